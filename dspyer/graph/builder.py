@@ -183,7 +183,11 @@ class Graph:
         over: str,
         item: str,
         into: str,
+        failures: str | None = None,
+        min_success: float = 0.0,
         max_concurrency: int | None = None,
+        retry: Retry | int | OfGraph | None = OfGraph.RETRY,
+        timeout: float | None = None,
         reads: Collection[str] | Mapping[str, str | View | Fill] | None = None,
         writes: Collection[str] | Mapping[str, str] | None = None,
         modules: Mapping[str, dspy.Module] | None = None,
@@ -195,11 +199,19 @@ class Graph:
         Args:
             name: name of the node.
             node: what runs for each item. Its result is the value that it returns; of a dict or a module with one
-                output that output's value, of several a dict of them. An item that raises ends the run.
+                output that output's value, of several a dict of them. Without `failures`, an item that raises ends the
+                run.
             over: the field with the items.
             item: the name under which `node` gets one item.
             into: the field that gets the list of results.
+            failures: the field that gets a `dspyer.Failure` for each item that failed, with the `index` of the item.
+                All items run then, and `into` gets the results of those that succeeded.
+            min_success: with `failures`, the share of the items that must succeed, from 0 to 1; at least one must.
+                Otherwise the node fails with `MapError`, and no further item starts. It also fails if the first 20
+                items all fail with one type of error that no retry would mend, as with a wrong API key.
             max_concurrency: most items at the same time, by default as many as the program allows nodes.
+            retry: which failed attempts of an item are followed by another one, as in `add_node`.
+            timeout: the seconds of one attempt of an item, as in `add_node`.
             reads: further fields that `node` sees.
             writes: the outputs of `node` for one item, if its signature does not declare them.
             modules: modules that a function calls.
@@ -217,6 +229,11 @@ class Graph:
             >>> program = graph.add_path(START, "measure", END).compile()
             >>> program(docs=["a", "bcd"]).sizes
             [1, 3]
+            >>> number = lambda text: {"number": int(text)}
+            >>> graph = Graph().add_map("read", number, over="texts", item="text", into="numbers", failures="unread")
+            >>> run = graph.add_path(START, "read", END).compile().run({"texts": ["1", "two", "3"]})
+            >>> list(run.state["numbers"]), run.state["unread"][0].index
+            ([1, 3], 1)
         """
         check_name(name, self._nodes)
         self._nodes[name] = node_options(
@@ -226,8 +243,10 @@ class Graph:
             reads=reads,
             writes=writes,
             modules=modules,
-            map=MapOptions(over, item, into, max_concurrency),
+            map=MapOptions(over, item, into, max_concurrency, failures, min_success),
             frozen=frozen,
+            retry=retry,
+            timeout=timeout,
         )
         return self
 

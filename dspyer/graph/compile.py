@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Union, cast, get_args, get_origin
@@ -34,8 +35,9 @@ from dspyer.nodes.build import build_node
 from dspyer.nodes.check import CheckNode, CheckOptions
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
 from dspyer.nodes.interrupt import InterruptOptions
+from dspyer.nodes.map import MapNode
 from dspyer.nodes.node import Node
-from dspyer.nodes.options import NodeOptions, NodePolicy, OfGraph
+from dspyer.nodes.options import NO_POLICY, NodeOptions, NodePolicy, OfGraph
 from dspyer.nodes.router import Router, RouterOptions, build_router
 from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE
@@ -111,9 +113,10 @@ def compile_graph(
     if problems:
         raise GraphError(problems)
     optional = _optional_inputs(options, parts)
+    policies = _policies(parts.nodes, nodes, limits.retry)
     spec = GraphSpec(
         topology,
-        parts.nodes,
+        {name: _with_item_policy(node, policies.get(name, NO_POLICY)) for name, node in parts.nodes.items()},
         parts.exits,
         inputs,
         required,
@@ -129,7 +132,7 @@ def compile_graph(
         condensers=parts.condensers,
         takes={name: _taken(node, parts.exits[name]) for name, node in parts.nodes.items()} | parts.brought(),
         named=options.named,
-        policies=_policies(parts.nodes, nodes, limits.retry),
+        policies=policies,
         error_edges=parts.errors,
     )
     return spec, parts.modules
@@ -415,15 +418,20 @@ def _is_mapping(annotation: Any) -> bool:
 def _policies(
     nodes: Mapping[str, Node], options: Iterable[NodeOptions], of_graph: Retry | None
 ) -> dict[str, NodePolicy]:
-    """The policies of the nodes that have one. Those of a map are its items', which it knows itself."""
+    """The policies of the nodes that have one; that of a map is for its items."""
     found = {}
     for one in options:
         node = nodes[one.name]
         default = None if node.is_subgraph else of_graph
         retry = default if isinstance(one.retry, OfGraph) else one.retry
-        if (retry is not None or one.timeout is not None) and one.map is None:
+        if retry is not None or one.timeout is not None:
             found[one.name] = NodePolicy(retry, one.timeout)
     return found
+
+
+def _with_item_policy(node: Node, policy: NodePolicy) -> Node:
+    """A map with the policy of its items; any other node unchanged."""
+    return replace(node, policy=policy) if isinstance(node, MapNode) else node
 
 
 def _author_problems(parts: GraphParts) -> list[str]:

@@ -61,7 +61,7 @@ class GraphSpec:
         takes: for each node, the names that a `Send` may bring, for it or its routers; None for any.
         named: whether the graph was given a name.
         shares_threads_with: names of other graphs whose threads this one may continue.
-        policies: what surrounds the calls of the nodes that have a policy, by node.
+        policies: what surrounds the calls of the nodes that have a policy, by node; for a map, the calls of its items.
         error_edges: where a branch goes after a failure, by node; the first edge that takes the exception counts.
         routers: all routers, in the order of declaration.
         checks: the checks, by their names.

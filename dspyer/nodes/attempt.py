@@ -28,6 +28,7 @@ from dspyer.errors import (
     suggestion,
 )
 from dspyer.events import BranchPath, Doing, Emitted, Event, Question
+from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.nodes.answer_types import schema_of, validated
 from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, latest_value
@@ -108,6 +109,9 @@ class AttemptHost(Protocol):
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes that run now."""
 
+    def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
+        """Record that attempt `number` raised, and that another one follows after `pause` seconds."""
+
 
 class NotLive:
     """A run whose nodes do not see each other while they run, so that nothing in it depends on timing.
@@ -156,6 +160,9 @@ class NoRun(NotLive):
     def publish(self, event: Event) -> None:
         """Drop the event: there is no stream."""
 
+    def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
+        """Keep nothing: there is no commit that would show it."""
+
 
 class Attempt:
     """One attempt of one execution.
@@ -167,7 +174,7 @@ class Attempt:
         execution: id of the execution, as events name it.
         local_id: the id, after those of the executions that it runs inside of; the key of its records.
         position: the branch, with its state and its history; None without a run.
-        is_item: whether it is one item of a map.
+        index: the index of its item in a map; None for a node.
         number: how many attempts of the execution this process has made, this one included.
         posts: the updates that the node has posted, in the order of its calls; None for none.
         over: whether the node has returned.
@@ -181,7 +188,7 @@ class Attempt:
         "branch",
         "execution",
         "host",
-        "is_item",
+        "index",
         "limit",
         "local_id",
         "node",
@@ -199,7 +206,7 @@ class Attempt:
         execution: str = "",
         local_id: str = "",
         position: Branch | None = None,
-        is_item: bool = False,
+        index: int | None = None,
         number: int = 1,
     ) -> None:
         self.host: AttemptHost = host or NoRun()
@@ -208,7 +215,7 @@ class Attempt:
         self.execution = execution
         self.local_id = local_id
         self.position = position
-        self.is_item = is_item
+        self.index = index
         self.number = number
         self.posts: list[tuple[str, Any]] | None = None
         self.over = False
@@ -226,12 +233,12 @@ class Attempt:
         """The attempt of one item of a map, which is an execution of its own."""
         suffix = f"[{index}]"
         return Attempt(
-            self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix, self.position, True
+            self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix, self.position, index
         )
 
     def next(self, number: int) -> Attempt:
         """Another attempt of the same execution, with nothing of this one: no posts, no used keys."""
-        place = (self.host, self.node, self.branch, self.execution, self.local_id, self.position, self.is_item)
+        place = (self.host, self.node, self.branch, self.execution, self.local_id, self.position, self.index)
         return Attempt(*place, number=number)
 
     def check_time(self) -> None:
@@ -244,6 +251,22 @@ class Attempt:
         """The seconds that the attempt has left; None for no limit."""
         limit = self.limit or self.host.limit
         return None if limit is None else limit.left()
+
+    @property
+    def outer_execution(self) -> str:
+        """The id of the execution; of an item, that of its map."""
+        return self.execution if self.index is None else self.execution.rpartition("[")[0]
+
+    def failure(self, error: BaseException, number: int) -> Failure:
+        """The record of what attempt `number` of this execution raised."""
+        return Failure.of(
+            error,
+            node=self.node,
+            branch=self.branch,
+            execution=self.execution,
+            attempt=number,
+            index=self.index,
+        )
 
     def emit(self, value: object) -> None:
         """Add a value to the stream of events."""
@@ -470,7 +493,7 @@ class Attempt:
     def post(self, field: str, value: object) -> None:
         """Post an update: at once to a live field of a live run, else as part of the node's commit."""
         self.check_time()
-        if self.is_item:
+        if self.index is not None:
             raise NodeOutputError(
                 f"{self.who} posts to {field!r} from an item of a map: return it in the item's result"
             )
@@ -503,7 +526,7 @@ class Attempt:
     def live(self, field: str, timeout: float | None) -> Entries:
         """The entries of a live field as they arrive."""
         self.check_time()
-        if self.is_item:
+        if self.index is not None:
             raise AttemptError(f"{self.who}: an item of a map cannot wait for the live field {field!r}")
         allowed = self.host.views.permitted_fields(self.node, "reads")
         if allowed is not None and field not in allowed:
@@ -545,27 +568,12 @@ class Attempt:
             if waits:
                 raise Interrupt(waits)
 
-    def record_result(self, result: object, path: tuple[Any, ...]) -> Any:
-        """Record the result of an item, if the run is stored; return the result, frozen if it was recorded."""
-        journal = self.host.journal
-        if journal is None:
-            return result
-        frozen = freeze(result, path)
-        journal.write([self._item_row(frozen)])
+    def record_result(self, frozen: Any) -> None:
+        """Record the result of an item, whose row is written."""
         self.host.records.items[self.local_id] = frozen
-        return frozen
 
-    async def arecord_result(self, result: object, path: tuple[Any, ...]) -> Any:
-        """The same in async code."""
-        journal = self.host.journal
-        if journal is None:
-            return result
-        frozen = freeze(result, path)
-        await journal.awrite([self._item_row(frozen)])
-        self.host.records.items[self.local_id] = frozen
-        return frozen
-
-    def _item_row(self, frozen: Any) -> NewRow:
+    def item_row(self, frozen: Any) -> NewRow:
+        """The row of the result of an item."""
         row = item_row(self.local_id, frozen)
         if row.content is not None:
             row.content.data  # noqa: B018 - encodes it now: what cannot be stored fails here, in the item

@@ -1,31 +1,51 @@
 """One node that runs another one once per item of a list.
 
-Each item is an execution of its own: it has its own id, events, effects and questions, and on a thread its result is
-recorded, so that a resumed run calls only the items that have none.
+Each item is an execution of its own: it has its own id, attempts, events, effects and questions, and on a thread its
+result is recorded, so that a resumed run calls only the items that have none.
+
+With `failures=` an item that fails does not fail the map. Whether the map completes depends on the outcomes of its
+items alone, and not on their order in time (`Tolerance`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence, Sized
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from functools import partial
+from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
 
-from dspyer.errors import Interrupt, NodeOutputError, annotate, brief
+from dspyer.errors import (
+    Interrupt,
+    MapError,
+    NodeOutputError,
+    always_raised,
+    annotate,
+    brief,
+    unwrap_stop_iteration,
+)
 from dspyer.events import ItemFinished, ItemStarted
+from dspyer.failure import Failure
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import ModuleNode, module_io
-from dspyer.nodes.node import Built, Call, Node, Reply
-from dspyer.nodes.options import MapOptions, NodeOptions
+from dspyer.nodes.node import Built, Call, Node, Reply, StartRule
+from dspyer.nodes.options import NO_POLICY, MapOptions, NodeOptions, NodePolicy
 from dspyer.nodes.outputs import RESULT
+from dspyer.nodes.steps import Script, arun_script, next_attempt, retried, run_script
 from dspyer.nodes.subgraph import SubgraphNode, SubgraphProgram
+from dspyer.nodes.timed import Timed
 from dspyer.persistence.execution_records import MISSING
+from dspyer.persistence.rows import NewRow
 from dspyer.schema.type_fit import item_check, misfit, value_type
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList
+
+FIRST_ITEMS: Final = 20
+"""If so many items at the beginning of the list fail alike, the map fails: the cause is hardly in the items."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,6 +60,9 @@ class MapNode(Node):
         max_concurrency: most items that run at once; None for as many as the run may.
         check: refuses an item's result that the field cannot hold; None where only all results can be validated.
         parts: for a field whose reducer replaces messages by id: returns the ids and messages of a result.
+        policy: what surrounds each call of an item.
+        failures: the field for the failures of items; None if an item that fails fails the map.
+        min_success: the share of the items that must succeed, with `failures`.
     """
 
     kind: ClassVar[str] = "map"
@@ -51,6 +74,9 @@ class MapNode(Node):
     max_concurrency: int | None = None
     check: Callable[[object, int], None] | None = None
     parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
+    policy: NodePolicy = NO_POLICY
+    failures: str | None = None
+    min_success: float = 0.0
 
     @property
     def takes(self) -> frozenset[str] | None:
@@ -64,9 +90,9 @@ class MapNode(Node):
         return self.inner.is_subgraph
 
     @property
-    def map_fields(self) -> tuple[str, str, str]:
-        """The field with the items, the name of one item, the field for the results."""
-        return self.over, self.item, self.into
+    def map_fields(self) -> tuple[str, str, str, str | None]:
+        """The field with the items, the name of one item, the fields for the results and the failures."""
+        return self.over, self.item, self.into, self.failures
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that the code of the inner node may read or write through `ctx`; None for all."""
@@ -79,16 +105,20 @@ class MapNode(Node):
 
     def call(self, call: Call) -> Reply:
         """Call the inner node once per item, as many at once as the runner allows."""
-        items = self._items(call)
-        fresh = [item for item in items if item.recorded is MISSING]
-        results = call.runner.gather([item.run for item in fresh], self.max_concurrency)
-        return self._reply(items, results)
+        return run_script(self._script(call))
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
+        return await arun_script(self._script(call))
+
+    def _script(self, call: Call) -> Script[Reply]:
         items = self._items(call)
-        runs: list[Callable[[], Awaitable[object]]] = [item.arun for item in items if item.recorded is MISSING]
-        return self._reply(items, await call.runner.agather(runs, self.max_concurrency))
+        fresh = [item for item in items if item.recorded is MISSING]
+        tolerance = None if self.failures is None else Tolerance(self, items, fresh)
+        found = iter((yield _Gather([item.script for item in fresh], self.max_concurrency, tolerance), call))
+        if tolerance is not None:
+            tolerance.raise_if_lost()
+        return self._reply([next(found) if item.recorded is MISSING else item.recorded for item in items])
 
     def _items(self, call: Call) -> list[_Item]:
         source = call.overlay if call.overlay is not None and self.over in call.overlay else call.state
@@ -112,19 +142,22 @@ class MapNode(Node):
         inner = call._replace(context=context, overlay=overlay)
         return _Item(self, inner, index, count, attempt.recorded_result())
 
-    def _reply(self, items: Sequence[_Item], results: Iterable[object]) -> Reply:
-        found = iter(results)
-        values = [next(found) if item.recorded is MISSING else item.recorded for item in items]
+    def _reply(self, results: Sequence[object]) -> Reply:
+        values = {place: result for place, result in enumerate(results) if not isinstance(result, FailedItem)}
         if self.parts is not None:
             self._check_ids(self.parts, values)
         # Recorded results are frozen. In a plain list pydantic would not accept a frozen model; from a frozen list, as
         # a state has it, readers get the model itself.
-        return Reply({self.into: freeze(values, (self.into,))})
+        updates = {self.into: freeze(list(values.values()), (self.into,))}
+        if self.failures is not None:
+            failed = [result.failure for result in results if isinstance(result, FailedItem)]
+            updates[self.failures] = freeze(failed, (self.failures,))
+        return Reply(updates)
 
-    def _check_ids(self, parts: Callable[[Any], Iterable[tuple[Any, Any]]], values: list[object]) -> None:
+    def _check_ids(self, parts: Callable[[Any], Iterable[tuple[Any, Any]]], values: Mapping[int, object]) -> None:
         """Refuse different results with one id: items run at once, so none of them is the later one."""
         known: dict[Any, tuple[int, Any]] = {}
-        for place, value in enumerate(values):
+        for place, value in values.items():
             for key, part in parts(freeze([value], (self.into,))):
                 first, other = known.setdefault(key, (place, part))
                 if key is not None and not same(other, part):
@@ -133,6 +166,152 @@ class MapNode(Node):
                         f"{self.over}[{place}], of which field {self.into!r} would keep one: give each an id of its "
                         "own, or none"
                     )
+
+
+class _Gather(NamedTuple):
+    """The step of a map: runs the scripts of its items; gives their results."""
+
+    scripts: Sequence[Callable[[], Script[object]]]
+    max_concurrency: int | None
+    rule: StartRule | None
+
+    def call(self, call: Call) -> list[object]:
+        calls = [partial(_run, script) for script in self.scripts]
+        return call.runner.gather(calls, self.max_concurrency, self.rule)
+
+    async def acall(self, call: Call) -> list[object]:
+        calls: list[Callable[[], Awaitable[object]]] = [partial(_arun, script) for script in self.scripts]
+        return await call.runner.agather(calls, self.max_concurrency, self.rule)
+
+
+def _run(script: Callable[[], Script[object]]) -> object:
+    return run_script(script())
+
+
+async def _arun(script: Callable[[], Script[object]]) -> object:
+    return await arun_script(script())
+
+
+class _WriteItem(NamedTuple):
+    """The step that writes the result of an item."""
+
+    row: NewRow
+
+    def call(self, call: Call) -> None:
+        call.context.delegate.host.journal.write([self.row])  # type: ignore[union-attr]  # there is one: see `_Item`
+
+    async def acall(self, call: Call) -> None:
+        await call.context.delegate.host.journal.awrite([self.row])  # type: ignore[union-attr]  # as above
+
+
+class FailedItem:
+    """The result of an item that failed, of a map that can complete without it.
+
+    Attributes:
+        place: the index of the item.
+        failure: the record of the failure.
+        error: what was raised; None once it is known not to be the first one.
+    """
+
+    __slots__ = ("error", "failure", "place")
+
+    def __init__(self, place: int, failure: Failure, error: BaseException) -> None:
+        self.place = place
+        self.failure = failure
+        self.error: BaseException | None = error
+
+
+class Tolerance:
+    """Whether a map can still complete although items failed, and so whether further items start.
+
+    A map fails if too few of its items can succeed, or if the first items of the list all fail alike, as with a wrong
+    API key. Both depend on outcomes and not on time, so that a map completes or fails in whatever order its items end.
+    Time decides only which items have started by then. While all items that have ended failed alike, no further one
+    starts before all of the first ones have ended.
+    """
+
+    def __init__(self, node: MapNode, items: Sequence[_Item], fresh: Sequence[_Item]) -> None:
+        self._node = node
+        self._count = len(items)
+        self._fresh = fresh
+        # The product is rounded; the quotient of whole numbers is what the share was written as.
+        least = math.floor(node.min_success * self._count)
+        self._needed = max(1, least + (least / max(1, self._count) < node.min_success))
+        self._failed: list[FailedItem] = []
+        self._lowest: FailedItem | None = None
+        self._reason = ""
+        self._first, self._all = _Alike(), _Alike()
+        for item in items:
+            if item.recorded is not MISSING:
+                self._count_ended(item.index, None)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the map has failed."""
+        return bool(self._reason)
+
+    @property
+    def may_start(self) -> bool:
+        """Whether the next item may start now."""
+        waits = self._all.holds and self._all.count >= FIRST_ITEMS > self._first.count
+        return not self._reason and not waits
+
+    def note(self, index: int, result: object) -> None:
+        """Is told of the result of each item that was called, as it arrives."""
+        failed = result if isinstance(result, FailedItem) else None
+        self._count_ended(self._fresh[index].index, None if failed is None else failed.failure)
+        if failed is None:
+            return
+        self._keep(failed)
+        left = self._count - len(self._failed)
+        if not left:
+            self._reason = f"all {self._count} items failed"
+        elif left < self._needed:
+            self._reason = (
+                f"{len(self._failed)} of {self._count} items failed, and min_success={self._node.min_success} needs "
+                f"{self._needed} that succeed"
+            )
+        elif self._first.holds and self._first.count == FIRST_ITEMS:
+            self._reason = f"the first {FIRST_ITEMS} items all failed with {self._first.kind}, which no retry mends"
+
+    def raise_if_lost(self) -> None:
+        """Raises `MapError` if the map has failed."""
+        if not self._reason:
+            return
+        self._failed.sort(key=lambda failed: failed.place)
+        first = self._failed[0]
+        text = f"{self._node.who}: {self._reason}. The first of them: {first.failure}"
+        raise MapError(text, [failed.failure for failed in self._failed]) from first.error
+
+    def _count_ended(self, place: int, failure: Failure | None) -> None:
+        self._all.put(failure)
+        if place < FIRST_ITEMS:
+            self._first.put(failure)
+
+    def _keep(self, failed: FailedItem) -> None:
+        """Keeps a failure, and of the exceptions only that of the first item: each holds the frames of its call."""
+        self._failed.append(failed)
+        if self._lowest is None or failed.place < self._lowest.place:
+            self._lowest, failed = failed, self._lowest
+        if failed is not None:
+            failed.error = None
+
+
+class _Alike:
+    """Counts outcomes, and whether all of them are failures of one type that no retry would mend."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.holds = True
+        self.kind = ""
+
+    def put(self, failure: Failure | None) -> None:
+        self.count += 1
+        if failure is None or failure.retryable:
+            self.holds = False
+        else:
+            self.kind = self.kind or failure.type
+            self.holds = self.holds and self.kind == failure.type
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,55 +324,67 @@ class _Item:
     count: int
     recorded: Any
 
-    def run(self) -> object:
+    def script(self) -> Script[object]:
+        """The result of the item, or its `FailedItem`."""
         attempt = self.call.context.delegate
-        self._started()
-        try:
-            attempt.raise_if_unanswered()
-            result = self._checked(self.node.inner.call(self.call))
-            attempt.finish()
-            recorded = attempt.record_result(result, (self.node.into, self.index))
-        except BaseException as error:
-            self._failed(error)
-            raise
-        self._ended("completed")
-        return recorded
+        number = 1
 
-    async def arun(self) -> object:
-        attempt = self.call.context.delegate
-        self._started()
+        def again(call: Call, failed: int, error: Exception, pause: float) -> Call:
+            nonlocal number
+            number = failed + 1
+            return next_attempt(call, failed, error, pause)
+
+        self._publish_start()
         try:
             attempt.raise_if_unanswered()
-            result = self._checked(await self.node.inner.acall(self.call))
-            attempt.finish()
-            recorded = await attempt.arecord_result(result, (self.node.into, self.index))
-        except BaseException as error:
-            self._failed(error)
-            raise
-        self._ended("completed")
-        return recorded
+            result = yield from retried(self.node.policy.retry, self.call, self._attempt, again)
+            if attempt.host.journal is not None:
+                yield _WriteItem(attempt.item_row(result)), self.call
+                attempt.record_result(result)
+        except BaseException as error:  # no other local may refer to it: its traceback refers to this frame
+            self._note_failure(unwrap_stop_iteration(error), number)
+            if self.node.failures is None or always_raised(error):
+                raise
+            return FailedItem(self.index, attempt.failure(unwrap_stop_iteration(error), number), error)
+        self._publish_end("completed")
+        return result
+
+    def _attempt(self, call: Call) -> Script[object]:
+        inner, timeout = self.node.inner, self.node.policy.timeout
+        reply: Reply = yield inner if timeout is None else Timed(inner, timeout), call
+        result = self._checked(reply)
+        call.context.delegate.finish()
+        # In a map that is not stored, the field freezes all results at once.
+        if call.context.delegate.host.journal is None and self.node.failures is None:
+            return result
+        return freeze(result, (self.node.into, self.index))
 
     def _checked(self, reply: Reply) -> object:
         """The result of the item. What the field cannot hold is refused here, before other items are paid for."""
-        result = result_of(reply, self.node)
-        if self.node.check is not None:
-            self.node.check(result, self.index)
+        try:
+            result = result_of(reply, self.node)
+            if self.node.check is not None:
+                self.node.check(result, self.index)
+        except NodeOutputError as error:
+            error.of_module = isinstance(self.node.inner, ModuleNode)
+            raise
         return result
 
-    def _started(self) -> None:
+    def _publish_start(self) -> None:
         attempt = self.call.context.delegate
         event = ItemStarted(attempt.node, attempt.branch, attempt.execution, self.index, self.count)
         attempt.host.publish(event)
 
-    def _ended(self, status: str) -> None:
+    def _publish_end(self, status: str) -> None:
         attempt = self.call.context.delegate
         event = ItemFinished(attempt.node, attempt.branch, attempt.execution, self.index, self.count, status)
         attempt.host.publish(event)
 
-    def _failed(self, error: BaseException) -> None:
+    def _note_failure(self, error: BaseException, number: int) -> None:
         status = "interrupted" if isinstance(error, Interrupt) else "failed"
-        self._ended(status if isinstance(error, (Interrupt, Exception)) else "stopped")
-        annotate(error, f"in {self.node.over}[{self.index}] of the map {self.node.name!r} ({self.count} items)")
+        self._publish_end(status if isinstance(error, (Interrupt, Exception)) else "stopped")
+        count = f"{self.count} items" if number == 1 else f"{self.count} items, attempt {number}"
+        annotate(error, f"in {self.node.over}[{self.index}] of the map {self.node.name!r} ({count})")
 
 
 def result_of(reply: Reply, node: MapNode) -> object:
@@ -217,8 +408,9 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
     if inner.node is None:
         return inner
     node = inner.node
-    over, item, into, max_concurrency = mapped
+    over, item, into, max_concurrency, failures, min_success = mapped
     problems = [*inner.problems, *_field_problems(options, over, into), *_item_problems(inner, options, into)]
+    problems += _failures_problems(options, mapped)
     if node.takes is not None and item not in node.takes:
         problems.append(f"{options.who} never reads its item: give it a parameter or input {item!r}, or say item=...")
     if max_concurrency is not None and max_concurrency < 1:
@@ -227,7 +419,7 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
         name=options.name,
         reads=None if node.reads is None else {**node.reads, over: over},
         optional=node.optional - {over},
-        writes={into: into},
+        writes={into: into} if failures is None else {into: into, failures: failures},
         resources=node.resources,
         whole_state=node.whole_state,
         templates=node.templates,
@@ -236,8 +428,12 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
         item=item,
         into=into,
         max_concurrency=max_concurrency,
-        check=item_check(options.schema, into, options.who),
+        check=item_check(
+            options.schema, into, options.who, ". No further item was started" if failures is None else ""
+        ),
         parts=_ids(options, into),
+        failures=failures,
+        min_success=min_success,
     )
     return Built(outer, inner.module, tuple(problems), inner.unknown)
 
@@ -254,6 +450,32 @@ def _field_problems(options: NodeOptions, over: str, into: str) -> list[str]:
     kind = class_of(schema.fields[over].annotation) if over in schema.fields else None
     if kind is not None and issubclass(kind, (str, bytes, int, float, dict, set)):
         problems.append(f"{options.who}: over={over!r} is a field of type {kind.__name__}: a map needs a list")
+    return problems
+
+
+def _failures_problems(options: NodeOptions, mapped: MapOptions) -> list[str]:
+    """What is wrong with `failures=` and `min_success=`."""
+    who, failures = options.who, cast("Any", mapped.failures)
+    share: Any = mapped.min_success
+    problems = []
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+        problems.append(f"{who}: min_success={share!r} is no share of the items: give a number from 0 to 1")
+    elif share and failures is None:
+        problems.append(
+            f"{who}: min_success={share} lets items fail, so it needs failures='a field', a list of dspyer.Failure"
+        )
+    if failures is None:
+        return problems
+    if not isinstance(failures, str):
+        return [*problems, f"{who}: failures={brief(failures)}: give the name of a field, a list of dspyer.Failure"]
+    for option in ("over", "into", "item"):
+        if failures == getattr(mapped, option):
+            return [*problems, f"{who}: failures={failures!r} is its {option}=, too: give the failures their own field"]
+    if not options.schema.accepts_any_key and failures not in options.schema.fields:
+        return [*problems, f"{who}: failures={failures!r} {unknown_field_text(failures, options.schema)}"]
+    wrong = misfit(options.schema, failures, list[Failure])
+    if wrong:
+        problems.append(f"{who}: the list of its failures {wrong}: declare it as {failures}: list[dspyer.Failure] = []")
     return problems
 
 

@@ -98,12 +98,29 @@ class Command(Generic[TargetT]):
     goto: Goto | Sequence[Goto] | None = None
 
 
+class StartRule(Protocol):
+    """Decides from the results so far whether further calls of a `Runner` start.
+
+    Attributes:
+        may_start: whether the next call may start now.
+        ended: whether no further call will ever start.
+    """
+
+    @property
+    def may_start(self) -> bool: ...
+    @property
+    def ended(self) -> bool: ...
+
+    def note(self, index: int, result: Any, /) -> None:
+        """Is told of the result of each call, by the index of the call, in the order of their ends."""
+
+
 class Runner(Protocol):
     """How a node makes several calls at once, for the items of a map; a driver gives one with each `Call`.
 
-    Results come in the order of the calls. After a call has raised, no new one is started and those that run are
-    finished; then the first failure in the order of the calls is raised unchanged. A call that asks a question stops no
-    other call.
+    Calls start in their order, and results come in that order. After a call has raised, no new one is started and those
+    that run are finished; then the first failure in the order of the calls is raised unchanged. A call that asks a
+    question stops no other call. If a rule ends the calls, the results are those of the calls that started.
 
     Attributes:
         session: the run that the node belongs to (a `Session` of the runtime, which lies above the nodes); None for a
@@ -112,10 +129,14 @@ class Runner(Protocol):
 
     session: Any
 
-    def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
+    def gather(
+        self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: StartRule | None = None
+    ) -> list[T]:
         """The results of sync calls."""
 
-    async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:
+    async def agather(
+        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: StartRule | None = None
+    ) -> list[T]:
         """The results of async calls."""
 
 
@@ -124,11 +145,35 @@ class OneByOne:
 
     session = None
 
-    def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:  # noqa: ARG002
-        return [call() for call in calls]
+    def gather(
+        self,
+        calls: Sequence[Callable[[], T]],
+        max_concurrency: int | None,  # noqa: ARG002 - there is no concurrency
+        rule: StartRule | None = None,
+    ) -> list[T]:
+        results: list[T] = []
+        for index, call in enumerate(calls):
+            if rule is not None and not rule.may_start:
+                break
+            results.append(call())
+            if rule is not None:
+                rule.note(index, results[-1])
+        return results
 
-    async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:  # noqa: ARG002
-        return [await call() for call in calls]
+    async def agather(
+        self,
+        calls: Sequence[Callable[[], Awaitable[T]]],
+        max_concurrency: int | None,  # noqa: ARG002 - there is no concurrency
+        rule: StartRule | None = None,
+    ) -> list[T]:
+        results: list[T] = []
+        for index, call in enumerate(calls):
+            if rule is not None and not rule.may_start:
+                break
+            results.append(await call())
+            if rule is not None:
+                rule.note(index, results[-1])
+        return results
 
 
 IN_ORDER: Runner = OneByOne()
@@ -251,8 +296,8 @@ class Node:
         return False
 
     @property
-    def map_fields(self) -> tuple[str, str, str] | None:
-        """Of a map: the field with the items, the name of one item, the field for the results. Else None."""
+    def map_fields(self) -> tuple[str, str, str, str | None] | None:
+        """Of a map: the field with the items, the name of one item, the fields for results and failures. Else None."""
         return None
 
     @property

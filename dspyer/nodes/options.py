@@ -50,12 +50,16 @@ class MapOptions(NamedTuple):
         item: the name under which the node sees its item; it need not be a field.
         into: the field for the results.
         max_concurrency: most items that run at once; None for no limit of its own.
+        failures: the field for the failures of items; None if an item that fails fails the map.
+        min_success: the share of the items that must succeed.
     """
 
     over: str
     item: str
     into: str
     max_concurrency: int | None = None
+    failures: str | None = None
+    min_success: float = 0.0
 
 
 class NodeOptions(NamedTuple):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from dspyer import clock
@@ -38,7 +39,7 @@ def run_script(script: Script[T]) -> T:
         while True:
             try:
                 reply = step.call(call)
-            except Exception as error:  # noqa: BLE001 - the script decides: it tries again, or raises it
+            except BaseException as error:  # noqa: BLE001 - the script decides: it tries again, or raises it
                 # Within this block, whose end deletes `error`: its traceback refers to this frame.
                 step, call = script.throw(error)
             else:
@@ -54,7 +55,7 @@ async def arun_script(script: Script[T]) -> T:
         while True:
             try:
                 reply = await step.acall(call)
-            except Exception as error:  # noqa: BLE001 - as in run_script
+            except BaseException as error:  # noqa: BLE001 - as in run_script
                 step, call = script.throw(error)
             else:
                 step, call = script.send(reply)
@@ -85,13 +86,30 @@ def _leave_open_if_stopped(session: Any) -> None:
         raise asyncio.CancelledError
 
 
-AttemptFailure: TypeAlias = Callable[[int, Exception, float], Call]
-"""Is told of a failed attempt that another one follows: its number, what it raised, the pause in seconds. Returns the
-call of the next attempt."""
+AttemptFailure: TypeAlias = Callable[[Call, int, Exception, float], Call]
+"""Is told of a failed attempt that another one follows: its call, its number, what it raised, the pause in seconds.
+Returns the call of the next attempt."""
+
+
+def next_attempt(call: Call, number: int, error: Exception, pause: float) -> Call:
+    """Records a failed attempt of a node or an item; returns the call of the next one, which starts clean."""
+    delegate = call.context.delegate
+    delegate.host.attempt_failed(delegate, number, error, pause)
+    return call._replace(context=replace(call.context, delegate=delegate.next(number + 1)))
+
+
+def same_call(call: Call, number: int, error: Exception, pause: float) -> Call:
+    """Records a failed attempt of a condenser or a router; the node's own output is kept, and so is its attempt."""
+    delegate = call.context.delegate
+    delegate.host.attempt_failed(delegate, number, error, pause)
+    return call
 
 
 def retried(
-    policy: Retry | None, call: Call, attempt: Callable[[Call], Script[T]], failed: AttemptFailure
+    policy: Retry | None,
+    call: Call,
+    attempt: Callable[[Call], Script[T]],
+    failed: AttemptFailure = next_attempt,
 ) -> Script[T]:
     """The result of `attempt`, which is made again with a new call as long as the policy gives a pause."""
     number = 1
@@ -102,6 +120,6 @@ def retried(
             seconds = None if policy is None else policy.pause(number, error)
             if seconds is None:
                 raise
-            call = failed(number, error, seconds)
+            call = failed(call, number, error, seconds)
         yield Pause(seconds), call
         number += 1

@@ -177,14 +177,14 @@ def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] =
             found.append(row)
             continue
         # A corrupt header may claim any number of items: ids are listed only for as many as there are rows.
-        ids = header.item_ids if header.items[1] <= len(items) else []
-        if header.items[1] > len(items) or not all(name in items for name in ids):
+        ids = header.item_ids if header.items.number <= len(items) else []
+        if header.items.number > len(items) or not all(name in items for name in ids):
             items = {**{str(one.header[0]): one.content for one in earlier() if one.kind == RowKind.ITEM}, **items}
-            ids = header.item_ids if header.items[1] <= len(items) else [""]
+            ids = header.item_ids if header.items.number <= len(items) else [""]
         results = [content for name in ids if (content := items.get(name)) is not None]
         if len(results) < len(ids):
             raise StoreError(f"commit {header.id} of {header.node!r} refers to rows of its items, which are not there")
-        found.append(row._replace(content=MapCommitContent(row.content, header.items[0], results)))
+        found.append(row._replace(content=MapCommitContent(row.content, header.items.field, results)))
     return found
 
 

@@ -120,6 +120,25 @@ _DEFAULTS: tuple[Any, ...] = (0, 1, None, (), None, None, (0, 0), 1, 0)
 attempt, cached."""
 
 
+class MapItems(NamedTuple):
+    """Which item rows hold the results of a map.
+
+    Attributes:
+        field: the field of the results.
+        number: how many there are.
+        failed: the indexes of the items that failed, which have no row.
+    """
+
+    field: str
+    number: int
+    failed: tuple[int, ...] = ()
+
+    def ids(self, execution: str) -> list[str]:
+        """The local ids of the items, by that of the map."""
+        failed = set(self.failed)
+        return [f"{execution}[{index}]" for index in range(self.number + len(failed)) if index not in failed]
+
+
 class CommitHeader(NamedTuple):
     """The structure of a commit.
 
@@ -134,7 +153,7 @@ class CommitHeader(NamedTuple):
         scope: local ids of the executions around it, outermost first.
         started: when the node began, milliseconds since the Unix epoch.
         duration: microseconds.
-        items: of a map whose results are in item rows, the field and the number of results.
+        items: of a map, which item rows hold its results; None if its own row does.
         live: posts to and reads of live fields.
         calls: number of predictor and tool calls, where the graph reads them.
         attempt: the number of the node's attempt. What the attempts before it raised is user data: see `CommitContent`.
@@ -151,7 +170,7 @@ class CommitHeader(NamedTuple):
     scope: tuple[str, ...]
     started: int
     duration: int
-    items: tuple[str, int] | None = None
+    items: MapItems | None = None
     live: Exchange | None = None
     calls: tuple[int, int] = (0, 0)
     attempt: int = 1
@@ -160,8 +179,7 @@ class CommitHeader(NamedTuple):
     @property
     def item_ids(self) -> list[str]:
         """The local ids of the executions of its items."""
-        name = "/".join((*self.scope, self.id))
-        return [f"{name}[{index}]" for index in range(self.items[1])] if self.items else []
+        return self.items.ids("/".join((*self.scope, self.id))) if self.items else []
 
     @property
     def branch(self) -> BranchPath:
@@ -214,7 +232,7 @@ class CommitHeader(NamedTuple):
             tuple(scope),
             started + TIME_ORIGIN,
             duration,
-            None if items is None else (str(items[0]), int(items[1])),
+            None if items is None else MapItems(str(items[0]), int(items[1]), tuple(map(int, items[2:]))),
             None if live is None else Exchange({field: tuple(seqs) for field, seqs in live[0].items()}, live[1]),
             (int(calls[0]), int(calls[1])) if calls else (0, 0),
             1 if attempt is None else int(attempt),
@@ -235,7 +253,8 @@ def _pack_rare(header: CommitHeader) -> list[Any]:
     exchanged = None
     if live is not None:
         exchanged = [{field: list(seqs) for field, seqs in live.posts.items()}, dict(live.reads)]
-    packed_items, packed_calls = None if items is None else list(items), list(calls) if any(calls) else None
+    packed_items = None if items is None else [items.field, items.number, *items.failed]
+    packed_calls = list(calls) if any(calls) else None
     rest: list[Any] = [packed_items, exchanged, packed_calls, None if attempt == 1 else attempt, int(cached) or None]
     while rest[-1] is None:
         rest.pop()
@@ -266,7 +285,7 @@ def commit_row(
     scope: tuple[str, ...],
     overlays: Iterable[FrozenDict[str, Any] | None] = (),
     is_opening: bool = False,
-    items: tuple[str, int] | None = None,
+    items: MapItems | None = None,
 ) -> NewRow:
     """Build the row of a commit.
 
@@ -276,7 +295,7 @@ def commit_row(
         scope: local ids of the executions around it.
         overlays: what a `Send` adds to the state of each branch that it starts.
         is_opening: whether its patch is in the run's open row already, and is not written again.
-        items: of a map whose results are in item rows, the field and the number of results.
+        items: of a map, which item rows hold its results; None if its own row does.
     """
     commit = entry.commit
     before = (index - 1,) if index else ()
@@ -307,7 +326,7 @@ def commit_row(
         commit.failed_attempts,
     )
     kind = RowKind.JOIN if len(entry.parents) > 1 else RowKind.COMMIT
-    encode = encode_commit_content if items is None else partial(_encode_without, items[0])
+    encode = encode_commit_content if items is None else partial(_encode_without, items.field)
     return NewRow(kind, header.pack(), Content(content, encode))
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -29,10 +28,10 @@ from dspyer.graph.spec import check_send
 from dspyer.nodes.attempt import Attempt, with_posts
 from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Context
-from dspyer.nodes.node import Call, Decision, Reply, Send
+from dspyer.nodes.node import Call, Decision, Reply, Send, StartRule
 from dspyer.nodes.options import NO_POLICY
 from dspyer.nodes.router import Router
-from dspyer.nodes.steps import Script, Step, retried
+from dspyer.nodes.steps import Script, Step, retried, same_call
 from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import RecordKey
@@ -86,7 +85,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     if isinstance(session, LiveSession):
         transition = transition._replace(live=session.exchange(execution))
     if execution.id in session.failed_attempts:
-        failed = session.failed_attempts.pop(execution.id)
+        failed = session.take_failed_attempts(execution)
         transition = transition._replace(attempt=call.context.attempt, failed_attempts=failed)
     return transition
 
@@ -142,12 +141,8 @@ def _with_policy(session: Session, execution: Execution, call: Call) -> Script[_
     """The output of a node that has a policy or condensers."""
     graph, name = session.graph, execution.node
     policy = graph.policies.get(name, NO_POLICY)
-    output = yield from retried(
-        policy.retry,
-        call,
-        partial(_attempt, session, execution, timeout=policy.timeout),
-        partial(_next_attempt, session, execution, call),
-    )
+    own = NO_POLICY if graph.nodes[name].map_fields else policy  # the policy of a map surrounds each of its items
+    output = yield from retried(own.retry, call, partial(_attempt, session, execution, timeout=own.timeout))
     if name not in graph.condensers:
         return output
 
@@ -156,23 +151,7 @@ def _with_policy(session: Session, execution: Execution, call: Call) -> Script[_
         patch, after = _folded(session, execution, call, updates, False)
         return output._replace(patch=patch, after=after)
 
-    again = partial(_same_call, session, execution, output.call)
-    return (yield from retried(policy.retry, output.call, condense, again))
-
-
-def _next_attempt(
-    session: Session, execution: Execution, call: Call, number: int, error: Exception, pause: float
-) -> Call:
-    """Records a failed attempt of a node; returns the call of the next one, which starts clean."""
-    session.attempt_failed(execution, number, error, pause)
-    delegate = call.context.delegate.next(number + 1)
-    return call._replace(context=replace(call.context, delegate=delegate))
-
-
-def _same_call(session: Session, execution: Execution, call: Call, number: int, error: Exception, pause: float) -> Call:
-    """Records a failed attempt of a condenser or a router; the node's own output is kept, and so is its attempt."""
-    session.attempt_failed(execution, number, error, pause)
-    return call
+    return (yield from retried(policy.retry, output.call, condense, same_call))
 
 
 def _after_failure(
@@ -183,7 +162,7 @@ def _after_failure(
     edge = next((edge for edge in session.graph.error_edges[name] if edge.takes(raised)), None)
     if edge is None:
         return None
-    attempts = session.failed_attempts.pop(execution.id, ())
+    attempts = session.take_failed_attempts(execution)
     failure = Failure.of(
         raised,
         node=name,
@@ -327,7 +306,7 @@ def _decision(session: Session, execution: Execution, router: Router, call: Call
         decision: Decision = yield router, call
         return decision
 
-    return (yield from retried(policy.retry, call, decide, partial(_same_call, session, execution, call)))
+    return (yield from retried(policy.retry, call, decide, same_call))
 
 
 def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:
@@ -378,9 +357,11 @@ class NodeRunner:
     def __init__(self, session: Session) -> None:
         self.session = session
 
-    def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
+    def gather(
+        self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: StartRule | None = None
+    ) -> list[T]:
         """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
-        batch: Batch[T] = Batch(self.session, len(calls), max_concurrency)
+        batch: Batch[T] = Batch(self.session, len(calls), max_concurrency, rule)
         with ThreadWorkers(batch.limit) as threads:
             while batch.may_start(threads.busy):
                 index = batch.start()
@@ -389,9 +370,11 @@ class NodeRunner:
                     batch.put(*threads.next())
         return batch.results()
 
-    async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:
+    async def agather(
+        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: StartRule | None = None
+    ) -> list[T]:
         """Runs async calls, with the same rules."""
-        batch: Batch[T] = Batch(self.session, len(calls), max_concurrency)
+        batch: Batch[T] = Batch(self.session, len(calls), max_concurrency, rule)
         async with TaskWorkers() as tasks:
             while batch.may_start(tasks.busy):
                 index = batch.start()
@@ -404,11 +387,14 @@ class NodeRunner:
 class Batch(Generic[T]):
     """The bookkeeping of a `gather`, sync or async: which calls have started, and their outcomes."""
 
-    def __init__(self, session: Session, count: int, max_concurrency: int | None) -> None:
+    def __init__(
+        self, session: Session, count: int, max_concurrency: int | None, rule: StartRule | None = None
+    ) -> None:
         limit = session.graph.max_concurrency
         self.limit = min(limit, max_concurrency or limit)
         self._stop_signal = session.stop_signal
         self._count = count
+        self._rule = rule
         self._started = 0
         self._outcomes: dict[int, WorkOutcome] = {}
         self._failed = False
@@ -416,6 +402,7 @@ class Batch(Generic[T]):
     def may_start(self, busy: int) -> bool:
         """Whether another call may start while `busy` calls run."""
         may = self._started < self._count and busy < self.limit and not self._failed
+        may = may and (self._rule is None or self._rule.may_start)
         return may and self._stop_signal.reason is None
 
     def start(self) -> int:
@@ -425,12 +412,14 @@ class Batch(Generic[T]):
 
     def put(self, index: int, outcome: WorkOutcome) -> None:
         """Keeps an outcome; raises at once what is no error of a call, such as Ctrl-C."""
-        error = outcome[1]
+        result, error, _ = outcome
         if error is not None and not isinstance(error, Interrupt):
             cancelled_by_stop = isinstance(error, asyncio.CancelledError) and self._stop_signal.reason is not None
             if not isinstance(error, Exception) and not cancelled_by_stop:
                 raise error
             self._failed = True
+        if error is None and self._rule is not None:
+            self._rule.note(index, result)
         self._outcomes[index] = outcome
 
     def results(self) -> list[T]:
@@ -438,11 +427,13 @@ class Batch(Generic[T]):
 
         If the run was stopped before all calls had begun, the node is cancelled: it runs again on a resume, and finds
         the items that were recorded. Otherwise the first failure in order is raised, or all questions if there is none.
+        If the rule has ended the calls, neither a stop nor a question changes how the node ends.
         """
         ordered = [self._outcomes.pop(index) for index in sorted(self._outcomes)]
         for _, _, steps in ordered:
             append_to_trace(steps)
-        cut_off = self._stop_signal.reason is not None and len(ordered) < self._count
+        ended = self._rule is not None and self._rule.ended
+        cut_off = self._stop_signal.reason is not None and len(ordered) < self._count and not ended
         errors = [error for _, error, _ in ordered if error is not None]
         results = [result for result, _, _ in ordered]
         del ordered  # the traceback of an error refers to this frame, which should not refer to the error
@@ -453,6 +444,6 @@ class Batch(Generic[T]):
             raise asyncio.CancelledError
         if failures:
             raise failures.pop(0)
-        if questions:
+        if questions and not ended:
             raise Interrupt(questions)
         return results

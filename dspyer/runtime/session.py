@@ -24,6 +24,7 @@ from dspyer.dspy_module.tracing import Steps, is_rejected, rejected_step, tokens
 from dspyer.errors import (
     CheckError,
     Interrupt,
+    MapError,
     RunStoppedError,
     annotate,
     brief,
@@ -51,7 +52,7 @@ from dspyer.nodes.check import rejected_executions
 from dspyer.nodes.live_access import Peer
 from dspyer.patch import seal
 from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey
-from dspyer.persistence.rows import COMMITS, CommitHeader, NewRow, RowKind, commit_row, end_row
+from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, commit_row, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.request import Request, RunStart, ignore
 from dspyer.runtime.session_views import Fields, SessionViews
@@ -74,6 +75,7 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict, FrozenList
+from dspyer.values.refusals import KeyPath
 from dspyer.views import ViewRead
 
 if TYPE_CHECKING:
@@ -103,7 +105,8 @@ class Session(NotLive):
         end_written: whether the row that ends the run is written.
         events: the events in order of arrival, if a `Run` will be made.
         traces: the DSPy trace of each execution, by id.
-        failed_attempts: the attempts that another one followed, by execution, until it is committed or fails.
+        failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
+            the items of a map are under the execution of the map.
         fields: the items or keys of each field with their authors, for views; computed when first read.
         view_reads: the views that nodes have read, for `Run.tokens`.
         root: the id of the outermost run.
@@ -148,7 +151,7 @@ class Session(NotLive):
         self.end_written = False
         self.events: list[Event] = []
         self.traces: dict[str, Steps] = {}
-        self.failed_attempts: dict[str, tuple[Failure, ...]] = {}
+        self.failed_attempts: dict[str, list[Failure]] = {}
         self.view_reads: list[ViewRead] = []
         whole_values = journal is None or bool(scope)  # a run on a thread begins with updates of what the thread has
         self.fields = Fields(
@@ -196,25 +199,25 @@ class Session(NotLive):
             found = Suspended(cast("tuple[Question, ...]", outcome.questions))  # a protocol in `errors`
         elif isinstance(outcome, BaseException):
             found = unwrap_stop_iteration(outcome)
-            failed = self.failed_attempts.pop(execution.id, ())
+            failed = self.take_failed_attempts(execution)
             self._annotate(execution, found, last_attempt(failed))
+            self._learn_failures_of_items(execution.node, found)
         elif self.pending is not None:
             self.pending.note_targets(execution.id, outcome.targets)
         self.run, events = advance(self.run, execution.id, found, failed)
         self._publish_once_written(events)
 
-    def attempt_failed(self, execution: Execution, number: int, error: Exception, pause: float) -> None:
-        """Records an attempt that another one follows after `pause` seconds. May be called from any thread."""
-        name, path = execution.node, execution.path
-        failure = Failure.of(error, node=name, branch=path, execution=execution.id, attempt=number)
-        self.failed_attempts[execution.id] = (*self.failed_attempts.get(execution.id, ()), failure)
-        self._learn_message(name, error, failure)
-        self.publish(AttemptFailed(name, path, execution.id, number, error, pause))
+    def take_failed_attempts(self, execution: Execution) -> tuple[Failure, ...]:
+        """The attempts of an execution that another one followed; those of the items of a map in item order."""
+        failed = self.failed_attempts.pop(execution.id, [])
+        # The sort is stable: the attempts of one item keep their order, and so do those of the node.
+        return tuple(sorted(failed, key=lambda failure: (failure.index is None, failure.index or 0)))
 
     def failure_caught(self, execution: Execution, error: BaseException, failure: Failure) -> None:
         """Reports a failure that an error edge takes, before it is committed. May be called from any thread."""
         self._annotate(execution, error, failure.attempt)
         self._learn_message(execution.node, error, failure)
+        self._learn_failures_of_items(execution.node, error)
         self.publish(NodeFailed(execution.node, execution.path, execution.id, error))
 
     def _annotate(self, execution: Execution, error: BaseException, attempt: int) -> None:
@@ -225,16 +228,30 @@ class Session(NotLive):
         annotate(error, f"in node {execution.node!r} ({where})")
 
     def _learn_message(self, node: str, error: BaseException, failure: Failure) -> None:
-        """Lets the redaction hide the text of an exception that it hides in the field into which an error edge writes.
+        """Lets the redaction hide the text of an exception that it hides in the field that gets the failure.
 
         The exception is shown, by events and logs, before the commit is; and its text may be longer than the failure's.
         """
         if self.redactor is not None:
             whole = failure.model_copy(update={"message": error_text(error)})
-            for edge in self.graph.error_edges.get(node, ()):
-                if edge.into is not None:
-                    self.redactor.learn_value((edge.into,), failure)
-                    self.redactor.learn_value((edge.into,), whole)
+            for path in self._failure_paths(node, failure):
+                self.redactor.learn_value(path, failure)
+                self.redactor.learn_value(path, whole)
+
+    def _learn_failures_of_items(self, node: str, error: BaseException) -> None:
+        """Lets the redaction hide the texts of items of a map, which the error of the map repeats."""
+        if self.redactor is not None and isinstance(error, MapError):
+            for failure in error.failures:
+                for path in self._failure_paths(node, failure):
+                    self.redactor.learn_value(path, failure)
+
+    def _failure_paths(self, node: str, failure: Failure) -> list[KeyPath]:
+        """Where a state may hold a failure: the fields of error edges, and of an item its place in that of the map."""
+        found: list[KeyPath] = [(edge.into,) for edge in self.graph.error_edges.get(node, ()) if edge.into is not None]
+        mapped = self.graph.nodes[node].map_fields if node in self.graph.nodes else None
+        if mapped is not None and mapped[3] is not None and failure.index is not None:
+            found.append((mapped[3], failure.index))
+        return found
 
     def leave_open(self, execution: Execution) -> None:
         """Leaves an execution that was cancelled, or not called, without an outcome; `resume` calls it again.
@@ -352,15 +369,22 @@ class Session(NotLive):
         """The source of the nodes' views. A new object each time: stored here, it would form a reference cycle."""
         return SessionViews(self)
 
+    def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
+        """Records an attempt that another one follows after `pause` seconds. May be called from any thread."""
+        failure = attempt.failure(error, number)
+        self.failed_attempts.setdefault(attempt.outer_execution, []).append(failure)  # both atomic
+        self._learn_message(attempt.node, error, failure)
+        self.publish(AttemptFailed(attempt.node, attempt.branch, attempt.execution, number, error, pause))
+
     def set_doing(self, attempt: Attempt, text: str) -> None:
         """Notes what a node is doing. May be called from any thread."""
-        self._doing[attempt.execution.partition("[")[0]] = text
+        self._doing[attempt.outer_execution] = text
 
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes of the graph that are running. May be called from any thread."""
         if not self.live:
             return []
-        own = attempt.execution.partition("[")[0]
+        own = attempt.outer_execution
         others = [one for one in self.executions() if one.id != own and one.branch.head >= 0]
         return [
             Peer(one.node, one.path, one.visit, self._doing.get(one.id, ""), self.waits_for(one.id))
@@ -417,22 +441,20 @@ class Session(NotLive):
         alone = rows[-1].kind in COMMITS and run.log[index].commit.version is not None
         return SnapshotState(run.log[index].state, index) if alone else None
 
-    def map_items(self, commit: Commit) -> tuple[str, int] | None:
-        """The field of a map's results and their number, if item rows hold them already; None otherwise.
-
-        Then the row of the commit does not repeat them.
-        """
+    def map_items(self, commit: Commit) -> MapItems | None:
+        """The results of a map, if item rows hold them already, so that the row of the commit does not repeat them."""
         node = self.graph.nodes.get(commit.node)
         if node is None or node.map_fields is None:
             return None
-        *_, into = node.map_fields
+        *_, into, failures = node.map_fields
         results = commit.patch.get(into)
         if not isinstance(results, FrozenList) or not results:
             return None
-        name = self.local_id(commit.id)
-        items = [self.records.items.get(f"{name}[{index}]", MISSING) for index in range(len(results))]
+        failed = () if failures is None else commit.patch.get(failures, ())
+        found = MapItems(into, len(results), tuple([failure.index for failure in failed]))
+        items = [self.records.items.get(name, MISSING) for name in found.ids(self.local_id(commit.id))]
         fits = all(one is two or same(one, two) for one, two in zip(items, results.raw_items(), strict=True))
-        return (into, len(items)) if fits else None
+        return found if fits else None
 
     def written(self) -> None:
         """Publishes the events whose rows are now written."""

@@ -149,12 +149,15 @@ def _has_no_validators(metadata: Any) -> bool:
     return not any(hasattr(item, "__get_pydantic_core_schema__") for item in metadata)
 
 
-def item_check(schema: Schema, name: str, author: str) -> ItemCheck | None:
-    """Return the check for single items of a list field; None if only the whole list can be validated."""
+def item_check(schema: Schema, name: str, author: str, advice: str = "") -> ItemCheck | None:
+    """Return the check for single items of a list field; None if only the whole list can be validated.
+
+    `advice` ends the text of its error.
+    """
     field = schema.fields.get(name)
     if field is None or field.validate_item is None or (field.reducer is not None and field.reducer.name != "extend"):
         return None
-    return ItemCheck(schema, name, author)
+    return ItemCheck(schema, name, author, advice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,7 @@ class ItemCheck:
     schema: Schema
     name: str
     author: str
+    advice: str = ""
 
     def __call__(self, item: object, index: int) -> None:
         """Raise `NodeOutputError` if the field accepts no list with this item at this index."""
@@ -176,4 +180,4 @@ class ItemCheck:
             shown = self.schema.show_value((self.name, index), item)
             why = refusal_text(refusal, self.name)
             text = f"{self.author} gives {shown} for {self.name}[{index}], which is refused: {why}"
-            raise NodeOutputError(f"{text}. No further item was started") from None
+            raise NodeOutputError(text + self.advice) from None

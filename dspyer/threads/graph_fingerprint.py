@@ -191,7 +191,7 @@ def _node_facts(node: Node, program: HasGraph) -> dict[str, Any]:
         "writes": None if node.writes is None else sorted(set(node.writes.values())),
     }
     if node.map_fields is not None:
-        facts["map"] = [*node.map_fields]
+        facts["map"] = [name for name in node.map_fields if name is not None]
     if node.is_subgraph:
         facts["graph"] = graph_facts(getattr(program, node.name))
     for answer in node.answer_types.values():

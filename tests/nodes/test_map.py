@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from dspyer.errors import NodeOutputError, UnsetFieldError
 from dspyer.nodes.map import MapNode
-from dspyer.nodes.node import Built, Command, OneByOne, Reply, Send
+from dspyer.nodes.node import Built, Command, OneByOne, Reply, Send, StartRule
 from dspyer.schema.schema import Schema
 from tests.nodes.kit import MODES, OPEN, answering, built_map, call_of, good, holder, reply
 
@@ -162,11 +162,15 @@ class Recorder(OneByOne):
     def __init__(self) -> None:
         self.asked: list[tuple[int, int | None]] = []
 
-    def gather(self, calls: Sequence[Callable[[], T]], max_concurrency: int | None) -> list[T]:
+    def gather(
+        self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: StartRule | None = None
+    ) -> list[T]:
         self.asked.append((len(calls), max_concurrency))
         return [call() for call in reversed(calls)][::-1]
 
-    async def agather(self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None) -> list[T]:
+    async def agather(
+        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: StartRule | None = None
+    ) -> list[T]:
         self.asked.append((len(calls), max_concurrency))
         return [await call() for call in reversed(calls)][::-1]
 

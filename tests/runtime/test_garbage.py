@@ -13,8 +13,9 @@ import dspy
 import pytest
 from dspy.utils import DummyLM
 from pydantic import BaseModel
+from tenacity import wait_none
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Run, Send, live, reducers, view
+from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Send, live, reducers, view
 from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.stores import Memory
@@ -43,6 +44,12 @@ async def agrow(n: int) -> dict[str, int]:
 def fail(n: int, ctx: Context) -> dict[str, int]:
     ctx.emit(n)
     raise ValueError(n)
+
+
+def fail_of_odd(n: int) -> int:
+    if n % 2:
+        raise ValueError(n)
+    return n
 
 
 async def afail(n: int, ctx: Context) -> dict[str, int]:
@@ -118,9 +125,10 @@ def send(worker: Any) -> Graph:
     return graph.add_edge("last", END)
 
 
-def mapped(node: Any) -> Graph:
+def mapped(node: Any, **options: Any) -> Graph:
     graph = Graph(inputs=["n"]).add_node("list", lambda n: {"items": [n, n + 1, n + 2]}, writes=["items"])
-    return graph.add_map("map", node, over="items", item="n", into="found").add_path(START, "list", "map", END)
+    graph.add_map("map", node, over="items", item="n", into="found", **options)
+    return graph.add_path(START, "list", "map", END)
 
 
 def team(listener: Any) -> Graph:
@@ -163,6 +171,8 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "failed in a Send": lambda: send(fail_item),
     "failed in a map": lambda: mapped(fail),
     "failed in a map, async": lambda: mapped(afail),
+    "some failed in a map": lambda: mapped(fail_of_odd, failures="lost"),
+    "all failed in a map": lambda: mapped(fail, failures="lost", retry=Retry(2, on=ValueError, wait=wait_none())),
     "failed inside": lambda: inside(inside(one(fail))),
     "failed inside, async": lambda: inside(fork(grow, afail)),
     "failed in a router": lambda: one(grow).add_conditional_edges("one", bad_router, {"a": END}),
