@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
 
 from dspyer.errors import error_text, is_transient
 
@@ -90,7 +90,12 @@ class Failure(BaseModel):
             >>> Failure(node="read", type="TimeoutError").to_dict()["type"]
             'TimeoutError'
         """
-        return self.model_dump(mode="json", exclude=None if self.traceback else {"traceback"})
+        return self.model_dump(mode="json")
+
+    @model_serializer(mode="wrap")
+    def _without_empty_traceback(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = serialize(self)
+        return found if self.traceback else {name: value for name, value in found.items() if name != "traceback"}
 
     def __str__(self) -> str:
         place = self.node if self.index is None else f"{self.node}[{self.index}]"

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic_core import to_jsonable_python
 
 from dspyer.errors import GraphError
+from dspyer.failure import Failure
 from dspyer.message_list import ROLES
 from dspyer.patch import DELETE
 from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, is_new
@@ -504,14 +505,14 @@ def label(name: Any) -> str:
 
 
 def text_of(value: Any) -> str:
-    """A plain value as a prompt shows it: containers as JSON, anything else as text.
+    """A plain value as a prompt shows it: containers and models as JSON, anything else, a failure too, as text.
 
     Example:
         >>> text_of({"tide": [3.5, None]}), text_of("high"), text_of(None)
         ('{"tide": [3.5, null]}', 'high', 'None')
     """
-    if isinstance(value, str):
-        return value
+    if isinstance(value, (str, Failure)):
+        return str(value)
     plain = to_jsonable_python(value, fallback=repr)
     return json.dumps(plain, ensure_ascii=False) if isinstance(plain, (dict, list)) else str(plain)
 

@@ -13,6 +13,7 @@ from dspy.adapters.utils import serialize_for_json
 from dspyer.dspy_module.predictors import predictors_in, user_instructions
 from dspyer.dspy_module.prompt_templates import VALUES_SETTING, WARNING_SETTING, can_convert
 from dspyer.errors import list_names
+from dspyer.failure import Failure
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.node import Call
 from dspyer.nodes.options import NodeOptions
@@ -67,7 +68,9 @@ class Filler:
 
 
 def shown_in_prompt(value: Any) -> str:
-    """A value as DSPy shows an input."""
+    """A value as DSPy shows an input; a failure as one line."""
+    if isinstance(value, Failure):
+        return str(value)
     plain = serialize_for_json(value)
     return json.dumps(plain, ensure_ascii=False) if isinstance(plain, (dict, list)) else str(plain)
 

@@ -6,7 +6,8 @@ and Recovery in Database Systems", 1987, chapter 2), with executions as the tran
 - A node may read what a running node has posted. It then depends on that node.
 - An execution commits after all on which it depends; executions that depend on each other commit together.
 - If one of them fails or asks a question, its posts are withdrawn, and all that depend on it are undone: they commit
-  nothing, and run again when the run is resumed. So no committed value depends on a withdrawn post.
+  nothing, and run again when the run is resumed, or at once if an error edge has taken the failure. So no committed
+  value depends on a withdrawn post.
 
 `live_buffer` holds the posts, `scheduler.live_deadlock` decides when a reader can wait no longer.
 
@@ -23,7 +24,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field as made
@@ -71,6 +72,7 @@ class LiveSession(Session):
         self._finished: dict[str, tuple[Execution, Transition, Steps]] = {}  # not committed yet, by id
         self._node_reads: dict[str, NodeReads] = {}  # by node
         self._wake: Callable[[], None] | None = None
+        self._to_call_again: list[Execution] = []  # undone by a failure that an error edge took
         self._ready_are_held = False  # ready groups did not start though slots are free: `interrupt_after`, or a stop
         for entry in self.run.log:
             self._note_commit(entry.commit)
@@ -103,6 +105,11 @@ class LiveSession(Session):
     def start_ready(self) -> list[Execution]:
         """Begins the executions that may start. Due readers come first: whatever frees a slot calls `grant` at once."""
         with self.lock:
+            again = self._to_call_again
+            if again and not self.run.failures:
+                free = max(self.graph.max_concurrency - len(self.waiters.running) + self.waiters.parked, 0)
+                self._to_restart += again[:free]
+                del again[:free]
             started = super().start_ready()
             for execution in started:
                 self.waiters.running[execution.id] = execution
@@ -120,6 +127,11 @@ class LiveSession(Session):
                 outcome = Interrupt(())
             if isinstance(outcome, BaseException):
                 self._withdraw(execution.id)
+                self._end_without_commit(execution, outcome, steps)
+            elif outcome.failure is not None:
+                # Committed at once, whatever the node has read. If it waited for a reader of its own posts, which are
+                # withdrawn now, the two would undo each other again and again.
+                self._withdraw(execution.id, goes_on=True)
                 self._advance(execution, outcome, steps)
             else:
                 self._finished[execution.id] = (execution, outcome, steps)
@@ -130,6 +142,16 @@ class LiveSession(Session):
         """Passes the outcome of an execution to the scheduler."""
         super().finish(execution, outcome, steps)
         self._cursors.pop(execution.id, None)
+
+    def _end_without_commit(self, execution: Execution, outcome: BaseException, steps: Steps) -> None:
+        """Ends an execution that raised or was undone. It is called again if only a failure that was taken undid it."""
+        cursor = self._cursors.get(execution.id)
+        undone = isinstance(outcome, Interrupt) and not outcome.questions
+        if undone and cursor is not None and cursor.goes_on and not self.run.failures and not self.stopped:
+            del self._cursors[execution.id]
+            self._to_call_again.append(execution)
+        else:
+            self._advance(execution, outcome, steps)
 
     def _commit_finished(self, name: str) -> None:
         """Commits a finished execution with what it depends on, then what depends on these, if all have finished."""
@@ -211,7 +233,8 @@ class LiveSession(Session):
             HeldCommit(name, execution.position, execution.path, frozenset(self._depends_on(name)))
             for name, (execution, _, _) in self._finished.items()
         ]
-        self.waiters.settle(self.run, self.stopped or self._ready_are_held or bool(self.run.failures), held)
+        stopping = self.stopped or self._ready_are_held or bool(self.run.failures)
+        self.waiters.settle(self.run, stopping, held, self._to_call_again)
 
     # --- what nodes call, from any thread
 
@@ -310,7 +333,7 @@ class LiveSession(Session):
             self.waiters.grant()  # the waiter has freed its slot
             if not self.waiters.is_open(waiter):  # a cheap test: most waiters have a running writer
                 self._release_waiters()
-            if self._wake is not None and not self.stopped and plan(self.run):
+            if self._wake is not None and not self.stopped and (plan(self.run) or self._to_call_again):
                 self._wake()  # the driver may start another execution in the slot
         return waiter
 
@@ -350,8 +373,11 @@ class LiveSession(Session):
             cursor = self._cursors[name] = ReaderCursor(name, attempt.node, attempt.branch, branch, before)
         return cursor
 
-    def _withdraw(self, execution: str) -> None:
-        """Withdraws the posts of an execution, and undoes all that have used them (cascading abort)."""
+    def _withdraw(self, execution: str, goes_on: bool = False) -> None:
+        """Withdraws the posts of an execution, and undoes all that have used them (cascading abort).
+
+        `goes_on`: the run goes on after the failure of the execution, so what is undone is called again.
+        """
         work = [execution]
         while work:
             name = work.pop()
@@ -366,12 +392,12 @@ class LiveSession(Session):
                 self.publish(Withdrawn(field, posts[0].node, name, numbers, self.buffer.seq))
             for other, cursor in list(self._cursors.items()):
                 if name in cursor.used and not cursor.undone:
-                    cursor.undone = True
+                    cursor.undone, cursor.goes_on = True, goes_on
                     work.append(other)
                     self.waiters.release(other, "abort")
                     if other in self._finished:
                         ended, _, steps = self._finished.pop(other)
-                        self._advance(ended, Interrupt(()), steps)
+                        self._end_without_commit(ended, Interrupt(()), steps)
 
 
 class FieldReader:
@@ -496,15 +522,18 @@ class LiveWaiters:
             waiter.outcome = outcome
             waiter.wake()
 
-    def settle(self, run: RunState, stopping: bool, held: Iterable[HeldCommit]) -> None:
+    def settle(
+        self, run: RunState, stopping: bool, held: Iterable[HeldCommit], again: Collection[Execution] = ()
+    ) -> None:
         """Releases the readers that no entry can reach any more.
 
-        `stopping`: whether no ready group will start; `held`: the finished executions that are not committed.
+        `stopping`: whether no ready group will start; `held`: the finished executions that are not committed; `again`:
+        those that will be called again.
 
         If an execution that failed, asked a question, was cancelled or will not start could have written the field, the
         reader is undone, since it lacks entries that a resume would bring. Otherwise its field is closed for it.
         """
-        ended = {one.execution for one in held}
+        ended = {one.execution for one in held} | {execution.id for execution in again}
         while self._waiting:  # a released reader may be the writer that another one waits for
             waiting = []
             for name, waiter in self._waiting.items():
@@ -523,7 +552,7 @@ class LiveWaiters:
                 for name, execution in run.running.items()
                 if name not in self.running and name not in ended
             ]
-            (unable if stopping else able).extend([PossibleWriter(group.position) for group in run.ready])
+            (unable if stopping else able).extend([PossibleWriter(one.position) for one in (*run.ready, *again)])
             found = readers_to_release(waiting, dict.fromkeys(able), held, self._reach)
             for one in found:
                 missed = any(self._reach.may_write(writer, one.field, one.position) for writer in unable)

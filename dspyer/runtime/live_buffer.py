@@ -51,10 +51,11 @@ class ReaderCursor:
         reads: the numbers up to which it has read, by field, `before` included.
         used: the executions whose posts it has used before they were committed.
         undone: whether one of these was withdrawn, so that this one commits nothing.
+        goes_on: whether it was withdrawn by a failure after which the run goes on.
     """
 
     __slots__ = (
-        *("_next_entries", "before", "count", "execution", "node", "path"),
+        *("_next_entries", "before", "count", "execution", "goes_on", "node", "path"),
         *("position", "posts", "reads", "undone", "used"),
     )
 
@@ -71,6 +72,7 @@ class ReaderCursor:
         self.reads: dict[str, int] = dict(before)
         self.used: set[str] = set()
         self.undone = False
+        self.goes_on = False
         self._next_entries: dict[str, tuple[int, int]] = {}  # by field: index of the post, and of the entry in it
 
     def knows(self, post: RecordedPost) -> bool:
