@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dspyer import errors, events, lms, policies, reducers, stores
+    from dspyer.cache import Cache
     from dspyer.errors import DspyerError, short_error
     from dspyer.events import Commit, MergedConflict, Question
     from dspyer.failure import Failure
@@ -39,6 +40,7 @@ __all__ = [
     "DELETE",
     "END",
     "START",
+    "Cache",
     "Command",
     "Commit",
     "CompiledGraph",
@@ -82,6 +84,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "dspyer.cache": ("Cache",),
     "dspyer.errors": ("DspyerError", "short_error"),
     "dspyer.events": ("Commit", "MergedConflict", "Question"),
     "dspyer.failure": ("Failure",),

@@ -61,6 +61,11 @@ def now() -> float:
     return time.monotonic() if _fake is None else _fake.now()
 
 
+def wall() -> float:
+    """Unix time, as `time.time`; a fake clock advances it, too."""
+    return time.time() if _fake is None else time.time() + _fake.now() - time.monotonic()
+
+
 def pause(seconds: float, stop: Stop | None = None) -> None:
     """Waits in sync code. A stop ends the wait at once."""
     if _fake is not None:

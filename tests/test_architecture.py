@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"messages"},
     {"stores"},
     {"persistence"},
-    {"nodes", "dspy_module", "retry", "lms"},
+    {"nodes", "dspy_module", "retry", "cache", "lms"},
     {"graph"},
     {"runtime", "threads"},
     {"testing"},
@@ -45,6 +45,8 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
         "graph.builder",
         "dspyer.runtime.program",
     ): "Graph.compile() gives what the layer above defines, as users expect of it",
+    ("persistence.patch_cache", "diskcache"): "it imports Django if that is there, and few graphs cache",
+    ("persistence.patch_cache", "diskcache.core"): "as above",
     ("stores.address", "dspyer.stores.postgres"): "it needs a driver that only an extra installs",
 }
 

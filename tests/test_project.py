@@ -30,7 +30,9 @@ def test_the_newest_changelog_entry_is_the_version() -> None:
 
 def test_runtime_dependencies_are_few() -> None:
     names = {Requirement(text).name for text in PROJECT["dependencies"]}
-    assert names == {"dspy", "pydantic", "pydantic-core", "pyrsistent", "anyio", "tenacity", "typing-extensions"}
+    assert names == {
+        *("dspy", "pydantic", "pydantic-core", "pyrsistent", "anyio", "diskcache", "tenacity", "typing-extensions")
+    }
 
 
 def test_a_version_of_dspy_under_which_gepa_learns_nothing_is_refused() -> None:

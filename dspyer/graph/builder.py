@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dspy
 from pydantic import BaseModel
 
+from dspyer.cache import Cache
 from dspyer.display.redaction import Redact
 from dspyer.errors import GraphError
 from dspyer.graph.compile import Limits, compile_graph, source_text
@@ -22,6 +23,7 @@ from dspyer.graph.declarations import (
     check_limits,
     check_name,
     checked_edge_ends,
+    checked_folder,
     checked_keep,
     checked_policies,
     warn_of_shadowed,
@@ -123,6 +125,7 @@ class Graph:
         condense: Mapping[str, dspy.Module] | None = None,
         retry: Retry | int | OfGraph | None = OfGraph.RETRY,
         timeout: float | None = None,
+        cache: Cache | bool = False,
     ) -> Graph:
         """Add a node: a function of the state's fields, a `dspy.Module`, or a compiled graph.
 
@@ -141,6 +144,8 @@ class Graph:
                 included; None for none. By default the policy of `compile(retry=)`, which a graph as a node ignores.
             timeout: the seconds of one attempt, None for no limit. One that takes longer fails with `NodeTimeoutError`:
                 async code is cancelled; sync code is left running in its thread, and nothing of it counts any more.
+            cache: True or a `Cache` for a pure function, one whose patch depends on what it reads alone: its results
+                are kept on disk, and a call that reads the same again is not made (`commit.cached`).
 
         Returns:
             The graph itself, changed.
@@ -172,6 +177,7 @@ class Graph:
             condense=condense,
             retry=retry,
             timeout=timeout,
+            cache=cache,
         )
         return self
 
@@ -482,6 +488,7 @@ class Graph:
         warn_at: int | None = None,
         shares_threads_with: Iterable[str] = (),
         retry: Retry | int | None = None,
+        cache_dir: str | PathLike[str] | None = None,
     ) -> CompiledGraph:
         """Check the whole graph and make a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -512,6 +519,7 @@ class Graph:
             shares_threads_with: names of other graphs whose threads this one may continue: the name that it had
                 before, or those of graphs that work on one thread by turns.
             retry: the retry policy of every node that has none of its own and is no graph, as in `add_node`.
+            cache_dir: the folder for the results of nodes with `cache=`; by default one in DSPy's cache folder.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can be changed and compiled again.
@@ -554,6 +562,7 @@ class Graph:
             max_demo_turns=max_demo_turns,
             warn_at=warn_at,
             shares_threads_with=frozenset(as_names(shares_threads_with)),
+            cache_dir=None if cache_dir is None else checked_folder(cache_dir),
         )
         text = source_text(self._options, nodes, self._edges, self._error_edges)
         return make_program(

@@ -32,12 +32,13 @@ from dspyer.graph.declarations import EdgeDeclaration, GraphOptions
 from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.nodes.build import build_node
+from dspyer.nodes.cache_key import plan_cache
 from dspyer.nodes.check import CheckNode, CheckOptions
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.map import MapNode
 from dspyer.nodes.node import Node
-from dspyer.nodes.options import NO_POLICY, NodeOptions, NodePolicy, OfGraph
+from dspyer.nodes.options import NO_POLICY, CachePlan, NodeOptions, NodePolicy, OfGraph
 from dspyer.nodes.router import Router, RouterOptions, build_router
 from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE
@@ -110,10 +111,11 @@ def compile_graph(
     )
     inputs, required = _check(options, parts, topology, problems)
     problems += _interrupt_problems(parts.names, interrupt_before, interrupt_after)
+    plans = _cache_plans(options.name, parts, problems)
     if problems:
         raise GraphError(problems)
     optional = _optional_inputs(options, parts)
-    policies = _policies(parts.nodes, nodes, limits.retry)
+    policies = _policies(parts.nodes, nodes, limits.retry, plans)
     spec = GraphSpec(
         topology,
         {name: _with_item_policy(node, policies.get(name, NO_POLICY)) for name, node in parts.nodes.items()},
@@ -415,8 +417,20 @@ def _is_mapping(annotation: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Mapping)
 
 
+def _cache_plans(graph: str, parts: GraphParts, problems: list[str]) -> dict[str, CachePlan]:
+    """How the results of the nodes with `cache=` are kept; what is wrong is added to `problems`."""
+    found = {}
+    for options in parts.options:
+        if options.cache is not None and options.name in parts.nodes:
+            plan, wrong = plan_cache(graph, parts.nodes[options.name], options)
+            problems += wrong
+            if plan is not None:
+                found[options.name] = plan
+    return found
+
+
 def _policies(
-    nodes: Mapping[str, Node], options: Iterable[NodeOptions], of_graph: Retry | None
+    nodes: Mapping[str, Node], options: Iterable[NodeOptions], of_graph: Retry | None, plans: Mapping[str, CachePlan]
 ) -> dict[str, NodePolicy]:
     """The policies of the nodes that have one; that of a map is for its items."""
     found = {}
@@ -424,8 +438,9 @@ def _policies(
         node = nodes[one.name]
         default = None if node.is_subgraph else of_graph
         retry = default if isinstance(one.retry, OfGraph) else one.retry
-        if retry is not None or one.timeout is not None:
-            found[one.name] = NodePolicy(retry, one.timeout)
+        kept = plans.get(one.name)
+        if retry is not None or one.timeout is not None or kept is not None:
+            found[one.name] = NodePolicy(retry, one.timeout, kept)
     return found
 
 

@@ -63,6 +63,7 @@ class GraphSpec:
         shares_threads_with: names of other graphs whose threads this one may continue.
         policies: what surrounds the calls of the nodes that have a policy, by node; for a map, the calls of its items.
         error_edges: where a branch goes after a failure, by node; the first edge that takes the exception counts.
+        cache_dir: the folder for the results of nodes with a cache; None for one in DSPy's cache folder.
         routers: all routers, in the order of declaration.
         checks: the checks, by their names.
         checked: the check that follows a node, by the names of the nodes that have one and of their fixes.
@@ -103,6 +104,7 @@ class GraphSpec:
     shares_threads_with: frozenset[str] = frozenset()
     policies: Mapping[str, NodePolicy] = field(default_factory=dict)
     error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
+    cache_dir: str | None = None
     routers: tuple[Router, ...] = field(init=False)
     checks: Mapping[str, CheckNode] = field(init=False)
     checked: Mapping[str, CheckNode] = field(init=False)

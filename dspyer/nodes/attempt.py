@@ -175,7 +175,8 @@ class Attempt:
         local_id: the id, after those of the executions that it runs inside of; the key of its records.
         position: the branch, with its state and its history; None without a run.
         index: the index of its item in a map; None for a node.
-        number: how many attempts of the execution this process has made, this one included.
+        number: how many attempts of the execution this process has made, this one included; 0 for a look into the
+            cache, which is no attempt.
         posts: the updates that the node has posted, in the order of its calls; None for none.
         over: whether the node has returned.
         limit: the time that the attempt has; None for no timeout.
@@ -462,13 +463,15 @@ class Attempt:
             if parts_kind == "amount" and form in ("values", "text"):
                 total = sum_of_amounts(view, index, self.node)
                 if total is not None:
-                    views.record_read(read)
+                    if self.number:
+                        views.record_read(read)
                     return text_of(total) if form == "text" else total
             selected = select_parts(
                 view, parts_kind, index, self.node, lambda: views.news(view.field, position, self.node)
             )
         result = render(view, parts_kind, selected, form)  # before the record: a function of `.then` may raise
-        views.record_read(read)
+        if self.number:
+            views.record_read(read)
         return result
 
     def delta(self) -> Delta:

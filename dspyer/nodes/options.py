@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import dspy
 
+from dspyer.cache import Cache
 from dspyer.nodes.field_names import FieldNames, NamesSpec, ReadsSpec, name_map
 from dspyer.nodes.node import NOTHING
 from dspyer.nodes.view_access import view_problems
@@ -21,16 +22,32 @@ from dspyer.templates import RUN, ComputedInput, Fill, RunValue
 from dspyer.views import View
 
 
+class CachePlan(NamedTuple):
+    """How the results of a node are kept.
+
+    Attributes:
+        node: its name.
+        identity: a hash of all parts of the key that are the same for each call (`nodes.cache_key`).
+        ttl: how old a result may be, in seconds; None for any age.
+    """
+
+    node: str
+    identity: str
+    ttl: float | None
+
+
 class NodePolicy(NamedTuple):
     """What surrounds each call of a node; nothing of it changes a result.
 
     Attributes:
         retry: which failed attempts are followed by another one; None for none.
         timeout: the seconds of one attempt; None for no limit.
+        cache: how its results are kept; None for a node that is called each time.
     """
 
     retry: Retry | None = None
     timeout: float | None = None
+    cache: CachePlan | None = None
 
 
 NO_POLICY: Final = NodePolicy()
@@ -83,6 +100,7 @@ class NodeOptions(NamedTuple):
         problems: what is wrong with the form of the options.
         retry: which failed attempts are followed by another one.
         timeout: the seconds of one attempt; None for no limit.
+        cache: how its results are kept; None for a node that is called each time.
     """
 
     name: str
@@ -101,6 +119,7 @@ class NodeOptions(NamedTuple):
     problems: tuple[str, ...] = ()
     retry: Retry | OfGraph | None = OfGraph.RETRY
     timeout: float | None = None
+    cache: Cache | None = None
 
     @property
     def who(self) -> str:
@@ -134,6 +153,7 @@ def node_options(
     condense: Mapping[str, dspy.Module] | None = None,
     retry: Retry | int | OfGraph | None = OfGraph.RETRY,
     timeout: float | None = None,
+    cache: Cache | bool | None = False,
 ) -> NodeOptions:
     """The options of a node, from the arguments of `Graph.add_node` and its siblings."""
     who = f"node {name!r}"
@@ -148,6 +168,7 @@ def node_options(
     problems += more
     policy = _policy(retry, who, problems)
     seconds = _timeout(timeout, who, problems)
+    kept = _cache(cache, who, problems)
     return NodeOptions(
         name,
         schema,
@@ -165,6 +186,7 @@ def node_options(
         tuple(problems),
         policy,
         seconds,
+        kept,
     )
 
 
@@ -190,6 +212,15 @@ def _timeout(seconds: object, who: str, problems: list[str]) -> float | None:
     else:
         return float(seconds)
     return None
+
+
+def _cache(cache: Cache | bool | None, who: str, problems: list[str]) -> Cache | None:
+    """The cache policy of a node; a wrong one is added to the problems."""
+    try:
+        return Cache.of(cache)
+    except TypeError as error:
+        problems.append(f"{who}: {error}")
+        return None
 
 
 def _split_reads(reads: ReadsSpec | None) -> tuple[NamesSpec | None, dict[str, View], dict[str, ComputedInput]]:

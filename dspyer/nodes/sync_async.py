@@ -195,6 +195,8 @@ class _LoopThread:
         self._thread: int | None = None
         self._stopped = False
         self.calls = AsyncCalls()
+        loop = asyncio._get_running_loop()
+        self.blocked: tuple[object, ...] = blocked_loops() if loop is None else (loop, *blocked_loops())
 
     def portal(self) -> BlockingPortal:
         with self._lock:
@@ -213,6 +215,15 @@ class _LoopThread:
 
 
 _loop_thread: ContextVar[_LoopThread | None] = ContextVar("dspyer_loop_thread", default=None)
+
+
+def blocked_loops() -> tuple[object, ...]:
+    """The event loops on whose threads the sync runs around the caller were started, as in a notebook.
+
+    What needs one of them cannot proceed before these runs have ended.
+    """
+    found = _loop_thread.get()
+    return () if found is None else found.blocked
 
 
 class async_bridge:  # noqa: N801 - used as a function: `with async_bridge()`

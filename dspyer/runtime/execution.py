@@ -2,12 +2,13 @@
 
 Every execution passes through the same layers in the same order, from the outside in:
 
-1. The retry loop of the node (`retried`), around 2 and 3. An error edge takes what remains of 1 to 4.
-2. The call of the node, within its timeout (`Timed`).
-3. The validation of its output: what it posted and returned is folded into one patch, whose sizes are checked.
-4. The modules that condense what it wrote, with a retry loop of their own: the output of the node is kept.
-5. The targets: a `Command`, the edges, or routers, which see the state after the patch. A router has a retry loop, too.
-6. The transition: patch, state and targets, which the scheduler commits.
+1. The cache of the node (`node_cache.cached`), around 2 to 4. What it holds goes through 4: schemas may change.
+2. The retry loop of the node (`retried`), around 3 and 4. An error edge takes what remains of 1 to 5.
+3. The call of the node, within its timeout (`Timed`).
+4. The validation of its output: what it posted and returned is folded into one patch, whose sizes are checked.
+5. The modules that condense what it wrote, with a retry loop of their own: the output of the node is kept.
+6. The targets: a `Command`, the edges, or routers, which see the state after the patch. A router has a retry loop, too.
+7. The transition: patch, state and targets, which the scheduler commits.
 
 A layer that a node has not asked for is left out. A transition is atomic: if a layer raises, nothing is committed.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from dspyer.dspy_module.tracing import append_to_trace
@@ -37,11 +38,15 @@ from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.reducers import Updates
 from dspyer.runtime.live import LiveSession
+from dspyer.runtime.node_cache import Capture, cached
 from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome
 from dspyer.scheduler.run_state import Execution, Target, Transition, last_attempt
 from dspyer.scheduler.topology import END, START
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
+from dspyer.threads.graph_fingerprint import named_classes
+from dspyer.values.json import decoder
 
 
 def script(session: Session, execution: Execution) -> Script[Transition]:
@@ -69,7 +74,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         if caught is None:
             raise
         return caught
-    call, goto, _, patch, after = output
+    call, goto, _, patch, after, from_cache = output
     check = graph.checked.get(name)
     if check is None:
         targets = _known_targets(session, name, call, goto, after)
@@ -84,6 +89,8 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         call.context.delegate.finish()
     if isinstance(session, LiveSession):
         transition = transition._replace(live=session.exchange(execution))
+    if from_cache:
+        transition = transition._replace(cached=True)
     if execution.id in session.failed_attempts:
         failed = session.take_failed_attempts(execution)
         transition = transition._replace(attempt=call.context.attempt, failed_attempts=failed)
@@ -91,19 +98,36 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
 
 
 class _Output(NamedTuple):
-    """What an attempt gave, validated: the patch and the state after it. `updates` is what condensers work on."""
+    """What an attempt or the cache gave, validated: the patch and the state after it.
+
+    `updates` is what condensers work on.
+    """
 
     call: Call
     goto: tuple[str | Send, ...] | None
     updates: Mapping[str, object]
     patch: Mapping[str, Any]
     after: ImmutableState
+    cached: bool = False
 
 
-def _attempt(session: Session, execution: Execution, call: Call, timeout: float | None = None) -> Script[_Output]:
-    """Calls the node once, and validates what it gave."""
+def _attempt(
+    session: Session,
+    execution: Execution,
+    call: Call,
+    timeout: float | None = None,
+    capture: Capture | None = None,
+) -> Script[_Output]:
+    """Calls the node once, and validates what it gave; a cache is given that before, in `capture`."""
     node: Step = session.graph.nodes[execution.node]
     reply: Reply = yield node if timeout is None else Timed(node, timeout), call
+    if capture is not None:
+        reply = capture(reply)
+    return _validated(session, execution, call, reply)
+
+
+def _validated(session: Session, execution: Execution, call: Call, reply: Reply) -> _Output:
+    """The output of an attempt, or of the cache."""
     attempt = call.context.delegate
     attempt.over = True
     schema = session.graph.topology.schema
@@ -142,7 +166,17 @@ def _with_policy(session: Session, execution: Execution, call: Call) -> Script[_
     graph, name = session.graph, execution.node
     policy = graph.policies.get(name, NO_POLICY)
     own = NO_POLICY if graph.nodes[name].map_fields else policy  # the policy of a map surrounds each of its items
-    output = yield from retried(own.retry, call, partial(_attempt, session, execution, timeout=own.timeout))
+
+    def make(capture: Capture | None) -> Script[_Output]:
+        attempt = partial(_attempt, session, execution, timeout=own.timeout, capture=capture)
+        return retried(own.retry, call, attempt)
+
+    if own.cache is None:
+        output = yield from make(None)
+    else:
+        use, decode = partial(_validated, session, execution, call), _decoder(graph.topology.schema)
+        found = yield from cached(own.cache, graph.nodes[name], graph.cache_dir, decode, call, use, make)
+        output = found[0]._replace(cached=found[1])
     if name not in graph.condensers:
         return output
 
@@ -152,6 +186,12 @@ def _with_policy(session: Session, execution: Execution, call: Call) -> Script[_
         return output._replace(patch=patch, after=after)
 
     return (yield from retried(policy.retry, output.call, condense, same_call))
+
+
+@lru_cache(maxsize=128)
+def _decoder(schema: Schema) -> Callable[[Any], Any]:
+    """Reads the values of cache entries: the classes that the schema names are searched for once."""
+    return decoder(named_classes(schema))
 
 
 def _after_failure(

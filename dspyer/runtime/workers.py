@@ -89,7 +89,7 @@ class ThreadWorkers:
         """Starts work; `next` returns its outcome under `key`."""
         self.busy += 1
         if self._on_loop is None:
-            self._on_loop = _in_worker_thread()
+            self._on_loop = in_worker_thread()
         if self._on_loop:
             anyio.from_thread.run_sync(self._spawn, key, work, *args)
             return
@@ -151,7 +151,7 @@ class ThreadWorkers:
                 thread.join()
 
 
-def _in_worker_thread() -> bool:
+def in_worker_thread() -> bool:
     """Whether this is a worker thread of AnyIO, from which its event loop can be reached."""
     try:
         anyio.from_thread.check_cancelled()

@@ -1,0 +1,69 @@
+"""`Cache`: for how long, and for which version of what it does, the results of a node are kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Self
+
+from dspyer.errors import with_article
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Keeps the results of a node on disk: a later execution that reads the same gets the same patch, without a call.
+
+    It declares the node pure: equal reads give an equal patch. `add_node(cache=True)` means `Cache()`.
+
+    Args:
+        ttl: how old a result may be, in seconds; None for any age.
+        version: a text that is a part of the key: a new one leaves all earlier results behind. It names what the key
+            cannot know: the data behind a search index, the model of a service, an object that the function holds.
+
+    Raises:
+        ValueError: if `ttl` is no number of seconds greater than 0.
+        TypeError: if `version` is no text.
+
+    Example:
+        >>> import tempfile
+        >>> from dspyer import END, START, Graph
+        >>> def search(query: str):
+        ...     print("searching")
+        ...     return {"hits": [query.upper()]}
+        >>> graph = Graph().add_node("search", search, writes=["hits"], cache=Cache(ttl=3600, version="index-7"))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     program = graph.add_path(START, "search", END).compile(cache_dir=folder)
+        ...     runs = [program.run({"query": "tides"}) for _ in range(2)]
+        searching
+        >>> [(run.state["hits"][0], run.commits[-1].cached) for run in runs]
+        [('TIDES', False), ('TIDES', True)]
+    """
+
+    ttl: float | None = None
+    version: str = ""
+
+    def __post_init__(self) -> None:
+        ttl: Any = self.ttl
+        number = isinstance(ttl, int | float) and not isinstance(ttl, bool)
+        if ttl is not None and (not number or not math.isfinite(ttl) or ttl <= 0):
+            raise ValueError(f"Cache(ttl={ttl!r}): give seconds, more than 0, or None for results of any age")
+        version: Any = self.version
+        if not isinstance(version, str):
+            raise TypeError(f"Cache(version=) takes a text, and got {with_article(type(version).__name__)}")
+
+    @classmethod
+    def of(cls, given: Self | bool | None) -> Self | None:
+        """The policy that an option `cache=` means: True means `Cache()`, False and None mean none.
+
+        Raises:
+            TypeError: for anything else.
+
+        Example:
+            >>> Cache.of(True), Cache.of(False)
+            (Cache(ttl=None, version=''), None)
+        """
+        if given is None or isinstance(given, cls):
+            return given
+        if isinstance(given, bool):
+            return cls() if given else None
+        raise TypeError(f"cache={given!r}: give True, a dspyer.Cache or False")

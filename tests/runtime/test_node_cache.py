@@ -1,0 +1,625 @@
+"""`add_node(cache=)`: one call for equal reads, the same results as without a cache, and no run fails because of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import DELETE, END, START, Cache, CompiledGraph, Graph, Replace, Send, reducers, view
+from dspyer.clock import fake_clock
+from dspyer.errors import NodeOutputError
+from dspyer.runtime import node_cache
+from dspyer.testing import Asks, ScriptedLM, no_pauses
+from tests.runtime.conftest import Play
+
+CALLS: Counter[Any] = Counter()
+"""Calls of the functions below: a global variable is no part of a key, so that two programs may share their results."""
+
+
+@pytest.fixture(autouse=True)
+def _no_calls() -> None:
+    CALLS.clear()
+    node_cache._warned.clear()
+
+
+class Doc(BaseModel):
+    title: str
+    tags: list[str] = []
+
+
+class Library(BaseModel):
+    query: str = ""
+    docs: list[Doc] = []
+    found: Any = None
+    log: Annotated[list[str], reducers.append] = []
+    count: Annotated[int, reducers.increment] = 0
+    settings: dict[str, Any] = {}
+
+
+def search(query: str) -> dict[str, Any]:
+    CALLS[query] += 1
+    return {"docs": [Doc(title=query)], "log": f"searched {query}", "count": 1}
+
+
+def library(node: Any = search, writes: Any = ("docs", "log", "count"), **options: Any) -> Graph:
+    fields = ["query", "docs", "settings"]
+    graph = Graph(Library, inputs=fields).add_node("search", node, writes=writes, **{"cache": True, **options})
+    return graph.add_path(START, "search", END)
+
+
+def warnings_of(log: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in log.records if record.levelno == logging.WARNING]
+
+
+def facts(program: CompiledGraph, play: Play, inputs: dict[str, Any]) -> Any:
+    """All that must not depend on a cache."""
+    run = play(program, inputs)
+    commits = [(one.id, one.node, dict(one.patch), one.version) for one in run.commits]
+    return commits, run.state.to_dict(), run.status, [type(event).__name__ for event in run.events]
+
+
+def test_a_second_run_makes_no_call_and_has_the_same_results(play: Play, tmp_path: Path) -> None:
+    plain = facts(library(cache=False).compile(), play, {"query": "tides"})
+    program = library().compile(cache_dir=tmp_path)
+    assert facts(program, play, {"query": "tides"}) == plain
+    assert facts(program, play, {"query": "tides"}) == plain
+    assert CALLS == {"tides": 2}
+    assert [one.cached for one in play(program, {"query": "tides"}).commits] == [False, True]
+    assert [one.cached for one in play(program, {"query": "moon"}).commits] == [False, False]
+
+
+def test_programs_of_one_graph_share_results_and_others_do_not(tmp_path: Path) -> None:
+    for _ in range(2):
+        library().compile(cache_dir=tmp_path).run({"query": "tides"})
+    assert CALLS == {"tides": 1}
+    library().compile(cache_dir=tmp_path / "other").run({"query": "tides"})
+    assert CALLS == {"tides": 2}
+    library(cache=Cache(version="2")).compile(cache_dir=tmp_path).run({"query": "tides"})
+    assert CALLS == {"tides": 3}
+
+
+def test_what_is_stored_is_what_was_returned_and_not_the_change_of_one_state(tmp_path: Path) -> None:
+    program = library().compile(cache_dir=tmp_path)
+    same = {"query": "tides", "docs": [{"title": "tides"}]}
+    assert program.run(same).commits[-1].patch.keys() == {"log", "count"}  # `docs` did not change
+    run = program.run({"query": "tides"})
+    assert run.commits[-1].cached
+    assert run.state["docs"] == [Doc(title="tides")]
+
+
+def test_the_default_folder_is_in_that_of_dspy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSPY_CACHEDIR", str(tmp_path / "env"))
+    monkeypatch.delitem(vars(dspy), "cache", raising=False)
+    program = library().compile()
+    program.run({"query": "tides"})
+    assert (tmp_path / "env" / "dspyer" / "cache.db").exists()
+    dspy.configure_cache(enable_disk_cache=False, disk_cache_dir=str(tmp_path / "configured"))
+    program.run({"query": "tides"})
+    assert (tmp_path / "configured" / "dspyer" / "cache.db").exists()
+    assert CALLS == {"tides": 2}
+
+
+def test_entries_grow_too_old(tmp_path: Path) -> None:
+    with fake_clock() as clock:
+        program = library(cache=Cache(ttl=60)).compile(cache_dir=tmp_path)
+        program.run({"query": "tides"})
+        clock.advance(59)
+        assert program.run({"query": "tides"}).commits[-1].cached
+        clock.advance(2)
+        assert not program.run({"query": "tides"}).commits[-1].cached
+        clock.advance(59)
+        assert program.run({"query": "tides"}).commits[-1].cached
+        shorter = library(cache=Cache(ttl=10)).compile(cache_dir=tmp_path)
+        assert not shorter.run({"query": "tides"}).commits[-1].cached
+    assert CALLS == {"tides": 3}
+
+
+# --- what a hit commits
+
+
+def every_kind(query: str) -> dict[str, Any]:
+    CALLS[query] += 1
+    return {
+        "docs": Replace([Doc(title="a", tags=["x"])]),
+        "found": (1, {2}, b"x", None, 1.0, {"deep": [Doc(title="b")]}),
+        "log": "one",
+        "settings": {"theme": "dark", "old": DELETE, "none": None, "keep": Replace({"a": {}})},
+    }
+
+
+def as_model(query: str) -> Library:
+    CALLS[query] += 1
+    return Library(docs=[Doc(title=query)], settings={"only": 1})
+
+
+def as_prediction(query: str) -> dspy.Prediction:
+    CALLS[query] += 1
+    return dspy.Prediction(docs=[{"title": query}], settings={"one": None})
+
+
+def nothing(query: str) -> None:
+    CALLS[query] += 1
+
+
+@pytest.mark.parametrize("node", [every_kind, as_model, as_prediction, nothing], ids=lambda node: node.__name__)
+def test_any_patch_comes_back_as_it_was(node: Any, tmp_path: Path) -> None:
+    inputs = {"query": "tides", "settings": {"old": 1, "none": 2, "keep": {"b": 1}, "other": 3}}
+    plain = library(node, None, cache=False).compile().run(inputs)
+    program = library(node, None).compile(cache_dir=tmp_path)
+    for cached in (False, True):
+        run = program.run(inputs)
+        assert run.commits[-1].cached is cached
+        assert run.state == plain.state
+        assert dict(run.commits[-1].patch) == dict(plain.commits[-1].patch)
+    assert CALLS == {"tides": 2}
+
+
+def find(query: str) -> dict[str, Any]:
+    CALLS[query] += 1
+    return {"hit": query}
+
+
+def test_a_renamed_write_is_no_hit_for_another_field(tmp_path: Path) -> None:
+    graphs = [Graph(name="one").add_node("find", find, writes={"hit": field}, cache=True) for field in ("a", "b")]
+    programs = [graph.add_path(START, "find", END).compile(cache_dir=tmp_path) for graph in graphs]
+    assert [program(query="tides").toDict() for program in programs] == [{"a": "tides"}, {"b": "tides"}]
+
+
+class Numbers(BaseModel):
+    query: str = ""
+    found: int = 0
+
+
+class Texts(BaseModel):
+    query: str = ""
+    found: str = ""
+
+
+def number(query: str) -> dict[str, Any]:
+    CALLS[query] += 1
+    return {"found": 7}
+
+
+def test_a_hit_is_validated_by_the_schema_of_now(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def program(schema: type[BaseModel]) -> CompiledGraph:
+        graph = Graph(schema, name="one").add_node("find", number, writes=["found"], cache=True)
+        return graph.add_path(START, "find", END).compile(cache_dir=tmp_path)
+
+    assert program(Numbers)(query="tides").found == 7
+    with pytest.raises(NodeOutputError, match="string"):
+        program(Texts)(query="tides")
+    assert CALLS == {"tides": 2}, "an entry that the schema refuses is a miss"
+    assert "an entry cannot be used" in warnings_of(caplog)[0]
+
+
+# --- what is not stored
+
+
+def raises_once(query: str) -> dict[str, Any]:
+    CALLS[query] += 1
+    if CALLS[query] == 1:
+        raise ConnectionError("no line")
+    return {"found": CALLS[query]}
+
+
+def refused_once(query: str) -> dict[str, Any]:
+    CALLS[query] += 1
+    return {"docs": 7 if CALLS[query] == 1 else []}
+
+
+@pytest.mark.parametrize("node", [raises_once, refused_once], ids=lambda node: node.__name__)
+def test_failures_are_not_stored(node: Any, play: Play, tmp_path: Path) -> None:
+    program = library(node, None).compile(cache_dir=tmp_path)
+    for status in ("failed", "completed", "completed"):
+        try:
+            assert play(program, {"query": "tides"}).status == status
+        except (ConnectionError, NodeOutputError):  # of a stream
+            assert status == "failed"
+    assert CALLS == {"tides": 2}
+
+
+def test_the_retry_loop_is_inside_the_cache(play: Play, tmp_path: Path) -> None:
+    program = library(raises_once, None, retry=2).compile(cache_dir=tmp_path)
+    with no_pauses():
+        first, second = [play(program, {"query": "tides"}) for _ in range(2)]
+    assert (first.state["found"], second.state["found"]) == (2, 2)
+    assert [len(run.commits[-1].failed_attempts) for run in (first, second)] == [1, 0]
+    assert CALLS == {"tides": 2}
+
+
+def strange(query: str) -> dict[str, Any]:
+    CALLS[query] += 1
+    return {"found": Later(text=query)}
+
+
+class Later(BaseModel):
+    """A model that no field of the schema names, so that no other process could read it."""
+
+    text: str
+
+
+def calls_an_lm(query: str) -> dict[str, Any]:
+    CALLS[query] += 1
+    return {"found": dspy.settings.answering(question=query).answer}
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (strange, "what it returned cannot be kept"),
+        (calls_an_lm, "it called a predictor"),
+    ],
+    ids=["no JSON", "predictor"],
+)
+def test_a_result_that_cannot_be_kept_is_committed_and_not_stored(
+    node: Any, why: str, play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = library(node, ["found"]).compile(cache_dir=tmp_path)
+    lm = ScriptedLM([(Asks("answer"), {"answer": "tides"})] * 3)
+    with dspy.context(lm=lm, answering=dspy.Predict("question -> answer")):
+        runs = [play(program, {"query": "tides"}) for _ in range(3)]
+    assert [run.status for run in runs] == ["completed"] * 3
+    assert [run.commits[-1].cached for run in runs] == [False] * 3
+    assert CALLS == {"tides": 3}
+    assert [text for text in warnings_of(caplog) if why in text] == warnings_of(caplog)
+    assert len(warnings_of(caplog)) == 1, "one warning for the node"
+
+
+def test_what_cannot_be_read_gives_the_error_of_the_node(tmp_path: Path) -> None:
+    def route(query: str) -> list[Send]:
+        return [Send("find", {"query": query})]
+
+    graph = Graph().add_node("find", lambda query, more: None, writes=[], cache=True).add_edge("find", END)
+    program = graph.add_conditional_edges(START, route, ["find"]).compile(cache_dir=tmp_path)
+    with pytest.raises(KeyError, match="reads 'more', which nothing has written yet"):
+        program(query="tides")
+
+
+# --- the layers around it
+
+
+def test_routers_and_condensers_run_after_a_hit(play: Play, tmp_path: Path) -> None:
+    def route(docs: Any) -> Literal["end"]:
+        CALLS["route"] += 1
+        return "end"
+
+    condense = {"log": dspy.Predict("entry -> short")}
+    graph = Graph(Library).add_node("search", search, writes=["docs", "log", "count"], cache=True, condense=condense)
+    graph.add_edge(START, "search").add_conditional_edges("search", route, {"end": END})
+    program = graph.compile(cache_dir=tmp_path)
+    with dspy.context(lm=ScriptedLM([(Asks("short"), {"short": "tides!"})] * 2)):
+        runs = [play(program, {"query": "tides"}) for _ in range(2)]
+    assert [(run.state["log"], len(run.trace), run.commits[-1].cached) for run in runs] == [
+        (["tides!"], 1, False),
+        (["tides!"], 1, True),
+    ]
+    assert CALLS == {"tides": 1, "route": 2}
+
+
+def test_items_of_a_send_have_keys_of_their_own(play: Play, tmp_path: Path) -> None:
+    def split(query: str) -> list[Send]:
+        return [Send("search", {"query": word}) for word in query.split()]
+
+    graph = Graph(Library, merge="last_write_wins")
+    graph.add_node("search", search, writes=["log", "docs", "count"], cache=True).add_edge("search", END)
+    program = graph.add_conditional_edges(START, split, ["search"]).compile(cache_dir=tmp_path)
+    run = play(program, {"query": "tides moon tides sun tides"})
+    assert CALLS == {"tides": 1, "moon": 1, "sun": 1}
+    assert run.state["log"] == [f"searched {word}" for word in ("tides", "moon", "tides", "sun", "tides")]
+    assert run.state["count"] == 5
+
+
+def test_views_and_run_values_are_read(play: Play, tmp_path: Path) -> None:
+    def last(recent: list[str], visit: int) -> dict[str, Any]:
+        CALLS[tuple(recent), visit] += 1
+        return {"log": f"{visit}: {recent[-1]}"}
+
+    reads: Any = {"recent": view("log").last(1), "visit": "run.last.calls"}
+    graph = Graph(Library, inputs=["log"]).add_node("last", last, reads=reads, writes=["log"], cache=True)
+    graph.add_edge(START, "last")
+    graph.add_conditional_edges("last", lambda log: "last" if len(log) < 4 else END, ["last", END])
+    program = graph.compile(cache_dir=tmp_path)
+    first = play(program, {"log": "a"})
+    before = CALLS.copy()
+    second = play(program, {"log": "a"})
+    assert second.state == first.state
+    assert before == CALLS
+    assert sum(CALLS.values()) == 3
+    reads = [sum(row.visits for row in run.view_tokens().rows if row.view) for run in (first, second)]
+    assert reads == [3, 0], "the look into the cache does not count as read by the node"
+
+
+def measure(doc: str) -> dict[str, int]:
+    CALLS[doc] += 1
+    return {"size": len(doc)}
+
+
+def test_a_cached_node_of_a_graph_in_a_map(play: Play, tmp_path: Path) -> None:
+    inner = Graph(name="inner").add_node("search", measure, cache=True)
+    inner.add_path(START, "search", END)
+    graph = Graph().add_map("sizes", inner.compile(cache_dir=tmp_path), over="docs", item="doc", into="sizes")
+    program = graph.add_path(START, "sizes", END).compile()
+    assert play(program, {"docs": ["a", "bb", "a", "bb", "ccc"]}).state["sizes"] == [1, 2, 1, 2, 3]
+    assert CALLS == {"a": 1, "bb": 1, "ccc": 1}
+
+
+# --- one call at a time
+
+
+class Gate:
+    """A node that waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.open = threading.Event()
+
+
+GATES: dict[str, Gate] = {}
+
+
+def slow(query: str) -> dict[str, Any]:
+    CALLS[query] += 1
+    GATES[query].entered.release()
+    assert GATES[query].open.wait(20)
+    if query.startswith("bad"):
+        raise ConnectionError("no line")
+    return {"found": query}
+
+
+async def aslow(query: str) -> dict[str, Any]:
+    CALLS[query] += 1
+    GATES[query].entered.release()
+    await until(GATES[query].open.is_set)
+    return {"found": query}
+
+
+def followers(count: int) -> Callable[[], bool]:
+    """Whether as many executions wait for the leader."""
+    from dspyer.persistence import patch_cache
+
+    return lambda: sum(len(flight._waiting) for flight in list(patch_cache._flights.values())) >= count
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(20_000):
+        if condition():
+            return
+        threading.Event().wait(0.001)
+    raise AssertionError("it did not happen")
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - other loops and threads make it true
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("node", [slow, aslow], ids=["sync node", "async node"])
+def test_threads_tasks_and_event_loops_make_one_call(node: Any, tmp_path: Path) -> None:
+    GATES["tides"] = gate = Gate()
+    program = library(node, ["found"]).compile(cache_dir=tmp_path)
+    found: list[Any] = []
+
+    def in_thread() -> None:
+        found.append(program.run({"query": "tides"}))
+
+    def on_a_loop_of_its_own() -> None:
+        async def several() -> None:
+            found.extend(await asyncio.gather(*[program.arun({"query": "tides"}) for _ in range(3)]))
+
+        asyncio.run(several())
+
+    threads = [threading.Thread(target=target) for target in (in_thread, on_a_loop_of_its_own) * 3]
+    for thread in threads:
+        thread.start()
+    wait_until(followers(11))
+    gate.open.set()
+    for thread in threads:
+        thread.join(20)
+    assert CALLS == {"tides": 1}
+    assert sorted(run.commits[-1].cached for run in found) == [False] + [True] * 11
+    assert {run.state["found"] for run in found} == {"tides"}
+
+
+def test_after_a_failure_the_followers_make_their_own_calls_at_once(tmp_path: Path) -> None:
+    GATES["bad"] = gate = Gate()
+    program = library(slow, ["found"]).compile(cache_dir=tmp_path)
+    runs: list[Any] = []
+    threads = [threading.Thread(target=lambda: runs.append(program.run({"query": "bad"}))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    wait_until(followers(3))
+    gate.open.set()
+    for thread in threads:
+        thread.join(20)
+    assert [run.status for run in runs] == ["failed"] * 4
+    assert CALLS == {"bad": 4}
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_leader_is_followed_by_another_one(tmp_path: Path) -> None:
+    GATES["tides"] = gate = Gate()
+    program = library(aslow, ["found"]).compile(cache_dir=tmp_path)
+    leader = asyncio.create_task(program.arun({"query": "tides"}))
+    await until(lambda: gate.entered.acquire(blocking=False))
+    others = [asyncio.create_task(program.arun({"query": "tides"})) for _ in range(3)]
+    await until(followers(3))
+    leader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leader
+    gate.open.set()
+    runs = await asyncio.gather(*others)
+    assert CALLS == {"tides": 2}
+    assert sorted(run.commits[-1].cached for run in runs) == [False, True, True]
+
+
+@pytest.mark.anyio
+async def test_a_cancelled_follower_disturbs_none(tmp_path: Path) -> None:
+    GATES["tides"] = gate = Gate()
+    program = library(aslow, ["found"]).compile(cache_dir=tmp_path)
+    tasks = [asyncio.create_task(program.arun({"query": "tides"})) for _ in range(3)]
+    await until(followers(2))
+    tasks[2].cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await tasks[2]
+    gate.open.set()
+    runs = await asyncio.gather(*tasks[:2])
+    assert CALLS == {"tides": 1}
+    assert [run.commits[-1].cached for run in runs] == [False, True]
+
+
+@pytest.mark.anyio
+async def test_a_sync_call_on_a_loop_does_not_wait_for_a_leader_that_needs_the_loop(tmp_path: Path) -> None:
+    GATES["tides"] = gate = Gate()
+    program = library(aslow, ["found"]).compile(cache_dir=tmp_path)
+    leader = asyncio.create_task(program.arun({"query": "tides"}))
+    await until(lambda: gate.entered.acquire(blocking=False))
+    gate.open.set()
+    assert program.run({"query": "tides"}).state["found"] == "tides"  # blocks this loop, and so the leader
+    assert (await leader).state["found"] == "tides"
+    assert CALLS == {"tides": 2}
+
+
+def test_a_stopped_run_does_not_wait_for_its_leader(tmp_path: Path) -> None:
+    GATES["tides"] = gate = Gate()
+    program = library(slow, ["found"]).compile(cache_dir=tmp_path)
+    leader = threading.Thread(target=lambda: program.run({"query": "tides"}))
+    leader.start()
+    assert gate.entered.acquire(timeout=20)
+    stream = program.stream({"query": "tides"})
+    for event in stream:
+        if type(event).__name__ == "NodeStarted" and getattr(event, "node", "") == "search":
+            break
+    wait_until(followers(1))
+    stream.close()
+    assert stream.run.status == "stopped"
+    gate.open.set()
+    leader.join(20)
+    assert CALLS == {"tides": 1}
+
+
+# --- a bad disk
+
+
+def test_a_folder_that_cannot_be_used_is_a_miss(play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = tmp_path / "folder"
+    program = library().compile(cache_dir=folder)
+    folder.write_text("no folder")
+    for _ in range(2):
+        assert play(program, {"query": "tides"}).status == "completed"
+    assert CALLS == {"tides": 2}
+    assert len(warnings_of(caplog)) == 1
+    folder.unlink()
+    for _ in range(2):
+        assert play(program, {"query": "tides"}).status == "completed"
+    assert CALLS == {"tides": 3}, "the folder can be used again"
+
+
+def rows(folder: Path, statement: str, *values: Any) -> list[Any]:
+    connection = sqlite3.connect(folder / "cache.db")
+    with connection:
+        found = connection.execute(statement, values).fetchall()
+    connection.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data[:-1],
+        lambda data: data.replace(b"tides", b"rides"),
+        lambda data: b"",
+        lambda data: bytes(40),
+        lambda data: data.decode("latin-1"),
+    ],
+    ids=["cut", "changed", "empty", "zeros", "text"],
+)
+def test_a_damaged_entry_is_a_miss(damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    program = library().compile(cache_dir=tmp_path)
+    program.run({"query": "tides"})
+    ((data,),) = rows(tmp_path, "SELECT value FROM Cache")
+    rows(tmp_path, "UPDATE Cache SET value = ?", damage(data))
+    run = program.run({"query": "tides"})
+    assert run.state["docs"] == [Doc(title="tides")]
+    assert CALLS == {"tides": 2}
+    assert "is damaged" in warnings_of(caplog)[0]
+    assert program.run({"query": "tides"}).commits[-1].cached, "the next call has replaced it"
+
+
+def test_an_entry_of_another_key_is_a_miss(tmp_path: Path) -> None:
+    program = library().compile(cache_dir=tmp_path)
+    for query in ("tides", "moon"):
+        program.run({"query": query})
+    first, second = rows(tmp_path, "SELECT rowid, value FROM Cache ORDER BY rowid")
+    rows(tmp_path, "UPDATE Cache SET value = ? WHERE rowid = ?", second[1], first[0])
+    assert program.run({"query": "tides"}).state["docs"] == [Doc(title="tides")]
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return CALLS.update, (["exploded"],)
+
+
+def test_a_pickle_in_the_folder_is_never_read(tmp_path: Path) -> None:
+    from diskcache import Cache as Disk
+
+    program = library().compile(cache_dir=tmp_path)
+    program.run({"query": "tides"})
+    ((key,),) = rows(tmp_path, "SELECT key FROM Cache")
+    with Disk(tmp_path) as disk:
+        disk.set(key, Bomb())
+    assert program.run({"query": "tides"}).status == "completed"
+    assert CALLS == {"tides": 2}
+
+
+def big(query: str) -> dict[str, Any]:
+    CALLS[query] += 1
+    return {"found": query * 40_000}
+
+
+def test_a_large_result_whose_file_is_gone_or_cut_is_a_miss(tmp_path: Path) -> None:
+    program = library(big, ["found"]).compile(cache_dir=tmp_path)
+    program.run({"query": "tides"})
+    assert program.run({"query": "tides"}).commits[-1].cached
+    (file,) = tmp_path.rglob("*.val")
+    file.write_bytes(file.read_bytes()[:1000])
+    assert len(program.run({"query": "tides"}).state["found"]) == 200_000
+    for file in tmp_path.rglob("*.val"):
+        file.unlink()
+    assert len(program.run({"query": "tides"}).state["found"]) == 200_000
+    assert CALLS == {"tides": 3}
+
+
+def test_a_full_disk_fails_no_run(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import diskcache
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(diskcache.Cache, "set", full)
+    program = library().compile(cache_dir=tmp_path)
+    for _ in range(2):
+        assert play(program, {"query": "tides"}).status == "completed"
+    assert CALLS == {"tides": 2}
+    assert [("it cannot be written" in text, "disk is full" in text) for text in warnings_of(caplog)] == [(True, True)]
+
+
+def test_redacted_values_are_not_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def secret(query: str) -> dict[str, Any]:
+        return {"found": Later(text=query)}
+
+    program = library(secret, ["found"]).compile(cache_dir=tmp_path, redact=["found", "query"])
+    program.run({"query": "token-123"})
+    assert warnings_of(caplog)
+    assert "token-123" not in caplog.text
