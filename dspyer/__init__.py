@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspyer import errors, events, lms, policies, reducers, stores
+    from dspyer import errors, events, lms, optimize, policies, reducers, stores
     from dspyer.cache import Cache
     from dspyer.errors import DspyerError, short_error
     from dspyer.events import Commit, MergedConflict, Question
@@ -73,6 +73,7 @@ __all__ = [
     "limit",
     "live",
     "lms",
+    "optimize",
     "policies",
     "prefer",
     "reducers",

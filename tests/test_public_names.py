@@ -14,13 +14,14 @@ import pytest
 
 import dspyer
 import dspyer.lms
+import dspyer.optimize
 import dspyer.stores
 import dspyer.testing
 from dspyer import policies, reducers
 from tests.event_samples import event_types
 
 API = Path(__file__).parent.parent / "docs" / "api"
-MODULES: list[ModuleType] = [dspyer, dspyer.lms, dspyer.stores, dspyer.testing]
+MODULES: list[ModuleType] = [dspyer, dspyer.lms, dspyer.optimize, dspyer.stores, dspyer.testing]
 PUBLIC: dict[str, object] = {
     f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__
 }

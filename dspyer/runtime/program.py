@@ -19,7 +19,7 @@ import dspy
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
-from dspyer.dspy_module.tracing import append_to_trace
+from dspyer.dspy_module.tracing import append_to_trace, is_rejected
 from dspyer.errors import InputError, Interrupt, Interrupted, RunStoppedError, ThreadError
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
@@ -68,6 +68,7 @@ class CompiledGraph(dspy.Module):
     """
 
     _dspyer_program = True
+    _accepted_only = False
 
     def __init__(self, graph: GraphSpec, modules: Mapping[str, dspy.Module]) -> None:
         super().__init__()
@@ -208,10 +209,17 @@ class CompiledGraph(dspy.Module):
             >>> program.with_resources([Rates()])(amount=8).euros
             4.0
         """
-        bound = type(self).__new__(type(self))
-        bound.__dict__.update(self.__dict__)
-        bound._resources = {**self._resources, **resources_of(resources)}
-        return bound
+        return self._with(_resources={**self._resources, **resources_of(resources)})
+
+    def _with_accepted_only(self) -> CompiledGraph:
+        """The same program, which keeps the steps that checks refused from the trace around it."""
+        return self._with(_accepted_only=True)
+
+    def _with(self, **attributes: object) -> CompiledGraph:
+        """A program with other attributes, which shares the modules of this one."""
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__, **attributes)
+        return twin
 
     @property
     def graph(self) -> GraphSpec:
@@ -482,7 +490,8 @@ class CompiledGraph(dspy.Module):
 
     def _close(self, request: Request, session: Session) -> None:
         """Appends the trace to the caller's trace, also when a node has failed."""
-        append_to_trace(session.trace())
+        trace = session.trace()
+        append_to_trace([step for step in trace if not is_rejected(step[0])] if self._accepted_only else trace)
         request.outcome.ended = session.end()
 
     def _result(self, request: Request, session: Session) -> dspy.Prediction:

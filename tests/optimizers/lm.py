@@ -63,8 +63,10 @@ class NotingWriter:
 class NotingLM(TextLM):
     """The LM of these tests."""
 
+    writer_type: type[NotingWriter] = NotingWriter
+
     def __init__(self, model: str = "fake/model", **kwargs: Any) -> None:
-        self.writer = NotingWriter()
+        self.writer = self.writer_type()
         super().__init__(model, self.writer, provider=FakeProvider(), **kwargs)
 
     @property

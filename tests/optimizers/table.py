@@ -144,11 +144,11 @@ def better_together(program: Any, trainset: Examples, lm: NotingLM) -> Any:
     return optimizer.compile(program, trainset=trainset, valset_ratio=0, strategy="p -> w", seed=0)
 
 
-def grpo(program: Any, trainset: Examples, lm: NotingLM, teacher: Any = None) -> Any:
+def grpo(program: Any, trainset: Examples, lm: NotingLM, teacher: Any = None, steps: int = 2) -> Any:
     optimizer = GRPO(
         metric=exact,
         exclude_demos=True,
-        num_train_steps=2,
+        num_train_steps=steps,
         num_dspy_examples_per_grpo_step=2,
         num_rollouts_per_grpo_step=2,
         num_threads=1,
