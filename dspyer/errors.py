@@ -391,6 +391,25 @@ def is_transient(error: BaseException) -> bool:
     return isinstance(error, (ConnectionError, TimeoutError))
 
 
+def needs_new_response(error: BaseException) -> bool:
+    """Whether the same requests to language models would fail in the same way, since caches serve the same responses.
+
+    After a transport error they are repeated as they were: what has succeeded is not paid twice.
+
+    Args:
+        error: what a step raised.
+
+    Returns:
+        False for transport errors: those of language models, of connections and timeouts.
+
+    Example:
+        >>> needs_new_response(ValueError("the summary is too long")), needs_new_response(TimeoutError())
+        (True, False)
+    """
+    dspy_errors: Any = sys.modules.get("dspy.utils.exceptions")
+    return not isinstance(error, OSError if dspy_errors is None else (OSError, dspy_errors.LMError))
+
+
 _LM_RETRIES = "dspyer_lm_retries"
 
 

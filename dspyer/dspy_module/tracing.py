@@ -34,6 +34,21 @@ class recording:  # noqa: N801  # a context manager, read as `with recording() a
         self._context.__exit__(*raised)
 
 
+def step_count() -> int:
+    """The number of steps in the recording around the caller."""
+    return len(dspy.settings.get("trace") or ())
+
+
+def take_steps(count: int) -> Steps:
+    """Removes all steps but the first `count` from the recording around the caller, and returns them."""
+    trace = dspy.settings.get("trace")
+    if not trace:
+        return ()
+    taken = tuple(trace[count:])
+    del trace[count:]
+    return taken
+
+
 def append_to_trace(steps: Steps) -> None:
     """Appends to the trace around a run, in place, as DSPy itself does: `max_trace_size` drops the oldest steps."""
     trace = dspy.settings.trace

@@ -16,6 +16,7 @@ from threading import Lock
 from typing import Any, Protocol
 
 from dspyer.blocking import cancellation_count
+from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import (
     AttemptError,
     AttemptOverError,
@@ -112,6 +113,9 @@ class AttemptHost(Protocol):
     def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
         """Record that attempt `number` raised, and that another one follows after `pause` seconds."""
 
+    def lose_steps(self, attempt: Attempt, number: int, steps: Steps) -> None:
+        """Keep the DSPy trace of attempt `number`, which raised."""
+
 
 class NotLive:
     """A run whose nodes do not see each other while they run, so that nothing in it depends on timing.
@@ -162,6 +166,9 @@ class NoRun(NotLive):
 
     def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
         """Keep nothing: there is no commit that would show it."""
+
+    def lose_steps(self, attempt: Attempt, number: int, steps: Steps) -> None:
+        """Keep nothing: there is no run that would show it."""
 
 
 class Attempt:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
 
+from dspyer.dspy_module.tracing import step_count, take_steps
 from dspyer.errors import (
     Interrupt,
     MapError,
@@ -335,6 +336,7 @@ class _Item:
             return next_attempt(call, failed, error, pause)
 
         self._publish_start()
+        steps = step_count()
         try:
             attempt.raise_if_unanswered()
             result = yield from retried(self.node.policy.retry, self.call, self._attempt, again)
@@ -345,6 +347,7 @@ class _Item:
             self._note_failure(unwrap_stop_iteration(error), number)
             if self.node.failures is None or always_raised(error):
                 raise
+            attempt.host.lose_steps(attempt, number, take_steps(steps))
             return FailedItem(self.index, attempt.failure(unwrap_stop_iteration(error), number), error)
         self._publish_end("completed")
         return result

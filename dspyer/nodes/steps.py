@@ -10,10 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from dspyer import clock
+from dspyer.dspy_module.lm_requests import with_new_responses
+from dspyer.dspy_module.tracing import step_count, take_steps
+from dspyer.errors import needs_new_response, unwrap_stop_iteration
 from dspyer.nodes.node import Call
+from dspyer.persistence.execution_records import RecordKey
 from dspyer.retry import Retry
 
 T = TypeVar("T")
@@ -86,6 +90,38 @@ def _leave_open_if_stopped(session: Any) -> None:
         raise asyncio.CancelledError
 
 
+class AskAnew(NamedTuple):
+    """A step whose requests to LMs differ from those of all earlier attempts, so that no cache serves them."""
+
+    step: Step
+    number: int
+
+    def call(self, call: Call) -> Any:
+        """Make the step in sync code."""
+        with with_new_responses(self.number):
+            return self.step.call(call)
+
+    async def acall(self, call: Call) -> Any:
+        """Make the step in async code."""
+        with with_new_responses(self.number):
+            return await self.step.acall(call)
+
+
+def asking_anew(script: Script[T], number: int) -> Script[T]:
+    """The script with steps that ask LMs for new responses; a script like any other for a driver."""
+    try:
+        step, call = next(script)
+        while True:
+            try:
+                reply = yield AskAnew(step, number), call
+            except BaseException as error:  # noqa: BLE001 - as in run_script
+                step, call = script.throw(error)
+            else:
+                step, call = script.send(reply)
+    except StopIteration as done:
+        return cast("T", done.value)
+
+
 AttemptFailure: TypeAlias = Callable[[Call, int, Exception, float], Call]
 """Is told of a failed attempt that another one follows: its call, its number, what it raised, the pause in seconds.
 Returns the call of the next attempt."""
@@ -94,6 +130,7 @@ Returns the call of the next attempt."""
 def next_attempt(call: Call, number: int, error: Exception, pause: float) -> Call:
     """Records a failed attempt of a node or an item; returns the call of the next one, which starts clean."""
     delegate = call.context.delegate
+    delegate.over = True
     delegate.host.attempt_failed(delegate, number, error, pause)
     return call._replace(context=replace(call.context, delegate=delegate.next(number + 1)))
 
@@ -110,16 +147,38 @@ def retried(
     call: Call,
     attempt: Callable[[Call], Script[T]],
     failed: AttemptFailure = next_attempt,
+    layer: str = "",
 ) -> Script[T]:
-    """The result of `attempt`, which is made again with a new call as long as the policy gives a pause."""
-    number = 1
+    """The result of `attempt`, which is made again with a new call as long as the policy gives a pause.
+
+    `layer` names what of an execution is tried, if it is not the node: each layer counts its own attempts.
+    """
+    if policy is None:
+        return (yield from attempt(call))
+    first, number = call.context.delegate, 1
+    records, place = first.host.records, RecordKey(first.local_id, layer)
+    asked = records.new_responses.get(place, 0)  # of earlier attempts of a node around this one
+    steps = step_count()
     while True:
         try:
-            return (yield from attempt(call))
+            found = yield from (asking_anew(attempt(call), asked) if asked else attempt(call))
         except Exception as error:
-            seconds = None if policy is None else policy.pause(number, error)
+            # No other local may refer to the error: its traceback refers to this frame.
+            if needs_new_response(unwrap_stop_iteration(error)):
+                # In a run that was resumed, also the responses of the earlier process are known to be of no use.
+                asked = max(asked, RESUME_STRIDE * records.resumes) + 1
+                records.new_responses[place] = asked
+            seconds = policy.pause(number, unwrap_stop_iteration(error))
             if seconds is None:
                 raise
-            call = failed(call, number, error, seconds)
+            first.host.lose_steps(first, number, take_steps(steps))
+            call = failed(call, number, cast("Exception", unwrap_stop_iteration(error)), seconds)
+        else:
+            records.new_responses.pop(place, None)
+            return found
         yield Pause(seconds), call
         number += 1
+
+
+RESUME_STRIDE: Final = 1000
+"""How far apart the numbers of the attempts of two processes are: an execution has fewer attempts in one."""

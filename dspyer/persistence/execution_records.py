@@ -79,6 +79,8 @@ class ExecutionRecords:
         questions: all questions, by execution and key.
         answers: answers, frozen, by execution and key of their question.
         posts: posts to live fields by scope and arrival number; None for a withdrawn one.
+        new_responses: how often an execution has asked LMs for responses that no cache has, by execution and layer,
+            until it succeeds. Not stored.
         resumes: how often the run was resumed since its last rerun.
         fetch_and_decode: the functions that read contents of its rows: one loads blobs, one decodes values.
     """
@@ -89,6 +91,7 @@ class ExecutionRecords:
         self.questions: dict[RecordKey, Question] = {}
         self.answers: dict[RecordKey, Any] = {}
         self.posts: dict[tuple[str, ...], dict[int, RecordedPost | None]] = {}
+        self.new_responses: dict[RecordKey, int] = {}
         self.resumes = 0
         self.fetch_and_decode: tuple[Fetch, Decode] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}

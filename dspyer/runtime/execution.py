@@ -22,7 +22,7 @@ from functools import lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from dspyer.dspy_module.tracing import append_to_trace
-from dspyer.errors import Interrupt, RouteError, list_names, unwrap_stop_iteration
+from dspyer.errors import Interrupt, NodeOutputError, RouteError, list_names, unwrap_stop_iteration
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.graph.spec import check_send
@@ -119,19 +119,26 @@ def _attempt(
     capture: Capture | None = None,
 ) -> Script[_Output]:
     """Calls the node once, and validates what it gave; a cache is given that before, in `capture`."""
-    node: Step = session.graph.nodes[execution.node]
-    reply: Reply = yield node if timeout is None else Timed(node, timeout), call
-    if capture is not None:
-        reply = capture(reply)
-    return _validated(session, execution, call, reply)
+    node = session.graph.nodes[execution.node]
+    step: Step = node if timeout is None else Timed(node, timeout)
+    try:
+        reply: Reply = yield step, call
+        if capture is not None:
+            reply = capture(reply)
+        return _validated(session, execution, call, reply)
+    except NodeOutputError as error:
+        error.of_module = error.of_module or node.kind == "module"  # else a module within it has set it
+        raise
 
 
 def _validated(session: Session, execution: Execution, call: Call, reply: Reply) -> _Output:
     """The output of an attempt, or of the cache."""
-    attempt = call.context.delegate
+    attempt, schema = call.context.delegate, session.graph.topology.schema
     attempt.over = True
-    schema = session.graph.topology.schema
     updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts, schema)
+    # Not empty methods of `Session`: this runs for every node, and few graphs have live fields.
+    if isinstance(session, LiveSession):
+        updates = session.post_returned(attempt, updates)
     condensers = session.graph.condensers.get(execution.node) if session.graph.condensers else None
     if condensers is None:
         patch, after = _folded(session, execution, call, updates, reply.whole)
@@ -149,14 +156,10 @@ def _folded(
 ) -> tuple[Mapping[str, Any], ImmutableState]:
     """The validated patch of a node, and the state after it."""
     schema, state = session.graph.topology.schema, call.state
-    # Not three empty methods of `Session`: this runs for every node, and few graphs have live fields.
-    live = session if isinstance(session, LiveSession) else None
-    if live is not None:
-        updates = live.post_returned(call.context.delegate, updates)
     commit_id = session.id_prefix + execution.id
     patch, after = schema.commit(state, updates, node=execution.node, commit_id=commit_id, whole_values=whole)
-    if live is not None:
-        patch, after = live.with_posts(execution, patch, after)
+    if isinstance(session, LiveSession):
+        patch, after = session.with_posts(execution, patch, after)
     schema.check_state_limit(execution.node, state, patch, after)
     return patch, after
 
@@ -181,11 +184,15 @@ def _with_policy(session: Session, execution: Execution, call: Call) -> Script[_
         return output
 
     def condense(call: Call) -> Script[_Output]:
-        updates = yield from condensed(graph.condensers[name], output.updates, call)
-        patch, after = _folded(session, execution, call, updates, False)
+        try:
+            updates = yield from condensed(graph.condensers[name], output.updates, call)
+            patch, after = _folded(session, execution, call, updates, False)
+        except NodeOutputError as error:
+            error.of_module = True
+            raise
         return output._replace(patch=patch, after=after)
 
-    return (yield from retried(policy.retry, output.call, condense, same_call))
+    return (yield from retried(policy.retry, output.call, condense, same_call, "condense"))
 
 
 @lru_cache(maxsize=128)
@@ -346,7 +353,7 @@ def _decision(session: Session, execution: Execution, router: Router, call: Call
         decision: Decision = yield router, call
         return decision
 
-    return (yield from retried(policy.retry, call, decide, same_call))
+    return (yield from retried(policy.retry, call, decide, same_call, "route"))
 
 
 def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
+from dspyer.dspy_module.lm_requests import noting_lm_retries
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
@@ -308,7 +309,7 @@ class CompiledGraph(dspy.Module):
         """
         request, session = self._open(args, inputs)
         try:
-            drive(session, **{REQUEST: None})
+            drive(session, **_settings_inside(session))
         finally:
             self._close(request, session)
         return self._result(request, session)
@@ -325,7 +326,7 @@ class CompiledGraph(dspy.Module):
         """
         request, session = self._open(args, inputs)
         try:
-            await adrive(session, **{REQUEST: None})
+            await adrive(session, **_settings_inside(session))
         finally:
             self._close(request, session)
         return self._result(request, session)
@@ -490,7 +491,7 @@ class CompiledGraph(dspy.Module):
 
     def _close(self, request: Request, session: Session) -> None:
         """Appends the trace to the caller's trace, also when a node has failed."""
-        trace = session.trace()
+        trace = session.trace(session.run)
         append_to_trace([step for step in trace if not is_rejected(step[0])] if self._accepted_only else trace)
         request.outcome.ended = session.end()
 
@@ -524,6 +525,12 @@ class CompiledGraph(dspy.Module):
         def __getattr__(self, name: str) -> NoReturn:
             hint = f": {_NAMES_ELSEWHERE[name]}" if name in _NAMES_ELSEWHERE else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
+
+def _settings_inside(session: Session) -> dict[str, Any]:
+    """DSPy's settings for the nodes of a run: the request was for the program alone."""
+    noting = noting_lm_retries() if session.graph.policies else {}
+    return {REQUEST: None, **noting}
 
 
 # --- a program as a node of another one
@@ -567,13 +574,25 @@ def _inside(call: Call, request: Request) -> Iterator[None]:
         dspy.context(**{REQUEST: request}),
     ):
         try:
-            yield
+            try:
+                yield
+            finally:
+                _pass_on_lost_steps(call, request)
         except Interrupted as interruption:
             raise Interrupt(interruption.questions) from None
         except RunStoppedError:
             if request.stop_signal.reason is None:
                 raise
             raise asyncio.CancelledError from None
+
+
+def _pass_on_lost_steps(call: Call, request: Request) -> None:
+    """Gives the steps of attempts that raised inside a node to the run around it; its trace has the other steps."""
+    attempt = call.context.delegate
+    for session in request.outcome.sessions:
+        for execution in sorted(session.lost):
+            for lost in session.lost[execution]:
+                attempt.host.lose_steps(attempt, attempt.number, lost.steps)
 
 
 def _changes(session: Session) -> dict[str, object]:

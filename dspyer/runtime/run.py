@@ -64,8 +64,8 @@ class Run:
             Interrupted.of(self.questions, session.graph.name, session.journal is not None) if self.questions else None
         )
         self.events: tuple[Event, ...] = tuple(ended.events)
-        self.trace = tuple(session.trace())
-        self.trace_steps = tuple(session.trace_steps())
+        self.trace = tuple(session.trace(run))
+        self.trace_steps = tuple(session.trace_steps(run))
         self.usage = {name: dict(tokens) for name, tokens in usage.items()}
         self.duration = session.duration
         self._prediction = prediction

@@ -105,6 +105,7 @@ class Session(NotLive):
         end_written: whether the row that ends the run is written.
         events: the events in order of arrival, if a `Run` will be made.
         traces: the DSPy trace of each execution, by id.
+        lost: the DSPy trace of attempts that raised, by execution, each with the execution (of an item) and the number.
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
         fields: the items or keys of each field with their authors, for views; computed when first read.
@@ -151,6 +152,7 @@ class Session(NotLive):
         self.end_written = False
         self.events: list[Event] = []
         self.traces: dict[str, Steps] = {}
+        self.lost: dict[str, list[LostSteps]] = {}
         self.failed_attempts: dict[str, list[Failure]] = {}
         self.view_reads: list[ViewRead] = []
         whole_values = journal is None or bool(scope)  # a run on a thread begins with updates of what the thread has
@@ -191,7 +193,10 @@ class Session(NotLive):
         self._doing.pop(execution.id, None)
         if self.write_error is not None:
             return  # nothing can be written any more, so nothing more is committed
-        if steps:
+        if steps and isinstance(outcome, Transition) and outcome.failure is not None:
+            lost = LostSteps(execution.id, 0, outcome.failure.attempt, steps)  # an error edge leads on
+            self.lost.setdefault(execution.id, []).append(lost)
+        elif steps:
             self.traces[execution.id] = steps
         found: Transition | Suspended | BaseException = outcome
         failed: tuple[Failure, ...] = ()
@@ -375,6 +380,14 @@ class Session(NotLive):
         self.failed_attempts.setdefault(attempt.outer_execution, []).append(failure)  # both atomic
         self._learn_message(attempt.node, error, failure)
         self.publish(AttemptFailed(attempt.node, attempt.branch, attempt.execution, number, error, pause))
+        shown = error if self.redactor is None else self.redactor.error(error)
+        logger.info("%s, attempt %d failed, the next one in %.1f s: %r", attempt.who, number, pause, shown)
+
+    def lose_steps(self, attempt: Attempt, number: int, steps: Steps) -> None:
+        """Keeps the steps of an attempt that raised: they are paid for, and led to nothing. From any thread."""
+        if steps:
+            lost = LostSteps(attempt.execution, attempt.index or 0, number, steps)
+            self.lost.setdefault(attempt.outer_execution, []).append(lost)
 
     def set_doing(self, attempt: Attempt, text: str) -> None:
         """Notes what a node is doing. May be called from any thread."""
@@ -555,59 +568,65 @@ class Session(NotLive):
         fix = CAN_RESUME if stored else CANNOT_RESUME
         return RunStoppedError.of(self.stop_signal.reason or "", self.graph.name, fix)
 
-    def trace(self) -> list[Any]:
-        """The DSPy trace in lineage order, whichever node finished first; a failed node's steps follow its branch."""
+    def trace(self, run: RunState) -> list[Any]:
+        """The DSPy trace in lineage order, whichever node finished first; a failed node's steps follow its branch.
+
+        `run` has the failures, which the session drops at its end.
+        """
         if not self.traces:
             return []
-        last = len(self.run.log) - 1
-        rejected = self._rejected() if self.graph.checks else ()
-        never_forked = self.run.ended and self.run.log[last].commit.id == execution_id((), last)
+        last = len(run.log) - 1
+        rejected = self._rejected(run) if self.graph.checks else ()
+        never_forked = run.ended and run.log[last].commit.id == execution_id((), last)
         if never_forked and not rejected:
             return [step for steps in self.traces.values() for step in steps]
         copies: dict[int, Any] = {}  # one of each predictor: two steps of one predictor stay steps of one
         trace: list[Any] = []
-        for execution in self._executions_in_order():
+        for execution in self._executions_in_order(run):
             steps = self.traces.get(execution, ())
             trace += steps if execution not in rejected else [rejected_step(step, copies) for step in steps]
         return trace
 
-    def trace_steps(self) -> list[TraceStep]:
+    def trace_steps(self, run: RunState) -> list[TraceStep]:
         """All steps of the DSPy trace, in the order of `trace`, each with what became of it."""
-        if not self.traces:
+        if not self.traces and not self.lost:
             return []
         found: list[TraceStep] = []
-        rejected, commits = self._rejected(), {entry.commit.id: entry.commit for entry in self.run.log}
-        failed = {failure.execution: failure.node for failure in self.run.failures}
-        for execution in self._executions_in_order():
+        rejected, commits = self._rejected(run), {entry.commit.id: entry.commit for entry in run.log}
+        failed = {failure.execution: failure for failure in run.failures}
+        for execution in self._executions_in_order(run):
             commit = commits.get(execution)
-            node, attempt = (failed[execution], 1) if commit is None else (commit.node, commit.attempt)
+            node = failed[execution].node if commit is None else commit.node
+            attempt = last_attempt(failed[execution].failed_attempts) if commit is None else commit.attempt
+            for lost in sorted(self.lost.get(execution, ()), key=lambda lost: lost.item):
+                found += [TraceStep(execution, node, *step, lost.attempt, "lost") for step in lost.steps]
             for predictor, inputs, outputs in self.traces.get(execution, ()):
                 refused = execution in rejected or is_rejected(predictor)  # the latter by a check inside the node
                 status = "rejected" if refused else "used"
                 found.append(TraceStep(execution, node, predictor, inputs, outputs, attempt, status))
         return found
 
-    def _rejected(self) -> set[str]:
+    def _rejected(self, run: RunState) -> set[str]:
         """The executions whose output a check has refused."""
         checks = self.graph.checks
         failed = [
             (failure.node, failure.branches[0].head)
-            for failure in self.run.failures
+            for failure in run.failures
             if failure.node in checks and isinstance(failure.error, CheckError)
         ]
-        return rejected_executions(self.run.log, checks, failed) if checks else set()
+        return rejected_executions(run.log, checks, failed) if checks else set()
 
-    def _executions_in_order(self) -> Iterator[str]:
+    def _executions_in_order(self, run: RunState) -> Iterator[str]:
         """The executions of the run in lineage order; those that failed follow their branches."""
-        heads: list[int] = [len(self.run.log) - 1]
+        heads: list[int] = [len(run.log) - 1]
         failures: tuple[FailedBranch, ...] = ()
-        if not self.run.ended:
-            branches, failures = _unfinished(self.run), self.run.failures
+        if not run.ended:
+            branches, failures = _unfinished(run), run.failures
             heads = [branches[path].head for path in sorted(branches) if branches[path].head >= 0]
         done: set[str] = set()
-        for index in ancestry(self.run.log, heads):
-            done.add(self.run.log[index].commit.id)
-            yield self.run.log[index].commit.id
+        for index in ancestry(run.log, heads):
+            done.add(run.log[index].commit.id)
+            yield run.log[index].commit.id
         for failure in failures:
             if failure.execution not in done:
                 yield failure.execution
@@ -617,6 +636,15 @@ class Session(NotLive):
         if redactor is not None and self.run.failures:
             redacted = [failure._replace(error=redactor.error(failure.error)) for failure in self.run.failures]
             self.run = self.run._replace(failures=tuple(redacted))
+
+
+class LostSteps(NamedTuple):
+    """The DSPy trace of an attempt that raised: of a node, or of the item of a map with this index."""
+
+    execution: str
+    item: int
+    attempt: int
+    steps: Steps
 
 
 class SessionEnd(NamedTuple):

@@ -159,8 +159,11 @@ class FailedBranch(NamedTuple):
 
 
 def last_attempt(failed_attempts: Iterable[Failure]) -> int:
-    """The number of the attempt of a node after those that failed."""
-    return 1 + sum(failure.index is None for failure in failed_attempts)
+    """The number of the attempt after those that failed: of the node, or of its condensers or its router.
+
+    Each of these is retried by itself, so their attempts begin with 1.
+    """
+    return 1 + next((failure.attempt for failure in reversed(tuple(failed_attempts)) if failure.index is None), 0)
 
 
 def active_branches(run: RunState) -> list[Branch]:
