@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dspyer import errors, events, lms, optimize, policies, reducers, stores
+    from dspyer.budget import Budget
     from dspyer.cache import Cache
     from dspyer.errors import DspyerError, short_error
     from dspyer.events import Commit, MergedConflict, Question
@@ -40,6 +41,7 @@ __all__ = [
     "DELETE",
     "END",
     "START",
+    "Budget",
     "Cache",
     "Command",
     "Commit",
@@ -85,6 +87,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "dspyer.budget": ("Budget",),
     "dspyer.cache": ("Cache",),
     "dspyer.errors": ("DspyerError", "short_error"),
     "dspyer.events": ("Commit", "MergedConflict", "Question"),

@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"messages"},
     {"stores"},
     {"persistence"},
-    {"nodes", "dspy_module", "retry", "cache", "lms"},
+    {"nodes", "dspy_module", "retry", "budget", "cache", "lms"},
     {"graph"},
     {"runtime", "threads"},
     {"testing", "optimize"},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dspy
 from pydantic import BaseModel
 
+from dspyer.budget import Budget
 from dspyer.cache import Cache
 from dspyer.display.redaction import Redact
 from dspyer.errors import GraphError
@@ -489,6 +490,7 @@ class Graph:
         shares_threads_with: Iterable[str] = (),
         retry: Retry | int | None = None,
         cache_dir: str | PathLike[str] | None = None,
+        budget: Budget | None = None,
     ) -> CompiledGraph:
         """Check the whole graph and make a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -520,6 +522,7 @@ class Graph:
                 before, or those of graphs that work on one thread by turns.
             retry: the retry policy of every node that has none of its own and is no graph, as in `add_node`.
             cache_dir: the folder for the results of nodes with `cache=`; by default one in DSPy's cache folder.
+            budget: what a run may spend, unless its call gives another budget. Inside another graph it has no effect.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can be changed and compiled again.
@@ -563,6 +566,7 @@ class Graph:
             warn_at=warn_at,
             shares_threads_with=frozenset(as_names(shares_threads_with)),
             cache_dir=None if cache_dir is None else checked_folder(cache_dir),
+            budget=Budget.of(budget),
         )
         text = source_text(self._options, nodes, self._edges, self._error_edges)
         return make_program(

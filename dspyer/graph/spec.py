@@ -8,6 +8,7 @@ from typing import Any
 
 import dspy
 
+from dspyer.budget import Budget
 from dspyer.display.graph_picture import GraphPicture
 from dspyer.display.graph_svg import draw_svg
 from dspyer.display.redaction import Redact, Redaction, redacted_policies
@@ -61,6 +62,7 @@ class GraphSpec:
         takes: for each node, the names that a `Send` may bring, for it or its routers; None for any.
         named: whether the graph was given a name.
         shares_threads_with: names of other graphs whose threads this one may continue.
+        budget: what a run may spend, unless the call gives another budget; None for no limit.
         policies: what surrounds the calls of the nodes that have a policy, by node; for a map, the calls of its items.
         error_edges: where a branch goes after a failure, by node; the first edge that takes the exception counts.
         cache_dir: the folder for the results of nodes with a cache; None for one in DSPy's cache folder.
@@ -103,6 +105,7 @@ class GraphSpec:
     named: bool = False
     shares_threads_with: frozenset[str] = frozenset()
     policies: Mapping[str, NodePolicy] = field(default_factory=dict)
+    budget: Budget | None = None
     error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
     cache_dir: str | None = None
     routers: tuple[Router, ...] = field(init=False)

@@ -16,6 +16,8 @@ from threading import Lock
 from typing import Any, Protocol
 
 from dspyer.blocking import cancellation_count
+from dspyer.budget import Spending
+from dspyer.dspy_module.request_gate import raise_if_refused
 from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import (
     AttemptError,
@@ -82,9 +84,11 @@ class AttemptHost(Protocol):
         root: the id of the run, the same after each resume.
         label: the name of the run, the prefix of the ids of its questions; empty for a run that is not stored.
         limit: the time that the node has in which the run is, and so all attempts of the run; None for no limit.
+        spending: what the run has spent of its budget; None for no budget.
     """
 
     limit: TimeLimit | None
+    spending: Spending | None
     records: ExecutionRecords
     journal: Journal | None
     answer: AnswerSource
@@ -160,6 +164,7 @@ class NoRun(NotLive):
         self.root = "alone"
         self.label = ""
         self.limit: TimeLimit | None = None
+        self.spending: Spending | None = None
 
     def publish(self, event: Event) -> None:
         """Drop the event: there is no stream."""
@@ -256,9 +261,10 @@ class Attempt:
             raise AttemptOverError(f"{self.who}: {OVER}")
 
     def seconds_left(self) -> float | None:
-        """The seconds that the attempt has left; None for no limit."""
-        limit = self.limit or self.host.limit
-        return None if limit is None else limit.left()
+        """The seconds that the attempt or the budget has left; None for no limit."""
+        limit, spending = self.limit or self.host.limit, self.host.spending
+        found = [None if limit is None else limit.left(), None if spending is None else spending.seconds_left()]
+        return min((seconds for seconds in found if seconds is not None), default=None)
 
     @property
     def outer_execution(self) -> str:
@@ -335,6 +341,7 @@ class Attempt:
         return {"key": blake2b(text.encode(), digest_size=16).hexdigest()}
 
     def _effect_row(self, place: RecordKey, result: object) -> tuple[Any, NewRow]:
+        self._check_budget()
         limit = self.limit or self.host.limit
         if limit is not None and limit.over:
             raise AttemptOverError(
@@ -582,8 +589,14 @@ class Attempt:
         """Record the result of an item, whose row is written."""
         self.host.records.items[self.local_id] = frozen
 
+    def _check_budget(self) -> None:
+        """Do not record the result of code that went on after the budget had refused its LM call."""
+        if self.host.spending is not None:
+            raise_if_refused()
+
     def item_row(self, frozen: Any) -> NewRow:
         """The row of the result of an item."""
+        self._check_budget()
         row = item_row(self.local_id, frozen)
         if row.content is not None:
             row.content.data  # noqa: B018 - encodes it now: what cannot be stored fails here, in the item

@@ -75,18 +75,27 @@ class Pause(NamedTuple):
     def call(self, call: Call) -> None:
         """Wait in sync code."""
         session = call.runner.session
-        clock.pause(self.seconds, None if session is None else session.stop_signal)
+        clock.pause(self._bounded(session), None if session is None else session.stop_signal)
         _leave_open_if_stopped(session)
 
     async def acall(self, call: Call) -> None:
         """Wait in async code."""
         session = call.runner.session
-        await clock.apause(self.seconds, None if session is None else session.stop_signal)
+        await clock.apause(self._bounded(session), None if session is None else session.stop_signal)
         _leave_open_if_stopped(session)
+
+    def _bounded(self, session: Any) -> float:
+        """The seconds to wait: at most until the end of the run's budget."""
+        left = None if session is None or session.spending is None else session.spending.seconds_left()
+        return self.seconds if left is None else min(self.seconds, left)
 
 
 def _leave_open_if_stopped(session: Any) -> None:
-    if session is not None and session.stopped:
+    if session is None:
+        return
+    if session.spending is not None:
+        session.spending.check()
+    if session.stopped:
         raise asyncio.CancelledError
 
 

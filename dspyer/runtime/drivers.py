@@ -17,12 +17,15 @@ raised: a result that was paid for is not lost.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn
 
 import anyio
 
 from dspyer.blocking import cancellation_count
+from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import count_calls, recording
 from dspyer.errors import DspyerError, Interrupt
 from dspyer.nodes.steps import arun_script, run_script
@@ -43,7 +46,7 @@ def drive(session: Session, **overrides: Any) -> None:
     with (
         recording(**overrides) as steps,
         async_bridge() as cancel,
-        session.stop_signal.on_stop(cancel),
+        session.stop_signal.on_stop(partial(_cancel_async, session, cancel)),
         ThreadWorkers(session.max_threads) as threads,
         session.driving(threads.wake),
     ):
@@ -65,15 +68,27 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any]) -> None:
         if session.pending is not None and _must_not_start(session, started, _write(session)):
             started = []
         if len(started) == 1 and not threads.busy and not plan(session.run):
-            _settle(session, started[0], run_here(steps, run_script, script(session, started[0])))
+            _settle(session, started[0], run_here(steps, *_work(session, started[0])))
             continue
         for execution in started:
-            threads.start(execution, run_script, script(session, execution))
+            threads.start(execution, *_work(session, execution))
         if not threads.busy:
             return
         _settle(session, *threads.next())
         while session.pending is not None and threads.done:
             _settle(session, *threads.next())
+
+
+def _work(session: Session, execution: Execution) -> tuple[Any, ...]:
+    """The call of an execution, with its arguments."""
+    work = (run_script, script(session, execution))
+    return work if session.spending is None else (run_within, session.spending, *work)
+
+
+def _cancel_async(session: Session, cancel: Callable[[str], None], reason: str) -> None:
+    """Cancels the async nodes of a stopped run, unless a budget has stopped it: then they are finished."""
+    if session.stop_signal.error is None:
+        cancel(reason)
 
 
 def _write(session: Session) -> bool:
@@ -170,19 +185,24 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before
                 raise asyncio.CancelledError
         if len(started) == 1 and not tasks.busy and not plan(session.run):
             try:
-                outcome = await arun_here(steps, arun_script, script(session, started[0]))
+                outcome = await arun_here(steps, *_awork(session, started[0]))
             except asyncio.CancelledError:
                 session.leave_open(started[0])
                 raise
             _settle(session, started[0], outcome)
             continue
         for execution in started:
-            tasks.start(execution, arun_script, script(session, execution))
+            tasks.start(execution, *_awork(session, execution))
         if not tasks.busy:
             return
         _settle(session, *await tasks.next())
         while session.pending is not None and tasks.done:
             _settle(session, *await tasks.next())
+
+
+def _awork(session: Session, execution: Execution) -> tuple[Any, ...]:
+    work = (arun_script, script(session, execution))
+    return work if session.spending is None else (arun_within, session.spending, *work)
 
 
 async def _awrite(session: Session) -> bool:

@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import append_to_trace
 from dspyer.errors import Interrupt, NodeOutputError, RouteError, list_names, unwrap_stop_iteration
 from dspyer.events import Question
@@ -412,7 +413,7 @@ class NodeRunner:
         with ThreadWorkers(batch.limit) as threads:
             while batch.may_start(threads.busy):
                 index = batch.start()
-                threads.start(index, calls[index])
+                threads.start(index, *self._work(run_within, calls[index]))
                 while threads.busy and not batch.may_start(threads.busy):
                     batch.put(*threads.next())
         return batch.results()
@@ -425,10 +426,15 @@ class NodeRunner:
         async with TaskWorkers() as tasks:
             while batch.may_start(tasks.busy):
                 index = batch.start()
-                tasks.start(index, calls[index])
+                tasks.start(index, *self._work(arun_within, calls[index]))
                 while tasks.busy and not batch.may_start(tasks.busy):
                     batch.put(*await tasks.next())
         return batch.results()
+
+    def _work(self, within: Callable[..., Any], call: Callable[[], Any]) -> tuple[Any, ...]:
+        """A call with its arguments: if the run has a budget, each item has a gate of its own."""
+        spending = self.session.spending
+        return (call,) if spending is None else (within, spending, call)
 
 
 class Batch(Generic[T]):
@@ -439,7 +445,7 @@ class Batch(Generic[T]):
     ) -> None:
         limit = session.graph.max_concurrency
         self.limit = min(limit, max_concurrency or limit)
-        self._stop_signal = session.stop_signal
+        self._stop_signal, self._spending = session.stop_signal, session.spending
         self._count = count
         self._rule = rule
         self._started = 0
@@ -450,6 +456,8 @@ class Batch(Generic[T]):
         """Whether another call may start while `busy` calls run."""
         may = self._started < self._count and busy < self.limit and not self._failed
         may = may and (self._rule is None or self._rule.may_start)
+        if may and self._spending is not None:
+            self._spending.check()
         return may and self._stop_signal.reason is None
 
     def start(self) -> int:

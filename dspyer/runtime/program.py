@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
+from dspyer.budget import Budget
 from dspyer.dspy_module.lm_requests import noting_lm_retries
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
@@ -88,6 +89,7 @@ class CompiledGraph(dspy.Module):
         resources: Mapping[type, object] | Sequence[object] | None = None,
         answers: Answers = None,
         live: bool = True,
+        budget: Budget | None = None,
     ) -> Run:
         """Runs the graph and returns the run with its state, commits, events and errors.
 
@@ -97,6 +99,7 @@ class CompiledGraph(dspy.Module):
             answers: answers to questions by key, or a function from a `Question` to its answer; they come before
                 those of `compile`.
             live: whether nodes that run at once read each other's posts to live fields; otherwise each is isolated.
+            budget: what the run may spend; by default that of `compile`.
 
         Returns:
             The run. If a node failed, its error is `run.error`; if the run waits for answers, it has `questions`.
@@ -111,7 +114,7 @@ class CompiledGraph(dspy.Module):
             >>> run.status, run.prediction.loud
             ('completed', 'HEY')
         """
-        return self._run(inputs, Request(resources_of(resources), answer=answer_source(answers), live=live))
+        return self._run(inputs, _request(resources, answers, live, budget))
 
     async def arun(
         self,
@@ -120,6 +123,7 @@ class CompiledGraph(dspy.Module):
         resources: Mapping[type, object] | Sequence[object] | None = None,
         answers: Answers = None,
         live: bool = True,
+        budget: Budget | None = None,
     ) -> Run:
         """Runs the graph in async code; arguments, result and errors are those of `run`.
 
@@ -130,7 +134,7 @@ class CompiledGraph(dspy.Module):
             >>> asyncio.run(graph.add_path(START, "shout", END).compile().arun({"text": "hey"})).status
             'completed'
         """
-        return await self._arun(inputs, Request(resources_of(resources), answer=answer_source(answers), live=live))
+        return await self._arun(inputs, _request(resources, answers, live, budget))
 
     def stream(
         self,
@@ -139,6 +143,7 @@ class CompiledGraph(dspy.Module):
         resources: Mapping[type, object] | Sequence[object] | None = None,
         answers: Answers = None,
         live: bool = True,
+        budget: Budget | None = None,
     ) -> Events:
         """Runs the graph and returns its events as they happen.
 
@@ -150,6 +155,7 @@ class CompiledGraph(dspy.Module):
             resources: as in `run`.
             answers: as in `run`.
             live: as in `run`.
+            budget: as in `run`.
 
         Returns:
             An iterator of events, whose `run` is the run after the last event. A question ends the events.
@@ -166,7 +172,7 @@ class CompiledGraph(dspy.Module):
             >>> names[0], names[-1], stream.run.state["loud"]
             ('RunStarted', 'RunEnded', 'HEY')
         """
-        request = Request(resources_of(resources), answer=answer_source(answers), live=live)
+        request = _request(resources, answers, live, budget)
         return Events(lambda observe: self._run(inputs, request, observe), request)
 
     def astream(
@@ -176,6 +182,7 @@ class CompiledGraph(dspy.Module):
         resources: Mapping[type, object] | Sequence[object] | None = None,
         answers: Answers = None,
         live: bool = True,
+        budget: Budget | None = None,
     ) -> AsyncEvents:
         """Runs the graph in async code and returns its events as they happen; otherwise like `stream`.
 
@@ -188,7 +195,7 @@ class CompiledGraph(dspy.Module):
             >>> asyncio.run(main(graph.add_path(START, "shout", END).compile()))[-1]
             'RunEnded'
         """
-        request = Request(resources_of(resources), answer=answer_source(answers), live=live)
+        request = _request(resources, answers, live, budget)
         return AsyncEvents(lambda observe: self._arun(inputs, request, observe), request)
 
     def with_resources(self, resources: Mapping[type, object] | Sequence[object]) -> CompiledGraph:
@@ -457,7 +464,7 @@ class CompiledGraph(dspy.Module):
             name = graph.inputs[0] if graph.inputs else "name"
             raise InputError(f"graph {graph.name!r} takes its inputs by name: write program({name}=...)")
         asked: Request | None = dspy.settings.get(REQUEST)
-        request = asked or Request(keeps_events=False)
+        request = (asked or Request(keeps_events=False)).with_spending(graph.budget)
         run_start = request.run_start or self._run_start(inputs, request)
         resources = self._check_resources(request)
         kind = LiveSession if graph.topology.schema.live_fields and request.live else Session
@@ -533,6 +540,13 @@ def _settings_inside(session: Session) -> dict[str, Any]:
     return {REQUEST: None, **noting}
 
 
+def _request(
+    resources: Mapping[type, object] | Sequence[object] | None, answers: Answers, live: bool, budget: Budget | None
+) -> Request:
+    """The request of a call that users make."""
+    return Request(resources_of(resources), answer=answer_source(answers), live=live, budget=Budget.of(budget))
+
+
 # --- a program as a node of another one
 
 
@@ -554,6 +568,7 @@ def _request_inside(call: Call) -> Request:
         records=around.records,
         journal=around.journal,
         limit=call.context.delegate.limit or around.limit,
+        spending=around.spending,
     )
 
 
@@ -569,7 +584,7 @@ def _inside(call: Call, request: Request) -> Iterator[None]:
     # The inner run has a signal of its own. If it has no reason, another program that an inner node has called was
     # stopped, and its error is an error of that node.
     with (
-        stopped_with.on_stop(request.stop),
+        stopped_with.on_stop(lambda reason: request.stop_signal.stop(reason, stopped_with.error)),
         nullcontext() if limit is None else limit.signal.on_stop(request.stop),
         dspy.context(**{REQUEST: request}),
     ):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 
+from dspyer.budget import Budget, Spending
 from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.events import Event
 from dspyer.patch import DELETE, Replace, diff_value
@@ -92,12 +93,14 @@ class Outcome:
         sessions: the sessions, in the order in which they began.
         ended: how the last session ended, until its `Run` is made or its error is raised.
         cut_off: the run of a cancelled task, which raises `CancelledError` and so cannot return it.
+        spending: what all runs of the request have spent; None for no budget.
     """
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
         self.ended: SessionEnd | None = None
         self.cut_off: Run | None = None
+        self.spending: Spending | None = None
         self._predictions: dict[str, dspy.Prediction] = {}
 
     def predicted(self, run_id: str, prediction: dspy.Prediction) -> None:
@@ -139,6 +142,8 @@ class Request:
         records: the results of effects, answers and items of earlier attempts; None for a run that is not stored.
         journal: writes the rows of the run; None for a run that is not stored.
         stop_signal: stops the runs of the request.
+        budget: what the run may spend; None for the budget of `compile`.
+        spending: of a program inside a node, what the run around it has spent of its budget; None for no budget.
         limit: the time that the node has in which the program is called; None for no limit.
         outcome: what the runs of the request leave behind. Copies of a request share it.
     """
@@ -156,8 +161,19 @@ class Request:
     records: ExecutionRecords | None = None
     journal: Journal | None = None
     stop_signal: StopSignal = field(default_factory=StopSignal)
+    budget: Budget | None = None
+    spending: Spending | None = None
     limit: TimeLimit | None = None
     outcome: Outcome = field(default_factory=Outcome)
+
+    def with_spending(self, of_graph: Budget | None) -> Request:
+        """The same with the account of what its runs spend, if there is a budget; that of `compile` is the default."""
+        budget = self.budget or of_graph
+        if self.inside or budget is None:
+            return self
+        outcome = self.outcome
+        outcome.spending = outcome.spending or Spending(budget, self.stop_signal)
+        return replace(self, spending=outcome.spending)
 
     def stop(self, reason: str) -> None:
         """Stops the runs of the request. May be called from any thread."""

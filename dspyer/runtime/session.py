@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from dspyer.display.redaction import Redactor
 from dspyer.dspy_module.tracing import Steps, is_rejected, rejected_step, tokens_used
 from dspyer.errors import (
+    BudgetError,
     CheckError,
     Interrupt,
     MapError,
@@ -116,6 +117,7 @@ class Session(NotLive):
         live: whether nodes that run at once read each other's posts to live fields.
         stop_signal: says whether the run is to stop, and why.
         limit: the time that the node has in which the run is; None for no limit.
+        spending: what the run, with the runs around and inside of it, has spent of its budget; None for no budget.
     """
 
     def __init__(
@@ -141,6 +143,7 @@ class Session(NotLive):
         self.live = request.live
         self.stop_signal = request.stop_signal
         self.limit = request.limit
+        self.spending = request.spending
         self.run_id = run_start.run_id
         self.root = request.root or run_start.run_id
         self.label = "/".join(run_start.label)
@@ -175,9 +178,9 @@ class Session(NotLive):
         """Begins the executions that may start, up to `max_running`."""
         started: list[Execution] = []
         limit = self.max_running
-        if self._to_restart and not self.stopped:
+        if self._to_restart and self._may_start:
             started, self._to_restart = self._restarted(self._to_restart), []
-        while plan(self.run) and not self.stopped and len(self.run.running) < limit:
+        while plan(self.run) and self._may_start and len(self.run.running) < limit:
             position = 0 if not self.graph.interrupt_after else self._next_position()
             if position is None:
                 break
@@ -283,6 +286,13 @@ class Session(NotLive):
     def stopped(self) -> bool:
         """Whether no further execution starts: the run was stopped, or a write has failed."""
         return self.stop_signal.reason is not None or self.write_error is not None
+
+    @property
+    def _may_start(self) -> bool:
+        """Whether another execution may start. The first commit may always: it calls no node."""
+        if self.spending is not None and len(self.run.log):
+            self.spending.check()
+        return not self.stopped
 
     def stop(self, reason: str) -> None:
         """Stops the run: no further execution starts. May be called from any thread."""
@@ -439,6 +449,13 @@ class Session(NotLive):
             node, path, execution = _origin(refused)
             failure = Failure.of(self.write_error, node=node, branch=path, execution=execution)
             failures.append((failure, self.write_error))
+        if self._refusal is not None and self.status == "failed" and not failures:
+            last = run.log[len(run.log) - 1].commit
+            # The execution whose LM call was refused was left open; a response of unknown cost has been committed.
+            running = [(one.node, one.path, one.id) for one in run.running.values()]
+            node, path, execution = next(iter(running), (last.node, last.branch, last.id))
+            failure = Failure.of(self._refusal, node=node, branch=path, execution=execution)
+            failures.append((failure, self._refusal))
         fingerprint = self.journal.encoder.digest(run.trunk_state) if run.ended else None
         return [*self.new_rows(), end_row(self.status, fingerprint, failures, tokens_used())]
 
@@ -531,7 +548,15 @@ class Session(NotLive):
             return "failed"
         if run.ended:
             return "completed"
+        if self._refusal is not None:
+            return "failed"
         return "interrupted" if self.questions() else "stopped"
+
+    @property
+    def _refusal(self) -> Exception | None:
+        """Why the budget does not allow the run at all: the price of a model is not known. The outermost run fails."""
+        error = self.stop_signal.error
+        return None if self.scope or isinstance(error, BudgetError) else error
 
     def questions(self) -> tuple[Question, ...]:
         """The open questions; none while something can run without their answers."""
@@ -562,10 +587,14 @@ class Session(NotLive):
                 what = "".join(format_exception_only(other.error)).partition("\n")[0]
                 annotate(first.error, f"also failed: {other.node!r} (branch {path_text(other.path)}): {what}")
             return first.error
+        if self.status == "failed":
+            return self._refusal
         if self.status != "stopped":
             return None
         stored = self.journal is not None and bool(self.journal.thread)
         fix = CAN_RESUME if stored else CANNOT_RESUME
+        if self.spending is not None and self.stop_signal.error is not None:
+            return self.spending.error(f". The run of graph {self.graph.name!r} was stopped. {fix}")
         return RunStoppedError.of(self.stop_signal.reason or "", self.graph.name, fix)
 
     def trace(self, run: RunState) -> list[Any]:

@@ -1,0 +1,180 @@
+"""`RequestGate`: counts what the LM calls of a node spend, and refuses those that the budget does not allow.
+
+It is a callback of DSPy, so it sees the calls of all predictors, also those in modules, tools and threads of DSPy. For
+the time of an LM call it replaces the usage tracker, which gets the usage of each response that no cache gave, and
+stands in the list of calling modules, in whose histories DSPy puts the entry with the cost.
+
+DSPy logs what a callback raises, if it is an `Exception`. `CancelledError` is none: it passes through user code and
+DSPy up to the driver, which leaves the execution open, so that a resume calls the node again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+import dspy
+from dspy.clients.capabilities import resolve
+from dspy.clients.model_metadata import model_info, rate
+from dspy.lm15 import LM15Error
+from dspy.utils.callback import BaseCallback
+
+from dspyer.budget import Spending, Spent
+from dspyer.errors import Interrupt
+
+T = TypeVar("T")
+
+
+class RequestGate(BaseCallback):
+    """The gate of one execution of a node.
+
+    Attributes:
+        refused: whether an LM call was refused, so that the execution must not commit.
+    """
+
+    def __init__(self, spending: Spending, around: RequestGate | None) -> None:
+        self.refused = False
+        self._around = around
+        outer = () if around is None else around.spendings
+        self.spendings: tuple[Spending, ...] = (spending, *[one for one in outer if one is not spending])
+        self._calls: dict[str, tuple[LMCallRecord, AbstractContextManager[None]]] = {}  # that run, by the id of DSPy
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Refuses an LM call beyond a limit, or lets it be counted."""
+        del inputs
+        for spending in self.spendings:
+            if spending.check() and spending.budget.cost is not None and not _has_price(spending, instance):
+                spending.refuse(f"the price of {instance.model!r} is not known", instance.model)
+            if not spending.check():
+                self._refuse()
+        record = LMCallRecord(instance, dspy.settings.usage_tracker)
+        callers = [*(dspy.settings.caller_modules or ()), record]
+        context = dspy.context(usage_tracker=record, caller_modules=callers)
+        context.__enter__()
+        self._calls[call_id] = (record, context)
+
+    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+        """Counts what an LM call has spent."""
+        del outputs
+        record, context = self._calls.pop(call_id)
+        context.__exit__(None, None, None)
+        for spending in self.spendings:
+            spending.add(record.lm.model, record.spent(spending, failed=exception is not None))
+
+    def raise_if_refused(self) -> None:
+        """Raises `CancelledError` if an LM call was refused, whatever the code of the node has made of it."""
+        if self.refused:
+            raise asyncio.CancelledError
+
+    def _refuse(self) -> None:
+        gate: RequestGate | None = self
+        while gate is not None:
+            gate.refused = True
+            gate = gate._around
+        raise asyncio.CancelledError
+
+
+class LMCallRecord:
+    """One LM call: a usage tracker that passes on what it gets, and the history that gets the entry of the call."""
+
+    def __init__(self, lm: Any, tracker: Any) -> None:
+        self.lm = lm
+        self.history: list[dict[str, Any]] = []
+        self._tracker = tracker
+        self._usages: list[Mapping[str, Any]] = []
+
+    def add_usage(self, model: str, usage: dict[str, Any]) -> None:
+        """Keeps the usage of a response; DSPy reports none for a response from a cache."""
+        self._usages.append(usage)
+        if self._tracker is not None:
+            self._tracker.add_usage(model, usage)
+
+    def spent(self, spending: Spending, failed: bool) -> Spent:
+        """What the call has spent."""
+        if not self._usages:
+            return Spent(requests=1 if failed else 0)
+        tokens = sum(total for _, _, total in map(_tokens, self._usages))
+        return Spent(tokens, None if spending.budget.cost is None else self._cost(spending), 1)
+
+    def _cost(self, spending: Spending) -> float | None:
+        """The cost in USD: by the prices of the budget, else by DSPy's figure; None if it is not known."""
+        prices = spending.budget.prices.get(self.lm.model)
+        if prices is None and self.history:
+            cost: float | None = self.history[-1].get("cost")
+            return cost
+        prices = prices or _known_prices(self.lm)  # without a history entry: it is switched off, or the call failed
+        counts = [_tokens(usage) for usage in self._usages]
+        if prices is None or not all(total for _, _, total in counts):
+            return None
+        return sum((sent * prices[0] + given * prices[1]) / 1e6 for sent, given, _ in counts)
+
+
+def _tokens(usage: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The tokens of the prompt, of the response, and of both."""
+    sent = usage.get("prompt_tokens") or usage.get("input_tokens") or 0
+    given = usage.get("completion_tokens") or usage.get("output_tokens") or 0
+    return sent, given, usage.get("total_tokens") or sent + given
+
+
+def _has_price(spending: Spending, lm: Any) -> bool:
+    """Whether the cost of a request to an LM will be known, as far as that can be told before the request."""
+    if lm.model in spending.budget.prices:
+        return True
+    engine = getattr(lm, "_engine_spec", None)
+    if engine is None:
+        return True  # a class of its own, which may report a cost: its first response shows it
+    return isinstance(engine, str) and _known_prices(lm) is not None  # DSPy knows no price for an engine of the user
+
+
+def _known_prices(lm: Any) -> tuple[float, float] | None:
+    """The prices that DSPy knows, in USD per million tokens in and out; None for none."""
+    try:
+        route = resolve(lm)
+        info = model_info(route.provider, route.model)
+    except LM15Error:  # a model that only LiteLLM can route
+        info = model_info(*lm.model.split("/", 1)) if "/" in lm.model else {}
+    prices = [rate(info, key) for key in ("input_cost_per_token", "output_cost_per_token")]
+    return None if prices[0] is None or prices[1] is None else (prices[0] * 1e6, prices[1] * 1e6)
+
+
+def raise_if_refused() -> None:
+    """Raises `CancelledError` if an LM call was refused in what runs here: no result of it may be recorded."""
+    for callback in dspy.settings.callbacks or ():
+        if isinstance(callback, RequestGate):
+            callback.raise_if_refused()
+
+
+def run_within(spending: Spending, work: Callable[..., T], *args: Any) -> T:
+    """Runs an execution, or an item of a map, with its LM calls counted and bounded."""
+    with _gate(spending) as gate:
+        try:
+            result = work(*args)
+        except (Exception, Interrupt):
+            gate.raise_if_refused()
+            raise
+        gate.raise_if_refused()
+        return result
+
+
+async def arun_within(spending: Spending, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """The same in async code."""
+    with _gate(spending) as gate:
+        try:
+            result = await work(*args)
+        except (Exception, Interrupt):
+            gate.raise_if_refused()
+            raise
+        gate.raise_if_refused()
+        return result
+
+
+@contextmanager
+def _gate(spending: Spending) -> Iterator[RequestGate]:
+    """A block whose LM calls are counted and bounded; the gate around it, if there is one, gives way to its own."""
+    callbacks = list(dspy.settings.callbacks or ())
+    around = next((one for one in callbacks if isinstance(one, RequestGate)), None)
+    gate = RequestGate(spending, around)
+    with dspy.context(callbacks=[gate, *[one for one in callbacks if one is not around]]):
+        yield gate
