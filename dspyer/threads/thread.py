@@ -11,28 +11,26 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
 
-import anyio.to_thread
-
+from dspyer.budget import Budget
 from dspyer.display.redaction import Redactor
 from dspyer.events import Commit, Question
 from dspyer.failure import Failure
-from dspyer.nodes.binding import resources_of
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.reader import HistoryReader
-from dspyer.runtime.request import Observe, Request, ignore
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
 from dspyer.stores.memory import Memory
-from dspyer.threads.changes import copy_thread, first_write_of_rerun, update_thread
+from dspyer.threads.changes import copy_thread, update_thread
 from dspyer.threads.deletion import delete_thread, prune_thread
 from dspyer.threads.export import export, load, shown_row
 from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.graph_fingerprint import StorableCheck, decoder, fingerprint_of
 from dspyer.threads.merge_on_finish import MergeOnFinish
 from dspyer.threads.merging import ThreadMerger, check_same_store
-from dspyer.threads.ownership import ThreadLock, existing_row
+from dspyer.threads.ownership import existing_row
+from dspyer.threads.playing import RunPlayer, new_request, stop_run
 from dspyer.threads.start import RunStarter
 from dspyer.threads.status import failures_of, open_questions, status_of, usage_of
 from dspyer.threads.thread_program import AnswersByKey, OnConflict, Resources, ThreadProgram
@@ -68,7 +66,9 @@ class Thread:
         recent = recent_indexes(program)
         self._starter = RunStarter(graph, self._reader, name, fingerprint, self._thread_reader.cache.up_to, recent)
         self._merger = ThreadMerger(self._starter, self._thread_reader)
-        self._merge_on_finish = MergeOnFinish(self._starter, self._merger)
+        self._player = RunPlayer(
+            program, self._starter, self._thread_reader, MergeOnFinish(self._starter, self._merger)
+        )
 
     # --- run
 
@@ -82,6 +82,7 @@ class Thread:
         abandon: bool = False,
         take_over: bool = False,
         live: bool = True,
+        budget: Budget | None = None,
     ) -> Run:
         """Starts a run that continues from the state of the thread.
 
@@ -96,6 +97,7 @@ class Thread:
             abandon: leaves an open run as it is; its commits stay in the history.
             take_over: replaces another owner, which can commit nothing more.
             live: as in `program.run`; a resume or a rerun of the run keeps it.
+            budget: as in `program.run`.
 
         Returns:
             The run; if a node failed, with its error in `run.error`.
@@ -114,8 +116,10 @@ class Thread:
             >>> t.run({"name": "Ada"}).state["text"]
             'Hello Ada'
         """
-        request = Request(resources_of(resources), live=live)
-        return self._play(inputs, self._lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout))
+        request = new_request(resources, live, budget)
+        return self._player.play(
+            inputs, self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
+        )
 
     async def arun(
         self,
@@ -127,6 +131,7 @@ class Thread:
         abandon: bool = False,
         take_over: bool = False,
         live: bool = True,
+        budget: Budget | None = None,
     ) -> Run:
         """Starts a run in async code; arguments, result and errors are those of `run`.
 
@@ -138,9 +143,9 @@ class Thread:
             >>> asyncio.run(t.arun({"name": "Ada"})).state["text"]
             'Hello Ada'
         """
-        request = Request(resources_of(resources), live=live)
-        lock = self._lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
-        return await self._aplay(inputs, lock)
+        request = new_request(resources, live, budget)
+        lock = self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
+        return await self._player.aplay(inputs, lock)
 
     def stream(
         self,
@@ -152,6 +157,7 @@ class Thread:
         abandon: bool = False,
         take_over: bool = False,
         live: bool = True,
+        budget: Budget | None = None,
     ) -> Events:
         """Starts a run like `run` and yields its events as they happen.
 
@@ -172,9 +178,9 @@ class Thread:
             >>> [type(event).__name__ for event in t.stream({"name": "Ada"})]
             ['RunStarted', 'Committed', 'NodeStarted', 'Committed', 'RunEnded']
         """
-        request = Request(resources_of(resources), live=live)
-        lock = self._lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
-        return Events(lambda observe: self._play(inputs, lock, observe), request)
+        request = new_request(resources, live, budget)
+        lock = self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
+        return Events(lambda observe: self._player.play(inputs, lock, observe), request)
 
     def astream(
         self,
@@ -186,6 +192,7 @@ class Thread:
         abandon: bool = False,
         take_over: bool = False,
         live: bool = True,
+        budget: Budget | None = None,
     ) -> AsyncEvents:
         """Starts a run in async code and yields its events; arguments, result and errors are those of `stream`.
 
@@ -199,15 +206,16 @@ class Thread:
             >>> asyncio.run(names())[-1]
             'RunEnded'
         """
-        request = Request(resources_of(resources), live=live)
-        lock = self._lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
-        return AsyncEvents(lambda observe: self._aplay(inputs, lock, observe), request)
+        request = new_request(resources, live, budget)
+        lock = self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
+        return AsyncEvents(lambda observe: self._player.aplay(inputs, lock, observe), request)
 
     def resume(
         self,
         answers: AnswersByKey = None,
         *,
         resources: Resources = None,
+        budget: Budget | None = None,
         take_over: bool = False,
         max_resumes: int = 10,
         allow_changed_graph: AllowChanged = False,
@@ -220,6 +228,7 @@ class Thread:
             answers: answers to open questions, by `Question.id`. A key does if exactly one open question has it; it
                 means whatever is open now, so an answer that may be delivered late or twice must come by id.
             resources: as in `program.run`; never stored.
+            budget: what may be spent from here on; by default that of `compile`.
             take_over: replaces another owner, which can commit nothing more.
             max_resumes: how often a run may be resumed without progress.
             allow_changed_graph: whether a graph may continue the run that has changed since it was begun (other nodes,
@@ -242,14 +251,17 @@ class Thread:
             >>> t.run({}).status, t.resume({"ok": True}).state["sent"]
             ('interrupted', True)
         """
-        request = Request(resources_of(resources))
-        return self._play({}, self._lock_last(answers, request, take_over, max_resumes, allow_changed_graph))
+        request = new_request(resources, True, budget)
+        return self._player.play(
+            {}, self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
+        )
 
     async def aresume(
         self,
         answers: AnswersByKey = None,
         *,
         resources: Resources = None,
+        budget: Budget | None = None,
         take_over: bool = False,
         max_resumes: int = 10,
         allow_changed_graph: AllowChanged = False,
@@ -264,15 +276,16 @@ class Thread:
             >>> t.run({}).status, asyncio.run(t.aresume({"ok": True})).state["sent"]
             ('interrupted', True)
         """
-        request = Request(resources_of(resources))
-        lock = self._lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
-        return await self._aplay({}, lock)
+        request = new_request(resources, True, budget)
+        lock = self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
+        return await self._player.aplay({}, lock)
 
     def stream_resume(
         self,
         answers: AnswersByKey = None,
         *,
         resources: Resources = None,
+        budget: Budget | None = None,
         take_over: bool = False,
         max_resumes: int = 10,
         allow_changed_graph: AllowChanged = False,
@@ -290,15 +303,16 @@ class Thread:
             >>> t.run({}).status, [type(event).__name__ for event in t.stream_resume({"ok": True})][-1]
             ('interrupted', 'RunEnded')
         """
-        request = Request(resources_of(resources))
-        lock = self._lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
-        return Events(lambda observe: self._play({}, lock, observe), request)
+        request = new_request(resources, True, budget)
+        lock = self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
+        return Events(lambda observe: self._player.play({}, lock, observe), request)
 
     def astream_resume(
         self,
         answers: AnswersByKey = None,
         *,
         resources: Resources = None,
+        budget: Budget | None = None,
         take_over: bool = False,
         max_resumes: int = 10,
         allow_changed_graph: AllowChanged = False,
@@ -315,9 +329,9 @@ class Thread:
             >>> t.run({}).status, asyncio.run(names())[-1]
             ('interrupted', 'RunEnded')
         """
-        request = Request(resources_of(resources))
-        lock = self._lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
-        return AsyncEvents(lambda observe: self._aplay({}, lock, observe), request)
+        request = new_request(resources, True, budget)
+        lock = self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
+        return AsyncEvents(lambda observe: self._player.aplay({}, lock, observe), request)
 
     # --- read
 
@@ -521,7 +535,14 @@ class Thread:
         copy_thread(self._starter, self._thread_reader, copied._starter, at, patch)
         return copied
 
-    def rerun(self, from_version: int | str, *, resources: Resources = None, take_over: bool = False) -> Run:
+    def rerun(
+        self,
+        from_version: int | str,
+        *,
+        resources: Resources = None,
+        budget: Budget | None = None,
+        take_over: bool = False,
+    ) -> Run:
         """Goes back to a commit and repeats what came after it: a new run, with new calls and new effects.
 
         The branches that were active at the commit continue, along the routes that they had taken there. What came
@@ -530,6 +551,7 @@ class Thread:
         Args:
             from_version: version or id of the commit. To repeat a whole run with its inputs, that of its `START`.
             resources: as in `program.run`; never stored.
+            budget: as in `program.run`.
             take_over: replaces another owner, which can commit nothing more.
 
         Returns:
@@ -548,11 +570,17 @@ class Thread:
             >>> t.run({"n": 1}).state["n"], t.rerun(0).state["n"]
             (2, 2)
         """
-        request = Request(resources_of(resources))
-        with self._lock_rerun(from_version, request, take_over).held() as owned:
-            return self._program._run({}, owned.request)
+        request = new_request(resources, True, budget)
+        return self._player.play({}, self._player.lock_rerun(from_version, request, take_over))
 
-    async def arerun(self, from_version: int | str, *, resources: Resources = None, take_over: bool = False) -> Run:
+    async def arerun(
+        self,
+        from_version: int | str,
+        *,
+        resources: Resources = None,
+        budget: Budget | None = None,
+        take_over: bool = False,
+    ) -> Run:
         """Goes back to a commit in async code; arguments, result and errors are those of `rerun`.
 
         Example:
@@ -563,9 +591,28 @@ class Thread:
             >>> t.run({"n": 1}).state["n"], asyncio.run(t.arerun(0)).state["n"]
             (2, 2)
         """
-        request = Request(resources_of(resources))
-        async with self._lock_rerun(from_version, request, take_over).aheld() as owned:
-            return await self._program._arun({}, owned.request)
+        request = new_request(resources, True, budget)
+        return await self._player.aplay({}, self._player.lock_rerun(from_version, request, take_over))
+
+    def stop(self) -> None:
+        """Ends the run that works on the thread, in whatever process it is. `resume` continues it.
+
+        What it has committed stays, and it commits nothing more. In its process nothing new starts, and async nodes are
+        cancelled, once it finds out: at its next commit, or when it renews its lease (every 10 s).
+
+        Raises:
+            ThreadError: if no run works on the thread.
+            StoreError: if the store fails.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> stop = lambda state: program.thread("t-42").stop()
+            >>> graph = Graph().add_node("stop", stop, writes=[]).add_node("late", lambda: {"n": 1}, writes=["n"])
+            >>> program = graph.add_path(START, "stop", "late", END).compile(store=":memory:")
+            >>> program.thread("t-42").run({}).status, program.thread("t-42").status
+            ('stopped', 'stopped')
+        """
+        stop_run(self._starter)
 
     def update(self, patch: Mapping[str, Any], as_node: str | None = None) -> Commit:
         """Commits a patch manually. It is validated like the output of a node, and is a commit like any other.
@@ -742,54 +789,3 @@ class Thread:
 
     def __repr__(self) -> str:
         return f"<thread {self.name!r} in {self._store.address}>"
-
-    # --- play a run while holding the thread
-
-    def _lock_new(
-        self,
-        inputs: Mapping[str, Any],
-        request: Request,
-        abandon: bool,
-        take_over: bool,
-        on_conflict: str,
-        lock_timeout: float,
-    ) -> ThreadLock:
-        self._program._check_resources(request)
-        acquire = partial(self._starter.start_new, inputs, request, abandon=abandon, take_over=take_over)
-        if on_conflict == "merge":
-            acquire = partial(self._merge_on_finish.start, inputs, request, abandon)
-        return ThreadLock(acquire, request, on_conflict, lock_timeout)
-
-    def _lock_last(
-        self, answers: AnswersByKey, request: Request, take_over: bool, max_resumes: int, allow: AllowChanged
-    ) -> ThreadLock:
-        self._program._check_resources(request)
-        resume = self._starter.resume_last
-        acquire = partial(resume, answers, request, take_over=take_over, max_resumes=max_resumes, allow=allow)
-        return ThreadLock(acquire, request, "raise", 0.0)
-
-    def _lock_rerun(self, version: int | str, request: Request, take_over: bool) -> ThreadLock:
-        self._program._check_resources(request)
-        first_write = partial(first_write_of_rerun, self._starter, self._thread_reader, version)
-        return ThreadLock(partial(self._starter.acquire, first_write, request, take_over), request, "raise", 0.0)
-
-    # These hold no run in a variable: the traceback of its error refers to their frames, and would keep it alive.
-
-    def _play(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe = ignore) -> Run:
-        return self._merge_on_finish.finish(self._play_held(inputs, lock, observe), lock)
-
-    async def _aplay(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe = ignore) -> Run:
-        return await self._afinish(await self._aplay_held(inputs, lock, observe), lock)
-
-    def _play_held(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe) -> Run:
-        with lock.held() as owned:
-            return self._program._run(inputs, owned.request, observe)
-
-    async def _aplay_held(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe) -> Run:
-        async with lock.aheld() as owned:
-            return await self._program._arun(inputs, owned.request, observe)
-
-    async def _afinish(self, run: Run, lock: ThreadLock) -> Run:
-        if lock.owned is None or lock.owned.journal.thread:  # it owns its thread: no worker thread is needed
-            return run
-        return await anyio.to_thread.run_sync(self._merge_on_finish.finish, run, lock)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Annotated, Any
@@ -14,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Budget, CompiledGraph, Graph, Retry, reducers
-from dspyer.errors import BudgetError, InputError, RunStoppedError
+from dspyer.errors import BudgetError, RunStoppedError
 from dspyer.testing import no_pauses
 from tests.openai_server import OpenAIServer
 
@@ -31,9 +29,9 @@ class Talk(BaseModel):
 
 @pytest.fixture
 def server() -> Iterator[OpenAIServer]:
-    with OpenAIServer(lambda messages: "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]") as server:
-        with dspy.context(lm=server.lm()):
-            yield server
+    text = "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
+    with OpenAIServer(lambda messages: text) as server, dspy.context(lm=server.lm()):
+        yield server
 
 
 def run(runner: Any, mode: str, **options: Any) -> Any:
@@ -146,7 +144,7 @@ def raises_another(ask: dspy.Predict) -> dict[str, Any]:
 
 def tracks(ask: dspy.Predict) -> dict[str, Any]:
     with dspy.track_usage():
-        return asks(9)(ask)
+        return dict(asks(9)(ask))
 
 
 async def gathers(ask: dspy.Predict) -> dict[str, Any]:
@@ -199,8 +197,7 @@ def test_whatever_a_node_does_no_request_starts_after_the_limit(server: OpenAISe
     assert 4 <= len(server.requests) <= 4 + concurrent
     assert (found.status, found.state["answers"]) == ("stopped", [])
     assert isinstance(found.error, BudgetError)
-    assert found.error.spent["requests"] == len(server.requests)
-    before = len(server.requests)
+    assert 4 <= found.error.spent["requests"] <= 4 + concurrent
     if kind != "another error":
         assert resume(thread, mode, budget=Budget(requests=100)).status == "completed"
-        assert len(server.requests) == before + 9
+        assert 13 <= len(server.requests) <= 13 + concurrent  # those that were in progress at the limit

@@ -1,0 +1,118 @@
+"""Play a run while holding its thread; stop the run that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import anyio.to_thread
+
+from dspyer.budget import Budget
+from dspyer.errors import ThreadError
+from dspyer.nodes.binding import resources_of
+from dspyer.persistence.rows import end_row
+from dspyer.runtime.request import Observe, Request, ignore
+from dspyer.runtime.run import Run
+from dspyer.stores.base import Change, Point
+from dspyer.threads.changes import first_write_of_rerun
+from dspyer.threads.graph_changes import AllowChanged
+from dspyer.threads.merge_on_finish import MergeOnFinish
+from dspyer.threads.ownership import ThreadLock, is_alive
+from dspyer.threads.start import RunStarter
+from dspyer.threads.thread_program import AnswersByKey, Resources, ThreadProgram
+from dspyer.threads.time_travel import ThreadReader
+
+
+def new_request(resources: Resources, live: bool, budget: Budget | None) -> Request:
+    """The request of a run that a user starts."""
+    return Request(resources_of(resources), live=live, budget=Budget.of(budget))
+
+
+class RunPlayer:
+    """Plays the runs of one thread.
+
+    A `lock_...` method checks a call, and returns the lock under which `play` or `aplay` plays its run.
+    """
+
+    def __init__(
+        self, program: ThreadProgram, starter: RunStarter, reader: ThreadReader, merge_on_finish: MergeOnFinish
+    ) -> None:
+        self._program = program
+        self._starter = starter
+        self._reader = reader
+        self._merge_on_finish = merge_on_finish
+
+    def lock_new(
+        self,
+        inputs: Mapping[str, Any],
+        request: Request,
+        abandon: bool,
+        take_over: bool,
+        on_conflict: str,
+        lock_timeout: float,
+    ) -> ThreadLock:
+        """The lock for a new run."""
+        self._program._check_resources(request)
+        acquire = partial(self._starter.start_new, inputs, request, abandon=abandon, take_over=take_over)
+        if on_conflict == "merge":
+            acquire = partial(self._merge_on_finish.start, inputs, request, abandon)
+        return ThreadLock(acquire, request, on_conflict, lock_timeout)
+
+    def lock_last(
+        self, answers: AnswersByKey, request: Request, take_over: bool, max_resumes: int, allow: AllowChanged
+    ) -> ThreadLock:
+        """The lock for the last run, to be resumed."""
+        self._program._check_resources(request)
+        resume = self._starter.resume_last
+        acquire = partial(resume, answers, request, take_over=take_over, max_resumes=max_resumes, allow=allow)
+        return ThreadLock(acquire, request, "raise", 0.0)
+
+    def lock_rerun(self, version: int | str, request: Request, take_over: bool) -> ThreadLock:
+        """The lock for a run that repeats what came after a commit."""
+        self._program._check_resources(request)
+        first_write = partial(first_write_of_rerun, self._starter, self._reader, version)
+        return ThreadLock(partial(self._starter.acquire, first_write, request, take_over), request, "raise", 0.0)
+
+    # These hold no run in a variable: the traceback of its error refers to their frames, and would keep it alive.
+
+    def play(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe = ignore) -> Run:
+        """The run, once it has ended."""
+        return self._merge_on_finish.finish(self._play_held(inputs, lock, observe), lock)
+
+    async def aplay(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe = ignore) -> Run:
+        """The same in async code."""
+        return await self._afinish(await self._aplay_held(inputs, lock, observe), lock)
+
+    def _play_held(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe) -> Run:
+        with lock.held() as owned:
+            return self._program._run(inputs, owned.request, observe)
+
+    async def _aplay_held(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe) -> Run:
+        async with lock.aheld() as owned:
+            return await self._program._arun(inputs, owned.request, observe)
+
+    async def _afinish(self, run: Run, lock: ThreadLock) -> Run:
+        if lock.owned is None or lock.owned.journal.thread:  # it owns its thread: no worker thread is needed
+            return run
+        return await anyio.to_thread.run_sync(self._merge_on_finish.finish, run, lock)
+
+
+def stop_run(starter: RunStarter) -> None:
+    """Write the end of the run that owns a thread, under a new epoch: the owner can commit nothing more.
+
+    Raises `ThreadError` if no run owns the thread.
+    """
+    row = starter.store.thread(starter.thread)
+    if row is None or not is_alive(row):
+        raise ThreadError(f"no run works on thread {starter.thread!r}: there is nothing to stop")
+    # First the fence, without an owner, then the head: the owner may commit until then, and all of that is kept.
+    epoch = starter.store.write(Change(starter.thread, row.epoch, row.epoch + 1, lease=0.0))
+    head = starter.load_head()
+    at = head.row.head
+    if not head.open or at is None:
+        return  # it has ended meanwhile
+    end = end_row("stopped", None, ()).numbered(at.seq + 1)
+    starter.store.write(
+        Change(starter.thread, epoch, lease=0.0, head=Point(at.run, end.seq), rows_of=at.run, rows=[end], flush=True)
+    )
