@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -42,6 +42,7 @@ from dspyer.persistence.patch_cache import (
     join_flight,
 )
 from dspyer.runtime.workers import in_worker_thread
+from dspyer.stopping import current_limit
 from dspyer.values.frozen import thaw
 
 logger = logging.getLogger("dspyer")
@@ -213,13 +214,24 @@ class _Lead(NamedTuple):
     def call(self, call: Call) -> Any:
         del call
         # In a worker thread of AnyIO, async functions run on the loop that the thread belongs to.
-        with self.flight.leading(ANY_LOOP if in_worker_thread() else None):
+        with self._leading(ANY_LOOP if in_worker_thread() else None):
             return run_script(self.script)
 
     async def acall(self, call: Call) -> Any:
         del call
-        with self.flight.leading(asyncio.get_running_loop()):
+        with self._leading(asyncio.get_running_loop()):
             return await arun_script(self.script)
+
+    @contextmanager
+    def _leading(self, loop: object) -> Iterator[None]:
+        with ExitStack() as stack:
+            # If an attempt around the execution times out, it may be left running for good: nothing waits for it then.
+            limit = current_limit.get()
+            while limit is not None:
+                stack.enter_context(limit.signal.on_stop(lambda _reason: self.flight.abandon()))
+                limit = limit.around
+            with self.flight.leading(loop):
+                yield
 
 
 class _Follow(NamedTuple):

@@ -1,64 +1,30 @@
-"""`add_node(cache=)`: one call for equal reads, the same results as without a cache, and no run fails because of it."""
+"""`add_node(cache=)`: one call for equal reads, and the same results as without a cache."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import sqlite3
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import DELETE, END, START, Cache, CompiledGraph, Graph, Replace, Send, reducers, view
+from dspyer import DELETE, END, START, Cache, CompiledGraph, Graph, Replace, Send, view
 from dspyer.clock import fake_clock
-from dspyer.errors import NodeOutputError
+from dspyer.errors import NodeOutputError, NodeTimeoutError
 from dspyer.runtime import node_cache
 from dspyer.testing import Asks, ScriptedLM, no_pauses
-from tests.runtime.conftest import Play
-
-CALLS: Counter[Any] = Counter()
-"""Calls of the functions below: a global variable is no part of a key, so that two programs may share their results."""
+from tests.runtime.cached import CALLS, GATES, Doc, Gate, Later, Library, library, search, slow, warnings_of
+from tests.runtime.conftest import PLAYS, Play
 
 
 @pytest.fixture(autouse=True)
 def _no_calls() -> None:
     CALLS.clear()
     node_cache._warned.clear()
-
-
-class Doc(BaseModel):
-    title: str
-    tags: list[str] = []
-
-
-class Library(BaseModel):
-    query: str = ""
-    docs: list[Doc] = []
-    found: Any = None
-    log: Annotated[list[str], reducers.append] = []
-    count: Annotated[int, reducers.increment] = 0
-    settings: dict[str, Any] = {}
-
-
-def search(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
-    return {"docs": [Doc(title=query)], "log": f"searched {query}", "count": 1}
-
-
-def library(node: Any = search, writes: Any = ("docs", "log", "count"), **options: Any) -> Graph:
-    fields = ["query", "docs", "settings"]
-    graph = Graph(Library, inputs=fields).add_node("search", node, writes=writes, **{"cache": True, **options})
-    return graph.add_path(START, "search", END)
-
-
-def warnings_of(log: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in log.records if record.levelno == logging.WARNING]
 
 
 def facts(program: CompiledGraph, play: Play, inputs: dict[str, Any]) -> Any:
@@ -242,12 +208,6 @@ def strange(query: str) -> dict[str, Any]:
     return {"found": Later(text=query)}
 
 
-class Later(BaseModel):
-    """A model that no field of the schema names, so that no other process could read it."""
-
-    text: str
-
-
 def calls_an_lm(query: str) -> dict[str, Any]:
     CALLS[query] += 1
     return {"found": dspy.settings.answering(question=query).answer}
@@ -354,26 +314,6 @@ def test_a_cached_node_of_a_graph_in_a_map(play: Play, tmp_path: Path) -> None:
 
 
 # --- one call at a time
-
-
-class Gate:
-    """A node that waits until the test lets it go."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.open = threading.Event()
-
-
-GATES: dict[str, Gate] = {}
-
-
-def slow(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
-    GATES[query].entered.release()
-    assert GATES[query].open.wait(20)
-    if query.startswith("bad"):
-        raise ConnectionError("no line")
-    return {"found": query}
 
 
 async def aslow(query: str) -> dict[str, Any]:
@@ -507,119 +447,44 @@ def test_a_stopped_run_does_not_wait_for_its_leader(tmp_path: Path) -> None:
     assert CALLS == {"tides": 1}
 
 
-# --- a bad disk
-
-
-def test_a_folder_that_cannot_be_used_is_a_miss(play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = tmp_path / "folder"
-    program = library().compile(cache_dir=folder)
-    folder.write_text("no folder")
-    for _ in range(2):
-        assert play(program, {"query": "tides"}).status == "completed"
-    assert CALLS == {"tides": 2}
-    assert len(warnings_of(caplog)) == 1
-    folder.unlink()
-    for _ in range(2):
-        assert play(program, {"query": "tides"}).status == "completed"
-    assert CALLS == {"tides": 3}, "the folder can be used again"
-
-
-def rows(folder: Path, statement: str, *values: Any) -> list[Any]:
-    connection = sqlite3.connect(folder / "cache.db")
-    with connection:
-        found = connection.execute(statement, values).fetchall()
-    connection.close()
-    return found
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: data[:-1],
-        lambda data: data.replace(b"tides", b"rides"),
-        lambda data: b"",
-        lambda data: bytes(40),
-        lambda data: data.decode("latin-1"),
-    ],
-    ids=["cut", "changed", "empty", "zeros", "text"],
-)
-def test_a_damaged_entry_is_a_miss(damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    program = library().compile(cache_dir=tmp_path)
-    program.run({"query": "tides"})
-    ((data,),) = rows(tmp_path, "SELECT value FROM Cache")
-    rows(tmp_path, "UPDATE Cache SET value = ?", damage(data))
-    run = program.run({"query": "tides"})
-    assert run.state["docs"] == [Doc(title="tides")]
-    assert CALLS == {"tides": 2}
-    assert "is damaged" in warnings_of(caplog)[0]
-    assert program.run({"query": "tides"}).commits[-1].cached, "the next call has replaced it"
-
-
-def test_an_entry_of_another_key_is_a_miss(tmp_path: Path) -> None:
-    program = library().compile(cache_dir=tmp_path)
-    for query in ("tides", "moon"):
-        program.run({"query": query})
-    first, second = rows(tmp_path, "SELECT rowid, value FROM Cache ORDER BY rowid")
-    rows(tmp_path, "UPDATE Cache SET value = ? WHERE rowid = ?", second[1], first[0])
-    assert program.run({"query": "tides"}).state["docs"] == [Doc(title="tides")]
-
-
-class Bomb:
-    def __reduce__(self) -> Any:
-        return CALLS.update, (["exploded"],)
-
-
-def test_a_pickle_in_the_folder_is_never_read(tmp_path: Path) -> None:
-    from diskcache import Cache as Disk
-
-    program = library().compile(cache_dir=tmp_path)
-    program.run({"query": "tides"})
-    ((key,),) = rows(tmp_path, "SELECT key FROM Cache")
-    with Disk(tmp_path) as disk:
-        disk.set(key, Bomb())
-    assert program.run({"query": "tides"}).status == "completed"
+def test_a_leader_in_an_attempt_that_timed_out_is_waited_for_no_longer(tmp_path: Path) -> None:
+    GATES["tides"] = gate = Gate()
+    inner = library(slow, ["found"]).compile(cache_dir=tmp_path)
+    outer = Graph(Library, inputs=["query"]).add_node("inner", inner, timeout=0.05).add_path(START, "inner", END)
+    assert isinstance(outer.compile().run({"query": "tides"}).error, NodeTimeoutError)  # `slow` still runs
+    runs: list[Any] = []
+    thread = threading.Thread(target=lambda: runs.append(inner.run({"query": "tides"})))
+    thread.start()
+    assert gate.entered.acquire(timeout=20)
+    assert gate.entered.acquire(timeout=20), "the second run makes its own call"
+    gate.open.set()
+    thread.join(20)
+    assert runs[0].status == "completed"
     assert CALLS == {"tides": 2}
 
 
-def big(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
-    return {"found": query * 40_000}
+@pytest.mark.parametrize("play", [PLAYS["sync"], PLAYS["async"]], ids=["sync", "async"])
+def test_a_timeout_is_inside_the_retry_loop_and_that_inside_the_cache(play: Play, tmp_path: Path) -> None:
+    async def late(query: str) -> dict[str, Any]:
+        CALLS[query] += 1
+        if CALLS[query] == 1:
+            await asyncio.sleep(30)
+        return {"found": CALLS[query]}
+
+    program = library(late, ["found"], timeout=0.5, retry=2).compile(cache_dir=tmp_path)
+    with no_pauses():
+        runs = [play(program, {"query": "tides"}) for _ in range(2)]
+    assert [(run.state["found"], run.commits[-1].cached) for run in runs] == [(2, False), (2, True)]
+    assert [len(run.commits[-1].failed_attempts) for run in runs] == [1, 0]
 
 
-def test_a_large_result_whose_file_is_gone_or_cut_is_a_miss(tmp_path: Path) -> None:
-    program = library(big, ["found"]).compile(cache_dir=tmp_path)
-    program.run({"query": "tides"})
-    assert program.run({"query": "tides"}).commits[-1].cached
-    (file,) = tmp_path.rglob("*.val")
-    file.write_bytes(file.read_bytes()[:1000])
-    assert len(program.run({"query": "tides"}).state["found"]) == 200_000
-    for file in tmp_path.rglob("*.val"):
-        file.unlink()
-    assert len(program.run({"query": "tides"}).state["found"]) == 200_000
-    assert CALLS == {"tides": 3}
-
-
-def test_a_full_disk_fails_no_run(
-    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    import diskcache
-
-    def full(*args: Any, **kwargs: Any) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    monkeypatch.setattr(diskcache.Cache, "set", full)
-    program = library().compile(cache_dir=tmp_path)
-    for _ in range(2):
-        assert play(program, {"query": "tides"}).status == "completed"
-    assert CALLS == {"tides": 2}
-    assert [("it cannot be written" in text, "disk is full" in text) for text in warnings_of(caplog)] == [(True, True)]
-
-
-def test_redacted_values_are_not_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def secret(query: str) -> dict[str, Any]:
-        return {"found": Later(text=query)}
-
-    program = library(secret, ["found"]).compile(cache_dir=tmp_path, redact=["found", "query"])
-    program.run({"query": "token-123"})
-    assert warnings_of(caplog)
-    assert "token-123" not in caplog.text
+def test_an_error_edge_is_outside_the_cache(play: Play, tmp_path: Path) -> None:
+    graph = Graph(Library, inputs=["query"]).add_node("search", raises_once, writes=["found"], cache=True)
+    graph.add_node("apologize", lambda: CALLS.update(["sorry"]), writes=[]).add_path(START, "search", END)
+    graph.add_edge("apologize", END)
+    graph.add_error_edge("search", "apologize", on=ConnectionError, into="problem")
+    program = graph.compile(cache_dir=tmp_path)
+    runs = [play(program, {"query": "tides"}) for _ in range(3)]
+    assert [[one.node for one in run.commits[1:]] for run in runs] == [["search", "apologize"], ["search"], ["search"]]
+    assert [run.commits[1].cached for run in runs] == [False, False, True]
+    assert CALLS == {"tides": 2, "sorry": 1}
