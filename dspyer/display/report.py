@@ -163,7 +163,8 @@ def _headline(row: DisplayRow, bars: str, details: str) -> str:
     if row.commit:
         route = [] if row.node.startswith("join:") else _grouped(row.commit.route)
         arrow = f" → {', '.join(route)}" if route else ""
-        text = f"{bars} {row_label(row.commit)} {row.node}{arrow}"
+        failed = " failed" if row.failure else ""
+        text = f"{bars} {row_label(row.commit)} {row.node}{failed}{arrow}"
     else:
         text = f"{bars} {row.node} {row.outcome}"
     return f"{_clip(text, WIDTH - len(details) - 2)}  {details}"
@@ -200,6 +201,8 @@ def _facts(row: DisplayRow, labels: Mapping[str, str]) -> list[str]:
             facts[-1] += f" and {len(row.parents) - SHOWN} more"
     facts += [text for conflict in row.conflicts for text in outcome(conflict)]
     if row.commit:
+        if row.failure:
+            facts.append(f"{row.failure.type}: {_clip(_plain(row.failure.message), 240)}")
         resolved = {conflict.path[0] for conflict in row.conflicts if conflict.path}
         facts += written(row.commit, resolved)
         if row.commit.reason:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import brief
 from dspyer.events import BranchPath, Commit, MergedConflict, Question
+from dspyer.failure import Failure
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import FailedBranch
@@ -44,6 +45,11 @@ class DisplayRow(NamedTuple):
     conflicts: tuple[MergedConflict, ...] = ()
     error: BaseException | None = None
     questions: tuple[Question, ...] = ()
+
+    @property
+    def failure(self) -> Failure | None:
+        """The failure after which the branch went along an error edge."""
+        return self.commit.failure if self.commit else None
 
     @property
     def outcome(self) -> str:

@@ -166,6 +166,8 @@ def _below(row: DisplayRow) -> list[tuple[str, str]]:
         return [(shorten(f"conflict: {paths}", LABEL_LIMIT + 8), "alarm" if row.error else "warning")]
     if row.error:
         return [(shorten(type(row.error).__name__, LABEL_LIMIT), "alarm")]
+    if row.failure:
+        return [(shorten(row.failure.type, LABEL_LIMIT), "alarm")]
     if row.questions:
         return [(shorten(question.text, LABEL_LIMIT), "quiet") for question in row.questions[:2]]
     if row.commit is None:
@@ -182,8 +184,8 @@ def _dot(row: DisplayRow, plan: _Plan) -> list[str]:
     hue = _hue(row.branch)
     kind = "function" if hue is None else _DOTS[hue]
     weight = "frame"
-    if row.error or row.conflicts:
-        kind, weight = "failed" if row.error else "warned", "head"
+    if row.error or row.failure or row.conflicts:
+        kind, weight = "failed" if row.error or row.failure else "warned", "head"
     elif row.questions:
         kind, weight = "interrupt", "head"
     elif row.commit is None:
@@ -206,7 +208,9 @@ def _tooltip(row: DisplayRow) -> str:
     facts = [f"{row_label(row.commit)} {row.node}" if row.commit else f"{row.node}, {row.outcome.removeprefix('was ')}"]
     facts.append(f"branch {path_text(row.branch)}, step {row.step}")
     facts += [line for conflict in row.conflicts for line in outcome(conflict)]
-    if row.commit:
+    if row.failure:
+        facts.append(f"failed: {row.failure.type}: {shorten(row.failure.message, 200)}")
+    elif row.commit:
         facts += written(row.commit)
     elif row.questions:
         facts += [shorten(f"{question.key}: {question.text}", 200) for question in row.questions]

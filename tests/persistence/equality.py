@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 def outcome(run: Run) -> Outcome:
     """The outcome of a run."""
     commits = [
-        (c.id, c.version, c.node, c.branch, c.visit, c.step, dict(c.patch), c.parents, c.route, c.reason)
+        (c.id, c.version, c.node, c.branch, c.visit, c.step, dict(c.patch), c.parents, c.route, c.reason, c.failure)
         for c in run.commits
     ]
     drawn = [(row.node, row.branch, row.came, row.children, row.conflicts) for row in run._rows()]

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import dspy
 from pydantic import BaseModel
 
-from dspyer import END, START, Command, CompiledGraph, Conflict, Context, Graph, Send, reducers
+from dspyer import END, START, Command, CompiledGraph, Conflict, Context, Failure, Graph, Send, reducers
 from dspyer.stores.base import Store
 from dspyer.testing import ScriptedLM
 from dspyer.testing.prompt import Prompt
@@ -74,6 +74,7 @@ class State(BaseModel):
     docs: list[str] = []
     sizes: list[int] = []
     verdict: str = ""
+    problems: Annotated[list[Failure], reducers.append] = []
 
 
 Work = Callable[[Any, Context], Any]
@@ -291,6 +292,37 @@ class Kind:
         return self.build(call_mode).compile(store=store, **options)
 
 
+def failing(unless: Callable[[Any, Context], bool] = lambda state, ctx: False) -> Work:
+    """Raises, unless a condition holds."""
+
+    def work(state: Any, ctx: Context) -> dict[str, Any]:
+        if not unless(state, ctx):
+            raise ValueError(f"visit {ctx.visit}")
+        return {"log": ["done"], "n": 1}
+
+    return work
+
+
+def error_edges(call_mode: str) -> Graph:
+    """In a fork one side fails twice and goes back along an error edge, another one fails at once, and their handlers
+    join with the third side."""
+    made = Maker(call_mode).says("grow", "handle", "c", "j").node("a", failing(lambda state, ctx: ctx.visit > 2))
+    made.node("b", failing()).graph.add_edge(START, ["a", "b", "c"]).add_edge(["a", "b", "c", "handle"], "j")
+    made.graph.add_error_edge("a", "grow", into="problems").add_edge("grow", "a")
+    return made.graph.add_error_edge("b", "handle", on=(KeyError, ValueError), into="problems").add_edge("j", END)
+
+
+def failed_sends(call_mode: str) -> Graph:
+    """Of four branches of a Send two fail, in a graph inside of a node; then that node fails, and its handler runs."""
+    made = Maker(call_mode).says("handle", "j").node("w", failing(lambda state, ctx: state["k"] % 2 == 0))
+    made.routes(START, lambda state, ctx: [Send("w", {"k": k}) for k in range(4)], ["w"])
+    made.graph.add_edge(["w", "handle"], "j").add_error_edge("w", "handle", into="problems")
+    inner = made.node("last", failing(lambda state, ctx: state["q"] == "ok")).graph.add_path("j", "last", END).compile()
+    outer = Maker(call_mode, inputs=["q"]).says("outer")
+    outer.graph.add_node("inner", inner).add_path(START, "inner", END).add_edge("outer", END)
+    return outer.graph.add_error_edge("inner", "outer", into="problems")
+
+
 INPUTS: dict[str, Any] = {"q": "why"}
 KINDS: dict[str, Kind] = {
     "chain": Kind(chain),
@@ -307,4 +339,6 @@ KINDS: dict[str, Kind] = {
     "criss-cross": Kind(criss_cross),
     "Command": Kind(commands),
     "LM router": Kind(lm_router, _judging),
+    "error edges": Kind(error_edges),
+    "failed Sends": Kind(failed_sends),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
@@ -74,10 +75,13 @@ def test_a_run_recovers_from_crashes_at_any_writes(plan: Plan, seed: int, crashe
     check(plan, seed, crashes, FailingMemory())
 
 
-def check(plan: Plan, seed: int, crashes: list[tuple[int, bool]], store: Failing) -> None:
+Build = Callable[[Plan, random.Random, Failing], CompiledGraph]
+
+
+def check(plan: Plan, seed: int, crashes: list[tuple[int, bool]], store: Failing, build: Build = program_of) -> None:
     rng = random.Random(seed)
     CALLS.take()
-    programs = cycle([program_of(plan, rng, store) for _ in range(2)])
+    programs = cycle([build(plan, rng, store) for _ in range(2)])
     whole = asyncio.run(next(programs).thread("whole").arun({}))
     assume(whole.status == "completed")
     calls = CALLS.take()

@@ -28,6 +28,8 @@ from tests.persistence.processes import end_of, fork
         ("map", "sync, sqlite"),
         ("Send", "async, sqlite"),
         ("LM router", "sync, sqlite"),
+        ("error edges", "sync, sqlite"),
+        ("failed Sends", "async, sqlite"),
     ],
 )
 def test_kill_9_at_any_write(kind: str, mode: str, tmp_path: Path) -> None:
