@@ -121,6 +121,8 @@ def programs() -> list[Row]:
     few: dict[Library, Size | None] = {LANGGRAPH: {"turns": 300}}
     same: dict[Library, Size | None] = {LANGGRAPH: None}
     return [
+        row("step from the node cache", "µs", "cached", {"steps": 300, "hits": True}, {}),
+        row("step that is stored in the node cache", "µs", "cached", {"steps": 300, "hits": False}, {}),
         row("step: three fields, a router", "µs", "agent", turns, few, goal=1 / 8.5, **relative),
         row(f"step: three fields, a router, {async_sync}", "µs", "agent", {**turns, "mode": "mixed"}, few, **relative),
         row("`Send` to 1,000 nodes, a branch", "µs", "fan_out", branches, same, goal=1 / 5, **relative),

@@ -59,6 +59,7 @@ GRAPH_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("loop", {"keys": 100, "steps": 4, "history": True}),
     ("call", {"keys": 50}),
     ("compile_chain", {"nodes": 3}),
+    *[("cached", {"steps": 3, "hits": hits}) for hits in (True, False)],
     *[("fan_out", {"branches": 5, "mode": mode}) for mode in ("sync", "async", "mixed")],
     *[("crowd", {"runs": 5, "mode": mode}) for mode in ("sync", "async")],
     *[("agent", {"turns": 3, "mode": mode}) for mode in ("sync", "mixed")],

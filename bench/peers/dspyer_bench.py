@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from typing import Annotated, Any
 
 import dspy
@@ -38,6 +39,32 @@ def loop(keys: int, steps: int, history: bool = False) -> Round:
         result = program(**inputs)
         value = watch.per(steps)
         expect(result["n"], steps)
+        return value
+
+    return measure
+
+
+def step_of(n: int) -> dict[str, int]:
+    """A node of module level: its key is the same in each program."""
+    return {"n": n + 1}
+
+
+def cached(steps: int, hits: bool) -> Round:
+    """One node in a loop whose results are kept on disk; each step reads another number."""
+    graph = Graph(inputs=["n"]).add_node("step", step_of, writes=["n"], cache=True).add_edge(START, "step")
+    graph.add_conditional_edges("step", lambda n: "again" if n < steps else "done", {"again": "step", "done": END})
+
+    def measure() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            program = graph.compile(max_steps=steps + 1, cache_dir=folder)
+            program.run({"n": steps - 1})  # opens the folder
+            if hits:
+                program.run({"n": 0})
+            watch = Watch()
+            watch.start()
+            run = program.run({"n": 0})
+            value = watch.per(steps)
+            expect(sum(commit.cached for commit in run.commits), steps if hits else 1)
         return value
 
     return measure
@@ -276,6 +303,7 @@ def fork_graph() -> Any:
 
 WORKS: dict[str, Work] = {
     "loop": loop,
+    "cached": cached,
     "agent": agent,
     "call": call,
     "crowd": crowd,
