@@ -7,7 +7,8 @@ answered question is not asked again, and a map calls only the items that have n
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dspyer.errors import InputError, brief
@@ -70,6 +71,20 @@ class RecordedPost(NamedTuple):
     over: tuple[int, ...] | None = None
 
 
+class KeptRun(NamedTuple):
+    """What a run inside a node has committed, for the next attempt of the node, which continues it.
+
+    Attributes:
+        attempts: the numbers of the attempts of the nodes around it, outermost first.
+        rows: the rows of its commits; in a stored run the journal has written the same ones.
+        traces: the DSPy trace of each committed execution, by id.
+    """
+
+    attempts: tuple[int, ...] = ()
+    rows: tuple[Row, ...] = ()
+    traces: Mapping[str, Sequence[Any]] = MappingProxyType({})
+
+
 class ExecutionRecords:
     """The records of one run. Methods may be called from the threads of several nodes at once.
 
@@ -81,6 +96,7 @@ class ExecutionRecords:
         posts: posts to live fields by scope and arrival number; None for a withdrawn one.
         new_responses: how often an execution has asked LMs for responses that no cache has, by execution and layer,
             until it succeeds. Not stored.
+        kept: the runs inside of nodes that may be attempted again, by scope, until the node commits. Not stored.
         resumes: how often the run was resumed since its last rerun.
         fetch_and_decode: the functions that read contents of its rows: one loads blobs, one decodes values.
     """
@@ -92,6 +108,7 @@ class ExecutionRecords:
         self.answers: dict[RecordKey, Any] = {}
         self.posts: dict[tuple[str, ...], dict[int, RecordedPost | None]] = {}
         self.new_responses: dict[RecordKey, int] = {}
+        self.kept: dict[tuple[str, ...], KeptRun] = {}
         self.resumes = 0
         self.fetch_and_decode: tuple[Fetch, Decode] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
@@ -141,6 +158,25 @@ class ExecutionRecords:
     def commits(self, scope: tuple[str, ...]) -> list[Row]:
         """Return the rows of the commits of one scope."""
         return self._commits.get(scope, [])
+
+    # --- Runs inside of nodes
+
+    def take_kept(self, scope: tuple[str, ...], attempts: tuple[int, ...]) -> KeptRun:
+        """Take what an earlier attempt of the node at the end of `scope` has committed; an empty run if there is none.
+
+        A module may call a program several times within one attempt. These are runs of their own.
+        """
+        kept = self.kept.pop(scope, None)
+        return KeptRun(attempts) if kept is None or kept.attempts == attempts else kept._replace(attempts=attempts)
+
+    def kept_within(self, scope: tuple[str, ...], execution: str) -> list[tuple[str, ...]]:
+        """Return the scopes of the kept runs inside of an execution, or of the items of a map."""
+        depth = len(scope)
+        return [
+            one
+            for one in list(self.kept)
+            if one[:depth] == scope and (one[depth] == execution or one[depth].startswith(f"{execution}["))
+        ]
 
     # --- Questions and answers
 

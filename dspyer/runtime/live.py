@@ -204,6 +204,12 @@ class LiveSession(Session):
         if commit.live is not None:
             self._node_reads.setdefault(commit.node, NodeReads()).add(commit)
 
+    def keep_commits(self) -> None:
+        """Keeps the posts as well: nodes of the next attempt read those of finished ones."""
+        super().keep_commits()
+        if self.kept is not None:
+            self.records.posts[self.scope] = self.buffer.recorded()
+
     def write_failed(self, error: BaseException) -> None:
         """Returns to the run as it was last written; nothing waits any more."""
         with self.lock:

@@ -224,6 +224,11 @@ class LiveBuffer:
                 _replace(heads, one)
         return posts
 
+    def recorded(self) -> dict[int, RecordedPost | None]:
+        """The posts by arrival number; None for a withdrawn one."""
+        posts = [post for posts in self.posts.values() for post in posts if post.seq]
+        return {post.seq: None if post.seq in self.withdrawn else post for post in posts}
+
     def entries(self, post: RecordedPost) -> tuple[LiveEntry, ...]:
         """The entries that a reader gets for a post."""
         at = (post.field, post.seq)

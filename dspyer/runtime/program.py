@@ -28,6 +28,7 @@ from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.node import Call
+from dspyer.nodes.options import NO_POLICY
 from dspyer.patch import DELETE
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.replay import replay
@@ -485,21 +486,23 @@ class CompiledGraph(dspy.Module):
         topology, schema = self._graph.topology, self._graph.topology.schema
         state = schema.initial_state(schema.as_replacements(inputs) if request.inside else inputs)
         run_start = RunStart.of(topology, state, request.label)
-        if request.journal is None or request.records is None:
+        records = request.records
+        if records is None or (request.journal is None and not request.keeps_commits):
             schema.check_state_limit(None, ImmutableState(), inputs, state)
             return run_start
         run_start = run_start.to_replay()
-        run = replay(
-            run_start.run, request.records.commits(request.scope), run_start[1:3], *request.records.fetch_and_decode
-        )
+        kept = records.take_kept(request.scope, request.attempts)
+        rows = [*records.commits(request.scope), *kept.rows]
+        run = replay(run_start.run, rows, run_start[1:3], *records.fetch_and_decode)
         if not len(run.log):  # what is committed already is not checked again: a limit may have changed since
             schema.check_state_limit(None, ImmutableState(), inputs, state)
-        return run_start._replace(run=run)
+        return run_start._replace(run=run, kept=kept)
 
     def _close(self, request: Request, session: Session) -> None:
         """Appends the trace to the caller's trace, also when a node has failed."""
         trace = session.trace(session.run)
         append_to_trace([step for step in trace if not is_rejected(step[0])] if self._accepted_only else trace)
+        session.keep_commits()
         request.outcome.ended = session.end()
 
     def _result(self, request: Request, session: Session) -> dspy.Prediction:
@@ -555,6 +558,8 @@ def _request_inside(call: Call) -> Request:
     around: Session | None = call.runner.session
     if around is None:  # a node that is called without a run, as `dspyer.testing.call_node` does
         return Request(call.resources, inside=True, keeps_events=False)
+    attempt = call.context.delegate
+    policy = around.graph.policies.get(attempt.node, NO_POLICY)
     return Request(
         call.resources,
         observe=around.publish,
@@ -562,12 +567,14 @@ def _request_inside(call: Call) -> Request:
         live=around.live,
         keeps_events=False,
         inside=True,
-        scope=tuple(call.context.delegate.local_id.split("/")),
+        scope=tuple(attempt.local_id.split("/")),
+        attempts=(*around.attempts, attempt.number),
+        keeps_commits=around.kept is not None or policy.retry is not None,
         label=around.run_start.label,
         root=around.root,
         records=around.records,
         journal=around.journal,
-        limit=call.context.delegate.limit or around.limit,
+        limit=attempt.limit or around.limit,
         spending=around.spending,
     )
 

@@ -13,7 +13,7 @@ from dspyer.budget import Budget, Spending
 from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.events import Event
 from dspyer.patch import DELETE, Replace, diff_value
-from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, no_answer
+from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
 from dspyer.persistence.journal import Journal
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.scheduler.run_state import RunState
@@ -51,6 +51,7 @@ class RunStart(NamedTuple):
         earlier: the commits of the thread before the run; None for none.
         id_prefixes: what the global ids of the commits of earlier processes begin with: (place of the first commit
             to which it does not apply any more, prefix), in ascending order.
+        kept: of a run inside a node, what earlier attempts of the node have committed in this process.
     """
 
     run: RunState
@@ -60,6 +61,7 @@ class RunStart(NamedTuple):
     label: tuple[str, ...] = ()
     earlier: EarlierCommits | None = None
     id_prefixes: tuple[tuple[int, str], ...] = ()
+    kept: KeptRun = KeptRun()
 
     @classmethod
     def of(cls, topology: Topology, state: ImmutableState, label: tuple[str, ...] = ()) -> RunStart:
@@ -136,6 +138,8 @@ class Request:
         keeps_events: whether a `Run` will be made, which has the events.
         inside: whether the program is called as a node of another graph.
         scope: the executions around the run, outermost first.
+        attempts: the numbers of their attempts.
+        keeps_commits: whether one of them may be attempted again, so that the run must be continued then.
         label: the name of the outermost run, in front of the ids that are derived from it.
         root: the id of the outermost run; "" if this is the outermost one.
         run_start: the run before its first commit of this process; None to make one from the inputs.
@@ -155,6 +159,8 @@ class Request:
     keeps_events: bool = True
     inside: bool = False
     scope: tuple[str, ...] = ()
+    attempts: tuple[int, ...] = ()
+    keeps_commits: bool = False
     label: tuple[str, ...] = ()
     root: str = ""
     run_start: RunStart | None = None

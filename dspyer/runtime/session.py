@@ -52,7 +52,13 @@ from dspyer.nodes.attempt import Attempt, NotLive
 from dspyer.nodes.check import rejected_executions
 from dspyer.nodes.live_access import Peer
 from dspyer.patch import seal
-from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey
+from dspyer.persistence.execution_records import (
+    MISSING,
+    AnswerSource,
+    ExecutionRecords,
+    KeptRun,
+    RecordKey,
+)
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, commit_row, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.request import Request, RunStart, ignore
@@ -102,6 +108,7 @@ class Session(NotLive):
         records: the results of effects, answers and items of a map, of earlier attempts too.
         journal: writes the rows of the run; None for a run that is not stored.
         pending: what the journal has not written yet; None for a run that is not stored.
+        kept: what has been committed, for another attempt of the node around the run; None if there may be none.
         write_error: the error of a write: the store failed, or refused a row. The run has failed with it.
         end_written: whether the row that ends the run is written.
         events: the events in order of arrival, if a `Run` will be made.
@@ -151,10 +158,12 @@ class Session(NotLive):
         self.records = request.records or ExecutionRecords()
         self.journal = journal = request.journal
         self.pending = PendingRows(run_start.run) if journal is not None else None
+        self.attempts = request.attempts
+        self.kept = PendingRows(run_start.run) if request.keeps_commits else None
         self.write_error: BaseException | None = None
         self.end_written = False
         self.events: list[Event] = []
-        self.traces: dict[str, Steps] = {}
+        self.traces: dict[str, Steps] = dict(run_start.kept.traces)
         self.lost: dict[str, list[LostSteps]] = {}
         self.failed_attempts: dict[str, list[Failure]] = {}
         self.view_reads: list[ViewRead] = []
@@ -210,8 +219,14 @@ class Session(NotLive):
             failed = self.take_failed_attempts(execution)
             self._annotate(execution, found, last_attempt(failed))
             self._learn_failures_of_items(execution.node, found)
-        elif self.pending is not None:
-            self.pending.note_targets(execution.id, outcome.targets)
+        else:
+            if self.pending is not None:
+                self.pending.note_targets(execution.id, outcome.targets)
+            if self.kept is not None:
+                self.kept.note_targets(execution.id, outcome.targets)
+            if self.records.kept:
+                for scope in self.records.kept_within(self.scope, execution.id):
+                    self.records.kept.pop(scope, None)
         self.run, events = advance(self.run, execution.id, found, failed)
         self._publish_once_written(events)
 
@@ -394,7 +409,14 @@ class Session(NotLive):
         logger.info("%s, attempt %d failed, the next one in %.1f s: %r", attempt.who, number, pause, shown)
 
     def lose_steps(self, attempt: Attempt, number: int, steps: Steps) -> None:
-        """Keeps the steps of an attempt that raised: they are paid for, and led to nothing. From any thread."""
+        """Keeps the steps of an attempt that raised: they are paid for, and led to nothing. From any thread.
+
+        Those of a run inside it that the next attempt continues are not lost.
+        """
+        if steps and self.records.kept:
+            within = [self.records.kept[scope] for scope in self.records.kept_within(self.scope, attempt.execution)]
+            used = {id(step) for run in within for one in run.traces.values() for step in one}
+            steps = tuple([step for step in steps if id(step) not in used])
         if steps:
             lost = LostSteps(attempt.execution, attempt.index or 0, number, steps)
             self.lost.setdefault(attempt.outer_execution, []).append(lost)
@@ -513,6 +535,16 @@ class Session(NotLive):
         return self.write_error is not None and (self.journal is None or self.journal.broken is not None)
 
     # --- how the run ended
+
+    def keep_commits(self) -> None:
+        """Keeps what a run inside a node has committed, for the next attempt of the node."""
+        if self.kept is None:
+            return
+        rows = [row.numbered(seq) for seq, row in enumerate(self.kept.commit_rows(self))]
+        committed = [entry.commit.id for entry in self.run.log]
+        traces = {name: self.traces[name] for name in committed if name in self.traces}
+        before = self.run_start.kept
+        self.records.kept[self.scope] = KeptRun(self.attempts, (*before.rows, *rows), traces)
 
     def end(self) -> SessionEnd:
         """Publishes the end of the run, and returns how it ended.

@@ -1,0 +1,271 @@
+"""A graph that is a node and is attempted again continues its run (C7): what has finished is not called again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Send, live, reducers
+from dspyer.persistence.rows import COMMITS, CommitHeader
+from dspyer.stores import SQLite
+from dspyer.testing import ScriptedLM, no_pauses
+
+MODES = ["sync", "async"]
+STORES = [False, True]
+ANY = Retry(4, on=Exception)
+
+pytestmark = [pytest.mark.parametrize("stored", STORES), pytest.mark.parametrize("mode", MODES)]
+
+
+@pytest.fixture(autouse=True)
+def pauses() -> Iterator[list[float]]:
+    with no_pauses() as asked:
+        yield asked
+
+
+class Words(BaseModel):
+    n: int = 0
+    words: Annotated[list[str], reducers.extend] = []
+
+
+class Counted:
+    """Nodes that count their calls, and fail as often as told."""
+
+    def __init__(self, **failures: int) -> None:
+        self.calls: Counter[str] = Counter()
+        self.failures = failures
+
+    def node(self, name: str) -> Callable[..., Any]:
+        def step(n: int) -> dict[str, Any]:
+            self.calls[name] += 1
+            if self.calls[name] <= self.failures.get(name, 0):
+                raise ConnectionError(f"{name} has no line")
+            return {"words": [f"{name}{n}"]}
+
+        return step
+
+    def add(self, graph: Graph, *names: str, **options: Any) -> Graph:
+        for name in names:
+            graph.add_node(name, self.node(name), **options)
+        return graph
+
+
+def run(graph: Graph, mode: str, stored: bool, path: Path, **options: Any) -> Run:
+    store = path / "runs.db" if stored else None
+    program = graph.compile(store=store, **options)
+    if not stored:
+        return program.run({}) if mode == "sync" else asyncio.run(program.arun({}))
+    t = program.thread("t")
+    found = t.run({}) if mode == "sync" else asyncio.run(t.arun({}))
+    if found.status == "completed":
+        assert program.thread("t").replay() == found.state  # each inner commit is stored once, and folds
+        ids = stored_ids(path)
+        assert len(ids) == len(set(ids)), ids
+    return found
+
+
+def stored_ids(path: Path) -> list[str]:
+    store = SQLite(path / "runs.db")
+    row = store.thread("t")
+    assert row is not None
+    assert row.head is not None
+    headers = [CommitHeader.parse(one.header) for one in store.rows(row.head.run) if one.kind in COMMITS]
+    store.close()
+    return ["/".join((*header.scope, header.id)) for header in headers]
+
+
+def around(inner: CompiledGraph, retry: Any = ANY) -> Graph:
+    return Graph(Words, name="Outer").add_node("inner", inner, retry=retry).add_path(START, "inner", END)
+
+
+def test_finished_nodes_of_a_chain_are_not_called_again(mode: str, stored: bool, tmp_path: Path) -> None:
+    nodes = Counted(b=2)
+    inner = nodes.add(Graph(Words, name="Inner"), "a", "b", "c").add_path(START, "a", "b", "c", END).compile()
+    ran = run(around(inner), mode, stored, tmp_path)
+    assert ran.status == "completed", ran.error
+    assert ran.state["words"] == ["a0", "b0", "c0"]
+    assert nodes.calls == {"a": 1, "b": 3, "c": 1}
+    assert (ran.commits[1].attempt, len(ran.commits[1].failed_attempts)) == (3, 2)
+
+
+def test_finished_branches_of_a_fork_are_not_called_again(mode: str, stored: bool, tmp_path: Path) -> None:
+    """The join must wait for the branch that failed."""
+    nodes = Counted(b=2, join=1)
+    inner = nodes.add(Graph(Words, name="Inner"), "a", "b", "c", "join")
+    inner.add_edge(START, ["a", "b", "c"])
+    for name in "abc":
+        inner.add_edge(name, "join")
+    inner.add_edge("join", END)
+    ran = run(around(inner.compile()), mode, stored, tmp_path)
+    assert ran.status == "completed", ran.error
+    assert ran.state["words"] == ["a0", "b0", "c0", "join0"]
+    assert nodes.calls == {"a": 1, "b": 3, "c": 1, "join": 2}
+
+
+def test_branches_of_sends_are_continued(mode: str, stored: bool, tmp_path: Path) -> None:
+    nodes = Counted(work=1)
+    inner = nodes.add(Graph(Words, name="Inner"), "work", "join", "plan")
+
+    def fan(n: int) -> list[Send]:
+        return [Send("work", {"n": k}) for k in range(3)]
+
+    inner.add_edge(START, "plan").add_conditional_edges("plan", fan, ["work"])
+    inner.add_path("work", "join", END)
+    ran = run(around(inner.compile(max_concurrency=1)), mode, stored, tmp_path)
+    assert ran.status == "completed", ran.error
+    assert ran.state["words"] == ["plan0", "work0", "work1", "work2", "join0"]
+    assert nodes.calls["work"] == 4
+    assert nodes.calls["plan"] == 1
+
+
+def test_graphs_within_graphs(mode: str, stored: bool, tmp_path: Path) -> None:
+    nodes = Counted(deep=3, after=1)
+    deep = nodes.add(Graph(Words, name="Deep"), "first", "deep").add_path(START, "first", "deep", END).compile()
+    middle = Graph(Words, name="Middle").add_node("nested", deep)
+    nodes.add(middle, "before", "after").add_path(START, "before", "nested", "after", END)
+    ran = run(around(middle.compile(), Retry(5, on=Exception)), mode, stored, tmp_path)
+    assert ran.status == "completed", ran.error
+    assert ran.state["words"] == ["before0", "first0", "deep0", "after0"]
+    assert nodes.calls == {"before": 1, "first": 1, "deep": 4, "after": 2}
+
+
+def test_policies_multiply(mode: str, stored: bool, tmp_path: Path) -> None:
+    """Up to 2 x 3 calls, and each attempt of the inner node counts from 1 again."""
+    nodes = Counted(b=5)
+    inner = nodes.add(Graph(Words, name="Inner"), "a")
+    nodes.add(inner, "b", retry=Retry(3, on=Exception))
+    ran = run(around(inner.add_path(START, "a", "b", END).compile(), Retry(2, on=Exception)), mode, stored, tmp_path)
+    assert ran.status == "completed", ran.error
+    assert nodes.calls == {"a": 1, "b": 6}
+
+
+def test_a_completed_inner_run_whose_output_is_refused_is_not_made_again(
+    mode: str, stored: bool, tmp_path: Path
+) -> None:
+    nodes = Counted()
+    inner = nodes.add(Graph(Words, name="Inner"), "a").add_path(START, "a", END).compile()
+
+    class Short(BaseModel):
+        n: int = 0
+        words: Annotated[list[str], reducers.extend] = []
+
+    graph = Graph(Short, name="Outer").add_node("inner", inner, retry=ANY, condense={"words": Flaky()})
+    ran = run(graph.add_path(START, "inner", END), mode, stored, tmp_path)
+    assert ran.status == "completed", ran.error
+    assert nodes.calls == {"a": 1}
+
+
+class Flaky(dspy.Module):
+    """Condenses at the third call."""
+
+    calls = 0
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def forward(self, text: str) -> Any:
+        self.calls += 1
+        if self.calls < 3:
+            raise ConnectionError("no line")
+        return dspy.Prediction(short=text[:1])
+
+
+def test_a_loop_of_visits_keeps_each_run_apart(mode: str, stored: bool, tmp_path: Path) -> None:
+    nodes = Counted(b=1)
+    inner = nodes.add(Graph(Words, name="Inner"), "a", "b").add_path(START, "a", "b", END).compile()
+    graph = Graph(Words, name="Outer").add_node("inner", inner, retry=ANY)
+    graph.add_node("count", lambda n: {"n": n + 1}, writes=["n"])
+    graph.add_path(START, "inner", "count")
+    graph.add_conditional_edges("count", lambda n: "inner" if n < 3 else END, ["inner", END])
+    ran = run(graph, mode, stored, tmp_path)
+    assert ran.state["words"] == ["a0", "b0", "a1", "b1", "a2", "b2"]
+    assert nodes.calls == {"a": 3, "b": 4}
+
+
+def test_effects_and_posts_to_live_fields_of_finished_nodes_are_kept(mode: str, stored: bool, tmp_path: Path) -> None:
+    class Notes(BaseModel):
+        notes: Annotated[list[str], reducers.append, live] = []
+        heard: list[str] = []
+
+    charged: list[str] = []
+    calls: Counter[str] = Counter()
+
+    def write(ctx: Context) -> dict[str, Any]:
+        calls["write"] += 1
+        ctx.once("charge", lambda: charged.append("charged"))
+        ctx.post("notes", "hello")
+        return {}
+
+    async def read(ctx: Context) -> dict[str, Any]:
+        calls["read"] += 1
+        heard = [entry.value async for entry in ctx.live("notes")]
+        if calls["read"] < 3:
+            raise ConnectionError("no line")
+        return {"heard": heard}
+
+    inner = Graph(Notes, name="Inner").add_node("write", write, writes=["notes"])
+    inner.add_node("read", read, writes=["heard"]).add_path(START, "write", END).add_path(START, "read", END)
+    graph = Graph(Notes, name="Outer").add_node("inner", inner.compile(), retry=ANY).add_path(START, "inner", END)
+    ran = run(graph, mode, stored, tmp_path)
+    assert ran.status == "completed", ran.error
+    assert ran.state["heard"] == ["hello"]
+    assert ran.state["notes"] == ["hello"]
+    assert charged == ["charged"]
+
+
+def test_the_trace_has_the_steps_of_finished_inner_nodes_once(mode: str, stored: bool, tmp_path: Path) -> None:
+    """C4: they led to the result, although the attempt in which they were made raised."""
+    calls: Counter[str] = Counter()
+
+    def second(n: int, ask: dspy.Module) -> dict[str, Any]:
+        calls["second"] += 1
+        ask(question="b")
+        if calls["second"] < 3:
+            raise ConnectionError("no line")
+        return {"words": ["b"]}
+
+    inner = Graph(Words, name="Inner")
+    inner.add_node("a", lambda n, ask: {"words": [ask(question="a").answer]}, **bound(), writes=["words"])
+    inner.add_node("b", second, **bound(), writes=["words"])
+    with dspy.context(lm=ScriptedLM(lambda prompt: {"answer": "x"})):
+        ran = run(around(inner.add_path(START, "a", "b", END).compile()), mode, stored, tmp_path)
+    assert ran.status == "completed", ran.error
+    assert [step[1]["question"] for step in ran.trace] == ["a", "b"]
+    found = [(step.inputs["question"], step.attempt, step.status) for step in ran.trace_steps]
+    assert found == [("b", 1, "lost"), ("b", 2, "lost"), ("a", 3, "used"), ("b", 3, "used")]
+
+
+def bound() -> dict[str, Any]:
+    return {"modules": {"ask": dspy.Predict("question -> answer")}}
+
+
+def test_a_program_that_a_module_calls_several_times_is_not_continued_within_an_attempt(
+    mode: str, stored: bool, tmp_path: Path
+) -> None:
+    """Each call is a run of its own."""
+    nodes = Counted(b=1)
+    inner = nodes.add(Graph(Words, name="Inner"), "a", "b").add_path(START, "a", "b", END).compile()
+
+    class Twice(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, n: int) -> Any:
+            try:
+                self.inner(n=n)
+            except ConnectionError:
+                nodes.calls["caught"] += 1
+            return self.inner(n=n)
+
+    graph = Graph(Words, name="Outer").add_node("twice", Twice(), retry=ANY, reads=["n"], writes=["words"])
+    ran = run(graph.add_path(START, "twice", END), mode, stored, tmp_path)
+    assert ran.status == "completed", ran.error
+    assert nodes.calls == {"a": 2, "b": 2, "caught": 1}
