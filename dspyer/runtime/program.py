@@ -421,14 +421,14 @@ class CompiledGraph(dspy.Module):
         request = _request_inside(call)
         with _inside(call, request):
             self(**inputs)
-        return _changes(request.outcome.sessions[-1])
+        return _finished(call, request.outcome.sessions[-1])
 
     async def _arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         """Runs as a node of another graph in async code; returns what its commits changed."""
         request = _request_inside(call)
         with _inside(call, request):
             await self.acall(**inputs)
-        return _changes(request.outcome.sessions[-1])
+        return _finished(call, request.outcome.sessions[-1])
 
     # --- one call
 
@@ -615,6 +615,14 @@ def _pass_on_lost_steps(call: Call, request: Request) -> None:
         for execution in sorted(session.lost):
             for lost in session.lost[execution]:
                 attempt.host.lose_steps(attempt, attempt.number, lost.steps)
+
+
+def _finished(call: Call, session: Session) -> dict[str, object]:
+    """What a completed run inside a node changed; its checks are noted in the run around it."""
+    around: Session | None = call.runner.session
+    if around is not None:
+        around.inner_checks += session.logged_checks()
+    return _changes(session)
 
 
 def _changes(session: Session) -> dict[str, object]:

@@ -14,6 +14,7 @@ from dspyer.display.tokens import Count, Tokens, count_tokens
 from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question
 from dspyer.failure import Failure
+from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import TokenReads
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
@@ -77,6 +78,7 @@ class Run:
         self.commits: tuple[Commit, ...] = tuple([entry.commit for entry in self._entries])
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._redaction = session.graph.redaction
+        self._logged_checks: list[LoggedChecks] = session.logged_checks()
         self._failures = run.failures
         asked = () if ended.status == "completed" else tuple(session.records.open_questions())
         self._asked = asked if session.redactor is None else session.redactor.redact(asked)
@@ -253,6 +255,32 @@ class Run:
         if not keys or keys[0] in self.state:
             raise LookupError(f"no commit of this run has written {name!r}: ask its thread, t.blame({name!r})")
         raise LookupError(f"no commit has written {name!r}; fields of the state: {known}")
+
+    def repairs(self) -> list[dspy.Example]:
+        """The corrections of the run as training examples: one for each check that passed after it had refused.
+
+        An example has the inputs of the checked node, as it read them, and the outputs that the check accepted, with
+        `with_inputs`; so it trains the node. It also has `problems` and `rejected`, a list of texts and the outputs for
+        each refusal, and `commit`, the id of the commit of the check. Outputs that `accept=True` let through, and
+        those that no check accepted, give no example. Values are redacted as in events. Of a resumed run, corrections
+        inside a node that an earlier process has finished are in `thread.repairs()` alone.
+
+        Returns:
+            The examples; those of graphs inside of nodes come last.
+
+        Example:
+            >>> import dspy
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.testing import ScriptedLM
+            >>> graph = Graph().add_node("draft", dspy.Predict("question -> answer"))
+            >>> graph = graph.add_check("short", lambda answer: ["too long"] if len(answer) > 3 else [], of="draft")
+            >>> program = graph.add_path(START, "draft", END).compile()
+            >>> with ScriptedLM([{"answer": "four"}, {"answer": "4"}]):
+            ...     (repair,) = program.run({"question": "2 + 2?"}).repairs()
+            >>> repair.question, repair.answer, repair.problems, repair.rejected
+            ('2 + 2?', '4', [['too long']], [{'answer': 'four'}])
+        """
+        return repairs_in(self._logged_checks, self._redaction)
 
     def report(self) -> str:
         """The run as text for a terminal: commits in canonical order, branches side by side, conflicts, errors.

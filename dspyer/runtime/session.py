@@ -61,6 +61,7 @@ from dspyer.persistence.execution_records import (
 )
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, commit_row, end_row
 from dspyer.persistence.snapshots import SnapshotState
+from dspyer.runtime.repairs import CheckedCommit, LoggedChecks
 from dspyer.runtime.request import Request, RunStart, ignore
 from dspyer.runtime.session_views import Fields, SessionViews
 from dspyer.scheduler.lineage import ancestry
@@ -117,6 +118,7 @@ class Session(NotLive):
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
         fields: the items or keys of each field with their authors, for views; computed when first read.
+        inner_checks: what the graphs inside of nodes have logged, for `Run.repairs`; of those with checks alone.
         view_reads: the views that nodes have read, for `Run.tokens`.
         root: the id of the outermost run.
         label: the name of the outermost run, in front of the ids of its questions; "" if it is not stored.
@@ -166,6 +168,7 @@ class Session(NotLive):
         self.traces: dict[str, Steps] = dict(run_start.kept.traces)
         self.lost: dict[str, list[LostSteps]] = {}
         self.failed_attempts: dict[str, list[Failure]] = {}
+        self.inner_checks: list[LoggedChecks] = []
         self.view_reads: list[ViewRead] = []
         whole_values = journal is None or bool(scope)  # a run on a thread begins with updates of what the thread has
         self.fields = Fields(
@@ -666,6 +669,14 @@ class Session(NotLive):
                 status = "rejected" if refused else "used"
                 found.append(TraceStep(execution, node, predictor, inputs, outputs, attempt, status))
         return found
+
+    def logged_checks(self) -> list[LoggedChecks]:
+        """The commits of this graph and of those inside its nodes, as far as they have checks."""
+        graph = self.graph
+        if not graph.checks:
+            return self.inner_checks
+        commits = [CheckedCommit.of(entry, self.id_prefix) for entry in self.run.log]
+        return [LoggedChecks(self.scope, commits, graph.nodes, graph.checks), *self.inner_checks]
 
     def _rejected(self, run: RunState) -> set[str]:
         """The executions whose output a check has refused."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from dspyer.display.redaction import Redaction, Redactor
 from dspyer.dspy_module.tracing import add_tokens
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.reader import HistoryReader, ending_row, newest_rows, read_runs
 from dspyer.persistence.rows import CommitHeader, RowKind
+from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, Store
 from dspyer.threads.ownership import is_alive
 
@@ -59,6 +61,17 @@ def usage_of(store: Store, thread: str) -> dict[str, dict[str, Any]]:
                 if end.kind == RowKind.END and len(end.header) > 2:
                     add_tokens(total, end.header[2])
     return total
+
+
+def shown_questions(
+    reader: HistoryReader, thread: str, redaction: Redaction | None, load: Callable[[], ImmutableState]
+) -> tuple[Question, ...]:
+    """The open questions, without the values of the state that are hidden; `load` returns the state."""
+    questions = open_questions(reader, thread)
+    if not questions or redaction is None:
+        return questions
+    redacted: tuple[Question, ...] = Redactor(redaction, dict(load().raw_items())).redact(questions)
+    return redacted
 
 
 def open_questions(reader: HistoryReader, thread: str) -> tuple[Question, ...]:

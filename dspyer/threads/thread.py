@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Self
 
+import dspy
+
 from dspyer.budget import Budget
-from dspyer.display.redaction import Redactor
 from dspyer.events import Commit, Question
 from dspyer.failure import Failure
 from dspyer.persistence.checked_store import CheckedStore
@@ -32,7 +33,8 @@ from dspyer.threads.merging import ThreadMerger, check_same_store
 from dspyer.threads.ownership import existing_row
 from dspyer.threads.playing import RunPlayer, new_request, stop_run
 from dspyer.threads.start import RunStarter
-from dspyer.threads.status import failures_of, open_questions, status_of, usage_of
+from dspyer.threads.status import failures_of, shown_questions, status_of, usage_of
+from dspyer.threads.stored_repairs import stored_repairs
 from dspyer.threads.thread_program import AnswersByKey, OnConflict, Resources, ThreadProgram
 from dspyer.threads.time_travel import Moment, ThreadReader, check_thread_name
 from dspyer.threads.views_across_runs import recent_indexes
@@ -354,12 +356,8 @@ class Thread:
     @property
     def questions(self) -> tuple[Question, ...]:
         """The questions of the last run that have no answer."""
-        questions, redaction = open_questions(self._reader, self.name), self._program.graph.redaction
-        if not questions or redaction is None:
-            return questions
-        values = dict(self._starter.load_readable_head().state.raw_items())
-        redacted: tuple[Question, ...] = Redactor(redaction, values).redact(questions)
-        return redacted
+        load = self._starter.load_readable_head
+        return shown_questions(self._reader, self.name, self._program.graph.redaction, lambda: load().state)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -380,6 +378,17 @@ class Thread:
     def counts(self) -> dict[str, Counts]:
         """How often each node has run and called predictors and tools, over all runs. Reads the whole history."""
         return counts_in(self.history(), self._program.graph.nodes)
+
+    def repairs(self) -> list[dspy.Example]:
+        """The corrections of all runs as training examples, as `run.repairs()` gives them. Reads the whole history.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()}).add_path(START, "shout", END)
+            >>> graph.compile(store=":memory:").thread("t-42").repairs()
+            []
+        """
+        return stored_repairs(self._program, self._reader, self.name)
 
     def history(
         self,

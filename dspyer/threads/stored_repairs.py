@@ -1,0 +1,63 @@
+"""The repairs of a thread, read from the rows of all its runs: no state is computed, and no run is replayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dspy
+
+from dspyer.graph.spec import GraphSpec
+from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
+from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, read_commit_content
+from dspyer.runtime.repairs import CheckedCommit, LoggedChecks, repairs_in
+
+
+def stored_repairs(program: Any, reader: HistoryReader, thread: str) -> list[dspy.Example]:
+    """The repairs in the runs of a thread, run by run."""
+    row = reader.store.thread(thread)
+    found: list[dspy.Example] = []
+    if row is not None and row.head is not None:
+        for run in read_runs(reader.store, [row.head], row.root):
+            if row.root is None or run.points[-1] != row.root:
+                graph: GraphSpec = program.graph
+                found += repairs_in(_logged(program, reader, run), graph.redaction)
+    return found
+
+
+def _logged(program: Any, reader: HistoryReader, run: RunRows) -> list[LoggedChecks]:
+    """The commits of a run by the graph that made them: its own, and those of the graphs inside its nodes."""
+    programs: dict[tuple[str, ...], Any] = {(): program}
+    nodes: dict[tuple[str, ...], str] = {}  # by execution, after those around it
+    commits: dict[tuple[str, ...], list[CheckedCommit]] = {}
+    rows = [
+        (row, point, CommitHeader.parse(row.header))
+        for row, point in zip(run.rows, run.points, strict=True)
+        if row.kind in COMMITS
+    ]
+    for _, _, header in rows:
+        nodes[*header.scope, header.id] = header.node
+    for row, point, header in rows:
+        here = _program_at(header.scope, programs, nodes)
+        if here is None or not here.graph.checks:
+            continue
+        logged = commits.setdefault(header.scope, [])
+        content = read_commit_content(row.content, reader.fetch, reader.decode)
+        parent = len(logged) - 1 if header.parents is None else (header.parents or (-1,))[0]
+        sent = content.overlays[0] if len(content.overlays) == 1 else None
+        name = "/".join((run.labels.get(point.run, point.run), *header.scope, header.id))
+        manual = row.kind != RowKind.COMMIT and row.kind != RowKind.JOIN
+        logged.append(CheckedCommit(name, header.node, header.route, content.patch or {}, sent, parent, manual))
+    return [
+        LoggedChecks(scope, found, programs[scope].graph.nodes, programs[scope].graph.checks)
+        for scope, found in commits.items()
+    ]
+
+
+def _program_at(scope: tuple[str, ...], programs: dict[tuple[str, ...], Any], nodes: dict[tuple[str, ...], str]) -> Any:
+    """The program that ran inside some executions; None if the node around it is gone, or has not committed."""
+    if scope not in programs:
+        around = _program_at(scope[:-1], programs, nodes)
+        node = nodes.get((*scope[:-1], scope[-1].partition("[")[0]))
+        known = around is not None and node in around.graph.nodes and around.graph.nodes[node].is_subgraph
+        programs[scope] = getattr(around, str(node)) if known else None
+    return programs[scope]
