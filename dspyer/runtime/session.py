@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -23,7 +23,6 @@ from dspyer.display.redaction import Redactor
 from dspyer.dspy_module.tracing import Steps, is_rejected, rejected_step, tokens_used
 from dspyer.errors import (
     BudgetError,
-    CheckError,
     Interrupt,
     MapError,
     RunStoppedError,
@@ -49,7 +48,6 @@ from dspyer.events import (
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.attempt import Attempt, NotLive
-from dspyer.nodes.check import rejected_executions
 from dspyer.nodes.live_access import Peer
 from dspyer.patch import seal
 from dspyer.persistence.execution_records import (
@@ -61,10 +59,10 @@ from dspyer.persistence.execution_records import (
 )
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, commit_row, end_row
 from dspyer.persistence.snapshots import SnapshotState
+from dspyer.runtime.lineage_order import executions_in_order, rejected_in, unfinished_branches
 from dspyer.runtime.repairs import CheckedCommit, LoggedChecks
 from dspyer.runtime.request import Request, RunStart, ignore
 from dspyer.runtime.session_views import Fields, SessionViews
-from dspyer.scheduler.lineage import ancestry
 from dspyer.scheduler.run_state import (
     Branch,
     Execution,
@@ -640,13 +638,13 @@ class Session(NotLive):
         if not self.traces:
             return []
         last = len(run.log) - 1
-        rejected = self._rejected(run) if self.graph.checks else ()
+        rejected = rejected_in(run, self.graph.checks)
         never_forked = run.ended and run.log[last].commit.id == execution_id((), last)
         if never_forked and not rejected:
             return [step for steps in self.traces.values() for step in steps]
         copies: dict[int, Any] = {}  # one of each predictor: two steps of one predictor stay steps of one
         trace: list[Any] = []
-        for execution in self._executions_in_order(run):
+        for execution in executions_in_order(run):
             steps = self.traces.get(execution, ())
             trace += steps if execution not in rejected else [rejected_step(step, copies) for step in steps]
         return trace
@@ -656,9 +654,9 @@ class Session(NotLive):
         if not self.traces and not self.lost:
             return []
         found: list[TraceStep] = []
-        rejected, commits = self._rejected(run), {entry.commit.id: entry.commit for entry in run.log}
+        rejected, commits = rejected_in(run, self.graph.checks), {entry.commit.id: entry.commit for entry in run.log}
         failed = {failure.execution: failure for failure in run.failures}
-        for execution in self._executions_in_order(run):
+        for execution in executions_in_order(run):
             commit = commits.get(execution)
             node = failed[execution].node if commit is None else commit.node
             attempt = last_attempt(failed[execution].failed_attempts) if commit is None else commit.attempt
@@ -677,31 +675,6 @@ class Session(NotLive):
             return self.inner_checks
         commits = [CheckedCommit.of(entry, self.id_prefix) for entry in self.run.log]
         return [LoggedChecks(self.scope, commits, graph.nodes, graph.checks), *self.inner_checks]
-
-    def _rejected(self, run: RunState) -> set[str]:
-        """The executions whose output a check has refused."""
-        checks = self.graph.checks
-        failed = [
-            (failure.node, failure.branches[0].head)
-            for failure in run.failures
-            if failure.node in checks and isinstance(failure.error, CheckError)
-        ]
-        return rejected_executions(run.log, checks, failed) if checks else set()
-
-    def _executions_in_order(self, run: RunState) -> Iterator[str]:
-        """The executions of the run in lineage order; those that failed follow their branches."""
-        heads: list[int] = [len(run.log) - 1]
-        failures: tuple[FailedBranch, ...] = ()
-        if not run.ended:
-            branches, failures = _unfinished(run), run.failures
-            heads = [branches[path].head for path in sorted(branches) if branches[path].head >= 0]
-        done: set[str] = set()
-        for index in ancestry(run.log, heads):
-            done.add(run.log[index].commit.id)
-            yield run.log[index].commit.id
-        for failure in failures:
-            if failure.execution not in done:
-                yield failure.execution
 
     def _redact_failures(self) -> None:
         redactor = self.redactor
@@ -740,7 +713,7 @@ class SessionEnd(NamedTuple):
         """The state of each unfinished branch; of a completed run, the trunk's."""
         if self.run.ended:
             return {(): self.run.trunk_state}
-        branches = _unfinished(self.run)
+        branches = unfinished_branches(self.run)
         return {path: branches[path].state for path in sorted(branches)}
 
 
@@ -787,15 +760,6 @@ def log_conflict(conflict: MergedConflict) -> None:
         writers = ", ".join(author for author, _ in conflict.values)
         decided = f"{brief(conflict.value)} by {conflict.winner}"
         logger.warning("join at %s: %s wrote %r, %s kept %s", conflict.join, writers, path, conflict.policy, decided)
-
-
-def _unfinished(run: RunState) -> dict[BranchPath, Branch]:
-    """The branches that have not reached their end, those that failed included, by path."""
-    branches = [branch for group in (*run.waiting.values(), *run.ready) for branch in group.branches]
-    branches += [execution.branch for execution in run.running.values()]
-    branches += [execution.branch for execution, _ in run.suspended.values()]
-    branches += [branch for failure in run.failures for branch in failure.branches]
-    return {branch.path: branch for branch in branches}
 
 
 def _origin(row: Row) -> tuple[str, BranchPath, str]:
