@@ -210,13 +210,12 @@ def _after_failure(
     edge = next((edge for edge in session.graph.error_edges[name] if edge.takes(raised)), None)
     if edge is None:
         return None
-    attempts = session.take_failed_attempts(execution)
     failure = Failure.of(
         raised,
         node=name,
         branch=execution.path,
         execution=execution.id,
-        attempt=last_attempt(attempts),
+        attempt=last_attempt(session.failed_attempts.get(execution.id, ())),
         index=_send_index(session, execution),
     )
     patch: dict[str, Any] = {}
@@ -232,16 +231,23 @@ def _after_failure(
         *(patch, after, (Target(edge.target),), None, began, duration),
         attempt=failure.attempt,
         failure=failure,
-        failed_attempts=attempts,
+        failed_attempts=session.take_failed_attempts(execution),
     )
 
 
 def _send_index(session: Session, execution: Execution) -> int | None:
-    """The position of the `Send` that started an execution among the targets of its node; None if none did."""
-    if execution.overlay is None:
+    """The position of the `Send` that started an execution among the targets of its node; None if none did.
+
+    A check and the corrections after a node are started by Sends of their own: theirs is the position of the node.
+    """
+    name, log, head, sent = execution.node, session.run.log, execution.branch.head, execution.overlay
+    check = session.graph.checks.get(name) or session.graph.checked.get(name)
+    if check is not None and check.of != name:
+        of = check.visit_at(log, head).of
+        head, sent = (log[of].parents[0], log[of].sent or None) if of >= 0 else (head, None)
+    if sent is None:
         return None
-    sender = session.run.log[execution.branch.head].commit
-    return execution.path[-1] if len(sender.route) > 1 else 0
+    return execution.path[-1] if len(log[head].commit.route) > 1 else 0
 
 
 def _start_script(session: Session, execution: Execution) -> Script[Transition]:

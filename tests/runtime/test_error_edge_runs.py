@@ -526,23 +526,60 @@ def test_inner_and_outer_error_edges(play: Play) -> None:
     assert failed == [("ask", ("trunk:1",)), ("inner", ())]
 
 
+class Checked(State):
+    issues: list[str] = []
+
+
+def checked_graph(*, max_fixes: int = 0, fix: Any = None) -> Graph:
+    """`ask`, whose output may have three letters. It and its check lead their failures to `handle`."""
+
+    def ask(q: str) -> dict[str, Any]:
+        if not q:
+            raise ValueError("no question")
+        return {"a": q}
+
+    graph = Graph(Checked, merge="last_write_wins").add_node("ask", ask, writes=["a"])
+    problems = lambda a: ["too long"] if len(a) > 3 else []  # noqa: E731
+    graph.add_check("short", problems, of="ask", max_fixes=max_fixes, fix=fix, into="issues")
+    graph.add_node("handle", logs("handle"), writes=["log"]).add_edge(["ask", "handle"], END)
+    return graph.add_error_edge(["ask", "short"], "handle", into="problems")
+
+
 def test_the_check_error_of_a_check_goes_to_its_handler(play: Play) -> None:
-    graph = Graph(State).add_node("ask", lambda q: {"a": q}, writes=["a"])
-    graph.add_check("short", lambda a: ["too long"] if len(a) > 3 else [], of="ask", max_fixes=0, into="text_problems")
-    with pytest.raises(GraphError):
-        graph.compile()
+    program = checked_graph().add_edge(START, "ask").compile()
+    assert play(program, {"q": "abc"}).state["problems"] == []
+    for q, node, kind in (("abcd", "short", "CheckError"), ("", "ask", "ValueError")):
+        run = play(program, {"q": q})
+        (failure,) = run.state["problems"]
+        assert (failure.node, failure.type, failure.index) == (node, kind, None)
+        assert list(run.state["log"]) == ["handle"]
 
-    class Checked(State):
-        issues: list[str] = []
 
-    graph = Graph(Checked).add_node("ask", lambda q: {"a": q}, writes=["a"]).add_path(START, "ask", END)
-    graph.add_check("short", lambda a: ["too long"] if len(a) > 3 else [], of="ask", max_fixes=0, into="issues")
-    graph.add_node("handle", logs("handle"), writes=["log"]).add_edge("handle", END)
-    program = graph.add_error_edge("short", "handle", on=CheckError, into="problem").compile()
-    assert play(program, {"q": "abc"}).state["problem"] is None
-    run = play(program, {"q": "abcd"})
-    assert (run.state["problem"].node, run.state["problem"].type) == ("short", "CheckError")
-    assert list(run.state["log"]) == ["handle"]
+class Fix(dspy.Module):
+    """Shortens by one letter, and fails at four."""
+
+    def forward(self, a: str, issues: list[str]) -> dspy.Prediction:
+        if len(a) == 4:
+            raise ValueError("cannot be shortened")
+        return dspy.Prediction(a=a[:-1])
+
+
+def test_an_error_edge_of_a_fix_takes_its_failures(play: Play) -> None:
+    graph = checked_graph(max_fixes=1, fix=Fix()).add_edge(START, "ask")
+    program = graph.add_error_edge("ask_fix", "handle", into="problems").compile()
+    assert [failure.node for failure in play(program, {"q": "abcd"}).state["problems"]] == ["ask_fix"]
+    run = play(program, {"q": "abcdef"})
+    assert [(failure.node, failure.index) for failure in run.state["problems"]] == [("short", None)]
+
+
+def test_a_check_after_a_send_has_its_index() -> None:
+    graph = checked_graph().add_conditional_edges(START, words, ["ask"])
+    run = graph.compile().run({"q": "a abcd ab abcde"})
+    assert [(failure.node, failure.index) for failure in run.state["problems"]] == [("short", 1), ("short", 3)]
+
+
+def words(q: str) -> list[Send]:
+    return [Send("ask", {"q": word}) for word in q.split()]
 
 
 def test_a_failed_run_leaves_no_garbage() -> None:
