@@ -23,7 +23,7 @@ from typing import Literal, get_args
 from dspyer.blocking import run_in_thread
 from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion, without_traceback
 from dspyer.persistence.checked_store import CheckedStore
-from dspyer.persistence.rows import NewRow
+from dspyer.persistence.rows import NewRow, RowKind
 from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotEncoder, SnapshotState, new_snapshot
 from dspyer.stores.base import Change, Point, Row, Store
 
@@ -63,6 +63,7 @@ class Journal:
         encoder: encodes snapshots; knows the chunks of earlier ones.
         broken: the error after which nothing is written any more: a failed write, or the loss of the thread.
         refused_row: the last row whose content cannot be stored. The store itself works, so later rows are written.
+        lost: called when a renewal finds that the thread is lost, so that the run need not wait for its next write.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Journal:
         self.durability = durability
         self.broken: DspyerError | None = None
         self.refused_row: Row | None = None
+        self.lost: Callable[[], object] | None = None
         # Rows are numbered under the lock, and written under it: they reach the store in the order of their numbers.
         self._lock = Lock()
         self._released = not thread
@@ -226,8 +228,22 @@ class Journal:
         except ConcurrentRunError as error:
             if not self._released:
                 self.broken = error
+                if self.lost is not None:
+                    self.lost()
         except Exception as error:  # noqa: BLE001 - a store that stays broken fails the next write of the run
             logger.warning("the lease of thread %r could not be renewed: %s", self.thread, error)
+
+    def was_stopped(self) -> bool:
+        """Return whether another one has ended the run as stopped (`t.stop()`), and nothing has continued it since."""
+        try:
+            thread = self.store.thread(self.thread) if self.thread else None
+            head = None if thread is None else thread.head
+            if head is None or head.run != self.run:
+                return False
+            (last,) = self.store.rows(self.run, head.seq, head.seq)
+        except DspyerError:
+            return False  # the run has failed already, and raises that error
+        return last.kind == RowKind.END and last.header[0] == "stopped"
 
     def release(self) -> None:
         """Release the thread. A failure is only logged: another error is being raised already, and the lease ends."""

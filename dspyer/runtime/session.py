@@ -23,6 +23,7 @@ from dspyer.display.redaction import Redactor
 from dspyer.dspy_module.tracing import Steps, is_rejected, rejected_step, tokens_used
 from dspyer.errors import (
     BudgetError,
+    ConcurrentRunError,
     Interrupt,
     MapError,
     RunStoppedError,
@@ -94,6 +95,7 @@ CANNOT_RESUME = (
     "Start it again; a run on a thread, program.thread('a name'), could be continued with resume(), but not one with "
     'on_conflict="merge"'
 )
+STOPPED_BY_THREAD = "t.stop() was called"
 _NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
@@ -110,6 +112,7 @@ class Session(NotLive):
         kept: what has been committed, for another attempt of the node around the run; None if there may be none.
         write_error: the error of a write: the store failed, or refused a row. The run has failed with it.
         end_written: whether the row that ends the run is written.
+        stopped_by_thread: whether `t.stop()` has ended the run, and has written its end.
         events: the events in order of arrival, if a `Run` will be made.
         traces: the DSPy trace of each execution, by id.
         lost: the DSPy trace of attempts that raised, by execution, each with the execution (of an item) and the number.
@@ -162,6 +165,7 @@ class Session(NotLive):
         self.kept = PendingRows(run_start.run) if request.keeps_commits else None
         self.write_error: BaseException | None = None
         self.end_written = False
+        self.stopped_by_thread = False
         self.events: list[Event] = []
         self.traces: dict[str, Steps] = dict(run_start.kept.traces)
         self.lost: dict[str, list[LostSteps]] = {}
@@ -520,6 +524,8 @@ class Session(NotLive):
         assert self.pending is not None
         self.run = self.pending.run
         self.write_error = error
+        if isinstance(error, ConcurrentRunError) and self.journal is not None and not self.scope:
+            self.stopped_by_thread = self.journal.was_stopped()
         self.pending.written(self.run)  # drops the events: what they report was not stored
 
     def writing(self) -> AbstractContextManager[None]:
@@ -577,6 +583,8 @@ class Session(NotLive):
     def status(self) -> str:
         """`"completed"`, `"failed"`, `"interrupted"` or `"stopped"`."""
         run = self.run
+        if self.stopped_by_thread:
+            return "stopped"
         if self.write_error is not None or run.failures:
             return "failed"
         if run.ended:
@@ -612,6 +620,8 @@ class Session(NotLive):
 
     def error(self) -> BaseException | None:
         """Why the run is not completed: the first failure in path order, with the others in its notes."""
+        if self.stopped_by_thread:
+            return RunStoppedError.of(STOPPED_BY_THREAD, self.graph.name, CAN_RESUME)
         if self.write_error is not None:
             return self.write_error
         if self.run.failures:

@@ -293,6 +293,13 @@ class Leases:
         """Whether the owner is a run of this process that has not ended."""
         return token in self._tokens
 
+    def renew_now(self, token: str) -> None:
+        """Renew the lease of an owner in this process now, by which it finds out whether it still owns its thread."""
+        renewer = self._tokens.get(token)
+        journal = None if renewer is None else renewer.held.get(token)
+        if journal is not None:
+            journal.renew(self.lease)
+
     def let_go(self, token: str) -> None:
         """Stop renewing the lease of an owner."""
         with self._lock:

@@ -18,7 +18,7 @@ from dspyer.stores.base import Change, Point
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.merge_on_finish import MergeOnFinish
-from dspyer.threads.ownership import ThreadLock, is_alive
+from dspyer.threads.ownership import ThreadLock, is_alive, leases
 from dspyer.threads.start import RunStarter
 from dspyer.threads.thread_program import AnswersByKey, Resources, ThreadProgram
 from dspyer.threads.time_travel import ThreadReader
@@ -110,9 +110,11 @@ def stop_run(starter: RunStarter) -> None:
     epoch = starter.store.write(Change(starter.thread, row.epoch, row.epoch + 1, lease=0.0))
     head = starter.load_head()
     at = head.row.head
-    if not head.open or at is None:
+    if head.last_run is None or at is None or head.last_run.status is not None:
         return  # it has ended meanwhile
     end = end_row("stopped", None, ()).numbered(at.seq + 1)
     starter.store.write(
         Change(starter.thread, epoch, lease=0.0, head=Point(at.run, end.seq), rows_of=at.run, rows=[end], flush=True)
     )
+    if row.owner is not None:
+        leases.renew_now(row.owner.token)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -442,6 +443,7 @@ class RunStarter:
             flush=True,
         )
         journal.set_epoch(self.store.write(change))
+        journal.lost = partial(request.stop, "its thread was stopped or taken over")
         live = run.header.get("live", True)  # of a resumed run as it was begun
         started = replace(request, live=live, run_start=first.start, records=first.records, journal=journal)
         return OwnedRun(started, journal, owner)

@@ -1,0 +1,138 @@
+"""`t.stop()` ends the run that works on a thread, in whatever process it is."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer.errors import RunStoppedError, ThreadError
+
+
+class Log(BaseModel):
+    log: Annotated[list[str], reducers.append] = []
+
+
+class Stage:
+    """A run whose second node waits for the test."""
+
+    def __init__(self, kind: str, store: str = ":memory:") -> None:
+        self.inside, self.go_on, self.cancelled = threading.Event(), threading.Event(), threading.Event()
+        self.calls: list[str] = []
+        self.runs: list[Any] = []
+        self.program = self._program(kind, store)
+
+    def _program(self, kind: str, store: str) -> CompiledGraph:
+        def first() -> dict[str, Any]:
+            self.calls.append("first")
+            return {"log": "first"}
+
+        def slow() -> dict[str, Any]:
+            self.calls.append("slow")
+            self.inside.set()
+            assert self.go_on.wait(20)
+            return {"log": "slow"}
+
+        async def aslow() -> dict[str, Any]:
+            self.calls.append("slow")
+            self.inside.set()
+            try:
+                if not self.go_on.is_set():
+                    await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                self.cancelled.set()
+                raise
+            return {"log": "slow"}
+
+        graph = Graph(Log).add_node("first", first).add_node("slow", slow if kind == "sync" else aslow)
+        graph.add_node("late", lambda: {"log": "late"})
+        return graph.add_path(START, "first", "slow", "late", END).compile(store=store)
+
+    def start(self) -> threading.Thread:
+        thread = threading.Thread(target=lambda: self.runs.append(self.program.thread("t").run({})))
+        thread.start()
+        assert self.inside.wait(20)
+        return thread
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_stop_ends_the_run_and_a_resume_continues_it(kind: str) -> None:
+    stage = Stage(kind)
+    running = stage.start()
+    t = stage.program.thread("t")
+    t.stop()
+    assert t.status == "stopped"
+    if kind == "async":
+        assert stage.cancelled.wait(20)  # at once: it is in this process
+    stage.go_on.set()
+    running.join(20)
+    (run,) = stage.runs
+    assert (run.status, list(run.state["log"])) == ("stopped", ["first"])
+    assert isinstance(run.error, RunStoppedError)
+    assert "t.stop() was called" in str(run.error)
+    assert (t.status, t.state["log"]) == ("stopped", ["first"])
+    assert t.resume().state["log"] == ["first", "slow", "late"]
+    assert stage.calls == ["first", "slow", "slow"]
+    assert t.replay() == t.state
+
+
+def test_stop_while_nothing_runs_says_so() -> None:
+    stage = Stage("sync")
+    t = stage.program.thread("t")
+    with pytest.raises(ThreadError, match="no run works on thread 't'"):
+        t.stop()
+    stage.go_on.set()
+    t.run({})
+    with pytest.raises(ThreadError, match="nothing to stop"):
+        t.stop()
+    assert t.status == "completed"
+
+
+def test_two_stops_and_a_run_after_them() -> None:
+    stage = Stage("sync")
+    running = stage.start()
+    t = stage.program.thread("t")
+    t.stop()
+    with pytest.raises(ThreadError, match="nothing to stop"):
+        t.stop()
+    stage.go_on.set()
+    running.join(20)
+    assert t.run({}, abandon=True).state["log"] == ["first", "first", "slow", "late"]
+    assert t.status == "completed"
+
+
+OWNER = """
+import sys
+from dspyer import END, START, Graph
+def slow():
+    print("inside", flush=True)
+    sys.stdin.readline()
+    return {"n": 1}
+graph = Graph(inputs=["n"]).add_node("slow", slow, writes=["n"]).add_node("late", lambda n: print("late"), writes=[])
+run = graph.add_path(START, "slow", "late", END).compile(store=sys.argv[1]).thread("t").run({"n": 0})
+print(run.status, type(run.error).__name__, run.state["n"], flush=True)
+"""
+
+
+def test_stop_from_another_process(tmp_path: Any) -> None:
+    store = str(tmp_path / "runs.db")
+    graph = Graph(inputs=["n"]).add_node("slow", lambda: {"n": 2}, writes=["n"])
+    graph.add_node("late", lambda n: None, writes=[]).add_path(START, "slow", "late", END)
+    t = graph.compile(store=store).thread("t")
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, store], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "inside\n"
+        t.stop()
+        assert (t.status, t.state["n"]) == ("stopped", 0)
+        out, _ = owner.communicate("go on\n", timeout=30)
+    assert out == "stopped RunStoppedError 0\n"
+    assert (t.status, t.state["n"]) == ("stopped", 0)
+    assert t.resume().state["n"] == 2
