@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Annotated, Any
@@ -10,9 +13,10 @@ from typing import Annotated, Any
 import dspy
 import pytest
 from pydantic import BaseModel
+from tenacity import wait_fixed
 
-from dspyer import END, START, Budget, CompiledGraph, Graph, Retry, reducers
-from dspyer.errors import BudgetError, RunStoppedError
+from dspyer import END, START, Budget, CompiledGraph, Graph, Retry, clock, reducers
+from dspyer.errors import BudgetError, InputError, RunStoppedError
 from dspyer.testing import no_pauses
 from tests.openai_server import OpenAIServer
 
@@ -201,3 +205,298 @@ def test_whatever_a_node_does_no_request_starts_after_the_limit(server: OpenAISe
     if kind != "another error":
         assert resume(thread, mode, budget=Budget(requests=100)).status == "completed"
         assert 13 <= len(server.requests) <= 13 + concurrent  # those that were in progress at the limit
+
+
+def best_of(predict: dspy.Predict) -> dspy.Module:
+    return dspy.BestOfN(predict, N=9, reward_fn=lambda args, prediction: 0.0, threshold=1.0)
+
+
+def react(predict: dspy.Predict) -> dspy.Module:
+    del predict
+    return dspy.ReAct("question -> answer", tools=[look_up], max_iters=8)
+
+
+def look_up(topic: str) -> str:
+    """Looks up a topic."""
+    return "nothing"
+
+
+MODULES = {
+    "BestOfN": best_of,
+    "ReAct": react,
+    "ChainOfThought": lambda predict: dspy.ChainOfThought("question -> answer"),
+}
+
+
+@MODES
+@pytest.mark.parametrize("kind", MODULES)
+def test_modules_of_dspy_are_bounded(kind: str, mode: str) -> None:
+    text = "[[ ## reasoning ## ]]\nso\n\n[[ ## answer ## ]]\nyes\n\n[[ ## next_thought ## ]]\nlook\n\n"
+    text += (
+        '[[ ## next_tool_name ## ]]\nlook_up\n\n[[ ## next_tool_args ## ]]\n{"topic": "tides"}\n\n[[ ## completed ## ]]'
+    )
+    module = MODULES[kind](dspy.Predict("question -> answer"))
+    graph = Graph(Talk).add_node("one", module, writes={"answer": "answers"})
+    twin: dspy.Module = copy.deepcopy(module)
+    graph.add_node("two", twin, writes={"answer": "answers"}).add_path(START, "one", "two", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    with OpenAIServer(lambda messages: text) as server, dspy.context(lm=server.lm()):
+        whole = run(graph.compile(), mode)
+        assert whole.status == "completed"
+        requests = len(server.requests)
+        server.requests.clear()
+        limit = 3 if requests > 2 else 1
+        found = run(thread, mode, budget=Budget(requests=limit))
+        assert (found.status, len(server.requests)) == ("stopped", limit)
+        found = resume(thread, mode)
+        assert found.status == "completed"
+        finished = 1 if requests == 2 else 0  # a node that was cut off is called again from its beginning
+        assert len(server.requests) == limit + requests - finished
+        assert found.state["answers"] == whole.state["answers"]
+
+
+@MODES
+def test_maps_and_inner_graphs_share_the_budget_and_keep_what_is_finished(server: OpenAIServer, mode: str) -> None:
+    class Docs(BaseModel):
+        question: str = ""
+        docs: list[str] = [str(i) for i in range(12)]
+        notes: list[str] = []
+        more: list[str] = []
+
+    predict = dspy.Predict("doc -> answer")
+    inner = Graph(inputs=["doc"]).add_node("ask", dspy.Predict("doc -> answer"), writes=["answer"])
+    program = inner.add_path(START, "ask", END).compile(budget=Budget(requests=1))  # of no effect inside
+    graph = Graph(Docs).add_map("read", predict, over="docs", item="doc", into="notes", max_concurrency=2)
+    graph.add_map("again", program, over="docs", item="doc", into="more", max_concurrency=2)
+    thread = graph.add_path(START, "read", "again", END).compile(store=":memory:").thread("t")
+    found = run(thread, mode, budget=Budget(requests=5))
+    calls = 0
+    while found.status == "stopped":
+        assert 5 <= len(server.requests) - calls <= 6
+        calls = len(server.requests)
+        found = resume(thread, mode, budget=Budget(requests=5))
+    assert found.status == "completed", found.error
+    assert len(server.requests) == 24
+    assert found.state["notes"] == found.state["more"] == ["yes"] * 12
+
+
+@MODES
+def test_branches_finish_what_is_in_progress(mode: str) -> None:
+    """The one request of each branch was made before the limit was reached: all of them are committed."""
+    arrived = threading.Barrier(3)
+
+    def answer(messages: Any) -> str:
+        arrived.wait(20)
+        return "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
+
+    graph = Graph(Talk)
+    for name in "abc":
+        graph.add_node(name, dspy.Predict("question -> answer"), writes={"answer": "answers"})
+    graph.add_node("late", lambda: {"n": 1}, writes=["n"])
+    graph.add_edge(START, list("abc")).add_edge(list("abc"), "late").add_edge("late", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    with OpenAIServer(answer) as server, dspy.context(lm=server.lm()):
+        found = run(thread, mode, budget=Budget(requests=1))
+        assert (found.status, len(server.requests)) == ("stopped", 3)
+        assert isinstance(found.error, BudgetError)
+        assert found.error.spent == {"requests": 3}
+        assert resume(thread, mode).status == "completed"
+        assert len(server.requests) == 3
+
+
+@MODES
+def test_an_async_node_that_runs_at_the_limit_is_finished(server: OpenAIServer, mode: str) -> None:
+    """It is not cancelled, as it would be if its stream were closed."""
+    spent = threading.Event()
+
+    async def slow(ask: dspy.Predict) -> dict[str, Any]:
+        await asyncio.to_thread(spent.wait, 20)
+        await asyncio.sleep(0)
+        return {"answers": "slow"}
+
+    async def asks_and_tells(ask: dspy.Predict) -> dict[str, Any]:
+        answer = (await ask.acall(question="Is it?")).answer
+        spent.set()
+        return {"answers": answer}
+
+    graph = Graph(Talk)
+    graph.add_node("slow", slow, modules={"ask": dspy.Predict("question -> answer")}, writes=["answers"])
+    graph.add_node("asks", asks_and_tells, modules={"ask": dspy.Predict("question -> answer")}, writes=["answers"])
+    graph.add_node("late", lambda: {"n": 1}, writes=["n"])
+    graph.add_edge(START, ["slow", "asks"]).add_edge(["slow", "asks"], "late").add_edge("late", END)
+    found = run(graph.compile(), mode, budget=Budget(requests=1))
+    assert (found.status, sorted(commit.node for commit in found.commits)) == ("stopped", ["START", "asks", "slow"])
+    assert len(server.requests) == 1
+
+
+@MODES
+def test_responses_from_a_cache_cost_nothing(mode: str) -> None:
+    text = "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
+    with OpenAIServer(lambda messages: text) as server, dspy.context(lm=server.lm(cache=True)):
+        question = f"cached in {mode}?"
+        graph = Graph(Talk).add_node("ask", dspy.Predict("question -> answer"), writes={"answer": "answers"})
+        graph.add_edge(START, "ask")
+        graph.add_conditional_edges("ask", lambda answers: "ask" if len(answers) < 9 else END, ["ask", END])
+        program = graph.compile()
+        budget = Budget(requests=2, tokens=10**6, cost=10**6, prices=PRICES)
+        given = {"question": question}
+        found = program.run(given, budget=budget) if mode == "sync" else asyncio.run(program.arun(given, budget=budget))
+        assert (found.status, len(found.state["answers"]), len(server.requests)) == ("completed", 9, 1)
+
+
+@MODES
+def test_a_cost_without_a_price_fails_before_the_first_request(server: OpenAIServer, mode: str) -> None:
+    thread = loop(2).thread("t")
+    found = run(thread, mode, budget=Budget(cost=1.0))
+    assert (found.status, thread.status, len(server.requests)) == ("failed", "failed", 0)
+    assert isinstance(found.error, InputError)
+    assert "the price of 'openai/local' is not known" in str(found.error)
+    assert "prices={'openai/local': (0.1, 0.4)}" in str(found.error)
+    (failure,) = thread.failures
+    assert (failure.node, failure.type) == ("ask", "InputError")
+    with pytest.raises(InputError):
+        found.raise_error()
+    budget = Budget(cost=10**6, prices=PRICES)
+    assert resume(thread, mode, budget=budget).status == "completed"
+
+
+@MODES
+def test_a_price_that_dspy_knows_is_taken(mode: str) -> None:
+    text = "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
+    with OpenAIServer(lambda messages: text, model="gpt-4o-mini") as server, dspy.context(lm=server.lm()):
+        found = run(loop(50), mode, budget=Budget(cost=0.0001))
+        assert found.status == "stopped"
+        assert 1 < len(server.requests) < 50
+        assert str(found.error).startswith("cost: 0.00010")
+        own = run(loop(50), mode, budget=Budget(cost=0.0001, prices={"openai/gpt-4o-mini": (1000, 1000)}))
+        assert len(own.state["answers"]) == 1  # the given price wins
+
+
+@MODES
+def test_the_deadline_of_a_run(mode: str) -> None:
+    """Pauses end at it; the clock is that of the test."""
+    calls: list[float | None] = []
+
+    def fails(ctx: Any) -> dict[str, Any]:
+        calls.append(ctx.seconds_left)
+        if len(calls) < 4:
+            raise ConnectionError
+        return {"n": 1}
+
+    graph = Graph(Talk).add_node("fails", fails, writes=["n"], retry=Retry(9, wait=wait_fixed(20)))
+    thread = graph.add_path(START, "fails", END).compile(store=":memory:").thread("t")
+    with no_pauses() as pauses:
+        found = run(thread, mode, budget=Budget(seconds=50))
+        assert found.status == "stopped"
+        assert str(found.error).startswith("seconds: 50.")
+        assert pauses[:2] == [20.0, 20.0]
+        assert pauses[2] <= 10
+        assert [round(left or 0) for left in calls] == [50, 30, 10]
+        assert resume(thread, mode).status == "completed"
+        assert calls[-1] is None
+
+
+@MODES
+def test_no_node_starts_after_the_deadline(mode: str) -> None:
+    def slow() -> dict[str, Any]:
+        clock.pause(60)
+        return {"n": 1}
+
+    graph = Graph(Talk).add_node("slow", slow, writes=["n"]).add_node("late", lambda: {"n": 2}, writes=["n"])
+    thread = graph.add_path(START, "slow", "late", END).compile(store=":memory:").thread("t")
+    with no_pauses():
+        found = run(thread, mode, budget=Budget(seconds=30))
+        assert (found.status, found.state["n"]) == ("stopped", 1)
+        assert resume(thread, mode).state["n"] == 2
+
+
+def test_streams_take_a_budget(server: OpenAIServer) -> None:
+    thread = loop(4).thread("t")
+    with thread.stream({"question": "Is it?"}, budget=Budget(requests=1)) as stream:
+        assert len(list(stream)) > 3
+    assert stream.run.status == "stopped"
+    assert isinstance(stream.run.error, BudgetError)
+
+    async def main() -> None:
+        async with thread.astream_resume(budget=Budget(requests=1)) as events:
+            assert [event async for event in events]
+        assert events.run.status == "stopped"
+        async with loop(4).astream({"question": "Is it?"}, budget=Budget(requests=2)) as more:
+            assert [event async for event in more]
+        assert more.run.status == "stopped"
+
+    asyncio.run(main())
+    with loop(4).stream({"question": "Is it?"}, budget=Budget(requests=2)) as own, thread.stream_resume() as rest:
+        assert list(own)
+        assert list(rest)
+    assert (own.run.status, rest.run.status) == ("stopped", "completed")
+    again = thread.rerun(0, budget=Budget(requests=1))
+    assert again.status == "stopped"
+    assert asyncio.run(thread.arerun(0, budget=Budget(requests=1))).status == "stopped"
+    assert len(server.requests) == 1 + 1 + 2 + 2 + 2 + 1 + 1
+
+
+def test_tokens_stream_under_a_budget_and_a_timeout() -> None:
+    text = "[[ ## answer ## ]]\nhigh tide at six\n\n[[ ## completed ## ]]"
+    graph = Graph(Talk).add_node("ask", dspy.Predict("question -> answer"), writes={"answer": "answers"}, timeout=60)
+    program = graph.add_path(START, "ask", END).compile(budget=Budget(requests=9))
+    streamed = dspy.streamify(program, stream_listeners=[dspy.streaming.StreamListener("answer", predict=program.ask)])
+
+    async def main() -> list[str]:
+        events = streamed(question="When?")
+        return [event.chunk async for event in events if isinstance(event, dspy.streaming.StreamResponse)]
+
+    with OpenAIServer(lambda messages: text) as server, dspy.context(lm=server.lm()):
+        chunks = asyncio.run(main())
+    assert "".join(chunks).strip() == "high tide at six"
+    assert len(chunks) > 1
+
+
+def bounded(budget: Any) -> CompiledGraph:
+    return Graph().add_node("a", lambda: None, writes=[]).add_path(START, "a", END).compile(budget=budget)
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({}, ValueError, "has no limit"),
+    ({"tokens": 0}, ValueError, "tokens=0"),
+    ({"cost": -1}, ValueError, "more than 0"),
+    ({"seconds": float("nan")}, ValueError, "seconds=nan"),
+    ({"seconds": float("inf")}, ValueError, "seconds=inf"),
+    ({"requests": 1.5}, TypeError, "whole number"),
+    ({"requests": True}, TypeError, "whole number"),
+    ({"cost": "1"}, TypeError, "US dollars"),
+    ({"cost": 1, "prices": {"openai/x": 0.1}}, TypeError, r"prices=\{'openai/x': \(0.1, 0.4\)\}"),
+    ({"cost": 1, "prices": {"openai/x": (0.1, -1)}}, ValueError, "0 or more"),
+    ({"cost": 1, "prices": [1]}, TypeError, "got a list"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(WRONG)))
+def test_what_a_budget_may_be(case: int) -> None:
+    options, kind, text = WRONG[case]
+    with pytest.raises(kind, match=text):
+        Budget(**options)
+
+
+TAKERS: dict[str, Callable[[Any], Any]] = {
+    "run": lambda budget: loop(1).run({"question": ""}, budget=budget),
+    "thread": lambda budget: loop(1).thread("t").run({"question": ""}, budget=budget),
+    "resume": lambda budget: loop(1).thread("t").resume(budget=budget),
+    "compile": bounded,
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_what_is_no_budget_is_refused(taker: str) -> None:
+    with pytest.raises(TypeError, match=r"budget=0.5: give a dspyer.Budget, for example Budget\(cost=0.50\)"):
+        TAKERS[taker](0.5)
+
+
+def test_a_budget_is_a_value() -> None:
+    prices = {"openai/x": (1, 2)}
+    budget = Budget(cost=1, prices=prices)
+    prices["openai/y"] = (3, 4)
+    assert dict(budget.prices) == {"openai/x": (1.0, 2.0)}
+    assert pickle.loads(pickle.dumps(budget)) == budget
+    error = pickle.loads(pickle.dumps(BudgetError("text", "tokens: 3 of 2", {"tokens": 3}, {"tokens": 2})))
+    assert (error.reason, error.spent, error.limit) == ("tokens: 3 of 2", {"tokens": 3}, {"tokens": 2})
