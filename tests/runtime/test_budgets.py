@@ -221,7 +221,7 @@ def look_up(topic: str) -> str:
     return "nothing"
 
 
-MODULES = {
+MODULES: dict[str, Callable[[Any], Any]] = {
     "BestOfN": best_of,
     "ReAct": react,
     "ChainOfThought": lambda predict: dspy.ChainOfThought("question -> answer"),
@@ -235,7 +235,8 @@ def test_modules_of_dspy_are_bounded(kind: str, mode: str) -> None:
     text += (
         '[[ ## next_tool_name ## ]]\nlook_up\n\n[[ ## next_tool_args ## ]]\n{"topic": "tides"}\n\n[[ ## completed ## ]]'
     )
-    module = MODULES[kind](dspy.Predict("question -> answer"))
+    predict: Any = dspy.Predict("question -> answer")
+    module = MODULES[kind](predict)
     graph = Graph(Talk).add_node("one", module, writes={"answer": "answers"})
     twin: dspy.Module = copy.deepcopy(module)
     graph.add_node("two", twin, writes={"answer": "answers"}).add_path(START, "one", "two", END)
