@@ -120,6 +120,9 @@ class AttemptHost(Protocol):
     def lose_steps(self, attempt: Attempt, number: int, steps: Steps) -> None:
         """Keep the DSPy trace of attempt `number`, which raised."""
 
+    def withdraw_posts(self, attempt: Attempt) -> None:
+        """Withdraw what an attempt that raised has posted to live fields; the next one reads them from the start."""
+
 
 class NotLive:
     """A run whose nodes do not see each other while they run, so that nothing in it depends on timing.
@@ -143,6 +146,9 @@ class NotLive:
             return BranchEntries([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
         found = attempt.read_view(View(field), "entries")
         return BranchEntries([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
+
+    def withdraw_posts(self, attempt: Attempt) -> None:
+        """Do nothing: posts belong to the commit."""
 
     def set_doing(self, attempt: Attempt, text: str) -> None:
         """Do nothing: no sibling reads it."""

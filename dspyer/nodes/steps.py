@@ -141,6 +141,7 @@ def next_attempt(call: Call, number: int, error: Exception, pause: float) -> Cal
     delegate = call.context.delegate
     delegate.over = True
     delegate.host.attempt_failed(delegate, number, error, pause)
+    delegate.host.withdraw_posts(delegate)
     return call._replace(context=replace(call.context, delegate=delegate.next(number + 1)))
 
 

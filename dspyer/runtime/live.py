@@ -40,7 +40,7 @@ from dspyer.patch import DELETE, Replace, update_size
 from dspyer.persistence.execution_records import RecordedPost
 from dspyer.persistence.rows import post_row, withdraw_row
 from dspyer.runtime.live_buffer import LiveBuffer, PostConflict, ReaderCursor, single_updates
-from dspyer.runtime.session import Session
+from dspyer.runtime.session import LostSteps, Session
 from dspyer.scheduler.live_deadlock import HeldCommit, PossibleWriter, WaitingReader, WriteReach, readers_to_release
 from dspyer.scheduler.run_state import Branch, Execution, RunState, Transition
 from dspyer.scheduler.schedule import plan
@@ -72,7 +72,7 @@ class LiveSession(Session):
         self._finished: dict[str, tuple[Execution, Transition, Steps]] = {}  # not committed yet, by id
         self._node_reads: dict[str, NodeReads] = {}  # by node
         self._wake: Callable[[], None] | None = None
-        self._to_call_again: list[Execution] = []  # undone by a failure that an error edge took
+        self._to_call_again: list[Execution] = []  # undone by a failure after which the run goes on
         self._ready_are_held = False  # ready groups did not start though slots are free: `interrupt_after`, or a stop
         for entry in self.run.log:
             self._note_commit(entry.commit)
@@ -150,6 +150,8 @@ class LiveSession(Session):
         if undone and cursor is not None and cursor.goes_on and not self.run.failures and not self.stopped:
             del self._cursors[execution.id]
             self._to_call_again.append(execution)
+            if steps:
+                self.lost.setdefault(execution.id, []).append(LostSteps(execution.id, 0, 1, steps))
         else:
             self._advance(execution, outcome, steps)
 
@@ -342,6 +344,20 @@ class LiveSession(Session):
             if self._wake is not None and not self.stopped and (plan(self.run) or self._to_call_again):
                 self._wake()  # the driver may start another execution in the slot
         return waiter
+
+    def withdraw_posts(self, attempt: Attempt) -> None:
+        """Withdraws the posts of an attempt that raised. What has read them is called again, and counts as no attempt.
+
+        Called in the thread of the node, while the driver waits.
+        """
+        with self.lock:
+            cursor = self._cursors.pop(attempt.execution, None)  # first: of two that read each other, it is not undone
+            if cursor is not None:
+                cursor.undone = True
+            self._withdraw(attempt.execution, goes_on=True)
+            self._release_waiters()
+            if self._wake is not None and self._to_call_again:
+                self._wake()
 
     def executions(self) -> Sequence[Execution]:
         """The executions whose nodes are running, waiting ones too."""
