@@ -148,12 +148,14 @@ class Gate:
         """Whether a request never has to wait here."""
         return self.limits == RateLimits() and clock.now() >= self._held_until
 
-    def enter(self, tokens: int) -> Generator[tuple[Any, Any], Any, None]:
-        """Waits until a request with so many tokens may be sent. A caller that is cancelled gives back what it has."""
+    def enter(self, tokens: int, requests: int = 1) -> Generator[tuple[Any, Any], Any, None]:
+        """Waits until so many tokens may be sent, in so many requests one after the other. A caller that is cancelled
+        gives back what it has.
+        """
         if self._slots is not None:
             yield SlotStep(self._slots), None
         try:
-            while not (yield from self._take_time(tokens)):
+            while not (yield from self._take_time(tokens, requests)):
                 pass
         except BaseException:
             self.leave()
@@ -164,8 +166,8 @@ class Gate:
         if self._slots is not None:
             self._slots.release()
 
-    def _take_time(self, tokens: int) -> Generator[tuple[Any, Any], Any, bool]:
-        at = self._reserve(tokens)
+    def _take_time(self, tokens: int, requests: int) -> Generator[tuple[Any, Any], Any, bool]:
+        at = self._reserve(tokens, requests)
         try:
             while (left := at - clock.now()) > 0:
                 yield Sleep(left), None
@@ -177,13 +179,13 @@ class Gate:
         self._return(at, tokens)  # the server has asked to wait while this caller did
         return False
 
-    def _reserve(self, tokens: int) -> float:
+    def _reserve(self, tokens: int, requests: int) -> float:
         with self._lock:
             earliest = max(clock.now(), self._held_until, self._tokens_next)
             while self._returned and self._returned[0] < earliest:
                 heapq.heappop(self._returned)
             at = heapq.heappop(self._returned) if self._returned else max(earliest, self._next)
-            self._next = max(self._next, at + self._interval)
+            self._next = max(self._next + (requests - 1) * self._interval, at + requests * self._interval)
             if self._per_token:
                 self._tokens_next = at + tokens * self._per_token
             return at

@@ -222,8 +222,9 @@ class ReliableLM(dspy.LM):
             may_be_cached = call.options.get("cache", step.lm.cache) and not gate.is_open
             if may_be_cached and (yield CacheLookup(step.lm, call), None):
                 return (yield step, None)
-            reserved = 0 if gate.limits.tokens_per_minute is None else _tokens_to_reserve(step.lm, call)
-            yield from gate.enter(reserved)
+            requests = call.options.get("n") or step.lm.kwargs.get("n") or 1  # DSPy makes one for each response
+            reserved = 0 if gate.limits.tokens_per_minute is None else requests * _tokens_to_reserve(step.lm, call)
+            yield from gate.enter(reserved, requests)
             call.used = None
             try:
                 found = yield step, None
@@ -296,6 +297,22 @@ class ReliableLM(dspy.LM):
         _check_settings(kwargs)
         copied: Self = super().copy(**kwargs)
         return copied
+
+    def finetune(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise self._of_one_lm("finetune")
+
+    def reinforce(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise self._of_one_lm("reinforce")
+
+    def launch(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise self._of_one_lm("launch")
+
+    def kill(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise self._of_one_lm("kill")
+
+    def _of_one_lm(self, name: str) -> Any:
+        text = f"a reliable LM has no {name}(): call it on one of the LMs that it is made of, before reliable()"
+        return LMUnsupportedFeatureError(text, model=self.model, features=[name])
 
     def close(self) -> None:
         for lane in self._lanes:

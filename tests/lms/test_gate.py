@@ -51,6 +51,17 @@ def test_requests_are_spaced_evenly() -> None:
     assert [*gaps[:29], *gaps[30:]] == pytest.approx([0.1] * 58), "no burst, also after a quiet time"
 
 
+def test_each_response_of_a_call_counts() -> None:
+    """DSPy makes one request for each of the `n` responses."""
+    with OpenAIServer(lambda messages: "yes") as server, no_pauses():
+        lm = reliable(server.lm(), requests_per_minute=60)
+        start = clock.now()
+        assert lm("a", n=5) == ["yes"] * 5
+        lm("b")
+        assert clock.now() - start == pytest.approx(5, abs=0.5)
+    assert len(server.requests) == 6
+
+
 def test_tokens_are_reserved_and_corrected() -> None:
     with fake_clock() as found:
         gate = Gate(RateLimits(tokens_per_minute=60_000))
@@ -199,18 +210,25 @@ def test_threads_and_two_event_loops_share_the_slots() -> None:
         return "yes"
 
     with OpenAIServer(answer) as server:
-        lm = reliable(server.lm(), max_concurrency=4, retry=1)
+        lm = reliable(server.lm(timeout=PATIENCE), max_concurrency=4, retry=1)
+        all_done = threading.Event()
 
         async def ask(count: int) -> None:
             try:
                 await asyncio.gather(*(lm.acall(f"{count} {number}") for number in range(count)))
+                await asyncio.to_thread(all_done.wait, PATIENCE)
             finally:
-                await lm.aclose()
+                await lm.aclose()  # of the sync connections too, as DSPy does it: so only when no thread uses them
 
         with ThreadPoolExecutor(14) as threads:
-            work = [threads.submit(asyncio.run, ask(14)), threads.submit(asyncio.run, ask(14))]
-            work += [threads.submit(lm, f"thread {number}") for number in range(12)]
-            for one in work:
+            loops = [threads.submit(asyncio.run, ask(14)) for _ in range(2)]
+            calls = [threads.submit(lm, f"thread {number}") for number in range(12)]
+            try:
+                for one in calls:
+                    one.result(PATIENCE)
+            finally:
+                all_done.set()
+            for one in loops:
                 one.result(PATIENCE)
     assert len(server.requests) == 40
     assert most == 4

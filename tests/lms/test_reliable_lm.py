@@ -19,7 +19,7 @@ import pytest
 from dspy.clients.base_lm import GLOBAL_HISTORY
 from dspy.lm15 import Config, Message, Request
 from dspy.utils.callback import BaseCallback
-from dspy.utils.exceptions import LMInvalidRequestError, LMServerError
+from dspy.utils.exceptions import LMInvalidRequestError, LMServerError, LMUnsupportedFeatureError
 from tenacity import wait_fixed
 
 from dspyer import END, START, Graph, Retry, clock, lms
@@ -413,6 +413,12 @@ WRONG: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
 def test_wrong_arguments(given: tuple[Any, ...], options: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         reliable(*given, **options)
+
+
+@pytest.mark.parametrize("name", ["finetune", "reinforce", "launch", "kill"])
+def test_what_only_one_lm_can_do_is_refused_before_anything_is_paid(name: str) -> None:
+    with pytest.raises(LMUnsupportedFeatureError, match=rf"a reliable LM has no {name}\(\): call it on one of the LMs"):
+        getattr(reliable(PLAIN), name)([], "chat")
 
 
 def test_a_wrong_call_is_raised_as_it_is(served: Serve) -> None:
