@@ -203,7 +203,7 @@ class ScriptError(DspyerError, AssertionError):
 
 
 class RunStoppedError(DspyerError):
-    """A run was stopped before its end: its stream was closed or dropped, its task cancelled, or Ctrl-C was pressed.
+    """A run was stopped before its end: by a budget, `t.stop()`, a closed stream, a cancelled task or Ctrl-C.
 
     Its commits are kept. On a thread, `t.resume()` continues the run.
 

@@ -28,8 +28,8 @@ class Run:
 
     Attributes:
         run_id: its id.
-        status: `"completed"`, `"failed"`, `"interrupted"` if it waits for answers, or `"stopped"`: its stream was
-            closed or dropped, its task was cancelled, or Ctrl-C was pressed.
+        status: `"completed"`, `"failed"`, `"interrupted"` if it waits for answers, or `"stopped"`: by a budget or
+            `t.stop()`, because its stream was closed or dropped, its task was cancelled, or Ctrl-C was pressed.
         state: the final state; of a run that is not completed, the last state that all branches shared.
         error: what the failing node raised; a `RunStoppedError` of a stopped run; else None.
         questions: the questions that an interrupted run waits for, in branch order.
