@@ -19,7 +19,7 @@ from hashlib import blake2b
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from dspyer.errors import StateError, list_names
+from dspyer.errors import StateError, list_names, with_article
 from dspyer.nodes.callables import own_call
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.node import Call, Node
@@ -52,9 +52,10 @@ def plan_cache(graph: str, node: Node, options: NodeOptions) -> tuple[CachePlan 
     found = _Identity()
     described = found.of_callable(node.fn)
     if found.unknown and not policy.version:
+        unknown = "; ".join(dict.fromkeys(found.unknown))
         problems.append(
-            f"{who}: cache: the key cannot know {list_names(dict.fromkeys(found.unknown))}: say which version of it "
-            "this is, cache=Cache(version=...), and change that when it changes; or read it from a field"
+            f"{who}: cache: the key cannot tell one object from another for {unknown}: say which it is, "
+            "cache=Cache(version=...), and change that when it changes, or read it from a field"
         )
     if problems:
         return None, problems
@@ -118,7 +119,7 @@ class _Identity:
         self._seen[id(fn)] = len(self._seen), fn
         if isinstance(fn, partial):
             bound = {**{str(index): value for index, value in enumerate(fn.args)}, **fn.keywords}
-            return ["partial", self.of_callable(fn.func), self._values(bound, "bound argument")]
+            return ["partial", self.of_callable(fn.func), self._values(bound, "bound by functools.partial")]
         if isinstance(fn, MethodType):
             return ["method", self.of_callable(fn.__func__), self._owner(fn.__self__)]
         if isinstance(fn, FunctionType):
@@ -141,8 +142,8 @@ class _Identity:
             "function",
             f"{fn.__module__}:{fn.__qualname__}",
             _code(code),
-            self._values({**defaults, **(fn.__kwdefaults__ or {})}, "default of"),
-            self._values(_cells(fn), "variable"),
+            self._values({**defaults, **(fn.__kwdefaults__ or {})}, f"a default of {fn.__qualname__}"),
+            self._values(_cells(fn), f"in the closure of {fn.__qualname__}"),
             self._near(fn.__module__, {name: fn.__globals__[name] for name in _globals(code) & fn.__globals__.keys()}),
         ]
 
@@ -158,7 +159,7 @@ class _Identity:
                 near.update({name: _plain(member) for name, member in vars(base).items() if name != "__doc__"})
         return [
             class_name(cls),
-            self._values(attributes, f"attribute of {cls.__name__}"),
+            self._values(attributes, f"an attribute of {cls.__name__}"),
             self._near(cls.__module__, near),
         ]
 
@@ -176,7 +177,7 @@ class _Identity:
         return found
 
     def _values(self, named: Mapping[str, Any], where: str) -> list[Any]:
-        return [[name, self._value(value, f"{where} {name!r}")] for name, value in sorted(named.items())]
+        return [[name, self._value(value, f"{name!r}, {where}")] for name, value in sorted(named.items())]
 
     def _value(self, value: Any, what: str) -> Any:
         """Describe a value that a function holds."""
@@ -191,7 +192,7 @@ class _Identity:
         try:
             return ["value", encoding.encode(freeze(value))]
         except StateError:
-            self.unknown.append(f"{what}, of type {type(value).__name__}")
+            self.unknown.append(f"{what} ({with_article(type(value).__name__)})")
             return ["unknown", class_name(type(value))]
 
 

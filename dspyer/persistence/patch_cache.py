@@ -13,13 +13,13 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from dspyer import clock
-from dspyer.errors import short_error
 from dspyer.patch import decode_update, encode_update
 
 logger = logging.getLogger("dspyer")
@@ -102,8 +102,8 @@ class PatchCache:
             self._disk = None  # opened again: the folder may have been removed, or the disk may have room again
             warned, self._warned = self._warned, True
         level = logging.DEBUG if warned else logging.WARNING
-        text = "node cache in %s: it cannot be %s, so nodes are called that could be cached: %s"
-        logger.log(level, text, self.folder, what, short_error(error))
+        text = "node cache in %s: it cannot be %s, so nodes are called that could be cached: %s: %s"
+        logger.log(level, text, self.folder, what, type(error).__name__, error)
 
 
 def open_disk(folder: str) -> Any:
@@ -190,6 +190,24 @@ class Flight:
         wake()
 
 
+def on_disk(work: Callable[..., T], *args: Any) -> Future[T]:
+    """Read or write in one of a few threads that stay: diskcache opens a connection in each thread that it is used in,
+    and leaves closing it to the cyclic garbage collector.
+    """
+    global _threads  # noqa: PLW0603 - started when they are needed, and again in a forked process
+    with _lock:
+        if _threads is None:
+            _threads = ThreadPoolExecutor(4, "dspyer_cache")
+        try:
+            return _threads.submit(work, *args)
+        except RuntimeError:  # the interpreter shuts down
+            done: Future[T] = Future()
+    done.set_result(work(*args))
+    return done
+
+
+T = TypeVar("T")
+_threads: ThreadPoolExecutor | None = None
 _lock = Lock()
 _flights: dict[_Place, Flight] = {}
 _caches: dict[str, PatchCache] = {}
@@ -216,8 +234,8 @@ def cache_in(folder: str) -> PatchCache:
 
 def _after_fork() -> None:
     """Forget what threads of the parent process were doing: they do not exist here."""
-    global _lock  # noqa: PLW0603 - a thread of the parent may have held it
-    _lock = Lock()
+    global _lock, _threads
+    _lock, _threads = Lock(), None
     _flights.clear()
     _caches.clear()
 

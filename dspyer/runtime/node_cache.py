@@ -15,6 +15,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -24,8 +25,6 @@ import dspy
 from dspy.utils.caching import default_cache_dir
 
 from dspyer import clock
-from dspyer.blocking import cancellation_count, run_in_thread
-from dspyer.errors import short_error
 from dspyer.nodes.cache_key import key_of
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import CachePlan
@@ -40,6 +39,7 @@ from dspyer.persistence.patch_cache import (
     decode_patch,
     encode_patch,
     join_flight,
+    on_disk,
 )
 from dspyer.runtime.workers import in_worker_thread
 from dspyer.stopping import current_limit
@@ -161,8 +161,10 @@ def _warn(plan: CachePlan, call: Call, text: str, error: Exception | None = None
     _warned.add((plan.identity, text))
     redactor = call.runner.session.redactor
     shown = error if error is None or redactor is None else redactor.error(error)
-    reason = text if shown is None else f"{text}: {short_error(shown)}"
+    reason = text if shown is None else f"{text}: {type(shown).__name__}: {shown}"
     logger.log(logging.DEBUG if known else logging.WARNING, "cache of node %r: %s", plan.node, reason)
+    if error is not None:
+        error.__traceback__ = None  # its frames refer to the run, which would wait for the cyclic garbage collector
 
 
 def default_folder() -> str:
@@ -181,14 +183,14 @@ class _Read(NamedTuple):
 
     def call(self, call: Call) -> bytes | None:
         del call
-        return self.look.cache.read(self.look.key, self.look.plan.ttl)
+        return self._start().result()
 
     async def acall(self, call: Call) -> bytes | None:
-        before = cancellation_count()
-        found = await run_in_thread(self.call, call=call)
-        if cancellation_count() > before:
-            raise asyncio.CancelledError  # it was held back during the read: the node must not start
-        return found
+        del call
+        return await asyncio.wrap_future(self._start())
+
+    def _start(self) -> Future[bytes | None]:
+        return on_disk(self.look.cache.read, self.look.key, self.look.plan.ttl)
 
 
 class _Write(NamedTuple):
@@ -199,10 +201,14 @@ class _Write(NamedTuple):
 
     def call(self, call: Call) -> None:
         del call
-        self.look.cache.write(self.look.key, self.entry, self.look.plan.ttl)
+        self._start().result()
 
     async def acall(self, call: Call) -> None:
-        await run_in_thread(self.call, call=call)  # a cancellation is seen after the commit: the result is there
+        del call
+        await asyncio.wrap_future(self._start())
+
+    def _start(self) -> Future[None]:
+        return on_disk(self.look.cache.write, self.look.key, self.entry, self.look.plan.ttl)
 
 
 class _Lead(NamedTuple):

@@ -31,20 +31,14 @@ def _no_calls() -> None:
 # --- processes: threads of a store, crashes, forks
 
 
-def stored(folder: Path, node: Any = search) -> CompiledGraph:
-    graph = Graph(Library, inputs=["query"]).add_node(
-        "search", node, writes=["found", "docs", "log", "count"], cache=True
-    )
+def stored(folder: Path, cache: bool = True) -> CompiledGraph:
+    graph = Graph(Library, inputs=["query"])
+    graph.add_node("search", search, writes=["docs", "log", "count"], cache=cache)
     graph.add_node("after", after, writes=["found"]).add_path(START, "search", "after", END)
     return graph.compile(store=folder / "runs.db", cache_dir=folder / "cache")
 
 
-DIES: list[int] = []
-
-
 def after(docs: list[Any]) -> dict[str, Any]:
-    if DIES:
-        os.kill(os.getpid(), signal.SIGKILL)
     return {"found": len(docs)}
 
 
@@ -55,6 +49,18 @@ def test_a_thread_records_that_a_patch_was_cached(tmp_path: Path) -> None:
     flags = [[one.cached for one in program.thread(name).history()] for name in ("one", "two")]
     assert [any(row) for row in flags] == [False, True]
     assert CALLS == {"tides": 1}
+
+
+def test_a_cache_is_no_part_of_the_graph_that_a_thread_belongs_to(tmp_path: Path) -> None:
+    """Design: policies are not part of the fingerprint, and a hit leaves the same digests."""
+    with_cache, without = stored(tmp_path), stored(tmp_path, cache=False)
+    ends = []
+    for name, programs in [("one", (without, without)), ("two", (with_cache, without)), ("three", (with_cache,) * 2)]:
+        for program in programs:
+            run = program.thread(name).run({"query": "tides"})
+        ends.append((run.state.to_dict(), [one.id for one in run.commits], run.state))
+    assert ends[0] == ends[1] == ends[2]
+    assert CALLS == {"tides": 4}
 
 
 def test_a_run_that_was_killed_before_its_commit_finds_the_result_on_resume(tmp_path: Path) -> None:

@@ -107,6 +107,10 @@ def one(node: Any, **options: Any) -> Graph:
     return Graph(Plain, inputs=["n"]).add_node("one", node, **options).add_path(START, "one", END)
 
 
+def one_without_schema(node: Any) -> Graph:
+    return Graph(inputs=["n"]).add_node("one", node, cache=True).add_path(START, "one", END)
+
+
 def loop(node: Any) -> Graph:
     graph = Graph().add_node("step", node).add_edge(START, "step")
     return graph.add_conditional_edges("step", lambda n: "on" if n < 5 else "off", {"on": "step", "off": END})
@@ -188,6 +192,9 @@ GRAPHS: dict[str, Callable[[], Graph]] = {
     "asks, function fails": lambda: one(ask),
     "asks to go on, function fails": lambda: one(grow),
     "step limit": lambda: loop(grow),
+    "cached": lambda: one(grow, cache=True),
+    "cached, failed": lambda: one(lambda n: {"n": n // 0}, cache=True),
+    "cached, cannot be kept": lambda: one_without_schema(lambda n: {"found": Plain(n=n)}),
 }
 
 
