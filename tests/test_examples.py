@@ -42,6 +42,14 @@ SHOWN = {
         "assistant: finding = Passwords are being guessed.",
         "high: The password was found: lock the account of root.",
     ],
+    "extract.py": [
+        "adds_up: reads lines, total; writes problems; -> END, extract_fix",
+        "the letters to learn from: first try 1 of 4, corrected 3, left 0",
+        "refused  [12.5, 2.0, 40.0] the lines miss the total by 4.00",
+        "the others, as written:    first try 1 of 5, corrected 3, left 1",
+        "tuned with 3 repairs:      first try 4 of 5, corrected 0, left 1",
+        "to be looked at: 2 x ticket 9.00; fee 1.00; total 24.00 -- the lines miss the total by 5.00",
+    ],
     "killed.py": [
         "The first process: killed by SIGKILL",
         "thread 'tonight' is 'crashed': resume",

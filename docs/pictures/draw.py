@@ -290,6 +290,7 @@ def one_call() -> None:
 DRAWN = {
     "run": ("README.md", 4, "run"),
     "research": ("docs/guides/looking.md", 1, "program.graph"),
+    "self-correction": ("docs/guides/self-correction.md", 1, "program.graph"),
     "research-run": ("docs/guides/looking.md", 1, "run"),
 }
 
