@@ -18,6 +18,8 @@ RetryOn: TypeAlias = "type[BaseException] | Callable[[BaseException], bool]"
 
 def check_on(on: object, option: str) -> None:
     """Refuse an `on` that is neither an exception type nor a predicate, nor a tuple of these."""
+    if on == ():
+        raise TypeError(f"{option}(on=()): give an exception type or a function error -> bool; this accepts nothing")
     for one in on if isinstance(on, tuple) else (on,):
         if not callable(one) or (isinstance(one, type) and not issubclass(one, BaseException)):
             raise TypeError(

@@ -203,6 +203,8 @@ def _facts(row: DisplayRow, labels: Mapping[str, str]) -> list[str]:
     if row.commit:
         if row.failure:
             facts.append(f"{row.failure.type}: {_clip(_plain(row.failure.message), 240)}")
+        if row.attempts:
+            facts.append(row.attempts)
         resolved = {conflict.path[0] for conflict in row.conflicts if conflict.path}
         facts += written(row.commit, resolved)
         if row.commit.reason:

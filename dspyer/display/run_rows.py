@@ -52,6 +52,16 @@ class DisplayRow(NamedTuple):
         return self.commit.failure if self.commit else None
 
     @property
+    def attempts(self) -> str:
+        """The attempts that raised before the one that was committed, in words; "" for none."""
+        failed = self.commit.failed_attempts if self.commit else ()
+        kinds: dict[str, int] = {}
+        for failure in failed:
+            kinds[failure.type] = kinds.get(failure.type, 0) + 1
+        texts = [kind if count == 1 else f"{count} × {kind}" for kind, count in kinds.items()]
+        return f"attempts that failed before: {', '.join(texts)}" if texts else ""
+
+    @property
     def outcome(self) -> str:
         """Why there is no commit, in words."""
         return "failed" if self.error else "waits for an answer" if self.questions else "was not started"

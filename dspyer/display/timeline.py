@@ -176,7 +176,8 @@ def _below(row: DisplayRow) -> list[tuple[str, str]]:
     text = [shorten(lines[0], LABEL_LIMIT)] if lines else []
     if len(lines) > 1:
         text.append(shorten(lines[1], LABEL_LIMIT) if len(lines) == 2 else f"and {len(lines) - 1} more")
-    return [(line, "quiet") for line in text]
+    again = [(f"attempt {row.commit.attempt}", "warning")] if row.commit.attempt > 1 else []
+    return [*again, *[(line, "quiet") for line in text]][:2]
 
 
 def _dot(row: DisplayRow, plan: _Plan) -> list[str]:
@@ -208,6 +209,8 @@ def _tooltip(row: DisplayRow) -> str:
     facts = [f"{row_label(row.commit)} {row.node}" if row.commit else f"{row.node}, {row.outcome.removeprefix('was ')}"]
     facts.append(f"branch {path_text(row.branch)}, step {row.step}")
     facts += [line for conflict in row.conflicts for line in outcome(conflict)]
+    if row.attempts:
+        facts.append(row.attempts)
     if row.failure:
         facts.append(f"failed: {row.failure.type}: {shorten(row.failure.message, 200)}")
     elif row.commit:

@@ -135,6 +135,7 @@ def compile_graph(
         takes={name: _taken(node, parts.exits[name]) for name, node in parts.nodes.items()} | parts.brought(),
         named=options.named,
         policies=policies,
+        attempts=_attempts(parts, policies),
         error_edges=parts.errors,
     )
     return spec, parts.modules
@@ -441,6 +442,20 @@ def _policies(
         kept = plans.get(one.name)
         if retry is not None or one.timeout is not None or kept is not None:
             found[one.name] = NodePolicy(retry, one.timeout, kept)
+    return found
+
+
+def _attempts(parts: GraphParts, policies: Mapping[str, NodePolicy]) -> dict[str, tuple[int, ...]]:
+    """The most attempts of each node that is retried, and of the nodes of graphs inside, by path."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, node in parts.nodes.items():
+        retry = policies.get(name, NO_POLICY).retry
+        own = () if retry is None else (retry.attempts,)
+        if own:
+            found[name] = own
+        if node.is_subgraph and not isinstance(node, CheckNode):
+            program: Any = parts.modules[name]
+            found |= {f"{name}/{path}": (*own, *inner) for path, inner in program.graph.attempts.items()}
     return found
 
 

@@ -64,6 +64,8 @@ class GraphSpec:
         shares_threads_with: names of other graphs whose threads this one may continue.
         budget: what a run may spend, unless the call gives another budget; None for no limit.
         policies: what surrounds the calls of the nodes that have a policy, by node; for a map, the calls of its items.
+        attempts: the most attempts of each node with a retry policy, those of the graphs around it first, by its path:
+            `{"write": (3,), "write/draft": (3, 2)}`.
         error_edges: where a branch goes after a failure, by node; the first edge that takes the exception counts.
         cache_dir: the folder for the results of nodes with a cache; None for one in DSPy's cache folder.
         routers: all routers, in the order of declaration.
@@ -106,6 +108,7 @@ class GraphSpec:
     shares_threads_with: frozenset[str] = frozenset()
     policies: Mapping[str, NodePolicy] = field(default_factory=dict)
     budget: Budget | None = None
+    attempts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
     cache_dir: str | None = None
     routers: tuple[Router, ...] = field(init=False)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
+from dspyer.nodes.options import NO_POLICY
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.limits import kilobytes
 
@@ -30,6 +31,9 @@ def explain(graph: GraphSpec) -> str:
         node = graph.nodes.get(name)
         facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
         facts.append("-> " + ", ".join(_target(graph, name, target, labels) for target in topology.own_targets(name)))
+        policy = graph.policies.get(name, NO_POLICY)
+        if policy.retry is not None:
+            facts.append(f"up to {policy.retry.attempts} attempts{' per item' if node and node.map_fields else ''}")
         facts += [f"on {edge.condition} {_error_target(graph, edge)}" for edge in graph.error_edges.get(name, ())]
         lines.append(f"  {name}: {'; '.join(facts)}")
     lines.extend(
@@ -43,6 +47,11 @@ def explain(graph: GraphSpec) -> str:
         f"  several writers: {written} is written by {', '.join(writers)}; the last one's value stays"
         + (", in parallel the merge policy decides" if topology.has_policy(written) else "")
         for written, writers in _overwritten_fields(graph).items()
+    )
+    lines.extend(
+        f"  retries multiply: {path} is called up to {' x '.join(map(str, attempts))} times"
+        for path, attempts in graph.attempts.items()
+        if len(attempts) > 1
     )
     unknown = [name for name, node in graph.nodes.items() if node.writes is None]
     if unknown:

@@ -524,6 +524,7 @@ class Session(NotLive):
         assert self.pending is not None
         self.run = self.pending.run
         self.write_error = error
+        self.stop_signal.stop("its store failed")  # ends the pauses between attempts
         if isinstance(error, ConcurrentRunError) and self.journal is not None and not self.scope:
             self.stopped_by_thread = self.journal.was_stopped()
         self.pending.written(self.run)  # drops the events: what they report was not stored
