@@ -50,6 +50,8 @@ def test_every_public_name_is_documented() -> None:
 def test_every_documented_name_is_public() -> None:
     reached = {
         "dspyer.graph.spec.GraphSpec",  # as `program.graph`
+        "dspyer.display.stats.NodeStats",  # as `run.stats().nodes`
+        "dspyer.display.stats.Stats",  # as `run.stats()`
         "dspyer.display.timeline.Lanes",  # as `run.lanes()`
         "dspyer.display.tokens.TokenRow",  # as `run.view_tokens().rows`
         "dspyer.display.tokens.Tokens",  # as `run.view_tokens()`

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 import anyio
 
 from dspyer.blocking import cancellation_count
+from dspyer.dspy_module.lm_records import executing_restored
 from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import count_calls, recording
 from dspyer.errors import DspyerError, Interrupt
@@ -44,6 +45,7 @@ def drive(session: Session, **overrides: Any) -> None:
     """Runs a session to its end with threads, under DSPy's settings with `overrides`."""
     raised: list[BaseException] = []  # a list, since a variable would form a cycle with the traceback of the error
     with (
+        executing_restored(),
         recording(**overrides) as steps,
         async_bridge() as cancel,
         session.stop_signal.on_stop(partial(_cancel_async, session, cancel)),
@@ -124,7 +126,7 @@ def _write_end(session: Session) -> None:
 async def adrive(session: Session, **overrides: Any) -> None:
     """Runs a session to its end with tasks, under DSPy's settings with `overrides`."""
     before = cancellation_count()
-    with recording(**overrides) as steps:
+    with executing_restored(), recording(**overrides) as steps:
         async with TaskWorkers() as tasks:
             with session.driving(tasks.wake):
                 raised = await _until_end(session, tasks, steps, before)

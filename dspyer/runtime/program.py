@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dspy
 
 from dspyer.budget import Budget
+from dspyer.dspy_module.lm_records import record_lm_calls
 from dspyer.dspy_module.lm_requests import noting_lm_retries
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
@@ -435,28 +436,28 @@ class CompiledGraph(dspy.Module):
     def _run(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ignore) -> Run:
         check_inputs_by_name(self._graph, inputs)
         request, outcome = replace(request, observe=observe), request.outcome
-        with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker:
+        with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker, record_lm_calls() as recorder:
             try:
                 self(**inputs)
             except Exception as error:
                 if not outcome.ended_with(error):
                     raise
-        return Run(*outcome.take(), tracker.get_total_tokens())
+        return Run(*outcome.take(), tracker.get_total_tokens(), recorder.records)
 
     async def _arun(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ignore) -> Run:
         check_inputs_by_name(self._graph, inputs)
         request, outcome = replace(request, observe=observe), request.outcome
-        with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker:
+        with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker, record_lm_calls() as recorder:
             try:
                 await self.acall(**inputs)
             except asyncio.CancelledError:
                 if outcome.ended is not None:
-                    outcome.cut_off = Run(*outcome.take(), tracker.get_total_tokens())
+                    outcome.cut_off = Run(*outcome.take(), tracker.get_total_tokens(), recorder.records)
                 raise
             except Exception as error:
                 if not outcome.ended_with(error):
                     raise
-        return Run(*outcome.take(), tracker.get_total_tokens())
+        return Run(*outcome.take(), tracker.get_total_tokens(), recorder.records)
 
     def _open(self, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> tuple[Request, Session]:
         """Checks the inputs, and makes the session of a call."""

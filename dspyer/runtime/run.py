@@ -9,12 +9,15 @@ import dspy
 
 from dspyer.display.report import describe_run
 from dspyer.display.run_rows import DisplayRow, display_rows
+from dspyer.display.stats import FinalFailure, Stats, count_stats
 from dspyer.display.timeline import Lanes, draw_run
 from dspyer.display.tokens import Count, Tokens, count_tokens
+from dspyer.dspy_module.lm_records import LMRecord
 from dspyer.errors import Interrupted
-from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question
+from dspyer.events import BranchPath, Commit, Event, ItemFinished, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
+from dspyer.runtime.run_stats import counted_parts
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import TokenReads
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
@@ -53,7 +56,11 @@ class Run:
     """
 
     def __init__(
-        self, ended: SessionEnd, prediction: dspy.Prediction | None, usage: Mapping[str, Mapping[str, Any]]
+        self,
+        ended: SessionEnd,
+        prediction: dspy.Prediction | None,
+        usage: Mapping[str, Mapping[str, Any]],
+        lm_records: Sequence[LMRecord] = (),
     ) -> None:
         session, run = ended.session, ended.run
         self.run_id = session.run_id
@@ -69,6 +76,7 @@ class Run:
         self.trace_steps = tuple(session.trace_steps(run))
         self.usage = {name: dict(tokens) for name, tokens in usage.items()}
         self.duration = session.duration
+        self._lm_records = tuple(lm_records)
         self._prediction = prediction
         self._view_reads = tuple(session.view_reads)
         self._fields = session.fields.fresh()
@@ -329,6 +337,40 @@ class Run:
         reads = TokenReads(self._fields, log, count or estimate_tokens)
         found = (*reads.of_views(self._view_reads), *reads.of_plain_inputs(nodes, first))
         return count_tokens(nodes, found, self.usage, "by estimate" if count is None else "by tokenizer")
+
+    def stats(self) -> Stats:
+        """How reliable each node was, and what it cost: attempts, corrections, failures, seconds, tokens, US dollars.
+
+        Counted from the commits on each call. Of a run that was resumed, tokens and cost are those of this process. The
+        nodes of a graph that is a node count as that node.
+
+        Returns:
+            The figures, a table as text and in a notebook.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> stats = graph.compile().run({"n": 1}).stats()
+            >>> stats.nodes["add"].visits, stats.nodes["add"].first_try
+            (1, 1)
+        """
+        nodes, _, before = self._made_here
+        failures = [FinalFailure(one.failure, one.failed_attempts, one.branches[0].id) for one in self._failures]
+        earlier = "tokens, LM calls and USD are those of this process: the run was begun in another one"
+        return count_stats(
+            tuple(nodes),
+            self.shown,
+            failures,
+            **counted_parts(nodes),
+            items={
+                event.execution.rpartition("[")[0]: event.items
+                for event in self.events
+                if isinstance(event, ItemFinished) and len(event.scope) == self._depth
+            },
+            lm_calls=self._lm_records,
+            usage=self.usage,
+            unknown=[earlier] if before > 1 else [],
+        )
 
     def lanes(self) -> Lanes:
         """The fields over time: which node wrote which field when, and how much. Shown as a picture in a notebook.

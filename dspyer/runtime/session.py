@@ -20,6 +20,7 @@ from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dspyer.display.redaction import Redactor
+from dspyer.dspy_module.lm_records import executing
 from dspyer.dspy_module.tracing import Steps, is_rejected, rejected_step, tokens_used
 from dspyer.errors import (
     BudgetError,
@@ -106,6 +107,7 @@ class Session(NotLive):
         run: the run as a value; each step replaces it.
         inputs: the state with which the run begins.
         scope: the executions around the run, if it is a part of another one.
+        around: what the ids of its executions begin with in `executing`.
         records: the results of effects, answers and items of a map, of earlier attempts too.
         journal: writes the rows of the run; None for a run that is not stored.
         pending: what the journal has not written yet; None for a run that is not stored.
@@ -146,6 +148,8 @@ class Session(NotLive):
         self.run: RunState = run_start.run
         self.inputs = run_start.state
         self.scope = scope = request.scope
+        around = executing.get()
+        self.around = f"{around}/" if around else ""
         self.resources = resources
         self.answer = answer
         self.observe = request.observe

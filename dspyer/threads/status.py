@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from dspyer.display.redaction import Redaction, Redactor
 from dspyer.dspy_module.tracing import add_tokens
@@ -63,14 +63,21 @@ def usage_of(store: Store, thread: str) -> dict[str, dict[str, Any]]:
     return total
 
 
+class HasState(Protocol):
+    """The head of a thread, as far as redaction needs it."""
+
+    @property
+    def state(self) -> ImmutableState: ...
+
+
 def shown_questions(
-    reader: HistoryReader, thread: str, redaction: Redaction | None, load: Callable[[], ImmutableState]
+    reader: HistoryReader, thread: str, redaction: Redaction | None, load: Callable[[], HasState]
 ) -> tuple[Question, ...]:
-    """The open questions, without the values of the state that are hidden; `load` returns the state."""
+    """The open questions, without the values of the state that are hidden; `load` returns the head of the thread."""
     questions = open_questions(reader, thread)
     if not questions or redaction is None:
         return questions
-    redacted: tuple[Question, ...] = Redactor(redaction, dict(load().raw_items())).redact(questions)
+    redacted: tuple[Question, ...] = Redactor(redaction, dict(load().state.raw_items())).redact(questions)
     return redacted
 
 

@@ -1,7 +1,6 @@
 """The handle of a stored conversation: `program.thread("t-42")`.
 
-`Thread` holds the documented methods. Each is a few lines that call the module in which the work is done: `start`,
-`ownership`, `merge_on_finish` for runs; `time_travel` for reading; `changes`, `merging`, `deletion`, `export`.
+`Thread` holds the documented methods, each a few lines that call the module in which the work is done.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any, Self
 import dspy
 
 from dspyer.budget import Budget
+from dspyer.display.stats import Stats
 from dspyer.events import Commit, Question
 from dspyer.failure import Failure
 from dspyer.persistence.checked_store import CheckedStore
@@ -36,6 +36,7 @@ from dspyer.threads.start import RunStarter
 from dspyer.threads.status import failures_of, shown_questions, status_of, usage_of
 from dspyer.threads.stored_repairs import stored_repairs
 from dspyer.threads.thread_program import AnswersByKey, OnConflict, Resources, ThreadProgram
+from dspyer.threads.thread_stats import stats_of_history
 from dspyer.threads.time_travel import Moment, ThreadReader, check_thread_name
 from dspyer.threads.views_across_runs import recent_indexes
 
@@ -59,18 +60,16 @@ class Thread:
         self.name = name
         self._program = program
         self._store = store
-        graph, schema = program.graph, program.graph.topology.schema
+        graph, schema, fingerprint = program.graph, program.graph.topology.schema, fingerprint_of(program)
         # A store in memory keeps the values themselves, whatever their classes are; others must be able to read them.
         check = () if isinstance(store, Memory) else (StorableCheck(graph.name, schema),)
-        fingerprint = fingerprint_of(program)
         self._reader = HistoryReader(CheckedStore(store, *check), schema, decoder(schema), fingerprint.id)
         self._thread_reader = ThreadReader(self._reader, name)
         recent = recent_indexes(program)
         self._starter = RunStarter(graph, self._reader, name, fingerprint, self._thread_reader.cache.up_to, recent)
         self._merger = ThreadMerger(self._starter, self._thread_reader)
-        self._player = RunPlayer(
-            program, self._starter, self._thread_reader, MergeOnFinish(self._starter, self._merger)
-        )
+        merge_on_finish = MergeOnFinish(self._starter, self._merger)
+        self._player = RunPlayer(program, self._starter, self._thread_reader, merge_on_finish)
 
     # --- run
 
@@ -342,8 +341,7 @@ class Thread:
         """The last state that all branches of the last run shared.
 
         Raises:
-            StoreError: if the newest commits cannot be read, for want of the right key for example. It names the last
-                version that can: `t.at(version)`.
+            StoreError: if the newest commits cannot be read; it names the last version that can, for `t.at(version)`.
         """
         head = self._starter.load_readable_head()
         return self._starter.compatibility.without_removed_fields(head.state, head.last_run)
@@ -356,8 +354,7 @@ class Thread:
     @property
     def questions(self) -> tuple[Question, ...]:
         """The questions of the last run that have no answer."""
-        load = self._starter.load_readable_head
-        return shown_questions(self._reader, self.name, self._program.graph.redaction, lambda: load().state)
+        return shown_questions(self._reader, self.name, self._program.graph.redaction, self._starter.load_readable_head)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -389,6 +386,17 @@ class Thread:
             []
         """
         return stored_repairs(self._program, self._reader, self.name)
+
+    def stats(self) -> Stats:
+        """How reliable each node was, over all runs, as `run.stats()`. Reads the whole history.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph.compile(store=":memory:").thread("t-42").stats().to_dict()["nodes"]
+            []
+        """
+        return stats_of_history(self._program.graph, self.history(), self.failures, self.usage)
 
     def history(
         self,
@@ -443,9 +451,8 @@ class Thread:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> _ = t.run({"n": 1})
-            >>> t.at(0)["n"], t.at("trunk:1")["n"]
-            (1, 2)
+            >>> t.run({"n": 1}).status, t.at(0)["n"], t.at("trunk:1")["n"]
+            ('completed', 1, 2)
         """
         return self._thread_reader.at(version)
 
@@ -466,9 +473,8 @@ class Thread:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> _ = t.run({"n": 1})
-            >>> t.diff(0, 1), t.diff(1, {"n": 5})
-            ({'n': 2}, {'n': 5})
+            >>> t.run({"n": 1}).status, t.diff(0, 1), t.diff(1, {"n": 5})
+            ('completed', {'n': 2}, {'n': 5})
         """
         return self._thread_reader.state_of(first).diff(self._thread_reader.state_of(second))
 
@@ -487,9 +493,8 @@ class Thread:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("add", lambda n: {"m": n + 1}, writes=["m"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> _ = t.run({"n": 1})
-            >>> t.blame("m").node, t.blame("n").node
-            ('add', 'START')
+            >>> t.run({"n": 1}).status, t.blame("m").node, t.blame("n").node
+            ('completed', 'add', 'START')
         """
         return self._thread_reader.blame(path)
 
@@ -536,9 +541,8 @@ class Thread:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> _ = t.run({"n": 1})
-            >>> t.copy(to="try-1", at=0, patch={"n": 10}).resume().state["n"], t.state["n"]
-            (11, 2)
+            >>> t.run({"n": 1}).status, t.copy(to="try-1", at=0, patch={"n": 10}).resume().state["n"], t.state["n"]
+            ('completed', 11, 2)
         """
         copied = type(self)(self._program, self._store, to)
         copy_thread(self._starter, self._thread_reader, copied._starter, at, patch)
@@ -646,9 +650,8 @@ class Thread:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> _ = t.run({"n": 1})
-            >>> t.update({"n": 7}).node, t.state["n"]
-            ('update', 7)
+            >>> t.run({"n": 1}).status, t.update({"n": 7}).node, t.state["n"]
+            ('completed', 'update', 7)
         """
         update_thread(self._starter, self._thread_reader, patch, as_node)
         return self.history(count=1, newest=True)[0]
@@ -711,9 +714,8 @@ class Thread:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> _ = t.run({"n": 1})
-            >>> t.delete().runs, t.status
-            (1, 'new')
+            >>> t.run({"n": 1}).status, t.delete().runs, t.status
+            ('completed', 1, 'new')
         """
         return delete_thread(self._reader.store, self.name, take_over)
 
@@ -763,10 +765,8 @@ class Thread:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> _ = t.run({"n": 1})
-            >>> digest = t.export(os.path.join(tempfile.mkdtemp(), "t-42.jsonl"))
-            >>> len(digest)
-            32
+            >>> t.run({"n": 1}).status, len(t.export(os.path.join(tempfile.mkdtemp(), "t-42.jsonl")))
+            ('completed', 32)
         """
         redaction = self._program.graph.redaction
         shown = None if redaction is None else partial(shown_row, redaction, self._reader)

@@ -1,0 +1,512 @@
+"""`Stats`: how reliable the nodes of a run were, and what they cost, counted from its commits."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from dspyer.events import Commit
+from dspyer.failure import Failure
+from dspyer.patch import Replace
+from dspyer.reducers import Updates
+
+TIMEOUT = "NodeTimeoutError"
+
+
+class Checked(NamedTuple):
+    """A check, as far as its commits show what it did: the node that it checks, its fix, and its field."""
+
+    of: str
+    fix: str | None
+    into: str
+
+
+class Mapped(NamedTuple):
+    """A map: the fields of its results and of its failures."""
+
+    into: str
+    failures: str | None
+
+
+class Used(Protocol):
+    """What one LM call has used."""
+
+    @property
+    def execution(self) -> str: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def cost(self) -> float | None: ...
+    @property
+    def cached(self) -> bool: ...
+
+
+@dataclass(slots=True)
+class NodeStats:
+    """The figures of one node.
+
+    Attributes:
+        node: its name.
+        visits: how often it ran.
+        items: of a map, how many items ended; None for any other node. The figures from `first_try` to `failed` count
+            items then, and visits of any other node.
+        first_try: succeeded in the first attempt, and no check refused the output.
+        retried: succeeded in a later attempt.
+        corrected: succeeded after a check had refused an output.
+        accepted: a check accepted the last output with its problems (`accept=True`).
+        failed: failed after the last attempt.
+        attempts: attempts of all visits or items.
+        problems: how often a check found each problem.
+        exceptions: how often each class was raised, in all attempts.
+        timeouts: attempts that took longer than their `timeout`.
+        cached: visits whose patch came from the node's cache.
+        durations: seconds of each visit that was committed, with its attempts and pauses.
+        rejected_seconds: the part of them spent on outputs that a check refused, corrections included.
+        lm_calls: LM calls; None if unknown.
+        lm_cached: those that DSPy's cache answered.
+        tokens: tokens of its LM calls; None if unknown.
+        rejected_tokens: the part of them spent on outputs that a check refused.
+        cost: US dollars; None if unknown.
+        rejected_cost: the part of it spent on outputs that a check refused.
+    """
+
+    node: str
+    visits: int = 0
+    items: int | None = None
+    first_try: int = 0
+    retried: int = 0
+    corrected: int = 0
+    accepted: int = 0
+    failed: int = 0
+    attempts: int = 0
+    problems: Counter[str] = field(default_factory=Counter)
+    exceptions: Counter[str] = field(default_factory=Counter)
+    timeouts: int = 0
+    cached: int = 0
+    durations: list[float] = field(default_factory=list)
+    rejected_seconds: float = 0.0
+    lm_calls: int | None = None
+    lm_cached: int | None = None
+    tokens: int | None = None
+    rejected_tokens: int | None = None
+    cost: float | None = None
+    rejected_cost: float | None = None
+
+    @property
+    def total(self) -> int:
+        """How many items ended, or visits if it is no map."""
+        return self.visits if self.items is None else self.items
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all visits that were committed."""
+        return math.fsum(self.durations)
+
+    def percentile(self, share: float) -> float | None:
+        """The seconds that this share of the visits took at most, by the nearest rank; None without a visit."""
+        if not self.durations:
+            return None
+        return sorted(self.durations)[max(0, math.ceil(share * len(self.durations)) - 1)]
+
+    @property
+    def mean_attempts(self) -> float | None:
+        """Attempts per visit or item; None if nothing was called."""
+        return self.attempts / self.total if self.total else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        names = ("first_try", "retried", "corrected", "accepted", "failed")
+        shares = {f"{name}_percent": _percent(getattr(self, name), self.total) for name in names}
+        return {
+            "node": self.node,
+            "visits": self.visits,
+            "items": self.items,
+            **{name: getattr(self, name) for name in names},
+            **shares,
+            "attempts": self.attempts,
+            "mean_attempts": self.mean_attempts,
+            "problems": dict(self.problems),
+            "exceptions": dict(self.exceptions),
+            "timeouts": self.timeouts,
+            "cached": self.cached,
+            "seconds": self.seconds,
+            "p50": self.percentile(0.5),
+            "p95": self.percentile(0.95),
+            "rejected_seconds": self.rejected_seconds,
+            "lm_calls": self.lm_calls,
+            "lm_cached": self.lm_cached,
+            "tokens": self.tokens,
+            "rejected_tokens": self.rejected_tokens,
+            "cost": self.cost,
+            "rejected_cost": self.rejected_cost,
+        }
+
+
+class Stats:
+    """How reliable the nodes of a run were, and what they cost. As text it is a table, in a notebook too.
+
+    Attributes:
+        nodes: the figures of each node that ran, in the order of the graph.
+        usage: tokens by language model, of the whole run.
+        unknown: what the figures do not cover, one sentence each.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n}, writes=["h"]).add_path(START, "half", END)
+        >>> stats = graph.compile().run({"n": 0}).stats()
+        >>> stats.nodes["half"].failed, dict(stats.nodes["half"].exceptions)
+        (1, {'ZeroDivisionError': 1})
+    """
+
+    def __init__(
+        self, nodes: Iterable[NodeStats], usage: Mapping[str, Mapping[str, Any]], unknown: Iterable[str] = ()
+    ) -> None:
+        self.nodes: dict[str, NodeStats] = {one.node: one for one in nodes}
+        self.usage = {name: dict(tokens) for name, tokens in usage.items()}
+        self.unknown = tuple(unknown)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: a list of nodes, the usage, and what is unknown.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph.compile().run({"n": 1}).stats().to_dict()["nodes"][0]["first_try_percent"]
+            100.0
+        """
+        nodes = [one.to_dict() for one in self.nodes.values()]
+        return {"nodes": nodes, "usage": self.usage, "unknown": list(self.unknown)}
+
+    def __str__(self) -> str:
+        columns = self._columns()
+        table = [[column.title for column in columns]]
+        table += [[column.cell(one) for column in columns] for one in self.nodes.values()]
+        widths = [max(len(cells[place]) for cells in table) for place in range(len(columns))]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if place else cell.ljust(width)
+                for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            ).rstrip()
+            for cells in table
+        ]
+        return "\n".join([*lines, *self._remarks()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        columns = self._columns()
+        style = "padding:.3em .8em;border-bottom:1px solid #8884;"
+        head = "".join(
+            f'<th style="{style}text-align:{column.align}">{html.escape(column.title)}</th>' for column in columns
+        )
+        body = ""
+        for one in self.nodes.values():
+            cells = [
+                f'<td style="{style}text-align:{column.align};{column.colour(one)}">'
+                f"{html.escape(column.cell(one))}</td>"
+                for column in columns
+            ]
+            body += f"<tr>{''.join(cells)}</tr>"
+        remarks = "".join(f"<li>{html.escape(line)}</li>" for line in self._remarks())
+        return (
+            '<table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            + (f'<ul style="font-size:90%">{remarks}</ul>' if remarks else "")
+        )
+
+    def _columns(self) -> list[_Column]:
+        rows = self.nodes.values()
+        return [column for column in _COLUMNS if column.always or any(column.counts(one) for one in rows)]
+
+    def _remarks(self) -> list[str]:
+        lines = []
+        for one in self.nodes.values():
+            counted = [("problem", one.problems), ("exception", one.exceptions)]
+            parts = [
+                f"{count} x {text if what == 'exception' else repr(text)}"
+                for what, found in counted
+                for text, count in found.most_common(5)
+            ]
+            if parts:
+                lines.append(f"{one.node}: {', '.join(parts)}")
+        seconds = math.fsum(one.rejected_seconds for one in self.nodes.values())
+        if seconds:
+            tokens = sum(one.rejected_tokens or 0 for one in self.nodes.values())
+            cost = math.fsum(one.rejected_cost or 0.0 for one in self.nodes.values())
+            spent = [f"{_seconds(seconds)} s", f"{tokens:,} tokens" * bool(tokens), f"{cost:.4f} USD" * bool(cost)]
+            lines.append(f"spent on outputs that a check refused: {', '.join(filter(None, spent))}")
+        if not any(one.tokens for one in self.nodes.values()):
+            lines += [f"{total_of(tokens):,} tokens of {name}" for name, tokens in self.usage.items()]
+        return [*lines, *self.unknown]
+
+
+def total_of(tokens: Mapping[str, Any]) -> int:
+    """The tokens of one language model."""
+    total = tokens.get("total_tokens")
+    return total if isinstance(total, int) else 0
+
+
+# --- the columns of the table
+
+
+class _Column(NamedTuple):
+    title: str
+    cell: Callable[[NodeStats], str]
+    counts: Callable[[NodeStats], object] = bool
+    always: bool = False
+    align: str = "right"
+    alarms: bool = False
+
+    def colour(self, one: NodeStats) -> str:
+        """Red for what a team looks at first."""
+        return "color:#c0392b;font-weight:600" if self.alarms and self.counts(one) else ""
+
+
+def _share(name: str) -> Callable[[NodeStats], str]:
+    return lambda one: _percent_text(getattr(one, name), one.total)
+
+
+_COLUMNS = (
+    _Column("node", lambda one: one.node, always=True, align="left"),
+    _Column("visits", lambda one: f"{one.visits:,}", always=True),
+    _Column("items", lambda one: "" if one.items is None else f"{one.items:,}", lambda one: one.items is not None),
+    _Column("first try", _share("first_try"), always=True),
+    _Column("retried", _share("retried"), lambda one: one.retried),
+    _Column("corrected", _share("corrected"), lambda one: one.corrected),
+    _Column("accepted", _share("accepted"), lambda one: one.accepted, alarms=True),
+    _Column("failed", _share("failed"), lambda one: one.failed, always=True, alarms=True),
+    _Column("attempts", lambda one: _number(one.mean_attempts, 2), always=True),
+    _Column("timeouts", lambda one: str(one.timeouts or ""), lambda one: one.timeouts, alarms=True),
+    _Column("cached", lambda one: str(one.cached or ""), lambda one: one.cached),
+    _Column("p50 s", lambda one: _seconds(one.percentile(0.5)), always=True),
+    _Column("p95 s", lambda one: _seconds(one.percentile(0.95)), always=True),
+    _Column("seconds", lambda one: _seconds(one.seconds), always=True),
+    _Column("LM calls", lambda one: f"{one.lm_calls:,}" if one.lm_calls else "", lambda one: one.lm_calls),
+    _Column("LM cached", lambda one: str(one.lm_cached or ""), lambda one: one.lm_cached),
+    _Column("tokens", lambda one: f"{one.tokens:,}" if one.tokens else "", lambda one: one.tokens),
+    _Column("USD", lambda one: f"{one.cost:.4f}" if one.cost else "", lambda one: one.cost),
+)
+
+
+def _percent(count: int, total: int) -> float | None:
+    return round(100 * count / total, 2) if total else None
+
+
+def _percent_text(count: int, total: int) -> str:
+    """Counts that are not 0 or all never show as 0 % or 100 %."""
+    if not count or not total:
+        return ""
+    share = 100 * count / total
+    return "100 %" if count == total else f"{min(max(share, 0.1), 99.9):.1f} %"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}" if value < 1 else f"{value:.1f}"
+
+
+# --- counting
+
+
+def count_stats(
+    nodes: Sequence[str],
+    commits: Iterable[Commit],
+    failures: Iterable[FinalFailure],
+    *,
+    checks: Mapping[str, Checked],
+    maps: Mapping[str, Mapped],
+    items: Mapping[str, int],
+    lm_calls: Iterable[Used] | None,
+    usage: Mapping[str, Mapping[str, Any]],
+    unknown: Iterable[str] = (),
+) -> Stats:
+    """The figures of a run.
+
+    Args:
+        nodes: the names of the nodes, in the order of the table.
+        commits: the commits, each after its parents.
+        failures: those that ended the run.
+        checks: the checks by name.
+        maps: the maps by name.
+        items: the number of items of each execution of a map, where it is known.
+        lm_calls: what each LM call has used; None if that is unknown.
+        usage: tokens by language model.
+        unknown: what the figures do not cover.
+    """
+    counter = VisitCounter(nodes, checks, maps, items, known_calls=lm_calls is not None)
+    for commit in commits:
+        counter.commit(commit)
+    for failure in failures:
+        counter.failure(failure)
+    unfinished = counter.use(lm_calls or ())
+    more = [f"{unfinished:,} tokens were used by visits that have not finished"] if unfinished else []
+    return Stats(counter.ended(), usage, [*unknown, *more])
+
+
+class FinalFailure(NamedTuple):
+    """A failure that ended a run, with the attempts before it, and the id of the last commit of its branch."""
+
+    failure: Failure
+    earlier: Sequence[Failure]
+    parent: str
+
+
+class Visit:
+    """One visit of a node: how it ended, as far as the commits up to now show it."""
+
+    __slots__ = ("duration", "node", "outcome", "refused")
+
+    def __init__(self, node: str, outcome: str, duration: float = 0.0) -> None:
+        self.node = node
+        self.outcome = outcome
+        self.duration = duration
+        self.refused = False
+
+
+class VisitCounter:
+    """Counts visits. How a visit of a checked node ended is known after the last check of its corrections."""
+
+    def __init__(
+        self,
+        nodes: Sequence[str],
+        checks: Mapping[str, Checked],
+        maps: Mapping[str, Mapped],
+        items: Mapping[str, int],
+        *,
+        known_calls: bool,
+    ) -> None:
+        zero = 0 if known_calls else None
+        self._stats = {name: NodeStats(name, lm_calls=zero, lm_cached=zero, tokens=zero) for name in nodes}
+        self._checks, self._maps, self._items = checks, maps, items
+        self._fixes = {check.fix for check in checks.values()}
+        self._visits: dict[str, Visit] = {}  # by execution
+        self._origins: dict[str, str] = {}  # of checks and fixes: the execution of the node that is checked
+        self._problems: dict[str, list[str]] = {}  # by that execution, what the last check found
+
+    def commit(self, commit: Commit) -> None:
+        """Counts a commit."""
+        stats = self._stats.get(commit.node)
+        if stats is None:
+            return  # inputs, or a join
+        stats.visits += 1
+        stats.durations.append(commit.duration)
+        stats.cached += commit.cached
+        failed = [*commit.failed_attempts, *([] if commit.failure is None else [commit.failure])]
+        _count_raised(stats, failed)
+        parent = commit.parents[0] if commit.parents else ""
+        if commit.node in self._maps:
+            self._visits[commit.id] = Visit(commit.node, "", commit.duration)
+            if commit.failure is None:
+                self._count_items(stats, commit)
+            return
+        stats.attempts += max(commit.attempt, len(failed))
+        outcome = "failed" if commit.failure is not None else "retried" if commit.attempt > 1 else "first_try"
+        self._visits[commit.id] = Visit(commit.node, outcome, commit.duration)
+        if commit.node in self._checks:
+            self._check(commit, parent)
+        elif commit.node in self._fixes:
+            self._origins[commit.id] = self._origins.get(parent, "")
+
+    def failure(self, final: FinalFailure) -> None:
+        """Counts a failure that ended the run."""
+        failure = final.failure
+        stats = self._stats.get(failure.node)
+        if stats is None:
+            return
+        stats.visits += 1
+        _count_raised(stats, [*final.earlier, failure])
+        mapped = failure.node in self._maps
+        stats.attempts += 0 if mapped else failure.attempt
+        self._visits[failure.execution] = Visit(failure.node, "" if mapped else "failed")
+        if failure.node in self._checks:
+            self._refuse(final.parent, "failed")
+
+    def _check(self, commit: Commit, parent: str) -> None:
+        """Follows a check: whether it has refused what its parent gave, and what it has found."""
+        check = self._checks[commit.node]
+        origin = self._origins.get(parent, parent)
+        self._origins[commit.id] = origin
+        found = _entries(commit.patch.get(check.into))
+        if found is None:  # a patch holds what has changed: the check has found what it found before
+            found = self._problems.get(origin, [])
+        self._problems[origin] = problems = [str(problem) for problem in found]
+        self._stats[commit.node].problems.update(problems)
+        if commit.failure is not None:
+            self._refuse(parent, "failed")
+        elif check.fix is not None and commit.route == (check.fix,):
+            self._refuse(parent, "refused")
+        elif origin in self._visits:
+            visit = self._visits[origin]
+            visit.outcome = "accepted" if problems else "corrected" if visit.refused else visit.outcome
+
+    def _refuse(self, execution: str, outcome: str) -> None:
+        """Notes that a check has refused the output of an execution, and how the visit of the checked node ends."""
+        visit, origin = self._visits.get(execution), self._visits.get(self._origins.get(execution, execution))
+        if visit is not None:
+            visit.refused = True
+            self._stats[visit.node].rejected_seconds += visit.duration
+        if origin is not None:
+            origin.outcome = outcome
+
+    def _count_items(self, stats: NodeStats, commit: Commit) -> None:
+        into, failures = self._maps[commit.node]
+        failed: list[Failure] = _entries(commit.patch.get(failures or "")) or []
+        count = self._items.get(commit.id)
+        if count is None:
+            count = len(_entries(commit.patch.get(into)) or ()) + len(failed)
+        lost = {failure.index for failure in failed}
+        again = {failure.index for failure in commit.failed_attempts if failure.index is not None} - lost
+        stats.items = (stats.items or 0) + count
+        stats.failed += len(lost)
+        stats.retried += len(again)
+        stats.first_try += count - len(lost) - len(again)
+        stats.attempts += count + sum(failure.index is not None for failure in commit.failed_attempts)
+        _count_raised(stats, failed)
+
+    def use(self, calls: Iterable[Used]) -> int:
+        """Counts what LM calls have used; returns the tokens of visits that are not known to have ended."""
+        unfinished = 0
+        for call in calls:
+            visit = self._visits.get(call.execution)
+            if visit is None:
+                unfinished += call.tokens
+                continue
+            stats, cost = self._stats[visit.node], call.cost
+            stats.lm_calls = (stats.lm_calls or 0) + 1
+            stats.lm_cached = (stats.lm_cached or 0) + call.cached
+            stats.tokens = (stats.tokens or 0) + call.tokens
+            stats.cost = stats.cost if cost is None else (stats.cost or 0.0) + cost
+            if visit.refused:
+                stats.rejected_tokens = (stats.rejected_tokens or 0) + call.tokens
+                stats.rejected_cost = stats.rejected_cost if cost is None else (stats.rejected_cost or 0.0) + cost
+        return unfinished
+
+    def ended(self) -> list[NodeStats]:
+        """The figures of the nodes that ran."""
+        for visit in self._visits.values():
+            if visit.outcome in ("first_try", "retried", "corrected", "accepted", "failed"):
+                stats = self._stats[visit.node]
+                setattr(stats, visit.outcome, getattr(stats, visit.outcome) + 1)
+        return [stats for stats in self._stats.values() if stats.visits]
+
+
+def _count_raised(stats: NodeStats, failures: Iterable[Failure]) -> None:
+    for failure in failures:
+        stats.exceptions[failure.type] += 1
+        stats.timeouts += failure.type == TIMEOUT
+
+
+def _entries(update: Any) -> list[Any] | None:
+    """The entries that an update of a list holds; None for no update."""
+    if isinstance(update, Updates):
+        return [entry for part in update.updates for entry in _entries(part) or ()]
+    if isinstance(update, Replace):
+        return list(update.frozen)
+    return list(update) if isinstance(update, Sequence) and not isinstance(update, str) else None

@@ -1,0 +1,43 @@
+"""The figures of a thread's nodes, from its rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from dspyer.display.stats import FinalFailure, Stats, count_stats
+from dspyer.events import Commit
+from dspyer.failure import Failure
+from dspyer.graph.spec import GraphSpec
+from dspyer.runtime.run_stats import counted_parts
+
+UNKNOWN = (
+    "a store keeps tokens per run: those of each node, its LM calls and their USD are known to run.stats() alone",
+    "of failures, those are counted that were committed or ended the last run",
+)
+
+
+def stats_of_history(
+    graph: GraphSpec, commits: Sequence[Commit], failures: Sequence[Failure], usage: Mapping[str, Mapping[str, Any]]
+) -> Stats:
+    """The figures of the nodes of a thread, from its commits, oldest first, and the failures of its last run."""
+    shown = commits if graph.redaction is None else [graph.redaction.commit(commit) for commit in commits]
+    return count_stats(
+        tuple(graph.nodes),
+        shown,
+        [FinalFailure(failure, (), _parent(failure, commits)) for failure in failures],
+        **counted_parts(graph.nodes),
+        items={},
+        lm_calls=None,
+        usage=usage,
+        unknown=UNKNOWN,
+    )
+
+
+def _parent(failure: Failure, commits: Sequence[Commit]) -> str:
+    """The id of the last commit of the branch that failed; "" if it had none on this path."""
+    path, _, index = failure.execution.rpartition(":")
+    if not index.isdigit():
+        return ""
+    before = f"{path}:{int(index) - 1}"
+    return next((one.id for one in reversed(commits) if one.id.rpartition("/")[2] == before), "")

@@ -1,0 +1,240 @@
+"""`run.stats()` and `t.stats()`: what is counted for each node, and what is said to be unknown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import dspy
+import pytest
+from pydantic import BaseModel
+from tenacity import wait_none
+
+from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry, Run
+from dspyer.display.stats import NodeStats, count_stats
+from dspyer.dspy_module.lm_records import LMRecord
+from dspyer.testing import ScriptedLM
+from tests.nodes.kit import MODES
+
+NOW = Retry(3, wait=wait_none())
+
+
+def play(program: CompiledGraph, inputs: dict[str, Any], mode: str) -> Run:
+    return program.run(inputs) if mode == "sync" else asyncio.run(program.arun(inputs))
+
+
+def outcomes(one: NodeStats) -> tuple[int, ...]:
+    return one.visits, one.first_try, one.retried, one.corrected, one.accepted, one.failed, one.attempts
+
+
+class Desk(BaseModel):
+    n: int = 0
+    docs: list[str] = []
+    notes: list[str] = []
+    unread: list[Failure] = []
+    answer: str = ""
+    problems: list[str] = []
+    fault: Failure | None = None
+
+
+def failing(times: int, error: type[Exception] = ConnectionError) -> Any:
+    def work(n: int, ctx: Context) -> dict[str, int]:
+        if ctx.attempt <= times:
+            raise error("no")
+        return {"n": n + 1}
+
+    return work
+
+
+@pytest.mark.parametrize(
+    ("node", "retry", "expected", "exceptions"),
+    [
+        (failing(0), NOW, (1, 1, 0, 0, 0, 0, 1), {}),
+        (failing(2), NOW, (1, 0, 1, 0, 0, 0, 3), {"ConnectionError": 2}),
+        (failing(3), NOW, (1, 0, 0, 0, 0, 1, 3), {"ConnectionError": 3}),
+        (failing(1, KeyError), NOW, (1, 0, 0, 0, 0, 1, 1), {"KeyError": 1}),
+        (failing(1), None, (1, 0, 0, 0, 0, 1, 1), {"ConnectionError": 1}),
+    ],
+)
+@pytest.mark.parametrize("caught", [False, True])
+@MODES
+def test_attempts_of_a_node(
+    node: Any, retry: Any, expected: tuple[int, ...], exceptions: dict[str, int], caught: bool, mode: str
+) -> None:
+    graph = Graph(Desk, inputs=["n"]).add_node("work", node, writes=["n"], retry=retry).add_path(START, "work", END)
+    if caught:
+        graph.add_error_edge("work", END, into="fault")
+    one = play(graph.compile(), {"n": 1}, mode).stats().nodes["work"]
+    assert outcomes(one) == expected
+    assert one.exceptions == exceptions
+
+
+def drafting(**options: Any) -> CompiledGraph:
+    graph = Graph(Desk, inputs=["n"]).add_node("draft", dspy.Predict("n: int -> answer"))
+    graph.add_check("short", lambda answer: ["too long"] if len(answer) > 3 else [], of="draft", **options)
+    return graph.add_path(START, "draft", END).compile(store=":memory:")
+
+
+@pytest.mark.parametrize(
+    ("answers", "accept", "expected", "problems", "rejected"),
+    [
+        (["one"], False, (1, 1, 0, 0, 0, 0, 1), 0, 0),
+        (["four", "one"], False, (1, 0, 0, 1, 0, 0, 1), 1, 1),
+        (["four", "five", "six"], False, (1, 0, 0, 1, 0, 0, 1), 2, 2),
+        (["four", "five", "seven"], False, (1, 0, 0, 0, 0, 1, 1), 2, 3),
+        (["four", "five", "seven"], True, (1, 0, 0, 0, 1, 0, 1), 3, 2),
+    ],
+)
+@MODES
+def test_corrections_of_a_checked_node(
+    answers: list[str], accept: bool, expected: tuple[int, ...], problems: int, rejected: int, mode: str
+) -> None:
+    program = drafting(accept=accept)
+    t = program.thread("t")
+    with ScriptedLM([{"answer": answer} for answer in answers]):
+        run = t.run({"n": 1}) if mode == "sync" else asyncio.run(t.arun({"n": 1}))
+    for stats in (run.stats(), t.stats()):
+        assert outcomes(stats.nodes["draft"]) == expected
+        assert stats.nodes["short"].problems.get("too long", 0) == problems
+        refused = sum(one.rejected_seconds > 0 for one in stats.nodes.values())
+        assert refused == min(rejected, 2)
+    stats = run.stats()
+    total = sum(tokens["total_tokens"] for tokens in run.usage.values())
+    assert sum(one.tokens or 0 for one in stats.nodes.values()) == total
+    assert [stats.nodes[name].lm_calls for name in stats.nodes] == [
+        {"draft": 1, "short": 0, "draft_fix": len(answers) - 1}[name] for name in stats.nodes
+    ]
+    spent = sum(one.rejected_tokens or 0 for one in stats.nodes.values())
+    assert (spent > 0) == (rejected > 0)
+    assert (spent == total) == (expected[5] == 1)
+
+
+@MODES
+def test_items_of_a_map(mode: str) -> None:
+    def read(doc: str, ctx: Context) -> str:
+        if doc == "bad" or ctx.attempt <= (doc == "flaky"):
+            raise ConnectionError(doc)
+        return doc
+
+    graph = Graph(Desk, inputs=["docs"])
+    graph.add_map("read", read, over="docs", item="doc", into="notes", failures="unread", retry=NOW)
+    t = graph.add_path(START, "read", END).compile(store=":memory:").thread("t")
+    inputs = {"docs": ["a", "bad", "flaky", "flaky", "b"]}
+    run = t.run(inputs) if mode == "sync" else asyncio.run(t.arun(inputs))
+    for one in (run.stats().nodes["read"], t.stats().nodes["read"]):
+        assert outcomes(one) == (1, 2, 2, 0, 0, 1, 9)
+        assert (one.items, one.total, one.mean_attempts) == (5, 5, 1.8)
+        assert one.exceptions == {"ConnectionError": 5}
+
+
+@MODES
+def test_timeouts_and_loops(mode: str) -> None:
+    async def slow(n: int, ctx: Context) -> dict[str, int]:
+        if ctx.attempt == 1 and n == 1:
+            await asyncio.Event().wait()
+        return {"n": n + 1}
+
+    graph = Graph(Desk, inputs=["n"]).add_node("slow", slow, writes=["n"], timeout=0.05, retry=NOW)
+    graph.add_edge(START, "slow").add_conditional_edges("slow", lambda n: END if n > 3 else "slow", [END, "slow"])
+    one = play(graph.compile(), {"n": 0}, mode).stats().nodes["slow"]
+    assert (outcomes(one), one.timeouts) == ((4, 3, 1, 0, 0, 0, 5), 1)
+    p50, p95 = one.percentile(0.5), one.percentile(0.95)
+    assert p50 is not None
+    assert p95 is not None
+    assert p50 < 0.05 <= p95 == max(one.durations)
+
+
+@MODES
+def test_tokens_belong_to_the_node_whose_code_made_the_call(mode: str) -> None:
+    """In parallel branches, in a graph inside a node, in a program that a node calls, and after it."""
+    ask = dspy.Predict("n: int -> answer")
+    inner = (
+        Graph(Desk, inputs=["n"]).add_node("a", dspy.Predict("n: int -> answer")).add_path(START, "a", END).compile()
+    )
+    other = (
+        Graph(Desk, inputs=["n"]).add_node("b", dspy.Predict("n: int -> answer")).add_path(START, "b", END).compile()
+    )
+
+    def calls(n: int, ask: Any, other: Any) -> dict[str, str]:
+        with dspy.context(lm=dspy.settings.lm):
+            other(n=n)
+            other.run({"n": n})
+            return {"one": ask(n=n).answer}
+
+    graph = Graph(inputs=["n"]).add_node("left", inner, writes={"answer": "left"})
+    graph.add_node("right", calls, modules={"ask": ask, "other": other}, writes=["one"])
+    graph.add_node("alone", dspy.Predict("n: int -> last"))
+    graph.add_edge(START, ["left", "right"]).add_edge(["left", "right"], "alone").add_edge("alone", END)
+    with ScriptedLM(lambda prompt: {field.name: "x" for field in prompt.output_fields}):
+        run = play(graph.compile(), {"n": 1}, mode)
+    stats = run.stats()
+    assert {name: one.lm_calls for name, one in stats.nodes.items()} == {"left": 1, "right": 3, "alone": 1}
+    assert sum(one.tokens or 0 for one in stats.nodes.values()) == sum(
+        tokens["total_tokens"] for tokens in run.usage.values()
+    )
+    assert stats.unknown == ()
+
+
+def test_a_resumed_run_says_what_it_does_not_know() -> None:
+    def ask(ctx: Context) -> dict[str, Any]:
+        return {"answer": ctx.interrupt("ok", "?", answer=str)}
+
+    graph = Graph(Desk, inputs=["n"]).add_node("work", lambda n: {"n": n}, writes=["n"])
+    graph.add_node("ask", ask, writes=["answer"]).add_path(START, "work", "ask", END)
+    t = graph.compile(store=":memory:").thread("t")
+    t.run({"n": 1})
+    stats = t.resume({"ok": "yes"}).stats()
+    assert stats.unknown == ("tokens, LM calls and USD are those of this process: the run was begun in another one",)
+    assert [one.visits for one in stats.nodes.values()] == [1, 1]
+
+
+def test_problems_are_redacted() -> None:
+    graph = Graph(Desk, inputs=["n"]).add_node("draft", lambda n: {"answer": "s3cret"}, writes=["answer"])
+    graph.add_check("safe", lambda answer: [f"names {answer}"], of="draft", max_fixes=0, accept=True)
+    run = graph.add_path(START, "draft", END).compile(redact=["problems.*"]).run({"n": 1})
+    assert "s3cret" not in f"{run.stats()} {run.stats().to_dict()}"
+
+
+def test_the_table() -> None:
+    with ScriptedLM([{"answer": "four"}, {"answer": "<b>"}]):
+        stats = drafting().run({"n": 1}).stats()
+    lines = str(stats).splitlines()
+    assert lines[0].split() == [
+        "node",
+        "visits",
+        "first",
+        "try",
+        "corrected",
+        "failed",
+        "attempts",
+        "p50",
+        "s",
+        "p95",
+        "s",
+        "seconds",
+        "LM",
+        "calls",
+        "tokens",
+    ]
+    assert [line.split()[:2] for line in lines[1:4]] == [["draft", "1"], ["short", "2"], ["draft_fix", "1"]]
+    assert lines[4] == "short: 1 x 'too long'"
+    assert lines[5].startswith("spent on outputs that a check refused: 0.")
+    html = stats._repr_html_()
+    assert html.count("<tr>") == 4
+    assert "<b>" not in html
+    assert json.loads(json.dumps(stats.to_dict())) == stats.to_dict()
+
+
+def test_costs_and_responses_from_the_cache() -> None:
+    run = Graph().add_node("a", lambda n: {"n": n}, writes=["n"]).add_path(START, "a", END).compile().run({"n": 1})
+    records = [
+        LMRecord("trunk:1", "x", 100, 0.01, False),
+        LMRecord("trunk:1", "x", 0, None, True),
+        LMRecord("trunk:7", "x", 5, 0.5, False),
+    ]
+    stats = count_stats(["a"], run.commits, [], checks={}, maps={}, items={}, lm_calls=records, usage={}, unknown=())
+    one = stats.nodes["a"]
+    assert (one.lm_calls, one.lm_cached, one.tokens, one.cost) == (2, 1, 100, 0.01)
+    assert stats.unknown == ("5 tokens were used by visits that have not finished",)
+    assert "0.0100" in str(stats)
