@@ -22,7 +22,7 @@ from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import LMInvalidRequestError, LMServerError, LMUnsupportedFeatureError
 from tenacity import wait_fixed
 
-from dspyer import END, START, Graph, Retry, clock, lms
+from dspyer import END, START, Budget, Graph, Retry, clock, lms
 from dspyer.lms import reliable
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.http_faults import Cut, Status
@@ -328,6 +328,28 @@ def test_a_node_repeats_a_stream_that_broke_off(served: Serve) -> None:
 
     assert asyncio.run(collect())[-1].answer == "main"
     assert len(server.requests) == 2
+
+
+@pytest.mark.parametrize("in_loop", [False, True])
+def test_a_budget_counts_and_bounds_each_request(served: Serve, in_loop: bool) -> None:
+    server, main = served("main", itertools.repeat(BROKEN))
+    program = Graph().add_node("say", dspy.Predict(QA)).add_path(START, "say", END).compile(budget=Budget(requests=3))
+    lm = reliable(main, retry=5, max_concurrency=1)
+    with dspy.context(lm=lm):
+        inputs = {"question": "a"}
+        run = asyncio.run(program.arun(inputs)) if in_loop else program.run(inputs)
+    assert (run.status, len(server.requests)) == ("stopped", 3)
+    assert [lane.gate._slots._free for lane in lm._lanes] == [1], "a refused request gives its slot back"
+
+
+def test_a_budget_takes_the_price_of_the_lm_that_responded(served: Serve) -> None:
+    _, main = served("main", [BROKEN])
+    _, backup = served("backup")
+    prices = {"openai/main": (1e6, 1e6), "openai/backup": (1.0, 1.0)}
+    program = Graph().add_node("say", dspy.Predict(QA)).add_path(START, "say", END).compile()
+    with dspy.context(lm=reliable(main, backup, retry=1)):
+        run = program.run({"question": "a"}, budget=Budget(cost=0.5, prices=prices))
+    assert (run.status, list(run.usage)) == ("completed", ["openai/backup"])
 
 
 # --- order of the LMs
