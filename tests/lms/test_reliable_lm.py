@@ -205,6 +205,7 @@ def test_a_typed_request(served: Serve) -> None:
     assert lm(request).message.text == says("backup")
     assert lm(request=request).model == "backup"
     assert [body["max_completion_tokens"] for body in server.requests] == [9, 9]
+    assert lm.copy(temperature=0.3)(request).model == "backup", "a typed request holds its settings"
 
 
 @pytest.mark.parametrize("in_loop", [False, True])
@@ -388,6 +389,13 @@ def test_a_server_that_asks_for_an_hour_is_skipped_for_an_hour(served: Serve) ->
     lm = reliable(main, served("backup")[1], cooldown=30)
     assert answers_after(lm, 0, 3500, 101) == ["backup", "backup", "main"]
     assert len(main_server.requests) == 2
+
+
+def test_a_response_ends_the_cooldown(served: Serve) -> None:
+    """The main LM, which asked for an hour, is asked when the backup fails, and responds."""
+    _, main = served("main", [Status(429, Retry_After="3600")])
+    lm = reliable(main, served("backup", [None, BROKEN])[1], retry=1, cooldown=100)
+    assert answers_after(lm, 0, 0, 101) == ["backup", "main", "main"]
 
 
 def test_limits_that_differ(served: Serve) -> None:
