@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
-from threading import Condition, Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any, Generic, Self, TypeVar
 
 import anyio
@@ -143,9 +143,10 @@ class AsyncCalls:
     """Async calls that sync code waits for, which another thread can cancel."""
 
     def __init__(self) -> None:
-        self._changed = Condition(Lock())
+        self._lock = Lock()
         self._tasks: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
         self._cancelled = False
+        self._idle: Event | None = None  # made by `wait`, which few calls need: it costs more than the rest
 
     @property
     def running(self) -> bool:
@@ -155,7 +156,7 @@ class AsyncCalls:
     def cancel(self, reason: str = "") -> None:
         """Cancel the running and the later calls. May be called from any thread."""
         del reason
-        with self._changed:
+        with self._lock:
             self._cancelled = True
             tasks = list(self._tasks.items())
         for task, loop in tasks:
@@ -164,14 +165,17 @@ class AsyncCalls:
 
     def wait(self) -> None:
         """Wait until no call is in progress."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._tasks)
+        with self._lock:
+            if not self._tasks:
+                return
+            idle = self._idle = self._idle or Event()
+        idle.wait()
 
     async def watch(self, call: Callable[[], Awaitable[T]]) -> T:
         """Make a call that `cancel` can cancel."""
         task = asyncio.current_task()
         assert task is not None
-        with self._changed:
+        with self._lock:
             self._tasks[task] = asyncio.get_running_loop()
             cancelled = self._cancelled
         try:
@@ -179,9 +183,10 @@ class AsyncCalls:
                 raise asyncio.CancelledError
             return await call()
         finally:
-            with self._changed:
+            with self._lock:
                 del self._tasks[task]
-                self._changed.notify_all()
+                if self._idle is not None and not self._tasks:
+                    self._idle.set()
 
 
 class _NoLimit(anyio.CapacityLimiter):

@@ -8,7 +8,8 @@ are appended to the trace around the run in the order of the run's commits (`app
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import dspy
@@ -47,6 +48,20 @@ def take_steps(count: int) -> Steps:
     taken = tuple(trace[count:])
     del trace[count:]
     return taken
+
+
+@contextmanager
+def recording_apart() -> Iterator[None]:
+    """A block for code that may be left running: its steps are appended at the end of the block, later ones lost."""
+    taken: Steps = ()
+    try:
+        with recording() as steps:
+            try:
+                yield
+            finally:
+                taken = tuple(steps)
+    finally:
+        append_to_trace(taken)
 
 
 def append_to_trace(steps: Steps) -> None:

@@ -22,6 +22,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.from_thread import run as run_on_host_loop
 
 from dspyer.blocking import AsyncCalls, DaemonCall, Outcome, result_of, run_in_thread
+from dspyer.dspy_module.tracing import recording_apart
 from dspyer.nodes.callables import own_call
 from dspyer.stopping import TimeLimit, current_limit
 
@@ -166,8 +167,8 @@ async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
     limit = current_limit.get()
     if limit is None:
         return await run_in_thread(fn, **kwargs)
-    work = DaemonCall(partial(fn, **kwargs))
-    with anyio.CancelScope(shield=True):
+    with recording_apart(), anyio.CancelScope(shield=True):
+        work = DaemonCall(partial(fn, **kwargs))
         while not work.done:
             try:
                 await work.ended()

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from threading import Event
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dspyer.blocking import DaemonCall
-from dspyer.dspy_module.tracing import append_to_trace, recording
+from dspyer.dspy_module.tracing import recording_apart
 from dspyer.errors import NodeTimeoutError
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.node import Call, Reply
@@ -38,7 +36,7 @@ class Timed(NamedTuple):
     def call(self, call: Call) -> Reply:
         """Make the call from sync code, in a thread of its own."""
         attempt = call.context.delegate
-        with _limited(attempt, self.seconds) as limit:
+        with _limited(attempt, self.seconds) as limit, recording_apart():
             ended = Event()
             work: DaemonCall[Reply] = DaemonCall(partial(self.step.call, call))
             work.on_end(ended.set)
@@ -83,21 +81,22 @@ class Timed(NamedTuple):
         return reply
 
 
-@contextmanager
-def _limited(attempt: Attempt, seconds: float) -> Iterator[TimeLimit]:
-    """A block in which an attempt has a time limit, and a trace of its own: code left running adds nothing to ours."""
-    limit = attempt.limit = TimeLimit(seconds, current_limit.get())
-    token = current_limit.set(limit)
-    taken: tuple[Any, ...] = ()
-    try:
-        with recording() as steps:
-            try:
-                yield limit
-            finally:
-                taken = tuple(steps)
-    finally:
-        current_limit.reset(token)
-        append_to_trace(taken)
+class _limited:  # noqa: N801 - used as a function: `with _limited(...) as limit`; a generator costs twice as much
+    """A block in which an attempt has a time limit."""
+
+    __slots__ = ("_attempt", "_seconds", "_token")
+
+    def __init__(self, attempt: Attempt, seconds: float) -> None:
+        self._attempt = attempt
+        self._seconds = seconds
+
+    def __enter__(self) -> TimeLimit:
+        limit = self._attempt.limit = TimeLimit(self._seconds, current_limit.get())
+        self._token = current_limit.set(limit)
+        return limit
+
+    def __exit__(self, *raised: object) -> None:
+        current_limit.reset(self._token)
 
 
 def _end(limit: TimeLimit, ended: Event) -> None:
