@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import dspy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 from tenacity import wait_fixed
 
@@ -19,6 +21,9 @@ from dspyer import END, START, Budget, CompiledGraph, Graph, Retry, clock, reduc
 from dspyer.errors import BudgetError, InputError, RunStoppedError
 from dspyer.testing import no_pauses
 from tests.openai_server import OpenAIServer
+from tests.persistence.equality import outcome
+from tests.persistence.failing import FailingMemory
+from tests.persistence.kinds import CALLS, INPUTS, KINDS
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 PRICES = {"openai/local": (1_000_000.0, 1_000_000.0)}
@@ -451,6 +456,33 @@ def test_tokens_stream_under_a_budget_and_a_timeout() -> None:
         chunks = asyncio.run(main())
     assert "".join(chunks).strip() == "high tide at six"
     assert len(chunks) > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@MODES
+@settings(max_examples=4, deadline=None)
+@given(requests=st.integers(1, 4))
+def test_a_run_with_any_budget_resumed_until_its_end_equals_the_whole_run(kind: str, mode: str, requests: int) -> None:
+    """A law: where the budget cuts a run into parts does not change its result."""
+    with KINDS[kind].lm():
+        program = KINDS[kind].compile(mode, FailingMemory())
+        whole = start(program.thread("whole"), mode, None)
+        CALLS.take()
+        thread = program.thread("t")
+        found = start(thread, mode, Budget(requests=requests))
+        for _ in range(60):
+            if found.status != "stopped":
+                break
+            assert isinstance(found.error, BudgetError)
+            found = resume(thread, mode, budget=Budget(requests=requests), max_resumes=1000)
+        assert outcome(found) == outcome(whole)
+        assert thread.replay() == thread.state
+
+
+def start(thread: Any, mode: str, budget: Budget | None) -> Any:
+    if mode == "sync":
+        return thread.run(INPUTS, budget=budget)
+    return asyncio.run(thread.arun(INPUTS, budget=budget))
 
 
 def bounded(budget: Any) -> CompiledGraph:
