@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dspy
 
 from dspyer.errors import list_names, suggestion
+from dspyer.graph.error_edges import ErrorEdge
 from dspyer.graph.spec import Exit
 from dspyer.nodes.build import build_node
 from dspyer.nodes.check import CheckNode, CheckOptions, build_finder, into_problems
@@ -187,6 +188,14 @@ def follow_checks(
             exits[fix] = [name]
             if name not in nodes:
                 exits[name].append(fix)  # as a check that was built does by its `goto`
+
+
+def handler_problems(nodes: Iterable[Node], edges: Iterable[ErrorEdge]) -> Iterator[str]:
+    """Error edges that lead to a check or a fix, which follow the node that they check alone."""
+    part_of = {part: node.of for node in nodes if isinstance(node, CheckNode) for part in (node.name, node.fix)}
+    for edge in edges:
+        if edge.target in part_of:
+            yield f"{edge.who} goes to a part of the check of {part_of[edge.target]!r}: name another handler"
 
 
 def _targets(way: Exit) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from dspyer.dspy_module.source import (
     graph_text,
 )
 from dspyer.errors import GraphError, list_names, suggestion
-from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_checks, planned_checks
+from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_checks, handler_problems, planned_checks
 from dspyer.graph.declarations import EdgeDeclaration, GraphOptions
 from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints
 from dspyer.graph.spec import Exit, GraphSpec
@@ -226,6 +226,12 @@ class GraphParts(NamedTuple):
         )
         return found
 
+    def sent_in_parallel(self) -> set[str]:
+        """The nodes that several `Send`s may start at once: a fix is sent one at a time, unless its node is."""
+        sent = self.sent()
+        alone = {node.fix for node in self.nodes.values() if isinstance(node, CheckNode) and node.of not in sent}
+        return sent - alone
+
     def unsent_problems(self) -> list[str]:
         """Missing values of the nodes that no `Send` starts."""
         sent = self.sent()
@@ -357,7 +363,8 @@ def _check(
     problems += check_parallel_writers(sure, topology.rounds)
     if options.inputs is not None or options.required is not None or not schema.accepts_any_key:
         problems += check_reads(facts)
-    problems += error_edge_problems(parts.errors, schema, parts.sent(), partial(_merges, topology))
+    problems += error_edge_problems(parts.errors, schema, parts.sent_in_parallel(), partial(_merges, topology))
+    problems += handler_problems(parts.nodes.values(), [edge for ways in parts.errors.values() for edge in ways])
     problems += _output_problems(options, parts, inputs)
     problems += _live_problems(schema, parts)
     problems += _template_problems(parts, facts, schema, inputs)

@@ -512,3 +512,38 @@ def test_the_name_of_a_check_is_taken_at_once() -> None:
         checked().add_check("draft", cited, of="draft")
     with pytest.raises(GraphError, match="there is a node 'cited' already"):
         checked().add_node("cited", nothing)
+
+
+# --- error edges
+
+
+def with_handler(source: str) -> CompiledGraph:
+    graph = checked(max_fixes=1).add_node("sorry", lambda oops: {"answer": oops.type}, writes=["answer"])
+    return graph.add_error_edge(source, "sorry", into="oops").add_edge("sorry", END).compile()
+
+
+HANDLED = {
+    "the check": ("cited", [BAD, BAD], ["draft", "cited", "draft_fix", "cited", "sorry"], ["rejected", "rejected"]),
+    "the node": ("draft", [ConnectionError()], ["draft", "sorry"], []),
+    "the fix": ("draft_fix", [BAD, ConnectionError()], ["draft", "cited", "draft_fix", "sorry"], ["rejected"]),
+    "nothing failed": ("cited", [BAD, GOOD], ["draft", "cited", "draft_fix", "cited"], ["rejected", "used"]),
+}
+
+
+@pytest.mark.parametrize(("source", "answers", "expected", "status"), HANDLED.values(), ids=HANDLED)
+def test_error_edges_stay_where_they_were_declared(
+    play: Play, source: str, answers: list[Any], expected: list[str], status: list[str]
+) -> None:
+    program = with_handler(source)
+    with ScriptedLM(answers):
+        run = play(program, {"question": "q"})
+    assert run.status == "completed", run.error
+    assert nodes(run)[1:] == expected
+    assert [step.status for step in run.trace_steps] == status
+    assert run.repairs() == [] or source == "cited"
+
+
+@pytest.mark.parametrize("target", ["cited", "draft_fix"])
+def test_an_error_edge_leads_to_no_part_of_a_check(target: str) -> None:
+    with pytest.raises(GraphError, match=f"'draft' -> '{target}' goes to a part of the check of 'draft'"):
+        checked().add_error_edge("draft", target).compile()
