@@ -67,6 +67,15 @@ SHOWN = {
         "researcher  nothing",
         "the same pad both times: True, {'research': 4, 'analysis': 4, 'code': 4, 'review': 4}",
     ],
+    "batch.py": [
+        "stopped: requests: 9",
+        "completed: 196 documents were read, 4 were not",
+        "  document 127: LMInvalidRequestError",
+        "read       1    200     98.0 %   2.0 %",
+        "read: 4 x LMInvalidRequestError",
+        "requests: 196 answered, ",
+        "0 documents were read twice",
+    ],
     "approval.py": [
         "interrupted after 5 commits",
         "approve: Send this? end the contract, since you wrote: ",

@@ -341,7 +341,7 @@ class Run:
     def stats(self) -> Stats:
         """How reliable each node was, and what it cost: attempts, corrections, failures, seconds, tokens, US dollars.
 
-        Counted from the commits on each call. Of a run that was resumed, tokens and cost are those of this process. The
+        Counted from the commits on each call. Of a run that was resumed, tokens and cost are those since then. The
         nodes of a graph that is a node count as that node.
 
         Returns:
@@ -356,7 +356,7 @@ class Run:
         """
         nodes, _, before = self._made_here
         failures = [FinalFailure(one.failure, one.failed_attempts, one.branches[0].id) for one in self._failures]
-        earlier = "tokens, LM calls and USD are those of this process: the run was begun in another one"
+        earlier = "tokens, LM calls and USD are those since the run was last resumed"
         return count_stats(
             tuple(nodes),
             self.shown,
@@ -369,7 +369,7 @@ class Run:
             },
             lm_calls=self._lm_records,
             usage=self.usage,
-            unknown=[earlier] if before > 1 else [],
+            unknown=[earlier] if before else [],
         )
 
     def lanes(self) -> Lanes:
