@@ -36,7 +36,6 @@ from dspyer.runtime.request import CANCELLED
 from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome, arun_here, run_here
 from dspyer.scheduler.run_state import Execution
-from dspyer.scheduler.schedule import plan
 
 # --- sync
 
@@ -69,7 +68,7 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any]) -> None:
         started = session.start_ready()
         if session.pending is not None and _must_not_start(session, started, _write(session)):
             started = []
-        if len(started) == 1 and not threads.busy and not plan(session.run):
+        if len(started) == 1 and not threads.busy and not session.more_to_start:
             _settle(session, started[0], run_here(steps, *_work(session, started[0])))
             continue
         for execution in started:
@@ -185,7 +184,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before
                 started = []
             if held_back:
                 raise asyncio.CancelledError
-        if len(started) == 1 and not tasks.busy and not plan(session.run):
+        if len(started) == 1 and not tasks.busy and not session.more_to_start:
             try:
                 outcome = await arun_here(steps, *_awork(session, started[0]))
             except asyncio.CancelledError:

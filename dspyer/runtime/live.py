@@ -80,6 +80,11 @@ class LiveSession(Session):
             self._withdraw(execution)
 
     @property
+    def more_to_start(self) -> bool:
+        """Whether another execution could start at once, if there were a slot for it; also one that is called again."""
+        return super().more_to_start or (bool(self._to_call_again) and not self.run.failures)
+
+    @property
     def max_running(self) -> int:
         """How many executions may run at once: those that wait, or wait to be committed, hold no slot."""
         return self.graph.max_concurrency + self.waiters.parked + len(self._finished)
@@ -341,7 +346,7 @@ class LiveSession(Session):
             self.waiters.grant()  # the waiter has freed its slot
             if not self.waiters.is_open(waiter):  # a cheap test: most waiters have a running writer
                 self._release_waiters()
-            if self._wake is not None and not self.stopped and (plan(self.run) or self._to_call_again):
+            if self._wake is not None and not self.stopped and self.more_to_start:
                 self._wake()  # the driver may start another execution in the slot
         return waiter
 

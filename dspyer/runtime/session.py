@@ -297,6 +297,12 @@ class Session(NotLive):
         return _NO_CONTEXT
 
     @property
+    def more_to_start(self) -> bool:
+        """Whether another execution could start at once, if there were a slot for it."""
+        run = self.run
+        return bool(run.ready) and not run.failures
+
+    @property
     def max_running(self) -> int:
         """How many executions may run at once."""
         return self.graph.max_concurrency

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from itertools import islice
 from typing import Annotated, Any
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, Context, Failure, Graph, reducers
@@ -175,3 +179,55 @@ def test_a_stored_run_keeps_withdrawn_posts_withdrawn(tmp_path: Any, crash: bool
     assert (list(run.state["notes"]), list(run.state["echoes"])) == ([], [])
     assert calls == ["fails", "handle", *(["handle"] if crash else [])]
     assert [commit.live for commit in run.commits if commit.node == "fails"] == [None]
+
+
+SCRIPTS = st.lists(st.lists(st.sampled_from(["post", "read", "fail"]), max_size=4), min_size=2, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SCRIPTS, st.sampled_from([1, 2, 32]), st.booleans())
+@example(
+    [["read"], ["post", "read", "read", "fail"], ["read", "post"]], 1, False
+)  # two are called again, with one slot
+def test_no_committed_value_depends_on_a_withdrawn_post(scripts: list[list[str]], limit: int, is_async: bool) -> None:
+    """Nodes post, read one entry and fail in any order. Each run completes, with the posts of those that succeed."""
+
+    def steps(number: int, ctx: Context) -> Iterator[str]:
+        for place, step in enumerate(scripts[number]):
+            if step == "post":
+                ctx.post("notes", f"{number}.{place}")
+            elif step == "fail":
+                raise ValueError(str(number))
+            else:
+                yield step
+
+    def talks(number: int) -> Any:
+        def node(ctx: Context) -> dict[str, Any]:
+            heard = [entry.value for _ in steps(number, ctx) for entry in islice(ctx.live("notes"), 1)]
+            return {"echoes": " ".join(heard)}
+
+        async def anode(ctx: Context) -> dict[str, Any]:
+            heard = []
+            for _ in steps(number, ctx):
+                async for entry in ctx.live("notes"):
+                    heard.append(entry.value)
+                    break
+            return {"echoes": " ".join(heard)}
+
+        return anode if is_async else node
+
+    nodes = {f"n{number}": (talks(number), ["notes", "echoes"]) for number in range(len(scripts))}
+    program = desk(**nodes).compile(max_concurrency=limit)
+    run = asyncio.run(program.arun({})) if is_async else program.run({})
+    assert run.status == "completed", run.error
+    failed = {failure.node for failure in run.state["problems"]}
+    assert failed == {f"n{number}" for number, script in enumerate(scripts) if "fail" in script}
+    posts = {
+        f"{number}.{place}"
+        for number, script in enumerate(scripts)
+        for place, step in enumerate(script)
+        if step == "post" and f"n{number}" not in failed
+    }
+    assert set(run.state["notes"]) == posts
+    assert {word for echo in run.state["echoes"] for word in echo.split()} <= posts
+    assert len(run.state["echoes"]) == len(scripts) - len(failed)
