@@ -7,8 +7,9 @@ examples, of graphs inside nodes too.
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dspy
@@ -18,7 +19,10 @@ from dspyer.nodes.check import PREVIOUS, PROBLEMS, CheckNode
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.scheduler.lineage import LogEntry
+from dspyer.scheduler.run_state import Target
 from dspyer.values.frozen import FrozenDict, thaw
+
+logger = logging.getLogger("dspyer")
 
 
 class CheckedCommit(NamedTuple):
@@ -64,6 +68,29 @@ class LoggedChecks(NamedTuple):
     commits: Sequence[CheckedCommit]
     nodes: Mapping[str, Node]
     checks: Mapping[str, CheckNode]
+
+
+def checks_in(
+    scope: tuple[str, ...],
+    log: Iterable[LogEntry],
+    prefix: str,
+    nodes: Mapping[str, Node],
+    checks: Mapping[str, CheckNode],
+) -> list[LoggedChecks]:
+    """The commits of one log, if a check has refused something there; `prefix` is what their ids begin with."""
+    for entry in log:
+        check = checks.get(entry.commit.node)
+        if check is not None and check.rejects(entry.commit.route):
+            return [LoggedChecks(scope, [CheckedCommit.of(one, prefix) for one in log], nodes, checks)]
+    return []
+
+
+def log_rejection(check: CheckNode, target: Target, redactor: Redactor | None) -> None:
+    """Logs what a check has found, if its branch goes to the fix."""
+    if target.node == check.fix and target.overlay is not None:
+        problems = "; ".join(target.overlay[PROBLEMS])
+        shown = problems if redactor is None else redactor.redact(problems)
+        logger.info("check %r refused the output of %r, a correction follows: %s", check.name, check.of, shown)
 
 
 def repairs_in(logged: Sequence[LoggedChecks], redaction: Redaction | None) -> list[dspy.Example]:

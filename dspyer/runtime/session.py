@@ -62,7 +62,7 @@ from dspyer.persistence.execution_records import (
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, commit_row, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.lineage_order import executions_in_order, rejected_in, unfinished_branches
-from dspyer.runtime.repairs import CheckedCommit, LoggedChecks
+from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import Request, RunStart, ignore
 from dspyer.runtime.session_views import Fields, SessionViews
 from dspyer.scheduler.run_state import (
@@ -229,6 +229,8 @@ class Session(NotLive):
             self._annotate(execution, found, last_attempt(failed))
             self._learn_failures_of_items(execution.node, found)
         else:
+            if execution.node in self.graph.checks:
+                log_rejection(self.graph.checks[execution.node], outcome.targets[0], self.redactor)
             if self.pending is not None:
                 self.pending.note_targets(execution.id, outcome.targets)
             if self.kept is not None:
@@ -690,12 +692,10 @@ class Session(NotLive):
         return found
 
     def logged_checks(self) -> list[LoggedChecks]:
-        """The commits of this graph and of those inside its nodes, as far as they have checks."""
+        """The commits of this graph and of those inside its nodes, of those in which a check has refused something."""
         graph = self.graph
-        if not graph.checks:
-            return self.inner_checks
-        commits = [CheckedCommit.of(entry, self.id_prefix) for entry in self.run.log]
-        return [LoggedChecks(self.scope, commits, graph.nodes, graph.checks), *self.inner_checks]
+        own = checks_in(self.scope, self.run.log, self.id_prefix, graph.nodes, graph.checks) if graph.checks else []
+        return [*own, *self.inner_checks]
 
     def _redact_failures(self) -> None:
         redactor = self.redactor

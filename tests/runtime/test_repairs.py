@@ -174,7 +174,9 @@ def test_what_a_person_changed_after_a_correction_was_accepted_too(tmp_path: Pat
     assert thread.repairs() == [example]
 
 
-def test_repairs_are_redacted() -> None:
+def test_repairs_are_redacted(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "dspyer")
+
     class Mail(BaseModel):
         user: dict[str, str]
         reply: str = ""
@@ -190,6 +192,8 @@ def test_repairs_are_redacted() -> None:
         assert example.user["name"] == "Ann"
         assert example.reply.startswith("Dear ")
     assert len(run.repairs()) == 1
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "dspyer"]
+    assert line == "check 'polite' refused the output of 'write', a correction follows: greet [redacted]"
 
 
 def test_repairs_train_the_node() -> None:
