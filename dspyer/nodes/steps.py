@@ -49,7 +49,8 @@ def run_script(script: Script[T]) -> T:
             else:
                 step, call = script.send(reply)
     except StopIteration as done:
-        return cast("T", done.value)
+        result: T = done.value
+        return result
 
 
 async def arun_script(script: Script[T]) -> T:
@@ -166,9 +167,9 @@ def retried(
     if policy is None:
         return (yield from attempt(call))
     first, number = call.context.delegate, 1
-    records, place = first.host.records, RecordKey(first.local_id, layer)
-    asked = records.new_responses.get(place, 0)  # of earlier attempts of a node around this one
-    steps = step_count()
+    asked_before = first.host.records.new_responses  # by earlier attempts of a node around this one
+    asked = asked_before.get(RecordKey(first.local_id, layer), 0) if asked_before else 0
+    steps = step_count() if layer or first.index is not None else 0  # the recording of a node begins with it
     while True:
         try:
             found = yield from (asking_anew(attempt(call), asked) if asked else attempt(call))
@@ -176,15 +177,16 @@ def retried(
             # No other local may refer to the error: its traceback refers to this frame.
             if needs_new_response(unwrap_stop_iteration(error)):
                 # In a run that was resumed, also the responses of the earlier process are known to be of no use.
-                asked = max(asked, RESUME_STRIDE * records.resumes) + 1
-                records.new_responses[place] = asked
+                asked = max(asked, RESUME_STRIDE * first.host.records.resumes) + 1
+                asked_before[RecordKey(first.local_id, layer)] = asked
             seconds = policy.pause(number, unwrap_stop_iteration(error))
             if seconds is None:
                 raise
             first.host.lose_steps(first, number, take_steps(steps))
             call = failed(call, number, cast("Exception", unwrap_stop_iteration(error)), seconds)
         else:
-            records.new_responses.pop(place, None)
+            if asked:
+                asked_before.pop(RecordKey(first.local_id, layer), None)
             return found
         yield Pause(seconds), call
         number += 1

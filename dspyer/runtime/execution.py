@@ -31,7 +31,7 @@ from dspyer.graph.spec import check_send
 from dspyer.nodes.attempt import Attempt, with_posts
 from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Context
-from dspyer.nodes.node import Call, Decision, Reply, Send, StartRule
+from dspyer.nodes.node import Call, Decision, Node, Reply, Send, StartRule
 from dspyer.nodes.options import NO_POLICY
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import Script, Step, retried, same_call
@@ -65,20 +65,21 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     if session.records.questions or graph.interrupt_before:
         _raise_if_unanswered(session, execution)
     began, clock = time.time(), time.perf_counter()
-    try:
-        if name in graph.policies or name in graph.condensers:
-            output = yield from _with_policy(session, execution, call)
-        else:
-            output = yield from _attempt(session, execution, call)
-    except Exception as error:
-        if name not in graph.error_edges:
+    check, from_cache = None, False
+    if name in graph.layered:
+        output = yield from _layered(session, execution, call, began, clock)
+        if isinstance(output, Transition):
+            return output
+        call, goto, _, patch, after, from_cache = output
+        check = graph.checked.get(name)
+    else:  # without a generator for layers that the node has not asked for
+        try:
+            reply: Reply = yield graph.nodes[name], call
+            goto = reply.goto
+            patch, after = _folded(session, execution, call, _given(session, call, reply), reply.whole)
+        except NodeOutputError as error:
+            _mark_of_module(error, graph.nodes[name])
             raise
-        caught = _after_failure(session, execution, call, error, began, clock)
-        if caught is None:
-            raise
-        return caught
-    call, goto, _, patch, after, from_cache = output
-    check = graph.checked.get(name)
     if check is None:
         targets = _known_targets(session, name, call, goto, after)
     else:  # the node has a check, or is its fix: the check starts at once, and sees what was sent to the node
@@ -98,6 +99,28 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         failed = session.take_failed_attempts(execution)
         transition = transition._replace(attempt=call.context.attempt, failed_attempts=failed)
     return transition
+
+
+def _layered(
+    session: Session, execution: Execution, call: Call, began: float, clock: float
+) -> Script[_Output | Transition]:
+    """The output of a node that has a policy, condensers, a check or error edges; or the transition along an edge."""
+    name, graph = execution.node, session.graph
+    policy = graph.policies.get(name, NO_POLICY)
+    if graph.nodes[name].map_fields:
+        policy = NO_POLICY  # it surrounds each of the items
+    try:
+        if policy.cache is not None or name in graph.condensers:
+            return (yield from _with_policy(session, execution, call))
+        attempt = partial(_attempt, session, execution, timeout=policy.timeout)
+        return (yield from retried(policy.retry, call, attempt))
+    except Exception as error:
+        if name not in graph.error_edges:
+            raise
+        caught = _after_failure(session, execution, call, error, began, clock)
+        if caught is None:
+            raise
+        return caught
 
 
 class _Output(NamedTuple):
@@ -130,18 +153,29 @@ def _attempt(
             reply = capture(reply)
         return _validated(session, execution, call, reply)
     except NodeOutputError as error:
-        error.of_module = error.of_module or node.kind == "module"  # else a module within it has set it
+        _mark_of_module(error, node)
         raise
+
+
+def _mark_of_module(error: NodeOutputError, node: Node) -> None:
+    error.of_module = error.of_module or node.kind == "module"  # else a module within it has set it
+
+
+def _given(session: Session, call: Call, reply: Reply) -> Mapping[str, object]:
+    """What a node has posted and returned, without what live fields get at once."""
+    attempt = call.context.delegate
+    attempt.over = True
+    updates = reply.updates
+    if attempt.posts is not None:
+        updates = with_posts(updates, attempt.posts, session.graph.topology.schema)
+    # Not an empty method of `Session`: this runs for every node, and few graphs have live fields.
+    return session.post_returned(attempt, updates) if isinstance(session, LiveSession) else updates
 
 
 def _validated(session: Session, execution: Execution, call: Call, reply: Reply) -> _Output:
     """The output of an attempt, or of the cache."""
-    attempt, schema = call.context.delegate, session.graph.topology.schema
-    attempt.over = True
-    updates = reply.updates if attempt.posts is None else with_posts(reply.updates, attempt.posts, schema)
-    # Not empty methods of `Session`: this runs for every node, and few graphs have live fields.
-    if isinstance(session, LiveSession):
-        updates = session.post_returned(attempt, updates)
+    schema = session.graph.topology.schema
+    updates = _given(session, call, reply)
     condensers = session.graph.condensers.get(execution.node) if session.graph.condensers else None
     if condensers is None:
         patch, after = _folded(session, execution, call, updates, reply.whole)
@@ -168,7 +202,7 @@ def _folded(
 
 
 def _with_policy(session: Session, execution: Execution, call: Call) -> Script[_Output]:
-    """The output of a node that has a policy or condensers."""
+    """The output of a node that has a cache or condensers."""
     graph, name = session.graph, execution.node
     policy = graph.policies.get(name, NO_POLICY)
     own = NO_POLICY if graph.nodes[name].map_fields else policy  # the policy of a map surrounds each of its items

@@ -324,7 +324,7 @@ class Session(NotLive):
         """Whether another execution may start. The first commit may always: it calls no node."""
         if self.spending is not None and len(self.run.log):
             self.spending.check()
-        return not self.stopped
+        return self.stop_signal.reason is None and self.write_error is None
 
     def stop(self, reason: str) -> None:
         """Stops the run: no further execution starts. May be called from any thread."""
