@@ -354,8 +354,12 @@ class _Item:
 
     def _attempt(self, call: Call) -> Script[object]:
         inner, timeout = self.node.inner, self.node.policy.timeout
-        reply: Reply = yield inner if timeout is None else Timed(inner, timeout), call
-        result = self._checked(reply)
+        try:
+            reply: Reply = yield inner if timeout is None else Timed(inner, timeout), call
+            result = self._checked(reply)
+        except NodeOutputError as error:
+            error.of_module = error.of_module or inner.kind == "module"  # else a module within it has set it
+            raise
         call.context.delegate.finish()
         # In a map that is not stored, the field freezes all results at once.
         if call.context.delegate.host.journal is None and self.node.failures is None:
@@ -364,13 +368,9 @@ class _Item:
 
     def _checked(self, reply: Reply) -> object:
         """The result of the item. What the field cannot hold is refused here, before other items are paid for."""
-        try:
-            result = result_of(reply, self.node)
-            if self.node.check is not None:
-                self.node.check(result, self.index)
-        except NodeOutputError as error:
-            error.of_module = isinstance(self.node.inner, ModuleNode)
-            raise
+        result = result_of(reply, self.node)
+        if self.node.check is not None:
+            self.node.check(result, self.index)
         return result
 
     def _publish_start(self) -> None:

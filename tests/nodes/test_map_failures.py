@@ -19,6 +19,7 @@ from dspyer.errors import GraphError, LimitError, MapError, NodeOutputError, Rou
 from dspyer.events import AttemptFailed, ItemFinished, NodeFailed
 from dspyer.nodes.map import FIRST_ITEMS
 from dspyer.testing import ScriptedLM, no_pauses
+from dspyer.threads.graph_fingerprint import fingerprint_of
 from tests.nodes.kit import MODES
 
 
@@ -545,3 +546,54 @@ def test_messages_of_failures_are_redacted_where_they_leave_the_run() -> None:
     run = program.run({"docs": ["a", "b"]})
     assert isinstance(run.error, MapError)
     assert "4711" not in f"{run.error} {run.events} {run.report()} {run.error.failures}"
+
+
+@MODES
+def test_steps_of_failed_items_are_lost(mode: str) -> None:
+    """The trace that optimizers learn from has only the items that succeeded; their tokens count all the same."""
+
+    class Strict(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ask = dspy.Predict("doc -> note")
+
+        def forward(self, doc: str) -> dspy.Prediction:
+            found: dspy.Prediction = self.ask(doc=doc)
+            if found.note == "bad":
+                raise ValueError(doc)
+            return found
+
+    notes = ["a", "bad", "c"]
+    with ScriptedLM({f"doc {i}": {"note": note} for i, note in enumerate(notes)}):
+        run = play(reading(Strict(), retry=None), [f"doc {i}" for i in range(3)], mode)
+    assert run.state["notes"] == ["a", "c"]
+    assert [outputs.note for _, _, outputs in run.trace] == ["a", "c"]
+    assert Counter(step.status for step in run.trace_steps) == {"used": 2, "lost": 1}
+    assert run.stats().nodes["read"].lm_calls == 3
+
+
+@MODES
+def test_a_module_that_gives_no_output_is_asked_again(mode: str) -> None:
+    class Empty(dspy.Module):
+        calls = 0
+
+        def forward(self, doc: str) -> Any:
+            type(self).calls += 1
+            return None
+
+        async def aforward(self, doc: str) -> Any:
+            return self.forward(doc)
+
+    run = play(reading(Empty(), writes=["note"], retry=NOW), ["a", "b"], mode)
+    assert isinstance(run.error, MapError)
+    assert [(one.type, one.attempt, one.retryable) for one in run.error.failures] == [("NodeOutputError", 3, True)] * 2
+    assert Empty.calls == 6
+
+
+def test_failures_are_part_of_the_fingerprint_and_policies_are_not() -> None:
+    def facts(**options: Any) -> Any:
+        return fingerprint_of(reading(Reader().read, **options)).id
+
+    assert facts() == facts(min_success=0.5, retry=3, timeout=5.0)
+    assert facts() != facts(failures=None)
+    assert facts(failures=None) == facts(failures=None, retry=3)
