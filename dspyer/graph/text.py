@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
+from dspyer.nodes.map import MapNode
 from dspyer.nodes.options import NO_POLICY
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.limits import kilobytes
@@ -34,6 +35,9 @@ def explain(graph: GraphSpec) -> str:
         policy = graph.policies.get(name, NO_POLICY)
         if policy.retry is not None:
             facts.append(f"up to {policy.retry.attempts} attempts{' per item' if node and node.map_fields else ''}")
+        if isinstance(node, MapNode) and node.failures is not None:
+            share = f", at least {100 * node.min_success:g} % must succeed" if node.min_success else ""
+            facts.append(f"failures of items into {node.failures}{share}")
         facts += [f"on {edge.condition} {_error_target(graph, edge)}" for edge in graph.error_edges.get(name, ())]
         lines.append(f"  {name}: {'; '.join(facts)}")
     lines.extend(

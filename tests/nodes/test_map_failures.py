@@ -597,3 +597,8 @@ def test_failures_are_part_of_the_fingerprint_and_policies_are_not() -> None:
     assert facts() == facts(min_success=0.5, retry=3, timeout=5.0)
     assert facts() != facts(failures=None)
     assert facts(failures=None) == facts(failures=None, retry=3)
+
+
+def test_explain_says_where_failures_go() -> None:
+    text = reading(Reader().read, min_success=0.9, retry=2).graph.explain()
+    assert "up to 2 attempts per item; failures of items into unread, at least 90 % must succeed" in text
