@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import dspy
 import pytest
 from dspy.utils.exceptions import LMTimeoutError
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from dspyer import (
     END,
@@ -26,6 +26,7 @@ from dspyer import (
     fill,
     limit,
     reducers,
+    view,
 )
 from dspyer.errors import (
     AttemptError,
@@ -412,6 +413,22 @@ def test_an_lm_call_that_fails_is_retried_and_then_handled(play: Play) -> None:
     assert not run.trace
 
 
+def test_an_output_that_was_refused_is_no_step_of_the_trace(play: Play) -> None:
+    """Else an optimizer would make a demo of it. It was paid for, so it is among all steps, and its usage counts."""
+
+    class Short(State):
+        a: Annotated[str, Field(max_length=3)] = ""
+
+    graph = Graph(Short).add_node("ask", dspy.Predict("q -> a")).add_node("handle", dspy.Predict("q -> text"))
+    graph.add_path(START, "ask", END).add_edge("handle", END).add_error_edge("ask", "handle", into="problem")
+    with ScriptedLM([{"a": "too long"}, {"text": "sorry"}]):
+        run = play(graph.compile(), {"q": "it"})
+    assert run.state["problem"].type == "NodeOutputError"
+    assert run.state["problem"].retryable, "a model may give another output"
+    assert [dict(outputs) for _, _, outputs in run.trace] == [{"text": "sorry"}]
+    assert [(step.node, step.status) for step in run.trace_steps] == [("ask", "lost"), ("handle", "used")]
+
+
 # --- sends, maps, programs inside
 
 
@@ -467,6 +484,20 @@ def test_the_index_is_the_position_among_all_targets_of_a_command() -> None:
     run = graph.compile().run({})
     assert run.status == "completed", run.error
     assert [(each.index, each.message) for each in run.state["problems"]] == [(1, "A"), (3, "C")]
+
+
+def test_a_view_shows_failures_by_their_node() -> None:
+    def handle(ones: list[Failure], text: str) -> dict[str, Any]:
+        return {"text": text, "n": len(ones)}
+
+    graph = Graph(State).add_node("one", broken, writes=[]).add_node("two", broken, writes=[])
+    reads = {"ones": view("problems").by("one"), "text": fill("{problems}")}
+    graph.add_node("handle", handle, reads=reads, writes=["text", "n"]).add_edge(START, ["one", "two"])
+    graph.add_edge(["one", "two", "handle"], END).add_error_edge(["one", "two"], "handle", into="problems")
+    run = graph.compile().run({"q": "it"})
+    assert run.status == "completed", run.error
+    assert run.state["n"] == 1
+    assert run.state["text"].count("cannot do it") == 2
 
 
 def test_only_the_node_that_a_send_starts_has_an_index() -> None:
