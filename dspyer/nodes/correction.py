@@ -80,6 +80,10 @@ class PlannedFix(NamedTuple):
 def plan_fix(check: CheckOptions, of: NodeOptions, node: Node, who: str) -> PlannedFix:
     """The options of the node that corrects the output of another one."""
     brought = brought_names(node)
+    twice = [name for name in brought[len(node.input_names) :] if name in (*node.input_names, *(node.writes or ()))]
+    if twice:
+        text = f"{who}: {of.name!r} has an input or output {twice[0]!r}, and its fix gets another value of this name"
+        return PlannedFix(None, (f"{text}: rename that of {of.name!r}",))
     module: Any = check.fix
     problems: list[str] = []
     writes: FieldNames | None
@@ -160,12 +164,6 @@ def _default_fix(of: NodeOptions, node: Node, who: str) -> tuple[dspy.Predict | 
     if unknown or not outputs:
         what = f"the type of {list_names(unknown)}" if unknown else "what it gives"
         return None, [f"{who}: {of.name!r}, a {type(module).__name__}, does not say {what}: {given}"]
-    own = {*found.inputs, *outputs}
-    taken = [name for name in (PROBLEMS, *(f"{PREVIOUS}{name}" for name in outputs)) if name in own]
-    if taken:
-        return None, [
-            f"{who}: {of.name!r} has a field {taken[0]!r} of its own, which its correction would need: {given}"
-        ]
     fields: dict[str, tuple[Any, Any]] = {}
     known_inputs = {} if declared is None else declared.input_fields
     for name, kind in found.inputs.items():

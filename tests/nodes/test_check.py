@@ -488,7 +488,7 @@ WRONG = {
         after(lambda g: g.add_node("w", dspy.Predict("question -> answer")).add_edge("draft", "w"), check_of("w")),
     ),
     "own names": Wrong(
-        "has a field 'problems' of its own",
+        "has an input or output 'problems', and its fix gets another value",
         after(
             lambda g: g.add_node("w", dspy.Predict("question, problems -> answer")).add_path("draft", "w", END),
             check_of("w"),
