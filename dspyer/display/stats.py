@@ -413,6 +413,8 @@ class VisitCounter:
             self._check(commit, parent)
         elif commit.node in self._fixes:
             self._origins[commit.id] = self._origins.get(parent, "")
+            if commit.failure is not None:
+                self._end(parent, "failed")
 
     def failure(self, final: FinalFailure) -> None:
         """Counts a failure that ended the run."""
@@ -427,6 +429,8 @@ class VisitCounter:
         self._visits[failure.execution] = Visit(failure.node, "" if mapped else "failed")
         if failure.node in self._checks:
             self._refuse(final.parent, "failed")
+        elif failure.node in self._fixes:
+            self._end(final.parent, "failed")
 
     def _check(self, commit: Commit, parent: str) -> None:
         """Follows a check: whether it has refused what its parent gave, and what it has found."""
@@ -448,10 +452,15 @@ class VisitCounter:
 
     def _refuse(self, execution: str, outcome: str) -> None:
         """Notes that a check has refused the output of an execution, and how the visit of the checked node ends."""
-        visit, origin = self._visits.get(execution), self._visits.get(self._origins.get(execution, execution))
+        visit = self._visits.get(execution)
         if visit is not None:
             visit.refused = True
             self._stats[visit.node].rejected_seconds += visit.duration
+        self._end(execution, outcome)
+
+    def _end(self, execution: str, outcome: str) -> None:
+        """Notes how the visit ends that an execution, a check or a correction, belongs to."""
+        origin = self._visits.get(self._origins.get(execution, execution))
         if origin is not None:
             origin.outcome = outcome
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import dspy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 from tenacity import wait_none
 
@@ -239,3 +241,52 @@ def test_costs_and_responses_from_the_cache() -> None:
     assert (one.lm_calls, one.lm_cached, one.tokens, one.cost) == (2, 1, 100, 0.01)
     assert stats.unknown == ("5 tokens were used by visits that have not finished",)
     assert "0.0100" in str(stats)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    visits=st.lists(st.lists(st.sampled_from(["good", "long", "gone", "odd"]), min_size=1, max_size=6), max_size=4),
+    max_fixes=st.integers(0, 2),
+    accept=st.booleans(),
+    caught=st.booleans(),
+)
+def test_each_visit_is_counted_once(visits: list[list[str]], max_fixes: int, accept: bool, caught: bool) -> None:
+    """Whatever nodes and checks do: outcomes add up to visits, and a thread counts from its rows what a run counts."""
+    left = [list(steps) for steps in visits]
+
+    def step(n: int) -> dict[str, str]:
+        what = left[n].pop(0) if n < len(left) and left[n] else "good"
+        if what == "gone":
+            raise ConnectionError(what)
+        if what == "odd":
+            raise ValueError(what)
+        return {"answer": "ok" if what == "good" else "too long"}
+
+    def fix(n: int, problems: list[str]) -> dict[str, str]:
+        return step(n)
+
+    graph = Graph(Desk, inputs=["n"]).add_node("draft", step, writes=["answer"], retry=Retry(2, wait=wait_none()))
+    graph.add_check(
+        "short",
+        lambda answer: ["long"] if len(answer) > 3 else [],
+        of="draft",
+        max_fixes=max_fixes,
+        fix=fix if max_fixes else None,
+        accept=accept,
+    )
+    graph.add_node("next", lambda n: {"n": n + 1, "problems": []}, writes=["n", "problems"])
+    graph.add_path(START, "draft", "next").add_conditional_edges(
+        "next", lambda n: "draft" if n < len(visits) else END, ["draft", END]
+    )
+    if caught:
+        graph.add_error_edge(["draft", "short"], "next", into="fault")
+    t = graph.compile(store=":memory:").thread("t")
+    run = t.run({"n": 0})
+    for stats in (run.stats(), t.stats()):
+        for one in stats.nodes.values():
+            assert sum(outcomes(one)[1:6]) == one.visits, one
+            assert one.attempts >= one.visits
+    known = ("visits", "first_try", "retried", "corrected", "accepted", "failed", "attempts", "problems")
+    stored = t.stats().nodes
+    for name, one in run.stats().nodes.items():
+        assert [getattr(one, field) for field in known] == [getattr(stored[name], field) for field in known]
