@@ -292,6 +292,7 @@ CHANGES = {
     "a constant of the file": ("LIMIT = 3", "LIMIT = 4"),
     "the name of a parameter": ("k=2", "j=2"),
     "a branch": ("for part in", "for part in [] or"),
+    "a plain copy instead of a frozen view": ("def fn(value,", "def fn(value: list,"),
 }
 
 
