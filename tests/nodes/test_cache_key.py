@@ -276,7 +276,7 @@ BASE = """
         '''Text.'''
         for part in helper(value):
             print(part, "a", 1, CLIENT)
-        return {"found": sorted([x for x in (1, 2) if x in {3, 4}], key=lambda x: -x)}
+        return {"found": sorted([x for x in (1, 2) if x in {"p", "q", "r"}], key=lambda x: -x)}
 """
 
 CHANGES = {
@@ -287,7 +287,7 @@ CHANGES = {
     "a name": ("print", "repr"),
     "a default": ("k=2", "k=3"),
     "a nested function": ("-x", "+x"),
-    "a set": ("{3, 4}", "{3, 5}"),
+    "a set": ('{"p", "q", "r"}', '{"p", "q", "s"}'),
     "a function of the file": ("value + 1", "value + 2"),
     "a constant of the file": ("LIMIT = 3", "LIMIT = 4"),
     "the name of a parameter": ("k=2", "j=2"),

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from pydantic import BaseModel
 
-from dspyer import DELETE, END, START, Cache, CompiledGraph, Context, Graph, Replace, Send, view
+from dspyer import DELETE, END, START, Cache, CompiledGraph, Context, Graph, Replace, Retry, Send, view
 from dspyer.clock import fake_clock
 from dspyer.errors import NodeOutputError, NodeTimeoutError
 from dspyer.runtime import node_cache
@@ -237,6 +237,20 @@ def test_a_result_that_cannot_be_kept_is_committed_and_not_stored(
     assert CALLS == {"tides": 3}
     assert [text for text in warnings_of(caplog) if why in text] == warnings_of(caplog)
     assert len(warnings_of(caplog)) == 1, "one warning for the node"
+
+
+def wrong_then_strange(query: str) -> dict[str, Any]:
+    CALLS[query] += 1
+    return {"docs": 7, "found": 1} if CALLS[query] == 1 else {"docs": [], "found": Later(text=query)}
+
+
+def test_an_attempt_that_is_kept_is_the_one_that_is_committed(play: Play, tmp_path: Path) -> None:
+    options = {"retry": Retry(2, on=NodeOutputError)}
+    program = library(wrong_then_strange, ["docs", "found"], **options).compile(cache_dir=tmp_path)
+    with no_pauses():
+        runs = [play(program, {"query": "tides"}) for _ in range(2)]
+    assert [run.state["found"] for run in runs] == [Later(text="tides")] * 2
+    assert CALLS == {"tides": 3}
 
 
 def test_what_cannot_be_read_gives_the_error_of_the_node(tmp_path: Path) -> None:
