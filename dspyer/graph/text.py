@@ -32,9 +32,7 @@ def explain(graph: GraphSpec) -> str:
         node = graph.nodes.get(name)
         facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
         facts.append("-> " + ", ".join(_target(graph, name, target, labels) for target in topology.own_targets(name)))
-        policy = graph.policies.get(name, NO_POLICY)
-        if policy.retry is not None:
-            facts.append(f"up to {policy.retry.attempts} attempts{' per item' if node and node.map_fields else ''}")
+        facts += _policy_facts(graph, name)
         if isinstance(node, MapNode) and node.failures is not None:
             share = f", at least {100 * node.min_success:g} % must succeed" if node.min_success else ""
             facts.append(f"failures of items into {node.failures}{share}")
@@ -64,6 +62,18 @@ def explain(graph: GraphSpec) -> str:
             "reads are found when they happen; declare it with writes=[...]"
         )
     return "\n".join(lines)
+
+
+def _policy_facts(graph: GraphSpec, name: str) -> list[str]:
+    """What surrounds the calls of a node, from the inside out."""
+    policy, node = graph.policies.get(name, NO_POLICY), graph.nodes.get(name)
+    each = " per item" if node is not None and node.map_fields else ""
+    found = [] if policy.timeout is None else [f"timeout {policy.timeout:g} s{each}"]
+    if policy.retry is not None:
+        found.append(f"up to {policy.retry.attempts} attempts{each}")
+    if policy.cache is not None:
+        found.append("cached" if policy.cache.ttl is None else f"cached for {policy.cache.ttl:g} s")
+    return found
 
 
 def route_labels(graph: GraphSpec) -> dict[tuple[str, str], str]:

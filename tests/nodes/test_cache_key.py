@@ -449,3 +449,16 @@ def test_a_version_is_a_text() -> None:
     wrong: Any = 2
     with pytest.raises(TypeError, match="takes a text, and got an int"):
         Cache(version=wrong)
+
+
+def test_explain_shows_what_surrounds_a_call() -> None:
+    graph = (
+        Graph().add_node("one", reader, cache=True).add_node("two", reader, cache=Cache(ttl=90), retry=3, timeout=2.5)
+    )
+    graph.add_map("many", lambda item: item, over="value", item="item", into="found", timeout=4)
+    lines = graph.add_path(START, "one", "two", "many", END).compile().graph.explain().splitlines()
+    assert [line.partition("; -> ")[2] for line in lines[4:7]] == [
+        "two; cached",
+        "many; timeout 2.5 s; up to 3 attempts; cached for 90 s",
+        "END; timeout 4 s per item",
+    ]
