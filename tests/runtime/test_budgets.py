@@ -12,18 +12,13 @@ from typing import Annotated, Any
 
 import dspy
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pydantic import BaseModel
 from tenacity import wait_fixed
 
 from dspyer import END, START, Budget, CompiledGraph, Graph, Retry, clock, reducers
 from dspyer.errors import BudgetError, InputError, RunStoppedError
 from dspyer.testing import no_pauses
-from tests.openai_server import OpenAIServer
-from tests.persistence.equality import outcome
-from tests.persistence.failing import FailingMemory
-from tests.persistence.kinds import CALLS, INPUTS, KINDS
+from tests.openai_server import OpenAIServer, prompt_of
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 PRICES = {"openai/local": (1_000_000.0, 1_000_000.0)}
@@ -458,31 +453,104 @@ def test_tokens_stream_under_a_budget_and_a_timeout() -> None:
     assert len(chunks) > 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @MODES
-@settings(max_examples=4, deadline=None)
-@given(requests=st.integers(1, 4))
-def test_a_run_with_any_budget_resumed_until_its_end_equals_the_whole_run(kind: str, mode: str, requests: int) -> None:
-    """A law: where the budget cuts a run into parts does not change its result."""
-    with KINDS[kind].lm():
-        program = KINDS[kind].compile(mode, FailingMemory())
-        whole = start(program.thread("whole"), mode, None)
-        CALLS.take()
+def test_an_item_that_swallows_the_refusal_is_not_recorded(server: OpenAIServer, mode: str) -> None:
+    """And an item that had its response is: it is not called again."""
+    calls: list[str] = []
+
+    class Docs(BaseModel):
+        question: str = ""
+        docs: list[str] = ["a", "b", "c", "d"]
+        notes: list[str] = []
+
+    def read(doc: str, ask: dspy.Predict) -> str:
+        calls.append(doc)
+        try:
+            return str(ask(question=doc).answer)
+        except:  # noqa: E722 - what users write
+            return "nothing"
+
+    graph = Graph(Docs).add_map(
+        "read",
+        read,
+        over="docs",
+        item="doc",
+        into="notes",
+        modules={"ask": dspy.Predict("question -> answer")},
+        max_concurrency=1,
+    )
+    thread = graph.add_path(START, "read", END).compile(store=":memory:").thread("t")
+    found = run(thread, mode, budget=Budget(requests=2))
+    assert found.status == "stopped"
+    found = resume(thread, mode)
+    assert (found.status, list(found.state["notes"])) == ("completed", ["yes"] * 4)
+    assert len(server.requests) == 4
+    assert calls[:2] == ["a", "b"]
+    assert calls[-2:] == ["c", "d"]
+
+
+def test_an_effect_that_swallows_the_refusal_is_not_recorded(server: OpenAIServer) -> None:
+    def node(ask: dspy.Predict, ctx: Any) -> dict[str, Any]:
+        return {"answers": ctx.once("both", lambda: str(swallows(ask)["answers"]))}
+
+    graph = Graph(Talk)
+    graph.add_node("node", node, modules={"ask": dspy.Predict("question -> answer")}, writes=["answers"])
+    thread = graph.add_path(START, "node", END).compile(store=":memory:").thread("t")
+    assert run(thread, "sync", budget=Budget(requests=4)).status == "stopped"
+    assert "none" not in str(resume(thread, "sync").state["answers"])
+    assert len(server.requests) == 4 + 9
+
+
+class Wide(BaseModel):
+    question: str = ""
+    docs: list[str] = ["a", "b", "c"]
+    notes: list[str] = []
+    answers: Annotated[list[str], reducers.append] = []
+
+
+def wide() -> CompiledGraph:
+    """A fork into a chain, a map and an inner graph, a join, and a router that asks a model: each node one request."""
+    ask = dspy.Predict("question -> answer")
+    inner = Graph(Wide, outputs=["answers"])
+    for name in ("one", "two"):
+        inner.add_node(name, copy.deepcopy(ask), writes={"answer": "answers"})
+    inner.add_edge(START, ["one", "two"]).add_edge(["one", "two"], END)
+    graph = Graph(Wide)
+    for name in ("first", "second", "last"):
+        graph.add_node(name, copy.deepcopy(ask), writes={"answer": "answers"})
+    graph.add_map("read", dspy.Predict("doc -> answer"), over="docs", item="doc", into="notes")
+    graph.add_node("part", inner.compile()).add_node("join", lambda: None, writes=[])
+    graph.add_edge(START, ["first", "read", "part"]).add_edge("first", "second")
+    graph.add_edge(["second", "read", "part"], "join").add_edge("last", END)
+    router = dspy.Predict("question -> way: Literal['last', 'end']")
+    return graph.add_conditional_edges("join", router, {"last": "last", "end": END}).compile(store=":memory:")
+
+
+@MODES
+@pytest.mark.parametrize("limit", range(1, 8))
+def test_where_a_budget_cuts_a_run_into_parts_changes_nothing(limit: int, mode: str) -> None:
+    """No request is made twice, and the result is that of the whole run."""
+
+    def answer(messages: Any) -> str:
+        asked = prompt_of(messages)
+        (field,) = asked.output_fields
+        value = "last" if field.name == "way" else f"to {asked.inputs}"
+        return f"[[ ## {field.name} ## ]]\n{value}\n\n[[ ## completed ## ]]"
+
+    with OpenAIServer(answer) as server, dspy.context(lm=server.lm()):
+        program = wide()
+        whole = run(program.thread("whole"), mode)
+        assert (whole.status, len(server.requests)) == ("completed", 9)
+        server.requests.clear()
         thread = program.thread("t")
-        found = start(thread, mode, Budget(requests=requests))
-        for _ in range(60):
-            if found.status != "stopped":
-                break
-            assert isinstance(found.error, BudgetError)
-            found = resume(thread, mode, budget=Budget(requests=requests), max_resumes=1000)
-        assert outcome(found) == outcome(whole)
+        found, parts = run(thread, mode, budget=Budget(requests=limit)), 1
+        while found.status == "stopped":
+            found, parts = resume(thread, mode, budget=Budget(requests=limit)), parts + 1
+        assert (found.status, found.state.to_dict()) == ("completed", whole.state.to_dict())
+        assert [commit.patch for commit in found.commits] == [commit.patch for commit in whole.commits]
+        assert len(server.requests) == 9
+        assert parts > 1
         assert thread.replay() == thread.state
-
-
-def start(thread: Any, mode: str, budget: Budget | None) -> Any:
-    if mode == "sync":
-        return thread.run(INPUTS, budget=budget)
-    return asyncio.run(thread.arun(INPUTS, budget=budget))
 
 
 def bounded(budget: Any) -> CompiledGraph:
