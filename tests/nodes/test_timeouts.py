@@ -280,20 +280,53 @@ def test_a_cancelled_caller_waits_for_a_sync_node_until_it_times_out() -> None:
 
 @MODES
 def test_the_trace_of_a_left_attempt_gets_nothing_more(mode: str) -> None:
+    """The late step comes while the next node runs, and is not taken for a step of that one."""
     go_on, ended = threading.Event(), threading.Event()
 
-    def slow(ctx: Any) -> None:
+    def slow() -> None:
         assert go_on.wait(20)
         dspy.settings.trace.append((None, {}, dspy.Prediction(answer="late")))
         ended.set()
 
-    graph = Graph().add_node("slow", slow, writes=[], timeout=SHORT).add_path(START, "slow", END)
-    with dspy.context(trace=[]):
-        found = run(graph.compile(), mode)
+    def after() -> None:
         go_on.set()
         assert ended.wait(20)
-        assert dspy.settings.trace == []
-    assert found.trace == ()
+
+    graph = Graph().add_node("slow", slow, writes=[], timeout=SHORT).add_node("after", after, writes=[])
+    graph.add_path(START, "slow", "after", END).add_error_edge("slow", "after")
+    found = run(graph.compile(), mode)
+    assert (found.status, found.trace) == ("completed", ())
+
+
+@MODES
+def test_the_trace_of_an_attempt_in_time_is_kept(mode: str) -> None:
+    def node() -> None:
+        dspy.settings.trace.append((None, {}, dspy.Prediction(answer="in time")))
+
+    graph = Graph().add_node("node", node, writes=[], timeout=LONG).add_path(START, "node", END)
+    assert len(run(graph.compile(), mode).trace) == 1
+
+
+def test_a_cancelled_caller_waits_for_a_sync_node_that_has_time() -> None:
+    stuck = Stuck()
+    graph = Graph(Notes).add_node("stuck", stuck.__call__, writes=["text"], timeout=LONG).add_path(START, "stuck", END)
+    program = graph.compile(store=":memory:")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(program.thread("t").arun({}))
+        while not stuck.calls:  # noqa: ASYNC110 - until the node runs
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        assert not task.done()
+        stuck.go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert program.thread("t").state["text"] == "late"
 
 
 @MODES
