@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Retry, live, reducers
 from dspyer.errors import AttemptOverError, GraphError, NodeTimeoutError, is_transient
-from dspyer.testing import no_pauses
+from dspyer.testing import ScriptedLM, no_pauses
 
 SHORT = 0.05
 LONG = 30.0
@@ -300,11 +300,14 @@ def test_the_trace_of_a_left_attempt_gets_nothing_more(mode: str) -> None:
 
 @MODES
 def test_the_trace_of_an_attempt_in_time_is_kept(mode: str) -> None:
-    def node() -> None:
-        dspy.settings.trace.append((None, {}, dspy.Prediction(answer="in time")))
+    def node(ask: dspy.Predict) -> dict[str, Any]:
+        return {"text": ask(question="Is it?").answer}
 
-    graph = Graph().add_node("node", node, writes=[], timeout=LONG).add_path(START, "node", END)
-    assert len(run(graph.compile(), mode).trace) == 1
+    ask = dspy.Predict("question -> answer")
+    graph = Graph(Notes).add_node("node", node, modules={"ask": ask}, writes=["text"], timeout=LONG)
+    with ScriptedLM([{"answer": "yes"}]):
+        found = run(graph.add_path(START, "node", END).compile(), mode)
+    assert (found.state["text"], len(found.trace), len(found.usage)) == ("yes", 1, 1)
 
 
 def test_a_cancelled_caller_waits_for_a_sync_node_that_has_time() -> None:
