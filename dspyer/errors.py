@@ -356,6 +356,16 @@ def always_raised(error: BaseException) -> bool:
     return not isinstance(error, Exception) or isinstance(error, _ALWAYS_RAISED)
 
 
+def is_always_raised(kind: type[BaseException]) -> bool:
+    """Whether every exception of a class is one that `always_raised` names.
+
+    Example:
+        >>> is_always_raised(StoreError), is_always_raised(KeyboardInterrupt), is_always_raised(BaseException)
+        (True, True, False)
+    """
+    return issubclass(kind, _ALWAYS_RAISED) or not (issubclass(kind, Exception) or issubclass(Exception, kind))
+
+
 def is_transient(error: BaseException) -> bool:
     """Whether another attempt of the step may succeed: the default of `Retry(on=)`.
 

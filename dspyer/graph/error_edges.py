@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dspyer.errors import GraphError, NodeOutputError, StateError, always_raised, list_names, suggestion
+from dspyer.errors import (
+    GraphError,
+    NodeOutputError,
+    StateError,
+    always_raised,
+    is_always_raised,
+    list_names,
+    suggestion,
+)
 from dspyer.failure import Failure
 from dspyer.graph.declarations import checked_edge_ends
 from dspyer.nodes.field_names import unknown_field_text
@@ -71,6 +79,12 @@ def error_edges(source: object, target: object, on: object, into: object) -> lis
     if into is not None and not isinstance(into, str):
         raise GraphError(f"add_error_edge(into={into!r}): give the name of the field that gets the failure, or None")
     accepted: Any = on
+    for kind in on if isinstance(on, tuple) else (on,):
+        if isinstance(kind, type) and is_always_raised(kind):
+            raise GraphError(
+                f"the error edge {sources[0]!r} -> {targets[0]!r} on {kind.__name__} is never taken: this error passes "
+                "every error edge, since no step of the graph can mend it. Handle it where the program is run"
+            )
     return [ErrorEdge(name, targets[0], accepted, into) for name in sources]
 
 

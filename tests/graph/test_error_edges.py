@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from dspyer import END, START, Command, Failure, Graph, Send, live, reducers
-from dspyer.errors import GraphError, LimitError, RouteError
+from dspyer.errors import GraphError, RouteError, StoreError
 from dspyer.testing import stub
 from dspyer.threads.graph_changes import differences
 from dspyer.threads.graph_fingerprint import fingerprint_of
@@ -51,6 +51,11 @@ REFUSED_AT_ONCE = {
     "on a text": (lambda g: g.add_error_edge("ask", "handle", on="TimeoutError"), "on='TimeoutError'"),
     "on no exception": (lambda g: g.add_error_edge("ask", "handle", on=(ValueError, int)), "<class 'int'>"),
     "on None": (lambda g: g.add_error_edge("ask", "handle", on=None), "on=None"),
+    "on an error of the store": (
+        lambda g: g.add_error_edge("ask", "handle", on=(ValueError, StoreError)),
+        "on StoreError is never taken: this error passes every error edge",
+    ),
+    "on Ctrl-C": (lambda g: g.add_error_edge("ask", "handle", on=KeyboardInterrupt), "on KeyboardInterrupt is never"),
     "into a list": (lambda g: g.add_error_edge("ask", "handle", into=["problem"]), "into=['problem']"),
 }
 REFUSED = {
@@ -286,10 +291,10 @@ def is_busy(error: BaseException) -> bool:
 def test_a_predicate_is_shown_by_its_name_and_its_source() -> None:
     import inspect
 
-    program = graph_of().add_error_edge("ask", "handle", on=(is_busy, LimitError)).compile()
-    assert "on is_busy, LimitError -> handle" in program.graph.explain()
+    program = graph_of().add_error_edge("ask", "handle", on=(is_busy, LookupError)).compile()
+    assert "on is_busy, LookupError -> handle" in program.graph.explain()
     source = inspect.getsource(type(program))
-    assert 'graph.add_error_edge("ask", "handle", on=(is_busy, LimitError))' in source
+    assert 'graph.add_error_edge("ask", "handle", on=(is_busy, LookupError))' in source
     assert "def is_busy(error" in source
 
 
