@@ -336,7 +336,7 @@ class _Item:
             return next_attempt(call, failed, error, pause)
 
         self._publish_start()
-        steps = step_count()
+        steps = 0 if self.node.failures is None else step_count()
         try:
             attempt.raise_if_unanswered()
             result = yield from retried(self.node.policy.retry, self.call, self._attempt, again)
