@@ -32,6 +32,14 @@ class Mapped(NamedTuple):
     failures: str | None
 
 
+class ItemCounts(NamedTuple):
+    """The items of one visit of a map: how many there are, and which have completed or failed in this process."""
+
+    items: int = 0
+    completed: frozenset[int] = frozenset()
+    failed: frozenset[int] = frozenset()
+
+
 class Used(Protocol):
     """What one LM call has used."""
 
@@ -59,6 +67,7 @@ class NodeStats:
         corrected: succeeded after a check had refused an output.
         accepted: a check accepted the last output with its problems (`accept=True`).
         failed: failed after the last attempt.
+        failed_visits: of a map, how many visits failed as a whole.
         attempts: attempts of all visits or items.
         problems: how often a check found each problem.
         exceptions: how often each class was raised, in all attempts.
@@ -82,6 +91,7 @@ class NodeStats:
     corrected: int = 0
     accepted: int = 0
     failed: int = 0
+    failed_visits: int = 0
     attempts: int = 0
     problems: Counter[str] = field(default_factory=Counter)
     exceptions: Counter[str] = field(default_factory=Counter)
@@ -127,6 +137,7 @@ class NodeStats:
             "items": self.items,
             **{name: getattr(self, name) for name in names},
             **shares,
+            "failed_visits": self.failed_visits,
             "attempts": self.attempts,
             "mean_attempts": self.mean_attempts,
             "problems": dict(self.problems),
@@ -279,6 +290,7 @@ _COLUMNS = (
     _Column("corrected", _share("corrected"), lambda one: one.corrected),
     _Column("accepted", _share("accepted"), lambda one: one.accepted, alarms=True),
     _Column("failed", _share("failed"), lambda one: one.failed, always=True, alarms=True),
+    _Column("failed visits", lambda one: str(one.failed_visits or ""), lambda one: one.failed_visits, alarms=True),
     _Column("attempts", lambda one: _number(one.mean_attempts, 2), always=True),
     _Column("timeouts", lambda one: str(one.timeouts or ""), lambda one: one.timeouts, alarms=True),
     _Column("cached", lambda one: str(one.cached or ""), lambda one: one.cached),
@@ -322,7 +334,7 @@ def count_stats(
     *,
     checks: Mapping[str, Checked],
     maps: Mapping[str, Mapped],
-    items: Mapping[str, int],
+    items: Mapping[str, ItemCounts],
     lm_calls: Iterable[Used] | None,
     usage: Mapping[str, Mapping[str, Any]],
     unknown: Iterable[str] = (),
@@ -335,7 +347,7 @@ def count_stats(
         failures: those that ended the run.
         checks: the checks by name.
         maps: the maps by name.
-        items: the number of items of each execution of a map, where it is known.
+        items: the items of each execution of a map, where they are known.
         lm_calls: what each LM call has used; None if that is unknown.
         usage: tokens by language model.
         unknown: what the figures do not cover.
@@ -378,7 +390,7 @@ class VisitCounter:
         nodes: Sequence[str],
         checks: Mapping[str, Checked],
         maps: Mapping[str, Mapped],
-        items: Mapping[str, int],
+        items: Mapping[str, ItemCounts],
         *,
         known_calls: bool,
     ) -> None:
@@ -405,6 +417,8 @@ class VisitCounter:
             self._visits[commit.id] = Visit(commit.node, "", commit.duration)
             if commit.failure is None:
                 self._count_items(stats, commit)
+            else:
+                self._count_failed_map(stats, commit.id, commit.failed_attempts)
             return
         stats.attempts += max(commit.attempt, len(failed))
         outcome = "failed" if commit.failure is not None else "retried" if commit.attempt > 1 else "first_try"
@@ -427,6 +441,8 @@ class VisitCounter:
         mapped = failure.node in self._maps
         stats.attempts += 0 if mapped else failure.attempt
         self._visits[failure.execution] = Visit(failure.node, "" if mapped else "failed")
+        if mapped:
+            self._count_failed_map(stats, failure.execution, final.earlier)
         if failure.node in self._checks:
             self._refuse(final.parent, "failed")
         elif failure.node in self._fixes:
@@ -467,9 +483,8 @@ class VisitCounter:
     def _count_items(self, stats: NodeStats, commit: Commit) -> None:
         into, failures = self._maps[commit.node]
         failed: list[Failure] = _entries(commit.patch.get(failures or "")) or []
-        count = self._items.get(commit.id)
-        if count is None:
-            count = len(_entries(commit.patch.get(into)) or ()) + len(failed)
+        known = self._items.get(commit.id)
+        count = len(_entries(commit.patch.get(into)) or ()) + len(failed) if known is None else known.items
         lost = {failure.index for failure in failed}
         again = {failure.index for failure in commit.failed_attempts if failure.index is not None} - lost
         stats.items = (stats.items or 0) + count
@@ -478,6 +493,18 @@ class VisitCounter:
         stats.first_try += count - len(lost) - len(again)
         stats.attempts += count + sum(failure.index is not None for failure in commit.failed_attempts)
         _count_raised(stats, failed)
+
+    def _count_failed_map(self, stats: NodeStats, execution: str, earlier: Iterable[Failure]) -> None:
+        """Counts the items of a visit that failed as a whole, which no commit names."""
+        stats.failed_visits += 1
+        known = self._items.get(execution, ItemCounts())
+        again = [failure.index for failure in earlier if failure.index is not None]
+        retried = len(known.completed.intersection(again))
+        stats.items = (stats.items or 0) + len(known.completed) + len(known.failed)
+        stats.failed += len(known.failed)
+        stats.retried += retried
+        stats.first_try += len(known.completed) - retried
+        stats.attempts += len(known.completed) + len(known.failed) + len(again)
 
     def use(self, calls: Iterable[Used]) -> int:
         """Counts what LM calls have used; returns the tokens of visits that are not known to have ended."""

@@ -14,10 +14,10 @@ from dspyer.display.timeline import Lanes, draw_run
 from dspyer.display.tokens import Count, Tokens, count_tokens
 from dspyer.dspy_module.lm_records import LMRecord
 from dspyer.errors import Interrupted
-from dspyer.events import BranchPath, Commit, Event, ItemFinished, MergedConflict, Question
+from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
-from dspyer.runtime.run_stats import counted_parts
+from dspyer.runtime.run_stats import counted_parts, items_in
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import TokenReads
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
@@ -362,11 +362,7 @@ class Run:
             self.shown,
             failures,
             **counted_parts(nodes),
-            items={
-                event.execution.rpartition("[")[0]: event.items
-                for event in self.events
-                if isinstance(event, ItemFinished) and len(event.scope) == self._depth
-            },
+            items=items_in([event for event in self.events if len(event.scope) == self._depth]),
             lm_calls=self._lm_records,
             usage=self.usage,
             unknown=[earlier] if before else [],

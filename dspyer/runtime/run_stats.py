@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
-from dspyer.display.stats import Checked, Mapped
+from dspyer.display.stats import Checked, ItemCounts, Mapped
+from dspyer.events import Event, ItemFinished
 from dspyer.nodes.check import CheckNode
 from dspyer.nodes.node import Node
 
@@ -15,6 +16,23 @@ class CountedParts(TypedDict):
 
     checks: dict[str, Checked]
     maps: dict[str, Mapped]
+
+
+def items_in(events: Iterable[Event]) -> dict[str, ItemCounts]:
+    """The items of each execution of a map."""
+    totals: dict[str, int] = {}
+    ended: dict[tuple[str, str], set[int]] = {}
+    for event in events:
+        if isinstance(event, ItemFinished):
+            execution = event.execution.rpartition("[")[0]
+            totals[execution] = event.items
+            ended.setdefault((execution, event.status), set()).add(event.item)
+    return {
+        execution: ItemCounts(
+            total, *[frozenset(ended.get((execution, status), ())) for status in ("completed", "failed")]
+        )
+        for execution, total in totals.items()
+    }
 
 
 def counted_parts(nodes: Mapping[str, Node]) -> CountedParts:

@@ -290,3 +290,28 @@ def test_each_visit_is_counted_once(visits: list[list[str]], max_fixes: int, acc
     stored = t.stats().nodes
     for name, one in run.stats().nodes.items():
         assert [getattr(one, field) for field in known] == [getattr(stored[name], field) for field in known]
+
+
+@pytest.mark.parametrize("caught", [False, True])
+@MODES
+def test_a_map_that_fails_as_a_whole_is_seen(caught: bool, mode: str) -> None:
+    def read(doc: str, ctx: Context) -> str:
+        if doc == "bad" or ctx.attempt <= (doc == "flaky"):
+            raise ConnectionError(doc)
+        return doc
+
+    graph = Graph(Desk, inputs=["docs"])
+    graph.add_map("read", read, over="docs", item="doc", into="notes", failures="unread", min_success=0.9, retry=NOW)
+    graph.add_path(START, "read", END)
+    if caught:
+        graph.add_error_edge("read", END, into="fault")
+    t = graph.compile(store=":memory:", max_concurrency=1).thread("t")
+    inputs = {"docs": ["a", "flaky", "bad", "b", "c"]}
+    run = t.run(inputs) if mode == "sync" else asyncio.run(t.arun(inputs))
+    one = run.stats().nodes["read"]
+    assert (one.failed_visits, one.items, one.first_try, one.retried, one.failed, one.attempts) == (1, 3, 1, 1, 1, 6)
+    assert one.exceptions["MapError"] == 1
+    assert "failed visits" in str(run.stats())
+    stored = t.stats().nodes["read"]
+    assert (stored.failed_visits, stored.items) == (1, 0)
+    assert "failed visits" in str(t.stats())
