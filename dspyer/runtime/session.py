@@ -28,6 +28,7 @@ from dspyer.errors import (
     Interrupt,
     MapError,
     RunStoppedError,
+    always_raised,
     annotate,
     brief,
     error_text,
@@ -639,6 +640,8 @@ class Session(NotLive):
             return self.write_error
         if self.run.failures:
             first, *others = self.run.failures
+            if self.scope:  # what no retry and no error edge may take must reach those of the node around the run
+                first, *others = sorted(self.run.failures, key=lambda failure: not always_raised(failure.error))
             for other in others:
                 what = "".join(format_exception_only(other.error)).partition("\n")[0]
                 annotate(first.error, f"also failed: {other.node!r} (branch {path_text(other.path)}): {what}")

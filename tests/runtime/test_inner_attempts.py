@@ -13,6 +13,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Send, live, reducers
+from dspyer.errors import StoreError
 from dspyer.persistence.rows import COMMITS, CommitHeader
 from dspyer.stores import SQLite
 from dspyer.testing import ScriptedLM, no_pauses
@@ -269,3 +270,22 @@ def test_a_program_that_a_module_calls_several_times_is_not_continued_within_an_
     ran = run(graph.add_path(START, "twice", END), mode, stored, tmp_path)
     assert ran.status == "completed", ran.error
     assert nodes.calls == {"a": 2, "b": 2, "caught": 1}
+
+
+def test_what_passes_every_retry_passes_also_beside_another_failure(mode: str, stored: bool, tmp_path: Path) -> None:
+    """C3: of two nodes that fail at once, the first in path order has an error that could be retried."""
+    calls: Counter[str] = Counter()
+
+    def fails(n: int) -> dict[str, Any]:
+        calls["fails"] += 1
+        raise ConnectionError("no line")
+
+    def broken(n: int) -> dict[str, Any]:
+        calls["broken"] += 1
+        raise StoreError("no space left")
+
+    inner = Graph(Words, name="Inner").add_node("fails", fails, writes=["words"])
+    inner.add_node("broken", broken, writes=["words"]).add_edge(START, ["fails", "broken"])
+    ran = run(around(inner.add_edge(["fails", "broken"], END).compile()), mode, stored, tmp_path)
+    assert isinstance(ran.error, StoreError)
+    assert calls == {"fails": 1, "broken": 1}
