@@ -16,7 +16,7 @@ from dspyer import END, START, Graph, Send, reducers
 PACKAGES = ["dspyer", "dspy", "pydantic", "pyrsistent", "anyio"]
 
 
-def loop(keys: int, steps: int, history: bool = False) -> Round:
+def loop(keys: int, steps: int, history: bool = False, retry: int | None = None) -> Round:
     """One node in a loop. With history it is a run, whose commits and past states can be read."""
     watch = Watch()
 
@@ -26,7 +26,8 @@ def loop(keys: int, steps: int, history: bool = False) -> Round:
         return {"n": n + 1}
 
     inputs = {**filler(keys), "n": 0}
-    graph = Graph(inputs=list(inputs), outputs=["n"]).add_node(step).add_edge(START, "step")
+    graph = Graph(inputs=list(inputs), outputs=["n"]).add_node(step, retry=retry)
+    graph.add_edge(START, "step")
     graph.add_conditional_edges("step", lambda n: "again" if n < steps else "done", {"again": "step", "done": END})
     program = graph.compile(max_steps=steps + 1)
 

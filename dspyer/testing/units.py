@@ -43,6 +43,8 @@ def call_node(
 ) -> dict[str, Any]:
     """Calls one node of a program as a run would: binding, permissions and validation included.
 
+    It is called once, whatever its `retry=`: a test sees what the node raises.
+
     Args:
         program: the program.
         node: name of the node.
