@@ -68,10 +68,7 @@ def plan_cache(graph: str, node: Node, options: NodeOptions) -> tuple[CachePlan 
 
 
 _FORM = 1  # of keys and entries: another number leaves all earlier entries behind
-_CALLS_PREDICTORS = (
-    "calls modules: DSPy caches the responses of their LM calls, dspy.LM(..., cache=True), and optimize.cache keeps "
-    "their results while a program is optimized"
-)
+_CALLS_PREDICTORS = "calls modules: DSPy caches the responses of their LM calls, dspy.LM(..., cache=True)"
 
 
 def _excluded(node: FunctionNode) -> Iterator[str]:
