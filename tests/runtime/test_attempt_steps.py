@@ -184,3 +184,26 @@ def test_a_pure_router_is_never_retried(mode: str) -> None:
     ran = run(graph.compile(), mode, question="why")
     assert isinstance(ran.error, ConnectionError)
     assert calls == [1]
+
+
+def test_demonstrations_come_from_attempts_that_led_to_the_result() -> None:
+    """Without that, a predictor whose call was followed by an error would teach what failed."""
+    calls = iter(range(100))
+
+    def ask(question: str, draft: dspy.Module) -> dict[str, Any]:
+        found = draft(question=question).draft
+        if next(calls) % 3 < 2:
+            raise ConnectionError("no line")
+        return {"draft": found}
+
+    graph = Graph(name="Asks").add_node(
+        "ask", ask, modules={"draft": dspy.Predict("question -> draft")}, retry=ANY, writes=["draft"]
+    )
+    answered = iter(range(100))
+    lm = ScriptedLM(lambda prompt: {"draft": f"draft {next(answered)}"})
+    examples = [dspy.Example(question=f"why {number}").with_inputs("question") for number in range(3)]
+    with dspy.context(lm=lm):
+        optimizer = dspy.BootstrapFewShot(metric=lambda *given: True, max_bootstrapped_demos=3, max_labeled_demos=0)
+        tuned = optimizer.compile(graph.add_path(START, "ask", END).compile(), trainset=examples)
+    (predictor,) = tuned.predictors()
+    assert [demo["draft"] for demo in predictor.demos] == ["draft 2", "draft 5", "draft 8"]
