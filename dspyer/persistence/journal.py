@@ -29,6 +29,9 @@ from dspyer.stores.base import Change, Point, Row, Store
 
 logger = logging.getLogger("dspyer")
 
+STOPPING = "stop-"
+"""Begins the token of an owner that has acquired the thread only to end its run."""
+
 Durability = Literal["sync", "flush"]
 """When a transition counts as written: once the store has it, or once it is flushed to the disk."""
 
@@ -238,6 +241,8 @@ class Journal:
         try:
             thread = self.store.thread(self.thread) if self.thread else None
             head = None if thread is None else thread.head
+            if thread is not None and thread.owner is not None and thread.owner.token.startswith(STOPPING):
+                return True  # it has fenced this run off, and writes the end now
             if head is None or head.run != self.run:
                 return False
             (last,) = self.store.rows(self.run, head.seq, head.seq)

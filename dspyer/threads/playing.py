@@ -11,6 +11,7 @@ import anyio.to_thread
 from dspyer.budget import Budget
 from dspyer.errors import ThreadError
 from dspyer.nodes.binding import resources_of
+from dspyer.persistence.journal import STOPPING
 from dspyer.persistence.rows import end_row
 from dspyer.runtime.request import Observe, Request, ignore
 from dspyer.runtime.run import Run
@@ -18,7 +19,7 @@ from dspyer.stores.base import Change, Point
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.merge_on_finish import MergeOnFinish
-from dspyer.threads.ownership import ThreadLock, is_alive, leases
+from dspyer.threads.ownership import ThreadLock, is_alive, leases, new_owner
 from dspyer.threads.start import RunStarter
 from dspyer.threads.thread_program import AnswersByKey, Resources, ThreadProgram
 from dspyer.threads.time_travel import ThreadReader
@@ -106,15 +107,22 @@ def stop_run(starter: RunStarter) -> None:
     row = starter.store.thread(starter.thread)
     if row is None or not is_alive(row):
         raise ThreadError(f"no run works on thread {starter.thread!r}: there is nothing to stop")
-    # First the fence, without an owner, then the head: the owner may commit until then, and all of that is kept.
-    epoch = starter.store.write(Change(starter.thread, row.epoch, row.epoch + 1, lease=0.0))
-    head = starter.load_head()
-    at = head.row.head
-    if head.last_run is None or at is None or head.last_run.status is not None:
-        return  # it has ended meanwhile
-    end = end_row("stopped", None, ()).numbered(at.seq + 1)
-    starter.store.write(
-        Change(starter.thread, epoch, lease=0.0, head=Point(at.run, end.seq), rows_of=at.run, rows=[end], flush=True)
-    )
+    # First the fence, then the head: the owner may commit until then, and all of that is kept.
+    owner = new_owner()
+    owner = owner._replace(token=STOPPING + owner.token)
+    journal = starter.replace_owner(row, owner)
+    try:
+        head = starter.load_head()
+        at = head.row.head
+        if head.last_run is not None and at is not None and head.last_run.status is None:  # else it has ended meanwhile
+            end = end_row("stopped", None, ()).numbered(at.seq + 1)
+            point = Point(at.run, end.seq)
+            change = Change(
+                starter.thread, journal.epoch, lease=0.0, head=point, rows_of=at.run, rows=[end], flush=True
+            )
+            starter.store.write(change)
+    finally:
+        journal.release()  # of no effect after the write, which has released the thread
+        leases.let_go(owner.token)
     if row.owner is not None:
         leases.renew_now(row.owner.token)

@@ -384,7 +384,7 @@ class RunStarter:
         try:
             if head.row.owner is not None:
                 # It may still be writing. Fence it off, then read again: all that it wrote until then is kept.
-                replacing = self._replace_owner(head.row, owner)
+                replacing = self.replace_owner(head.row, owner)
                 head = self.load_head()
                 first = first_write(head)
             return self._write_first(head, first, owner, request)
@@ -414,7 +414,7 @@ class RunStarter:
             if now is None or (now.head, now.epoch, now.owner) == read:
                 return head
 
-    def _replace_owner(self, row: ThreadRow, owner: Owner) -> Journal:
+    def replace_owner(self, row: ThreadRow, owner: Owner) -> Journal:
         """Make `owner` the owner of a thread that has one. The old one can write nothing more."""
         journal = Journal(self.store, self.thread, 0, "", 0)
         leases.hold(owner.token, journal)  # before the write, for the reason given in _write_first
