@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import dspy
+from dspy.utils.usage_tracker import UsageTracker
 
 Steps = Sequence[tuple[Any, dict[str, Any], Any]]
 """Entries of a trace: predictor, inputs, prediction."""
@@ -113,8 +114,16 @@ def tokens_used() -> dict[str, dict[str, Any]]:
     tracker = dspy.settings.get("usage_tracker")
     total: dict[str, dict[str, Any]] = {}
     if tracker is not None:
-        add_tokens(total, tracker.get_total_tokens())
+        add_tokens(total, usage_of(tracker))
     return total
+
+
+def usage_of(tracker: UsageTracker) -> dict[str, dict[str, Any]]:
+    """The tokens that a tracker has, by language model; a node that was left running may add some meanwhile."""
+    so_far = UsageTracker()
+    so_far.usage_data.update({name: list(entries) for name, entries in list(tracker.usage_data.items())})
+    found: dict[str, dict[str, Any]] = so_far.get_total_tokens()
+    return found
 
 
 def add_tokens(total: dict[str, Any], more: Mapping[str, Any]) -> None:

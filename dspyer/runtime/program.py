@@ -22,7 +22,7 @@ from dspyer.dspy_module.lm_requests import noting_lm_retries
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
-from dspyer.dspy_module.tracing import append_to_trace, is_rejected
+from dspyer.dspy_module.tracing import append_to_trace, is_rejected, usage_of
 from dspyer.errors import InputError, Interrupt, Interrupted, RunStoppedError, ThreadError
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
@@ -442,7 +442,7 @@ class CompiledGraph(dspy.Module):
             except Exception as error:
                 if not outcome.ended_with(error):
                     raise
-        return Run(*outcome.take(), tracker.get_total_tokens(), recorder.records)
+        return Run(*outcome.take(), usage_of(tracker), recorder.records)
 
     async def _arun(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ignore) -> Run:
         check_inputs_by_name(self._graph, inputs)
@@ -452,12 +452,12 @@ class CompiledGraph(dspy.Module):
                 await self.acall(**inputs)
             except asyncio.CancelledError:
                 if outcome.ended is not None:
-                    outcome.cut_off = Run(*outcome.take(), tracker.get_total_tokens(), recorder.records)
+                    outcome.cut_off = Run(*outcome.take(), usage_of(tracker), recorder.records)
                 raise
             except Exception as error:
                 if not outcome.ended_with(error):
                     raise
-        return Run(*outcome.take(), tracker.get_total_tokens(), recorder.records)
+        return Run(*outcome.take(), usage_of(tracker), recorder.records)
 
     def _open(self, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> tuple[Request, Session]:
         """Checks the inputs, and makes the session of a call."""

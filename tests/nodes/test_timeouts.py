@@ -12,9 +12,11 @@ from typing import Annotated, Any
 
 import dspy
 import pytest
+from dspy.utils.usage_tracker import UsageTracker
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Retry, live, reducers
+from dspyer.dspy_module.tracing import usage_of
 from dspyer.errors import AttemptOverError, GraphError, NodeTimeoutError, is_transient
 from dspyer.testing import ScriptedLM, no_pauses
 
@@ -308,6 +310,17 @@ def test_the_trace_of_an_attempt_in_time_is_kept(mode: str) -> None:
     with ScriptedLM([{"answer": "yes"}]):
         found = run(graph.add_path(START, "node", END).compile(), mode)
     assert (found.state["text"], len(found.trace), len(found.usage)) == ("yes", 1, 1)
+
+
+def test_usage_that_arrives_while_it_is_added_up_raises_nothing() -> None:
+    class Late(dict[str, Any]):
+        def __len__(self) -> int:
+            tracker.usage_data["late"].append({"total_tokens": 1})
+            return super().__len__()
+
+    tracker = UsageTracker()
+    tracker.usage_data["lm"] = [Late(total_tokens=2), Late(total_tokens=3)]
+    assert usage_of(tracker) == {"lm": {"total_tokens": 5}}
 
 
 def test_a_cancelled_caller_waits_for_a_sync_node_that_has_time() -> None:
