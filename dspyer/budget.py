@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from types import MappingProxyType
@@ -130,15 +131,31 @@ class Spending:
         self._cost = 0.0
         self._requests = 0
         self._ended: float | None = None
+        self._used_up = False
 
     def check(self) -> bool:
-        """Whether no limit is reached; stops the run otherwise."""
-        if self._signal.reason is None:
+        """Whether another request may start; stops the run when a limit is reached.
+
+        A run that something else has stopped may make requests: its sync nodes are finished.
+        """
+        if not self._used_up:
             reached = self._reached()
             if reached:
                 self._ended = clock.now()
+                self._used_up = True  # before the stop: what it wakes asks again
                 self._signal.stop(reached, self.error())
-        return self._signal.reason is None
+        return not self._used_up
+
+    @contextmanager
+    def on_used_up(self, callback: Callable[[str], object]) -> Iterator[None]:
+        """Calls `callback` with the reason if the budget stops the run during the block, or did before."""
+
+        def stopped(reason: str) -> None:
+            if self._used_up:
+                callback(reason)
+
+        with self._signal.on_stop(stopped):
+            yield
 
     def add(self, model: str, spent: Spent) -> None:
         """Adds what an LM call has spent."""
@@ -156,6 +173,7 @@ class Spending:
             f"the budget bounds the cost, and {what}: give its price in USD per million tokens in and out, "
             f"Budget(cost={self.budget.cost:g}, prices={{{model!r}: (0.1, 0.4)}}), or bound tokens or requests instead"
         )
+        self._used_up = True
         self._signal.stop(text, InputError(text))
 
     def seconds_left(self) -> float | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import dspy
@@ -43,13 +43,11 @@ class RequestGate(BaseCallback):
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Refuses an LM call beyond a limit, or lets it be counted."""
-        del inputs
         for spending in self.spendings:
             if spending.check() and spending.budget.cost is not None and not _has_price(spending, instance):
                 spending.refuse(f"the price of {instance.model!r} is not known", instance.model)
-            if not spending.check():
-                self._refuse()
-        record = LMCallRecord(instance, dspy.settings.usage_tracker)
+        self.raise_if_used_up()
+        record = LMCallRecord(instance, inputs.get("kwargs", {}), dspy.settings.usage_tracker)
         callers = [*(dspy.settings.caller_modules or ()), record]
         context = dspy.context(usage_tracker=record, caller_modules=callers)
         context.__enter__()
@@ -68,9 +66,31 @@ class RequestGate(BaseCallback):
         if self.refused:
             raise asyncio.CancelledError
 
-    def _refuse(self) -> None:
+    # --- an LM that waits before its request (`dspyer.lms`)
+
+    def raise_if_used_up(self) -> None:
+        """Refuses a request, with `CancelledError`, if a budget allows no further one."""
+        for spending in self.spendings:
+            if not spending.check():
+                self._refuse(spending)
+
+    def seconds_left(self) -> float | None:
+        """The seconds until the first deadline of a budget; None for none."""
+        found = [left for spending in self.spendings if (left := spending.seconds_left()) is not None]
+        return min(found, default=None)
+
+    @contextmanager
+    def on_used_up(self, callback: Callable[[str], object]) -> Iterator[None]:
+        """Calls `callback` if another call reaches a limit of a budget during the block, or has reached it before."""
+        with ExitStack() as stack:
+            for spending in self.spendings:
+                stack.enter_context(spending.on_used_up(callback))
+            yield
+
+    def _refuse(self, spending: Spending) -> None:
+        """Cancels what runs here, up to the run of the budget: a run around that one goes on."""
         gate: RequestGate | None = self
-        while gate is not None:
+        while gate is not None and spending in gate.spendings:
             gate.refused = True
             gate = gate._around
         raise asyncio.CancelledError
@@ -79,8 +99,9 @@ class RequestGate(BaseCallback):
 class LMCallRecord:
     """One LM call: a usage tracker that passes on what it gets, and the history that gets the entry of the call."""
 
-    def __init__(self, lm: Any, tracker: Any) -> None:
+    def __init__(self, lm: Any, options: Mapping[str, Any], tracker: Any) -> None:
         self.lm = lm
+        self._responses = options.get("n") or getattr(lm, "kwargs", {}).get("n") or 1  # that were asked for
         self.history: list[dict[str, Any]] = []
         self._tracker = tracker
         self._usages: list[Mapping[str, Any]] = []
@@ -93,10 +114,22 @@ class LMCallRecord:
 
     def spent(self, spending: Spending, failed: bool) -> Spent:
         """What the call has spent."""
+        requests = self._requests(failed)
         if not self._usages:
-            return Spent(requests=1 if failed else 0)
+            return Spent(requests=requests)
         tokens = sum(total for _, _, total in map(_tokens, self._usages))
-        return Spent(tokens, None if spending.budget.cost is None else self._cost(spending), 1)
+        return Spent(tokens, None if spending.budget.cost is None else self._cost(spending), requests)
+
+    def _requests(self, failed: bool) -> int:
+        """The number of requests: DSPy makes one for each of `n` responses, one after the other."""
+        if failed:
+            return min(len(self._usages) + 1, self._responses)  # each response before the failure has its own usage
+        if not self._usages:
+            return 0  # a cache gave the responses
+        if self.history:  # LiteLLM gives all of them in one
+            given = self.history[-1].get("response")
+            return len(given) if isinstance(given, tuple) else 1
+        return self._responses
 
     def _cost(self, spending: Spending) -> float | None:
         """The cost in USD: by the prices of the budget, else by DSPy's figure; None if it is not known."""
@@ -139,11 +172,16 @@ def _known_prices(lm: Any) -> tuple[float, float] | None:
     return None if prices[0] is None or prices[1] is None else (prices[0] * 1e6, prices[1] * 1e6)
 
 
+def current_gate() -> RequestGate | None:
+    """The gate around the caller, in any thread that has its DSPy settings; None if no run has a budget."""
+    return next((one for one in dspy.settings.callbacks or () if isinstance(one, RequestGate)), None)
+
+
 def raise_if_refused() -> None:
     """Raises `CancelledError` if an LM call was refused in what runs here: no result of it may be recorded."""
-    for callback in dspy.settings.callbacks or ():
-        if isinstance(callback, RequestGate):
-            callback.raise_if_refused()
+    gate = current_gate()
+    if gate is not None:
+        gate.raise_if_refused()
 
 
 def run_within(spending: Spending, work: Callable[..., T], *args: Any) -> T:
@@ -173,8 +211,7 @@ async def arun_within(spending: Spending, work: Callable[..., Awaitable[T]], *ar
 @contextmanager
 def _gate(spending: Spending) -> Iterator[RequestGate]:
     """A block whose LM calls are counted and bounded; the gate around it, if there is one, gives way to its own."""
-    callbacks = list(dspy.settings.callbacks or ())
-    around = next((one for one in callbacks if isinstance(one, RequestGate)), None)
+    callbacks, around = list(dspy.settings.callbacks or ()), current_gate()
     gate = RequestGate(spending, around)
     with dspy.context(callbacks=[gate, *[one for one in callbacks if one is not around]]):
         yield gate

@@ -15,11 +15,13 @@ import asyncio
 import heapq
 import threading
 from collections import deque
-from collections.abc import Generator
-from concurrent.futures import Future
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from dspyer import clock
+from dspyer.dspy_module.request_gate import current_gate
 from dspyer.errors import AttemptOverError
 from dspyer.stopping import OVER, current_limit
 
@@ -32,6 +34,44 @@ class RateLimits(NamedTuple):
     max_concurrency: int | None = None
 
 
+class Waiting:
+    """What ends a wait before a request: the time of the node, and the budgets of the runs around the caller.
+
+    Async code has no need of the first: its task is cancelled.
+    """
+
+    __slots__ = ("_budget", "_limit")
+
+    def __init__(self, is_async: bool) -> None:
+        self._limit = None if is_async else current_limit.get()
+        self._budget = current_gate()
+
+    def bounded(self, seconds: float | None) -> float | None:
+        """The seconds to wait, at most until the deadline of a budget; None for no bound."""
+        left = None if self._budget is None else self._budget.seconds_left()
+        if left is None:
+            return seconds
+        left += 0.001  # after the deadline: rounding must not wake the caller before it
+        return left if seconds is None else min(seconds, left)
+
+    @contextmanager
+    def on_stop(self, callback: Callable[[str], object]) -> Iterator[None]:
+        """Calls `callback` if something ends the wait during the block, or has ended it before."""
+        with ExitStack() as stack:
+            if self._limit is not None:
+                stack.enter_context(self._limit.signal.on_stop(callback))
+            if self._budget is not None:
+                stack.enter_context(self._budget.on_used_up(callback))
+            yield
+
+    def raise_if_ended(self) -> None:
+        """Raises what the request itself would raise: it must not be made any more."""
+        if self._limit is not None:
+            raise_if_over()
+        if self._budget is not None:
+            self._budget.raise_if_used_up()
+
+
 class Sleep(NamedTuple):
     """A step that waits."""
 
@@ -39,13 +79,15 @@ class Sleep(NamedTuple):
 
     def call(self, _call: object) -> None:
         """In sync code: other threads run."""
-        limit = current_limit.get()
-        clock.pause(self.seconds, None if limit is None else limit.signal)
-        raise_if_over()
+        waiting = Waiting(is_async=False)
+        clock.pause(waiting.bounded(self.seconds) or 0.0, waiting)
+        waiting.raise_if_ended()
 
     async def acall(self, _call: object) -> None:
-        """In async code: other tasks run. Where the time of a node ends, its task is cancelled."""
-        await clock.apause(self.seconds)
+        """In async code: other tasks run."""
+        waiting = Waiting(is_async=True)
+        await clock.apause(waiting.bounded(self.seconds) or 0.0, waiting)
+        waiting.raise_if_ended()
 
 
 def raise_if_over() -> None:
@@ -96,28 +138,34 @@ class SlotStep(NamedTuple):
         """In sync code."""
         # A sync call within an event loop blocks the loop. If it waited, then the tasks of the loop that hold the slots
         # would never give them back. So it goes first: one request too many, and only one per loop at a time.
-        waiting = self.slots.acquire(wait=not _in_event_loop())
-        if waiting is None:
+        slot = self.slots.acquire(wait=not _in_event_loop())
+        if slot is None:
             return
+        waiting = Waiting(is_async=False)
         try:
-            waiting.result()
+            with waiting.on_stop(lambda _reason: slot.cancel()):
+                while not _granted(slot, waiting.bounded(None)):
+                    waiting.raise_if_ended()
         except BaseException:
-            self._give_up(waiting)
+            self._give_up(slot)
             raise
 
     async def acall(self, _call: object) -> None:
         """In async code."""
-        waiting = self.slots.acquire()
-        if waiting is None:
+        slot = self.slots.acquire()
+        if slot is None:
             return
+        waiting, here = Waiting(is_async=True), asyncio.wrap_future(slot)
         try:
-            await asyncio.wrap_future(waiting)
+            with waiting.on_stop(lambda _reason: slot.cancel()):
+                while not await _granted_here(here, waiting.bounded(None)):
+                    waiting.raise_if_ended()
         except BaseException:
-            self._give_up(waiting)
+            self._give_up(slot)
             raise
 
-    def _give_up(self, waiting: Future[None]) -> None:
-        if not waiting.cancel():  # the slot was granted meanwhile
+    def _give_up(self, slot: Future[None]) -> None:
+        if not slot.cancel():  # it was granted meanwhile
             self.slots.release()
 
 
@@ -220,6 +268,21 @@ class Gate:
     def recovered(self) -> None:
         """A request has succeeded."""
         self._cooling_until = 0.0
+
+
+def _granted(slot: Future[None], seconds: float | None) -> bool:
+    """Whether a slot is granted within so many seconds; False once it is cancelled."""
+    try:
+        slot.result(seconds)
+    except (TimeoutError, CancelledError):
+        return False
+    return True
+
+
+async def _granted_here(slot: asyncio.Future[None], seconds: float | None) -> bool:
+    """The same in async code; a cancellation of the task is raised."""
+    await asyncio.wait((slot,), timeout=seconds)
+    return slot.done() and not slot.cancelled()
 
 
 def _in_event_loop() -> bool:

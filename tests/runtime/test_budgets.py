@@ -13,11 +13,13 @@ from typing import Annotated, Any
 import dspy
 import pytest
 from pydantic import BaseModel
-from tenacity import wait_fixed
+from tenacity import wait_fixed, wait_none
 
 from dspyer import END, START, Budget, CompiledGraph, Graph, Retry, clock, reducers
 from dspyer.errors import BudgetError, InputError, RunStoppedError
+from dspyer.lms import reliable
 from dspyer.testing import no_pauses
+from tests.http_faults import Status
 from tests.openai_server import OpenAIServer, prompt_of
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
@@ -343,6 +345,80 @@ def test_responses_from_a_cache_cost_nothing(mode: str) -> None:
         given = {"question": question}
         found = program.run(given, budget=budget) if mode == "sync" else asyncio.run(program.arun(given, budget=budget))
         assert (found.status, len(found.state["answers"]), len(server.requests)) == ("completed", 9, 1)
+
+
+@pytest.mark.parametrize("disable_history", [False, True])
+@pytest.mark.parametrize("repeats", [False, True])
+@MODES
+def test_each_response_that_a_call_asks_for_is_a_request(mode: str, repeats: bool, disable_history: bool) -> None:
+    """DSPy makes one request for each of the `n` responses."""
+    text = "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
+    with OpenAIServer(lambda messages: text, faults=[None, Status(500)] if repeats else []) as server:
+        lm = server.lm(n=3, temperature=1.0)
+        lm = reliable(lm, retry=Retry(2, wait=wait_none())) if repeats else lm
+        with dspy.context(lm=lm, disable_history=disable_history):
+            found = run(loop(9), mode, budget=Budget(requests=8))
+        made = {True: 2 + 3 + 3, False: 3 * 3}[repeats]  # with a failure, the call is repeated as a whole
+        assert (found.status, len(server.requests), found.error.spent) == ("stopped", made, {"requests": made})
+
+
+@MODES
+@pytest.mark.parametrize("budget", [None, Budget(requests=50)])
+def test_a_closed_stream_lets_sync_nodes_finish_their_requests(
+    server: OpenAIServer, budget: Budget | None, mode: str
+) -> None:
+    """A budget that is not used up makes no difference."""
+    asked, closed = threading.Event(), threading.Event()
+
+    def node(ask: dspy.Predict) -> dict[str, Any]:
+        first = ask(question="1").answer
+        asked.set()
+        closed.wait(20)
+        return {"answers": first + ask(question="2").answer}
+
+    graph = Graph(Talk).add_node("node", node, modules={"ask": dspy.Predict("question -> answer")}, writes=["answers"])
+    thread = graph.add_path(START, "node", END).compile(store=":memory:").thread("t")
+    if mode == "sync":
+        stream = thread.stream({}, budget=budget)
+        next(iter(stream))
+        asked.wait(20)
+        stop = threading.Thread(target=stream.close)
+        stop.start()
+        closed.set()
+        stop.join(20)
+    else:
+
+        async def main() -> None:
+            task = asyncio.create_task(thread.arun({}, budget=budget))
+            await asyncio.to_thread(asked.wait, 20)
+            task.cancel()
+            await asyncio.sleep(0)
+            closed.set()
+            with suppress(asyncio.CancelledError):
+                await task
+
+        asyncio.run(main())
+    assert (len(server.requests), thread.state["answers"]) == (2, ["yesyes"])
+    assert thread.resume().status == "completed"
+    assert len(server.requests) == 2
+
+
+@MODES
+def test_a_run_within_a_node_has_a_budget_of_its_own(server: OpenAIServer, mode: str) -> None:
+    """It is stopped, and the run around it goes on; what it spends counts for both."""
+    inner = Graph(Talk)
+    inner.add_node("many", asks(5), modules={"ask": dspy.Predict("question -> answer")}, writes=["answers"])
+
+    def node(part: dspy.Module) -> dict[str, Any]:
+        return {"answers": part.run({"question": "Is it?"}, budget=Budget(requests=2)).status}
+
+    graph = Graph(Talk)
+    graph.add_node("node", node, modules={"part": inner.add_path(START, "many", END).compile()}, writes=["answers"])
+    program = graph.add_path(START, "node", END).compile()
+    found = run(program, mode, budget=Budget(requests=50))
+    assert (found.status, found.state["answers"], len(server.requests)) == ("completed", ["stopped"], 2)
+    found = run(program, mode, budget=Budget(requests=1))
+    assert (found.status, found.error.spent, len(server.requests)) == ("stopped", {"requests": 1}, 3)
 
 
 @MODES
