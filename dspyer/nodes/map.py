@@ -34,7 +34,7 @@ from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import ModuleNode, module_io
 from dspyer.nodes.node import Built, Call, Node, Reply, StartRule
 from dspyer.nodes.options import NO_POLICY, MapOptions, NodeOptions, NodePolicy
-from dspyer.nodes.outputs import RESULT
+from dspyer.nodes.outputs import RESULT, mark_of_module
 from dspyer.nodes.steps import Script, arun_script, next_attempt, retried, run_script
 from dspyer.nodes.subgraph import SubgraphNode, SubgraphProgram
 from dspyer.nodes.timed import Timed
@@ -144,7 +144,7 @@ class MapNode(Node):
         return _Item(self, inner, index, count, attempt.recorded_result())
 
     def _reply(self, results: Sequence[object]) -> Reply:
-        values = {place: result for place, result in enumerate(results) if not isinstance(result, FailedItem)}
+        values = {index: result for index, result in enumerate(results) if not isinstance(result, FailedItem)}
         if self.parts is not None:
             self._check_ids(self.parts, values)
         # Recorded results are frozen. In a plain list pydantic would not accept a frozen model; from a frozen list, as
@@ -158,13 +158,13 @@ class MapNode(Node):
     def _check_ids(self, parts: Callable[[Any], Iterable[tuple[Any, Any]]], values: Mapping[int, object]) -> None:
         """Refuse different results with one id: items run at once, so none of them is the later one."""
         known: dict[Any, tuple[int, Any]] = {}
-        for place, value in values.items():
+        for index, value in values.items():
             for key, part in parts(freeze([value], (self.into,))):
-                first, other = known.setdefault(key, (place, part))
+                first, other = known.setdefault(key, (index, part))
                 if key is not None and not same(other, part):
                     raise NodeOutputError(
                         f"{self.who} gives different messages with the id {key!r} for {self.over}[{first}] and "
-                        f"{self.over}[{place}], of which field {self.into!r} would keep one: give each an id of its "
+                        f"{self.over}[{index}], of which field {self.into!r} would keep one: give each an id of its "
                         "own, or none"
                     )
 
@@ -209,15 +209,15 @@ class FailedItem:
     """The result of an item that failed, of a map that can complete without it.
 
     Attributes:
-        place: the index of the item.
+        index: the index of the item.
         failure: the record of the failure.
         error: what was raised; None once it is known not to be the first one.
     """
 
-    __slots__ = ("error", "failure", "place")
+    __slots__ = ("error", "failure", "index")
 
-    def __init__(self, place: int, failure: Failure, error: BaseException) -> None:
-        self.place = place
+    def __init__(self, index: int, failure: Failure, error: BaseException) -> None:
+        self.index = index
         self.failure = failure
         self.error: BaseException | None = error
 
@@ -235,7 +235,7 @@ class Tolerance:
         self._node = node
         self._count = len(items)
         self._fresh = fresh
-        # The product is rounded; the quotient of whole numbers is what the share was written as.
+        # Not `ceil(min_success * count)`: 0.07 * 100 is 7.000000000000001, and 7 of 100 are the share that was written.
         least = math.floor(node.min_success * self._count)
         self._needed = max(1, least + (least / max(1, self._count) < node.min_success))
         self._failed: list[FailedItem] = []
@@ -253,12 +253,12 @@ class Tolerance:
 
     @property
     def may_start(self) -> bool:
-        """Whether the next item may start now."""
+        """Whether the next item may start now: it waits for the first ones while all that have ended failed alike."""
         waits = self._all.holds and self._all.count >= FIRST_ITEMS > self._first.count
         return not self._reason and not waits
 
     def note(self, index: int, result: object) -> None:
-        """Is told of the result of each item that was called, as it arrives."""
+        """Counts the result of an item that was called, as it arrives."""
         failed = result if isinstance(result, FailedItem) else None
         self._count_ended(self._fresh[index].index, None if failed is None else failed.failure)
         if failed is None:
@@ -279,20 +279,20 @@ class Tolerance:
         """Raises `MapError` if the map has failed."""
         if not self._reason:
             return
-        self._failed.sort(key=lambda failed: failed.place)
+        self._failed.sort(key=lambda failed: failed.index)
         first = self._failed[0]
         text = f"{self._node.who}: {self._reason}. The first of them: {first.failure}"
         raise MapError(text, [failed.failure for failed in self._failed]) from first.error
 
-    def _count_ended(self, place: int, failure: Failure | None) -> None:
+    def _count_ended(self, index: int, failure: Failure | None) -> None:
         self._all.put(failure)
-        if place < FIRST_ITEMS:
+        if index < FIRST_ITEMS:
             self._first.put(failure)
 
     def _keep(self, failed: FailedItem) -> None:
         """Keeps a failure, and of the exceptions only that of the first item: each holds the frames of its call."""
         self._failed.append(failed)
-        if self._lowest is None or failed.place < self._lowest.place:
+        if self._lowest is None or failed.index < self._lowest.index:
             self._lowest, failed = failed, self._lowest
         if failed is not None:
             failed.error = None
@@ -358,7 +358,7 @@ class _Item:
             reply: Reply = yield inner if timeout is None else Timed(inner, timeout), call
             result = self._checked(reply)
         except NodeOutputError as error:
-            error.of_module = error.of_module or inner.kind == "module"  # else a module within it has set it
+            mark_of_module(error, inner)
             raise
         call.context.delegate.finish()
         # In a map that is not stored, the field freezes all results at once.

@@ -112,7 +112,7 @@ class StartRule(Protocol):
     def ended(self) -> bool: ...
 
     def note(self, index: int, result: Any, /) -> None:
-        """Is told of the result of each call, by the index of the call, in the order of their ends."""
+        """Count the result of a call, by its index. Results come in the order in which the calls end."""
 
 
 class Runner(Protocol):

@@ -2,13 +2,15 @@
 
 Every execution passes through the same layers in the same order, from the outside in:
 
-1. The cache of the node (`node_cache.cached`), around 2 to 4. What it holds goes through 4: schemas may change.
-2. The retry loop of the node (`retried`), around 3 and 4. An error edge takes what remains of 1 to 5.
-3. The call of the node, within its timeout (`Timed`).
-4. The validation of its output: what it posted and returned is folded into one patch, whose sizes are checked.
-5. The modules that condense what it wrote, with a retry loop of their own: the output of the node is kept.
-6. The targets: a `Command`, the edges, or routers, which see the state after the patch. A router has a retry loop, too.
+1. `_cached`: the cache of the node, around 2 to 4. What it holds goes through 4: schemas may change.
+2. `_attempts`: the retry loop of the node, around 3 and 4.
+3. `_attempt`: the call of the node, within its timeout (`Timed`).
+4. `_validated`: what it posted and returned is folded into one patch, whose sizes are checked.
+5. `_condensed`: the modules that shorten what it wrote, with a retry loop of their own: the node's output is kept.
+6. `_route`: a `Command`, the edges, or routers, which see the state after the patch. A module router has a retry loop.
 7. The transition: patch, state and targets, which the scheduler commits.
+
+`_layered` puts 1 to 5 together; if one of them raises, it follows an error edge (`_after_failure`).
 
 A layer that a node has not asked for is left out. A transition is atomic: if a layer raises, nothing is committed.
 """
@@ -31,14 +33,16 @@ from dspyer.graph.spec import check_send
 from dspyer.nodes.attempt import Attempt, with_posts
 from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Context
-from dspyer.nodes.node import Call, Decision, Node, Reply, Send, StartRule
-from dspyer.nodes.options import NO_POLICY
+from dspyer.nodes.node import Call, Decision, Reply, Send, StartRule
+from dspyer.nodes.options import NO_POLICY, CachePlan, NodePolicy
+from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import Script, Step, retried, same_call
 from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.reducers import Updates
+from dspyer.retry import Retry
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.node_cache import Capture, cached
 from dspyer.runtime.session import Session
@@ -60,6 +64,7 @@ def script(session: Session, execution: Execution) -> Script[Transition]:
 
 
 def _node_script(session: Session, execution: Execution) -> Script[Transition]:
+    """The layers 1 to 7 of a node."""
     name, graph = execution.node, session.graph
     call = _call(session, execution, execution.branch.state)
     if session.records.questions or graph.interrupt_before:
@@ -72,13 +77,13 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
             return output
         call, goto, _, patch, after, from_cache = output
         check = graph.checked.get(name)
-    else:  # without a generator for layers that the node has not asked for
+    else:  # layers 3 and 4 alone, without a generator for those that the node has not asked for
         try:
             reply: Reply = yield graph.nodes[name], call
             goto = reply.goto
             patch, after = _folded(session, execution, call, _given(session, call, reply), reply.whole)
         except NodeOutputError as error:
-            _mark_of_module(error, graph.nodes[name])
+            mark_of_module(error, graph.nodes[name])
             raise
     if check is None:
         targets = _known_targets(session, name, call, goto, after)
@@ -101,26 +106,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     return transition
 
 
-def _layered(
-    session: Session, execution: Execution, call: Call, began: float, clock: float
-) -> Script[_Output | Transition]:
-    """The output of a node that has a policy, condensers, a check or error edges; or the transition along an edge."""
-    name, graph = execution.node, session.graph
-    policy = graph.policies.get(name, NO_POLICY)
-    if graph.nodes[name].map_fields:
-        policy = NO_POLICY  # it surrounds each of the items
-    try:
-        if policy.cache is not None or name in graph.condensers:
-            return (yield from _with_policy(session, execution, call))
-        attempt = partial(_attempt, session, execution, timeout=policy.timeout)
-        return (yield from retried(policy.retry, call, attempt))
-    except Exception as error:
-        if name not in graph.error_edges:
-            raise
-        caught = _after_failure(session, execution, call, error, began, clock)
-        if caught is None:
-            raise
-        return caught
+# --- layers 1 to 5, and the error edges around them
 
 
 class _Output(NamedTuple):
@@ -137,6 +123,47 @@ class _Output(NamedTuple):
     cached: bool = False
 
 
+def _layered(
+    session: Session, execution: Execution, call: Call, began: float, clock: float
+) -> Script[_Output | Transition]:
+    """The output of a node that has a policy, condensers, a check or error edges; or the transition along an edge."""
+    name, graph = execution.node, session.graph
+    policy = graph.policies.get(name, NO_POLICY)
+    own = NO_POLICY if graph.nodes[name].map_fields else policy  # that of a map surrounds each of its items
+    try:
+        if own.cache is None:
+            output = yield from _attempts(session, execution, call, own)
+        else:
+            output = yield from _cached(session, execution, call, own, own.cache)
+        if name in graph.condensers:
+            output = yield from _condensed(session, execution, output, policy.retry)
+    except Exception as error:
+        if name not in graph.error_edges:
+            raise
+        caught = _after_failure(session, execution, call, error, began, clock)
+        if caught is None:
+            raise
+        return caught
+    else:
+        return output
+
+
+def _cached(session: Session, execution: Execution, call: Call, policy: NodePolicy, plan: CachePlan) -> Script[_Output]:
+    """Layer 1: the output that the cache holds, else that of the attempts, which the cache keeps."""
+    graph = session.graph
+    make = partial(_attempts, session, execution, call, policy)
+    use, decode = partial(_validated, session, execution, call), _decoder(graph.topology.schema)
+    output, hit = yield from cached(plan, graph.nodes[execution.node], graph.cache_dir, decode, call, use, make)
+    return output._replace(cached=hit)
+
+
+def _attempts(
+    session: Session, execution: Execution, call: Call, policy: NodePolicy, capture: Capture | None = None
+) -> Script[_Output]:
+    """Layer 2: the output of the first attempt that succeeds."""
+    return retried(policy.retry, call, partial(_attempt, session, execution, timeout=policy.timeout, capture=capture))
+
+
 def _attempt(
     session: Session,
     execution: Execution,
@@ -144,7 +171,7 @@ def _attempt(
     timeout: float | None = None,
     capture: Capture | None = None,
 ) -> Script[_Output]:
-    """Calls the node once, and validates what it gave; a cache is given that before, in `capture`."""
+    """Layers 3 and 4: calls the node once, and validates what it gave; a cache gets that before, by `capture`."""
     node = session.graph.nodes[execution.node]
     step: Step = node if timeout is None else Timed(node, timeout)
     try:
@@ -153,27 +180,12 @@ def _attempt(
             reply = capture(reply)
         return _validated(session, execution, call, reply)
     except NodeOutputError as error:
-        _mark_of_module(error, node)
+        mark_of_module(error, node)
         raise
 
 
-def _mark_of_module(error: NodeOutputError, node: Node) -> None:
-    error.of_module = error.of_module or node.kind == "module"  # else a module within it has set it
-
-
-def _given(session: Session, call: Call, reply: Reply) -> Mapping[str, object]:
-    """What a node has posted and returned, without what live fields get at once."""
-    attempt = call.context.delegate
-    attempt.over = True
-    updates = reply.updates
-    if attempt.posts is not None:
-        updates = with_posts(updates, attempt.posts, session.graph.topology.schema)
-    # Not an empty method of `Session`: this runs for every node, and few graphs have live fields.
-    return session.post_returned(attempt, updates) if isinstance(session, LiveSession) else updates
-
-
 def _validated(session: Session, execution: Execution, call: Call, reply: Reply) -> _Output:
-    """The output of an attempt, or of the cache."""
+    """Layer 4: the output of an attempt, or of the cache."""
     schema = session.graph.topology.schema
     updates = _given(session, call, reply)
     condensers = session.graph.condensers.get(execution.node) if session.graph.condensers else None
@@ -186,6 +198,17 @@ def _validated(session: Session, execution: Execution, call: Call, reply: Reply)
     commit_id = session.id_prefix + execution.id
     schema.commit(call.state, others, node=execution.node, commit_id=commit_id, whole_values=reply.whole)
     return _Output(call, reply.goto, updates, {}, call.state)
+
+
+def _given(session: Session, call: Call, reply: Reply) -> Mapping[str, object]:
+    """What a node has posted and returned, without what live fields get at once."""
+    attempt = call.context.delegate
+    attempt.over = True
+    updates = reply.updates
+    if attempt.posts is not None:
+        updates = with_posts(updates, attempt.posts, session.graph.topology.schema)
+    # Not an empty method of `Session`: this runs for every node, and few graphs have live fields.
+    return session.post_returned(attempt, updates) if isinstance(session, LiveSession) else updates
 
 
 def _folded(
@@ -201,35 +224,19 @@ def _folded(
     return patch, after
 
 
-def _with_policy(session: Session, execution: Execution, call: Call) -> Script[_Output]:
-    """The output of a node that has a cache or condensers."""
-    graph, name = session.graph, execution.node
-    policy = graph.policies.get(name, NO_POLICY)
-    own = NO_POLICY if graph.nodes[name].map_fields else policy  # the policy of a map surrounds each of its items
-
-    def make(capture: Capture | None) -> Script[_Output]:
-        attempt = partial(_attempt, session, execution, timeout=own.timeout, capture=capture)
-        return retried(own.retry, call, attempt)
-
-    if own.cache is None:
-        output = yield from make(None)
-    else:
-        use, decode = partial(_validated, session, execution, call), _decoder(graph.topology.schema)
-        found = yield from cached(own.cache, graph.nodes[name], graph.cache_dir, decode, call, use, make)
-        output = found[0]._replace(cached=found[1])
-    if name not in graph.condensers:
-        return output
+def _condensed(session: Session, execution: Execution, output: _Output, retry: Retry | None) -> Script[_Output]:
+    """Layer 5: the output with what its condensers gave. They have attempts of their own."""
 
     def condense(call: Call) -> Script[_Output]:
         try:
-            updates = yield from condensed(graph.condensers[name], output.updates, call)
+            updates = yield from condensed(session.graph.condensers[execution.node], output.updates, call)
             patch, after = _folded(session, execution, call, updates, False)
         except NodeOutputError as error:
             error.of_module = True
             raise
         return output._replace(patch=patch, after=after)
 
-    return (yield from retried(policy.retry, output.call, condense, same_call, "condense"))
+    return (yield from retried(retry, output.call, condense, same_call, "condense"))
 
 
 @lru_cache(maxsize=128)
@@ -263,12 +270,9 @@ def _after_failure(
         schema.check_state_limit(name, call.state, patch, after)
     session.failure_caught(execution, raised, failure)
     duration = time.perf_counter() - clock
-    return Transition(
-        *(patch, after, (Target(edge.target),), None, began, duration),
-        attempt=failure.attempt,
-        failure=failure,
-        failed_attempts=session.take_failed_attempts(execution),
-    )
+    caught = Transition(patch, after, (Target(edge.target),), None, began, duration)
+    failed = session.take_failed_attempts(execution)
+    return caught._replace(attempt=failure.attempt, failure=failure, failed_attempts=failed)
 
 
 def _send_index(session: Session, execution: Execution) -> int | None:
