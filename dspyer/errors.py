@@ -20,7 +20,7 @@
     ├── LimitError (RuntimeError)           a run exceeded a limit
     │   ├── StepLimitError                      the longest chain of commits passed `max_steps`
     │   └── CallLimitError                      the number of node calls passed `max_calls`
-    ├── RunStoppedError                     the caller: a closed stream, a cancelled task, Ctrl-C before the run's end
+    ├── RunStoppedError                     the caller: `t.stop()`, a closed stream, a cancelled task, Ctrl-C
     │   └── BudgetError                         the run reached a limit of its budget
     ├── Interrupted                         not a fault: the run waits for answers to its questions
     ├── StoreError                          a store that fails, or data in it that cannot be read

@@ -1,9 +1,10 @@
 """One attempt of a node's execution: what `ctx` does. Effects, questions, views, posts, live fields, items of a map.
 
-An *execution* is one node call as the log records it: its commit has the execution's id. After a crash, a question or
-an error it is repeated: each repetition is an *attempt* of the same execution. What must survive an attempt (results of
-effects, answers, results of map items) is kept in the `ExecutionRecords` of the run, under the execution's `local_id`;
-if the run is stored, the journal has written it before.
+An *execution* is one call of a node in one branch: its commit has the execution's id. Each call of the node within it
+is an *attempt*. Within a process only a retry policy makes a second one; after a crash or a question a resume makes
+another. What must survive an attempt (results of effects, answers, results of map items) is kept in the
+`ExecutionRecords` of the run, under the execution's `local_id`; if the run is stored, the journal has written it
+before.
 """
 
 from __future__ import annotations
