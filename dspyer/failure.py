@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from traceback import format_exception
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, model_serializer
@@ -10,6 +11,9 @@ from dspyer.errors import error_text, is_transient
 
 MESSAGE_LIMIT = 500
 """The most characters of an exception's text that a `Failure` keeps."""
+
+TRACEBACK_LIMIT = 50_000
+"""The most characters of a traceback that is stored: it ends with the exception's text, which may be of any length."""
 
 
 class Failure(BaseModel):
@@ -71,17 +75,24 @@ class Failure(BaseModel):
             >>> Failure.of(TimeoutError("no answer"), node="read", attempt=2).retryable
             True
         """
-        text = error_text(error)[:MESSAGE_LIMIT]
         return cls(
             node=node,
             branch=branch,
             execution=execution,
             type=type(error).__name__,
-            message=text.encode(errors="backslashreplace").decode(),  # no store holds half of a surrogate pair
+            message=_encodable(error_text(error)[:MESSAGE_LIMIT])[:MESSAGE_LIMIT],
             attempt=attempt,
             retryable=is_transient(error),
             index=index,
         )
+
+    def stored_with(self, error: BaseException) -> dict[str, Any]:
+        """Return the JSON form with the traceback of the exception, cut in the middle if it is too long."""
+        text = "".join(format_exception(error))
+        half = TRACEBACK_LIMIT // 2
+        if len(text) > TRACEBACK_LIMIT:
+            text = f"{text[:half]}\n... {len(text) - 2 * half} characters are left out ...\n{text[-half:]}"
+        return {**self.to_dict(), "traceback": _encodable(text)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form, without an empty traceback.
@@ -101,3 +112,8 @@ class Failure(BaseModel):
         place = self.node if self.index is None else f"{self.node}[{self.index}]"
         text = " ".join(self.message.split())
         return f"{place} (execution {self.execution}, attempt {self.attempt}): {self.type}{': ' + text if text else ''}"
+
+
+def _encodable(text: str) -> str:
+    """The text as a store can hold it: half of a surrogate pair becomes an escape."""
+    return text.encode(errors="backslashreplace").decode()

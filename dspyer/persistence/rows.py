@@ -36,7 +36,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from traceback import format_exception
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -372,7 +371,7 @@ def end_row(
         failures: each failure with its exception, of which the traceback is stored as text.
         usage: tokens by language model, of the calls since the run was started or resumed.
     """
-    failed = [{**failure.to_dict(), "traceback": "".join(format_exception(error))} for failure, error in failures]
+    failed = [failure.stored_with(error) for failure, error in failures]
     header: tuple[Any, ...] = (status,) if fingerprint is None else (status, fingerprint)
     if usage:
         header = (status, fingerprint, dict(usage))

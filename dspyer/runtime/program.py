@@ -422,14 +422,14 @@ class CompiledGraph(dspy.Module):
         request = _request_inside(call)
         with _inside(call, request):
             self(**inputs)
-        return _finished(call, request.outcome.sessions[-1])
+        return _changes(request.outcome.sessions[-1])
 
     async def _arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
         """Runs as a node of another graph in async code; returns what its commits changed."""
         request = _request_inside(call)
         with _inside(call, request):
             await self.acall(**inputs)
-        return _finished(call, request.outcome.sessions[-1])
+        return _changes(request.outcome.sessions[-1])
 
     # --- one call
 
@@ -601,6 +601,7 @@ def _inside(call: Call, request: Request) -> Iterator[None]:
                 yield
             finally:
                 _pass_on_lost_steps(call, request)
+                _pass_on_checks(call, request)
         except Interrupted as interruption:
             raise Interrupt(interruption.questions) from None
         except RunStoppedError:
@@ -618,12 +619,12 @@ def _pass_on_lost_steps(call: Call, request: Request) -> None:
                 attempt.host.lose_steps(attempt, attempt.number, lost.steps)
 
 
-def _finished(call: Call, session: Session) -> dict[str, object]:
-    """What a completed run inside a node changed; its checks are noted in the run around it."""
+def _pass_on_checks(call: Call, request: Request) -> None:
+    """Notes what checks inside a node have refused in the run around it, also if the node fails after that."""
     around: Session | None = call.runner.session
     if around is not None:
-        around.inner_checks += session.logged_checks()
-    return _changes(session)
+        for session in request.outcome.sessions:
+            around.inner_checks |= {logged.scope: logged for logged in session.logged_checks()}
 
 
 def _changes(session: Session) -> dict[str, object]:

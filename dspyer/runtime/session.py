@@ -122,7 +122,7 @@ class Session(NotLive):
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
         fields: the items or keys of each field with their authors, for views; computed when first read.
-        inner_checks: what the graphs inside of nodes have logged, for `Run.repairs`; of those with checks alone.
+        inner_checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
         view_reads: the views that nodes have read, for `Run.tokens`.
         root: the id of the outermost run.
         label: the name of the outermost run, in front of the ids of its questions; "" if it is not stored.
@@ -175,7 +175,7 @@ class Session(NotLive):
         self.traces: dict[str, Steps] = dict(run_start.kept.traces)
         self.lost: dict[str, list[LostSteps]] = {}
         self.failed_attempts: dict[str, list[Failure]] = {}
-        self.inner_checks: list[LoggedChecks] = []
+        self.inner_checks: dict[tuple[str, ...], LoggedChecks] = {}
         self.view_reads: list[ViewRead] = []
         whole_values = journal is None or bool(scope)  # a run on a thread begins with updates of what the thread has
         self.fields = Fields(
@@ -696,9 +696,13 @@ class Session(NotLive):
 
     def logged_checks(self) -> list[LoggedChecks]:
         """The commits of this graph and of those inside its nodes, of those in which a check has refused something."""
-        graph = self.graph
-        own = checks_in(self.scope, self.run.log, self.id_prefix, graph.nodes, graph.checks) if graph.checks else []
-        return [*own, *self.inner_checks]
+        graph, log = self.graph, self.run.log
+        found = checks_in(self.scope, log, self.id_prefix, graph.nodes, graph.checks) if graph.checks else []
+        if self.inner_checks:  # of nodes that have committed, along an error edge too: others may run again
+            committed, depth = {entry.commit.id for entry in log}, len(self.scope)
+            inner = self.inner_checks.values()
+            found += [one for one in inner if one.scope[depth].partition("[")[0] in committed]
+        return found
 
     def _redact_failures(self) -> None:
         redactor = self.redactor

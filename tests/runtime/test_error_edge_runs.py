@@ -358,6 +358,7 @@ def test_a_long_message_is_cut_and_a_wrong_one_is_described() -> None:
 
     program = graph_of(ask).compile()
     assert len(program.run({"q": ""}).state["problem"].message) == 500
+    assert len(Failure.of(ValueError("\ud800" * 500), node="ask").message) == 500
     assert program.run({"q": "odd"}).state["problem"].message == "<Odd.__str__ raised KeyError>"
 
 

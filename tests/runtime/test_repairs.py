@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Send, fill, reducers, view
 from dspyer.errors import CheckError
-from dspyer.testing import ScriptedLM
+from dspyer.testing import ScriptedLM, no_pauses
 from tests.runtime.conftest import Play, play
 
 __all__ = ["play"]
@@ -131,6 +131,49 @@ def test_branches_and_items_have_repairs_of_their_own(play: Play, tmp_path: Path
     stored = thread.run({"docs": docs})
     assert thread.repairs() == stored.repairs()
     assert [dict(example.inputs()) for example in stored.repairs()] == [dict(one.inputs()) for one in run.repairs()]
+
+
+def drafted_and_sent(failing: list[bool]) -> Graph:
+    """A correction that is accepted, and then a node that fails, both inside a node."""
+
+    def send() -> None:
+        if failing:
+            failing.pop()
+            raise ConnectionError("refused")
+
+    inner = in_a_draft().add_node("send", send, writes=[]).add_path("draft", "send", END)
+    return Graph().add_node("mail", inner.compile(), retry=2).add_edge(START, "mail").add_edge("mail", END)
+
+
+def in_a_draft() -> Graph:
+    made = Graph(name="Mail", inputs=["topic"], outputs=["text"])
+    made.add_node("draft", lambda topic: {"text": topic * 2}, writes=["text"])
+    shorter: Callable[..., Any] = lambda topic: {"text": topic}  # noqa: E731
+    made.add_check("short", lambda text: [] if len(text) < 3 else ["too long"], of="draft", fix=shorter)
+    return made.add_edge(START, "draft")
+
+
+@pytest.mark.parametrize("failures", [1, 2], ids=["retried", "failed"])
+def test_a_correction_counts_once_whatever_fails_after_it(play: Play, tmp_path: Path, failures: int) -> None:
+    for stored in (False, True):
+        made = drafted_and_sent([True] * failures).add_error_edge("mail", END)
+        program = made.compile(store=tmp_path / "runs.db" if stored else None)
+        thread = program.thread("t") if stored else None
+        with no_pauses():
+            run = play(thread or program, {"topic": "at"})
+        assert run.status == "completed", run.error
+        assert [(one.topic, one.text, one.rejected) for one in run.repairs()] == [("at", "at", [{"text": "atat"}])]
+        assert thread is None or thread.repairs() == run.repairs()
+
+
+def test_a_node_that_is_to_run_again_has_no_repairs_yet(tmp_path: Path) -> None:
+    failing = [True] * 2
+    thread = drafted_and_sent(failing).compile(store=tmp_path / "runs.db").thread("t")
+    with no_pauses():
+        run = thread.run({"topic": "at"})
+    assert run.status == "failed"
+    assert run.repairs() == thread.repairs() == []
+    assert thread.resume().repairs() == thread.repairs() != []
 
 
 def test_a_thread_has_the_repairs_of_all_its_runs(tmp_path: Path) -> None:

@@ -265,3 +265,20 @@ def test_error_notes_say_how_often_the_run_was_resumed() -> None:
     assert note(thread.rerun(from_version=0)) == f"{place})"
     assert note(thread.resume()) == f"{place} after 1 resume)"
     assert note(thread.run({}, abandon=True)) == f"{place})"
+
+
+@pytest.mark.parametrize(
+    "text", ["half of a pair: \ud800", "\x00", "long " * 100_000], ids=["surrogate", "null", "long"]
+)
+def test_any_text_of_an_exception_is_stored(text: str, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ValueError(text)
+
+    program = Graph().add_node("fail", fail, writes=[]).add_path(START, "fail", END).compile(store=tmp_path / "runs.db")
+    run = program.thread("t").run({})
+    assert (run.status, repr(run.error)) == ("failed", repr(ValueError(text)))
+    (failure,) = program.thread("t").failures
+    assert failure.message == run.failures[0].message
+    assert "in fail\n" in failure.traceback
+    assert text[-5:].encode(errors="backslashreplace").decode() in failure.traceback
+    assert len(failure.traceback) < 60_000
