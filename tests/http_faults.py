@@ -50,10 +50,20 @@ class Fault:
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class DateIn:
+    """A header that is an HTTP date, so many seconds after it is sent."""
+
+    seconds: float
+
+    def __str__(self) -> str:
+        return formatdate(time.time() + self.seconds, usegmt=True)
+
+
 class Status(Fault):
     """A status, with a body as OpenAI sends it. Headers are keywords, with `_` for `-`."""
 
-    def __init__(self, status: int, code: str | None = None, **headers: str) -> None:
+    def __init__(self, status: int, code: str | None = None, **headers: str | DateIn) -> None:
         self.status, self.code, self.headers = status, code, headers
 
     def __repr__(self) -> str:
@@ -61,12 +71,8 @@ class Status(Fault):
 
     def send(self, reply: Reply) -> None:
         error = {"error": {"message": f"status {self.status}", "type": "test", "code": self.code}}
-        _whole(reply, json.dumps(error).encode(), "application/json", self.status, self.headers)
-
-
-def retry_after_date(seconds: float) -> str:
-    """A `Retry-After` as an HTTP date, so many seconds from now."""
-    return formatdate(time.time() + seconds, usegmt=True)
+        headers = {name: str(value) for name, value in self.headers.items()}
+        _whole(reply, json.dumps(error).encode(), "application/json", self.status, headers)
 
 
 @dataclass(frozen=True)

@@ -443,7 +443,8 @@ class RunStarter:
             flush=True,
         )
         journal.set_epoch(self.store.write(change))
-        journal.lost = partial(request.stop, "its thread was stopped or taken over")
+        # The signal and not the request, which refers to the sessions and so to the journal: they would form a cycle.
+        journal.lost = partial(request.stop_signal.stop, "its thread was stopped or taken over")
         live = run.header.get("live", True)  # of a resumed run as it was begun
         started = replace(request, live=live, run_start=first.start, records=first.records, journal=journal)
         return OwnedRun(started, journal, owner)

@@ -18,7 +18,9 @@ from dspyer.testing import no_pauses
 from tests.live.kit import MODES, colours, team
 
 ANY = Retry(3, on=ValueError)
-RUNS = pytest.mark.parametrize("go", [MODES["run"], MODES["arun"], MODES["worker thread"]], ids=str)
+RUNS = pytest.mark.parametrize(
+    "go", [MODES["run"], MODES["arun"], MODES["worker thread"]], ids=["run", "arun", "worker thread"]
+)
 
 
 @pytest.fixture(autouse=True)

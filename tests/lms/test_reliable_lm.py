@@ -439,7 +439,7 @@ WRONG: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "options", "error", "text"), WRONG, ids=lambda value: repr(value)[:40])
+@pytest.mark.parametrize(("given", "options", "error", "text"), WRONG)
 def test_wrong_arguments(given: tuple[Any, ...], options: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         reliable(*given, **options)

@@ -15,6 +15,7 @@ from dspyer.errors import is_transient
 from dspyer.testing import no_pauses
 from tests.http_faults import (
     Cut,
+    DateIn,
     Drop,
     EmptyChoices,
     ErrorEvent,
@@ -24,7 +25,6 @@ from tests.http_faults import (
     Status,
     Text,
     TruncatedJson,
-    retry_after_date,
 )
 from tests.lm_calls import ANSWER
 from tests.openai_server import OpenAIServer, usage
@@ -106,7 +106,7 @@ class Row(NamedTuple):
 ROWS = [
     Row(Status(429), True, True),
     Row(Status(429, Retry_After="2"), True, True),
-    Row(Status(429, Retry_After=retry_after_date(30)), True, True),
+    Row(Status(429, Retry_After=DateIn(30)), True, True),
     Row(Status(429, Retry_After="3600"), False, False),
     Row(Status(429, Retry_After="soon"), True, True),
     Row(Status(429, "insufficient_quota"), False, False),

@@ -65,7 +65,9 @@ def int_answer() -> dspy.Predict:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("adapter", [None, dspy.ChatAdapter(), dspy.JSONAdapter(), dspy.XMLAdapter()], ids=repr)
+@pytest.mark.parametrize(
+    "adapter", [None, dspy.ChatAdapter(), dspy.JSONAdapter(), dspy.XMLAdapter()], ids=lambda one: type(one).__name__
+)
 def test_an_unusable_response_is_asked_for_anew(mode: str, adapter: Any) -> None:
     """Rule 2, C5. DSPy caches the response that did not parse: the same request would get it again."""
     good = {"JSONAdapter": '{"answer": 7}', "XMLAdapter": "<answer>7</answer>"}.get(type(adapter).__name__, GOOD)

@@ -27,6 +27,7 @@ from dspy.utils.exceptions import (
 
 from tests.http_faults import (
     Cut,
+    DateIn,
     Drop,
     EmptyChoices,
     ErrorEvent,
@@ -37,7 +38,6 @@ from tests.http_faults import (
     Text,
     TruncatedJson,
     refused_address,
-    retry_after_date,
 )
 from tests.lm_calls import ANSWER, CALLS, Outcome, call_streamed, call_streamed_async, call_sync
 from tests.openai_server import OpenAIServer, usage
@@ -107,7 +107,7 @@ def test_what_a_fault_raises(row: Row, call: Callable[..., Outcome]) -> None:
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 def test_a_retry_after_may_be_a_date(call: Callable[..., Outcome]) -> None:
-    with OpenAIServer(lambda messages: ANSWER, faults=[Status(429, Retry_After=retry_after_date(30))]) as server:
+    with OpenAIServer(lambda messages: ANSWER, faults=[Status(429, Retry_After=DateIn(30))]) as server:
         lm = server.lm()
         outcome = call(lm)
         lm.close()

@@ -208,7 +208,11 @@ def by_function(path: tuple[Any, ...], value: Any) -> Any:
 
 
 @pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
-@pytest.mark.parametrize("redact", [["problem.message"], ["problem"], ["**.message"], by_function], ids=str)
+@pytest.mark.parametrize(
+    "redact",
+    [["problem.message"], ["problem"], ["**.message"], by_function],
+    ids=lambda one: getattr(one, "__name__", str(one)),
+)
 def test_a_message_is_hidden_by_its_path_wherever_it_leaves_the_run(
     redact: Any, long: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
