@@ -49,8 +49,8 @@ def run_script(script: Script[T]) -> T:
             else:
                 step, call = script.send(reply)
     except StopIteration as done:
-        result: T = done.value
-        return result
+        # No local of this frame may hold the result: a failed item of a map has the exception, and so this frame.
+        return cast("T", done.value)
 
 
 async def arun_script(script: Script[T]) -> T:
