@@ -34,7 +34,7 @@ from dspyer.nodes.sync_async import async_bridge
 from dspyer.runtime.execution import script
 from dspyer.runtime.request import CANCELLED
 from dspyer.runtime.session import Session
-from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome, arun_here, run_here
+from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome, run_here
 from dspyer.scheduler.run_state import Execution
 
 # --- sync
@@ -127,7 +127,8 @@ async def adrive(session: Session, **overrides: Any) -> None:
     before = cancellation_count()
     with executing_restored(), recording(**overrides) as steps:
         async with TaskWorkers() as tasks:
-            with session.driving(tasks.wake):
+            stopping = partial(_cancel_async, session, tasks.cancel_from_any_thread)
+            with session.driving(tasks.wake), session.stop_signal.on_stop(stopping):
                 raised = await _until_end(session, tasks, steps, before)
     if session.pending is not None:
         with anyio.CancelScope(shield=True):
@@ -186,7 +187,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before
                 raise asyncio.CancelledError
         if len(started) == 1 and not tasks.busy and not session.more_to_start:
             try:
-                outcome = await arun_here(steps, *_awork(session, started[0]))
+                outcome = await tasks.run_here(steps, *_awork(session, started[0]))
             except asyncio.CancelledError:
                 session.leave_open(started[0])
                 raise

@@ -169,6 +169,31 @@ class TaskWorkers:
         self._done: deque[tuple[Any, WorkOutcome]] = deque()
         self._arrived = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._here: asyncio.Task[Any] | None = None  # the consumer's own task, while it works itself
+        self._here_cancelled = False
+
+    async def run_here(self, steps: list[Any], work: Callable[..., Awaitable[Any]], *args: Any) -> WorkOutcome:
+        """Returns the outcome of work that the consumer does itself; `cancel` ends it like other work."""
+        task = self._here = cast("asyncio.Task[Any]", asyncio.current_task())
+        before = task.cancelling()
+        try:
+            outcome = await arun_here(steps, work, *args)
+        except asyncio.CancelledError:
+            if not self._uncancelled() or task.cancelling() > before:
+                raise
+            # The caller has not cancelled this task: the cancellation is an outcome, as that of another task.
+            return None, asyncio.CancelledError(), _take(steps)
+        self._uncancelled()  # a sync node was finished
+        return outcome
+
+    def _uncancelled(self) -> bool:
+        """Takes back the cancellation of the consumer's task by `cancel`; returns whether there was one."""
+        assert self._here is not None
+        cancelled = self._here_cancelled
+        if cancelled:
+            self._here.uncancel()
+        self._here, self._here_cancelled = None, False
+        return cancelled
 
     def start(self, key: Any, work: Callable[..., Awaitable[Any]], *args: Any) -> None:
         """Starts work; `next` returns its outcome under `key`."""
@@ -217,6 +242,14 @@ class TaskWorkers:
         for task in self._tasks:
             task.cancel()
             task.add_done_callback(self._cancelled)
+        if self._here is not None and not self._here_cancelled:
+            self._here_cancelled = True
+            self._here.cancel()
+
+    def cancel_from_any_thread(self, _reason: str) -> None:
+        """The same, for a stop signal."""
+        with suppress(RuntimeError):  # the loop is closed: nothing runs any more
+            self._loop.call_soon_threadsafe(self.cancel)
 
     def _cancelled(self, task: asyncio.Task[None]) -> None:
         """Puts the outcome of a task that was cancelled before its first step: its `finally` never runs."""

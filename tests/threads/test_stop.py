@@ -82,6 +82,40 @@ def test_stop_ends_the_run_and_a_resume_continues_it(kind: str) -> None:
     assert t.replay() == t.state
 
 
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("nested", [False, True])
+def test_stop_cancels_the_async_nodes_of_an_async_run(nested: bool, parallel: bool) -> None:
+    """The task of the run is not cancelled: it returns the stopped run."""
+    stage = Stage("async")
+
+    async def waits() -> None:
+        stage.inside.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stage.cancelled.set()
+
+    graph = Graph(Log)
+    for name in ["one", "two"] if parallel else ["one"]:
+        if nested:
+            graph.add_node(name, stage.program)
+        else:
+            graph.add_node(name, waits, writes=[])
+        graph.add_edge(START, name).add_edge(name, END)
+    t = graph.compile(store=":memory:").thread("t")
+
+    async def main() -> None:
+        task = asyncio.create_task(t.arun({}))
+        assert await asyncio.to_thread(stage.inside.wait, 20)
+        await asyncio.to_thread(t.stop)
+        run = await asyncio.wait_for(task, 20)
+        assert (run.status, t.status, task.cancelling()) == ("stopped", "stopped", 0)
+        assert isinstance(run.error, RunStoppedError)
+
+    asyncio.run(main())
+    assert stage.cancelled.is_set()
+
+
 def test_stop_while_nothing_runs_says_so() -> None:
     stage = Stage("sync")
     t = stage.program.thread("t")
