@@ -13,11 +13,17 @@ from __future__ import annotations
 import dis
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from enum import Enum
+from functools import cached_property, partial
 from hashlib import blake2b
+from inspect import getattr_static
+from re import Pattern
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+from pydantic import BaseModel
 
 from dspyer.errors import StateError, list_names, with_article
 from dspyer.nodes.callables import own_call
@@ -122,7 +128,7 @@ class _Identity:
         if isinstance(fn, FunctionType):
             return self._function(fn)
         if isinstance(fn, type):
-            return ["class", class_name(fn)]
+            return ["class", *self._owner(fn)]
         if isinstance(fn, BuiltinFunctionType):
             owner = None if isinstance(fn.__self__, ModuleType | None) else self._value(fn.__self__, repr(fn))
             return ["builtin", fn.__module__ or "", fn.__qualname__, owner]
@@ -150,27 +156,32 @@ class _Identity:
             cls, attributes = owner, {}
         else:
             cls, attributes = type(owner), _attributes(owner)
-        near = {}
-        for base in reversed(cls.__mro__):
-            if base.__module__ == cls.__module__:
-                near.update({name: _plain(member) for name, member in vars(base).items() if name != "__doc__"})
         return [
             class_name(cls),
             self._values(attributes, f"an attribute of {cls.__name__}"),
-            self._near(cls.__module__, near),
+            self._near(cls.__module__, _members(cls)),
         ]
 
     def _near(self, module: str, named: Mapping[str, Any]) -> list[Any]:
-        """Describe the functions of a module and the plain constants among some names; others count by name alone.
+        """Describe the functions, classes and constants of a module among some names; others count by name alone.
 
         What a function reaches through objects and other modules is no part of its key, as `Cache` says.
         """
         found: list[Any] = []
         for name, value in sorted(named.items()):
-            if isinstance(value, FunctionType) and value.__module__ == module:
-                found.append([name, self.of_callable(value)])
+            inner = getattr_static(value, "__wrapped__", None)  # of a function that `functools.lru_cache` surrounds
+            near = value if isinstance(value, FunctionType | type) or inner is None else inner
+            if isinstance(near, FunctionType) and near.__module__ == module:
+                found.append([name, self.of_callable(near)])
+            elif isinstance(near, partial) or (isinstance(near, type) and near.__module__ == module):
+                known = len(self.unknown)
+                found.append([name, self.of_callable(near)])
+                del self.unknown[known:]  # an object behind a global variable
+            elif isinstance(value, Enum):
+                found.append([name, value.name, *self._near(module, {"class": type(value)})])
             elif type(value) in _CONSTANTS:
-                found.append([name, encoding.encode(value)])
+                with suppress(StateError, RuntimeError):  # with an object in it, or changed by another thread meanwhile
+                    found.append([name, _data(value)])
         return found
 
     def _values(self, named: Mapping[str, Any], where: str) -> list[Any]:
@@ -187,17 +198,37 @@ class _Identity:
         ):
             return self.of_callable(value)
         try:
-            return ["value", encoding.encode(freeze(value))]
+            return ["value", _data(value)]
         except StateError:
             self.unknown.append(f"{what} ({with_article(type(value).__name__)})")
             return ["unknown", class_name(type(value))]
 
 
-_CONSTANTS = (str, int, float, complex, bool, bytes, type(None))
+_CONSTANTS = (str, int, float, complex, bool, bytes, type(None), tuple, list, dict, set, frozenset, Pattern)
+
+
+def _data(value: Any) -> Any:
+    """The JSON form of a value; `StateError` if it has none."""
+    if isinstance(value, Pattern):
+        return ["pattern", encoding.encode(value.pattern), value.flags]
+    return encoding.encode(freeze(value))
+
+
+def _members(cls: type) -> dict[str, Any]:
+    """What a class and its bases in the same file define: methods, constants, and the defaults of a pydantic model."""
+    found: dict[str, Any] = {}
+    for base in reversed(cls.__mro__):
+        if base.__module__ == cls.__module__:
+            members = {name: _plain(member) for name, member in vars(base).items()}
+            found |= {name: one for name, one in members.items() if callable(one) or not name.startswith("__")}
+    fields = cls.model_fields if issubclass(cls, BaseModel) else {}
+    return found | {f"{name}=": field.default for name, field in fields.items()}
 
 
 def _plain(member: Any) -> Any:
     """The function behind a class attribute: of a property, a static method or a class method."""
+    if isinstance(member, cached_property):
+        return member.func
     return getattr(member, "fget", None) or getattr(member, "__func__", member)
 
 

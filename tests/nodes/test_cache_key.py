@@ -266,14 +266,46 @@ def compiled(text: str, name: str = "fn", module: str = "somewhere", skip: int =
 
 
 BASE = """
+    import enum, functools, pydantic, re
+
     LIMIT = 3
     CLIENT = object()
+    WORDS = ("the", "a")
+    NAMES = {"low": ["ebb"]}
+    PATTERN = re.compile("x+")
+
+    class Tide(enum.Enum):
+        HIGH = "flood"
+
+    NOW = Tide.HIGH
+
+    class Page(pydantic.BaseModel):
+        size: int = 7
+
+    class Reader:
+        def read(self, client=object()):
+            return [Reader, self.first, self.last, "unread"]
+
+        @functools.cached_property
+        def first(self):
+            return "page 1"
+
+        @functools.lru_cache
+        def last(self):
+            return "page 9"
+
+    @functools.lru_cache
+    def slow(value):
+        return value * 10
+
+    fast = functools.partial(slow, value=11)
 
     def helper(value):
         return [value + 1, LIMIT]
 
     def fn(value, k=2):
         '''Text.'''
+        slow, fast, WORDS, NAMES, PATTERN, NOW, Reader().read(), Page()
         for part in helper(value):
             print(part, "a", 1, CLIENT)
         return {"found": sorted([x for x in (1, 2) if x in {"p", "q", "r"}], key=lambda x: -x)}
@@ -290,6 +322,16 @@ CHANGES = {
     "a set": ('{"p", "q", "r"}', '{"p", "q", "s"}'),
     "a function of the file": ("value + 1", "value + 2"),
     "a constant of the file": ("LIMIT = 3", "LIMIT = 4"),
+    "a tuple of the file": ('("the", "a")', '("the",)'),
+    "a part of a dict of the file": ('["ebb"]', '["ebb", "neap"]'),
+    "a pattern of the file": ('"x+"', '"x*"'),
+    "an enum of the file": ('"flood"', '"spring"'),
+    "a model of the file": ("size: int = 7", "size: int = 8"),
+    "a method of a class of the file": ('"unread"', '"read"'),
+    "a cached property": ('"page 1"', '"page 2"'),
+    "a cached method": ('"page 9"', '"page 10"'),
+    "a cached function of the file": ("value * 10", "value * 20"),
+    "a bound argument in the file": ("value=11", "value=12"),
     "the name of a parameter": ("k=2", "j=2"),
     "a branch": ("for part in", "for part in [] or"),
     "a plain copy instead of a frozen view": ("def fn(value,", "def fn(value: list,"),
