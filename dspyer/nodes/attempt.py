@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from hashlib import blake2b
 from threading import Lock
 from typing import Any, Protocol
@@ -72,7 +73,7 @@ from dspyer.views import (
 RESERVED_KEYS = ("before", "after")
 """Keys of the questions of `compile(interrupt_before=, interrupt_after=)`."""
 
-_post_lock = Lock()  # guards `Attempt.posts`: threads of one node may post at once
+_lock = Lock()  # guards `Attempt.posts` and effects in progress: threads of one node may use its `ctx` at once
 
 
 class AttemptHost(Protocol):
@@ -198,6 +199,7 @@ class Attempt:
             cache, which is no attempt.
         posts: the updates that the node has posted, in the order of its calls; None for none.
         over: whether the node has returned.
+        replaced: whether the attempt has failed, and another one follows.
         limit: the time that the attempt has; None for no timeout.
     """
 
@@ -216,6 +218,7 @@ class Attempt:
         "over",
         "position",
         "posts",
+        "replaced",
     )
 
     def __init__(
@@ -239,6 +242,7 @@ class Attempt:
         self.number = number
         self.posts: list[tuple[str, Any]] | None = None
         self.over = False
+        self.replaced = False
         self.limit: TimeLimit | None = None
         self._used: dict[tuple[str, str], object] | None = None
         self._open: list[Question] = []
@@ -261,11 +265,21 @@ class Attempt:
         place = (self.host, self.node, self.branch, self.execution, self.local_id, self.position, self.index)
         return Attempt(*place, number=number)
 
-    def check_time(self) -> None:
-        """Raise `AttemptOverError` if the attempt, or a node that contains it, has timed out."""
+    @property
+    def timed_out(self) -> bool:
+        """Whether the attempt, or a node that contains it, has timed out."""
         limit = self.limit or self.host.limit
-        if limit is not None and limit.over:
+        return limit is not None and limit.over
+
+    def check_time(self) -> None:
+        """Raise `AttemptOverError` if the attempt does not count any more: it has timed out, or another one follows."""
+        if self.timed_out:
             raise AttemptOverError(f"{self.who}: {OVER}")
+        if self.replaced:
+            raise AttemptOverError(
+                f"{self.who}: attempt {self.number} has failed, and another one follows: nothing that it does counts "
+                "any more. Threads and tasks of a node must end before it does"
+            )
 
     def seconds_left(self) -> float | None:
         """The seconds that the attempt or the budget has left; None for no limit."""
@@ -304,37 +318,88 @@ class Attempt:
         self.check_time()
         self._claim_key("once", key)
         place = RecordKey(self.local_id, key)
-        known = self.host.records.effects.get(place, MISSING)
         if is_async(fn):
-            return self._aonce(place, fn, known)
-        if known is not MISSING:
-            return thaw(known)
-        result = fn(**self._idempotency_key(place, fn))
-        if inspect.isawaitable(result):
-            if inspect.iscoroutine(result):
-                result.close()  # else Python warns of a coroutine that was never awaited
-            raise AttemptError(
-                f"{self.who}: the effect {key!r} gave an awaitable, from a function that is not async: give ctx.once "
-                "an `async def` function and await what it returns"
-            )
-        frozen, row = self._effect_row(place, result)
-        # The row before the record: a result that the store does not have must not count as recorded.
-        if self.host.journal is not None:
-            self.host.journal.write([row], flush=True)
-        self.host.records.effects[place] = frozen
-        return thaw(frozen)
+            return self._aonce(place, fn)
+        while (earlier := self._begin_effect(place, is_async=False)) is not None:
+            earlier.result()
+            self.check_time()
+        try:
+            known = self._known_or_recordable(place)
+            if known is not MISSING:
+                return thaw(known)
+            result = fn(**self._idempotency_key(place, fn))
+            if inspect.isawaitable(result):
+                if inspect.iscoroutine(result):
+                    result.close()  # else Python warns of a coroutine that was never awaited
+                raise AttemptError(
+                    f"{self.who}: the effect {key!r} gave an awaitable, from a function that is not async: give "
+                    "ctx.once an `async def` function and await what it returns"
+                )
+            frozen, row = self._effect_row(place, result)
+            # The row before the record: a result that the store does not have must not count as recorded.
+            if self.host.journal is not None:
+                self.host.journal.write([row], flush=True)
+            self.host.records.effects[place] = frozen
+            return thaw(frozen)
+        finally:
+            self._end_effect(place)
 
-    async def _aonce(self, place: RecordKey, fn: Callable[..., Awaitable[Any]], known: Any) -> Any:
-        if known is not MISSING:
-            return thaw(known)
-        frozen, row = self._effect_row(place, await fn(**self._idempotency_key(place, fn)))
-        before = cancellation_count()
-        if self.host.journal is not None:
-            await self.host.journal.awrite([row], flush=True)
-        self.host.records.effects[place] = frozen
-        if cancellation_count() > before:
-            raise asyncio.CancelledError  # it came during the write, which was finished first
-        return thaw(frozen)
+    async def _aonce(self, place: RecordKey, fn: Callable[..., Awaitable[Any]]) -> Any:
+        while (earlier := self._begin_effect(place, is_async=True)) is not None:
+            await asyncio.wrap_future(earlier)
+            self.check_time()
+        try:
+            known = self._known_or_recordable(place)
+            if known is not MISSING:
+                return thaw(known)
+            frozen, row = self._effect_row(place, await fn(**self._idempotency_key(place, fn)))
+            before = cancellation_count()
+            if self.host.journal is not None:
+                await self.host.journal.awrite([row], flush=True)
+            self.host.records.effects[place] = frozen
+            if cancellation_count() > before:
+                raise asyncio.CancelledError  # it came during the write, which was finished first
+            return thaw(frozen)
+        finally:
+            self._end_effect(place)
+
+    def _begin_effect(self, place: RecordKey, is_async: bool) -> Future[None] | None:
+        """Marks an effect as begun; if an earlier attempt has begun it and not ended, returns what to wait for.
+
+        A node may leave tasks or threads behind when it fails (`asyncio.gather` does), which its next attempt must not
+        overtake: the effect would happen twice. An attempt that has timed out is not waited for: its effect may hang.
+        """
+        own, in_progress = _Effect(self, is_async), self.host.records.in_progress
+        with _lock:
+            other: _Effect = in_progress.setdefault(place, own)
+            if other.attempt.timed_out and other is not own:
+                in_progress[place] = own
+                other.ended.set_result(None)
+        if in_progress.get(place) is own:
+            return None
+        if other.is_async and not is_async:
+            raise AttemptError(  # a wait would block the event loop on which the other one runs
+                f"{self.who}: the effect {place.key!r} of an earlier attempt is still in progress, and is async: give "
+                "ctx.once the same function in each attempt"
+            )
+        return other.ended
+
+    def _end_effect(self, place: RecordKey) -> None:
+        with _lock:
+            found: _Effect | None = self.host.records.in_progress.get(place)
+            if found is not None and found.attempt is self:  # else a later attempt did not wait for this one
+                del self.host.records.in_progress[place]
+                found.ended.set_result(None)
+
+    def _known_or_recordable(self, place: RecordKey) -> Any:
+        """The recorded result of an effect, else `MISSING`; then raises if the effect could not be recorded.
+
+        It could not if the run has lost its thread, or its store has failed.
+        """
+        known = self.host.records.effects.get(place, MISSING)
+        if known is MISSING and self.host.journal is not None:
+            self.host.journal.raise_if_broken()
+        return known
 
     def _idempotency_key(self, place: RecordKey, fn: Callable[..., Any]) -> dict[str, str]:
         """The argument `key`, the same text in every attempt, if the function has such a parameter; else nothing."""
@@ -349,8 +414,7 @@ class Attempt:
 
     def _effect_row(self, place: RecordKey, result: object) -> tuple[Any, NewRow]:
         self._check_budget()
-        limit = self.limit or self.host.limit
-        if limit is not None and limit.over:
+        if self.timed_out:
             raise AttemptOverError(
                 f"{self.who}: the effect {place.key!r} has happened, but its attempt had timed out: it is not "
                 "recorded, so a later attempt repeats it, with the same idempotency key"
@@ -542,7 +606,7 @@ class Attempt:
             value = thaw(freeze(value, (field,)))  # a copy: the node may change its object after the post
         if self.host.post_live(self, field, value):
             return
-        with _post_lock:
+        with _lock:
             if self.posts is None:
                 self.posts = []
             self.posts.append((field, value))
@@ -622,6 +686,18 @@ class Attempt:
                 f"{self.who} used the key {key!r} of ctx.{kind} twice: give each its own key, in a loop for example "
                 f"f'{key}-{{i}}'"
             )
+
+
+class _Effect:
+    """An effect that an attempt has begun; `ended` is done when it is recorded, or has failed."""
+
+    __slots__ = ("attempt", "ended", "is_async")
+
+    def __init__(self, attempt: Attempt, is_async: bool) -> None:
+        self.attempt = attempt
+        self.is_async = is_async
+        self.ended: Future[None] = Future()
+        self.ended.set_running_or_notify_cancel()  # a task that waits for it and is cancelled must not cancel it
 
 
 def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]], schema: Schema) -> dict[str, object]:

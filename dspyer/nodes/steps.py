@@ -140,7 +140,7 @@ Returns the call of the next attempt."""
 def next_attempt(call: Call, number: int, error: Exception, pause: float) -> Call:
     """Records a failed attempt of a node or an item; returns the call of the next one, which starts clean."""
     delegate = call.context.delegate
-    delegate.over = True
+    delegate.over = delegate.replaced = True
     delegate.host.attempt_failed(delegate, number, error, pause)
     delegate.host.withdraw_posts(delegate)
     return call._replace(context=replace(call.context, delegate=delegate.next(number + 1)))

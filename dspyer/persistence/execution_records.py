@@ -90,6 +90,7 @@ class ExecutionRecords:
 
     Attributes:
         effects: results of `ctx.once`, frozen.
+        in_progress: the effects that have begun, until they are recorded or have failed. Not stored.
         items: results of the items of maps, frozen, by the item's execution.
         questions: all questions, by execution and key.
         answers: answers, frozen, by execution and key of their question.
@@ -103,6 +104,7 @@ class ExecutionRecords:
 
     def __init__(self) -> None:
         self.effects: dict[RecordKey, Any] = {}
+        self.in_progress: dict[RecordKey, Any] = {}
         self.items: dict[str, Any] = {}
         self.questions: dict[RecordKey, Question] = {}
         self.answers: dict[RecordKey, Any] = {}

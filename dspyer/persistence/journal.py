@@ -103,6 +103,11 @@ class Journal:
 
     # --- Writing
 
+    def raise_if_broken(self) -> None:
+        """Raise `broken`, if anything is known that lets no row be written any more."""
+        if self.broken is not None:
+            raise self.broken
+
     def write(
         self,
         new_rows: Sequence[NewRow],
@@ -154,8 +159,7 @@ class Journal:
 
     def _accept(self, new_rows: Sequence[NewRow], state: SnapshotState | None, flush: bool, release: bool) -> None:
         """Number rows and add them to the pending change. The lock is held."""
-        if self.broken is not None:
-            raise self.broken
+        self.raise_if_broken()
         seq = self.seq
         rows = [row.numbered(seq + index) for index, row in enumerate(new_rows)]
         self._check(rows)
@@ -212,8 +216,7 @@ class Journal:
             pending = self._pending
             if pending is None or pending.rows[0].seq >= end:
                 return  # before `broken`: these rows are in the store, even if a later write has failed
-            if self.broken is not None:
-                raise self.broken
+            self.raise_if_broken()
             self._send(self.store.write)
 
     # --- Ownership

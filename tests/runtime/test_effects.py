@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -10,10 +11,11 @@ from typing import Any, TypeVar, cast
 import pytest
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Run
-from dspyer.errors import AttemptError, StoreError
+from dspyer.errors import AttemptError, AttemptOverError, StoreError
+from dspyer.events import Emitted
 from dspyer.stores.base import Change
 from dspyer.stores.memory import Memory
-from dspyer.testing import call_node
+from dspyer.testing import call_node, no_pauses
 from tests.runtime.conftest import Play
 
 Take = Callable[..., Run]
@@ -274,3 +276,113 @@ def test_an_effect_that_cannot_be_written_fails_the_run() -> None:
 def test_a_node_without_a_run_makes_its_effects() -> None:
     program = alone(lambda ctx: {"n": ctx.once("n", lambda key: f"as {key}")})
     assert len(call_node(program, "work", {})["n"]) == 35
+
+
+# --- what an attempt leaves behind, and runs that can record nothing any more
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_retry_waits_for_an_effect_that_the_failed_attempt_left_in_progress(stored: bool) -> None:
+    """`asyncio.gather` raises the first error, and leaves its other tasks running."""
+    calls: list[str] = []
+
+    async def work(ctx: Context) -> dict[str, Any]:
+        failed = asyncio.Event()
+
+        async def charge() -> int:
+            calls.append("charge")
+            await failed.wait()
+            await asyncio.sleep(0.02)
+            return len(calls)
+
+        async def check() -> None:
+            await asyncio.sleep(0)
+            failed.set()
+            if ctx.attempt == 1:
+                raise ConnectionError("of the first attempt")
+
+        paid, _ = await asyncio.gather(ctx.once("charge", charge), check())
+        return {"paid": paid}
+
+    graph = Graph().add_node("work", work, writes=["paid"], retry=2).add_path(START, "work", END)
+    program: Any = graph.compile(store=":memory:").thread("t") if stored else graph.compile()
+    with no_pauses():
+        run = asyncio.run(program.arun({}))
+    assert (run.status, run.state["paid"], calls) == ("completed", 1, ["charge"])
+
+
+def test_a_retry_waits_for_an_effect_in_a_thread_that_the_failed_attempt_left_running() -> None:
+    calls: list[str] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def charge() -> str:
+        calls.append("charge")
+        begun.set()
+        assert go_on.wait(20)
+        return "paid"
+
+    def work(ctx: Context) -> dict[str, Any]:
+        if ctx.attempt == 1:
+            threading.Thread(target=ctx.once, args=("charge", charge)).start()
+            assert begun.wait(20)
+            raise ConnectionError("of the first attempt")
+        threading.Timer(0.05, go_on.set).start()
+        return {"paid": ctx.once("charge", charge)}
+
+    graph = Graph().add_node("work", work, writes=["paid"], retry=2).add_path(START, "work", END)
+    with no_pauses():
+        assert graph.compile().run({}).state["paid"] == "paid"
+    assert calls == ["charge"]
+
+
+def test_a_task_of_a_failed_attempt_begins_no_effect_while_the_next_one_works() -> None:
+    calls: list[str] = []
+    refused: list[BaseException] = []
+    left: list[asyncio.Task[None]] = []
+
+    async def late(ctx: Context, go_on: asyncio.Event) -> None:
+        await go_on.wait()
+        uses: list[Callable[[], Any]] = [
+            lambda: ctx.once("charge", lambda: noted(calls, "late", 1)),
+            lambda: ctx.emit("late"),
+        ]
+        for use in uses:
+            try:
+                use()
+            except AttemptOverError as error:
+                refused.append(error)
+
+    async def work(ctx: Context) -> dict[str, Any]:
+        if ctx.attempt == 1:
+            go_on.append(asyncio.Event())
+            left.append(asyncio.ensure_future(late(ctx, go_on[0])))
+            raise ConnectionError("of the first attempt")
+        go_on[0].set()
+        await left[0]
+        return {"paid": ctx.once("charge", lambda: noted(calls, "charge", 1))}
+
+    go_on: list[asyncio.Event] = []
+    graph = Graph().add_node("work", work, writes=["paid"], retry=2).add_path(START, "work", END)
+    with no_pauses():
+        run = asyncio.run(graph.compile().arun({}))
+    assert (run.status, calls, len(refused)) == ("completed", ["charge"], 2)
+    assert "attempt 1 has failed, and another one follows" in str(refused[0])
+    assert not [event for event in run.events if isinstance(event, Emitted)]
+
+
+def test_no_effect_begins_once_the_run_is_known_to_have_lost_its_thread(take: Take) -> None:
+    calls: list[str] = []
+
+    def work(ctx: Context) -> dict[str, Any]:
+        if not stopped:
+            stopped.append(True)
+            stop = threading.Thread(target=program.thread("t").stop)
+            stop.start()
+            stop.join()
+        return {"paid": ctx.once("charge", lambda: noted(calls, "charge", len(calls)))}
+
+    stopped: list[bool] = []
+    program = alone(work, store=":memory:")
+    assert (take(program, "t").status, calls) == ("stopped", [])
+    assert take(program, "t", {}).status == "completed"
+    assert calls == ["charge"]
