@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any, Final
 
@@ -30,7 +30,12 @@ _ADDED = "_dspyer_added_rollouts"
 
 
 def with_new_responses(number: int) -> AbstractContextManager[None]:
-    """A block whose requests differ from those of all other numbers, also in DSPy's cache. Blocks may be nested."""
+    """A block whose requests differ from those of all other numbers, also in DSPy's cache. Blocks may be nested.
+
+    With 0 they stay as they are.
+    """
+    if not number:
+        return nullcontext()
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
     twin = copy.copy(adapter)
     kind: Any = type(adapter)

@@ -8,7 +8,7 @@ are appended to the trace around the run in the order of the run's commits (`app
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,9 +52,14 @@ def take_steps(count: int) -> Steps:
 
 
 @contextmanager
-def recording_apart() -> Iterator[None]:
-    """A block for code that may be left running: its steps are appended at the end of the block, later ones lost."""
+def recording_apart(lose: Callable[[Steps], None] | None = None) -> Iterator[None]:
+    """A block for code that may be left running: its steps are appended at the end of the block, later ones lost.
+
+    With `lose`, nothing but the block adds to the trace around it, except code that was left running before: what
+    arrives there meanwhile is taken out, and passed to `lose`.
+    """
     taken: Steps = ()
+    before = step_count()
     try:
         with recording() as steps:
             try:
@@ -62,6 +67,8 @@ def recording_apart() -> Iterator[None]:
             finally:
                 taken = tuple(steps)
     finally:
+        if lose is not None and (late := take_steps(before)):
+            lose(late)
         append_to_trace(taken)
 
 

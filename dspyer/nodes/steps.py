@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from dspyer import clock
 from dspyer.dspy_module.lm_requests import with_new_responses
-from dspyer.dspy_module.tracing import step_count, take_steps
+from dspyer.dspy_module.tracing import Steps, recording_apart, step_count, take_steps
 from dspyer.errors import needs_new_response, unwrap_stop_iteration
 from dspyer.nodes.node import Call
 from dspyer.persistence.execution_records import RecordKey
@@ -100,30 +100,35 @@ def _leave_open_if_stopped(session: Any) -> None:
         raise asyncio.CancelledError
 
 
-class AskAnew(NamedTuple):
-    """A step whose requests to LMs differ from those of all earlier attempts, so that no cache serves them."""
+class Again(NamedTuple):
+    """A step of another attempt: what an earlier one has left behind is kept from it.
+
+    What tasks or threads of an earlier attempt still add to the DSPy trace is no step of this one. If `asked`, the
+    requests to LMs differ from those of all earlier attempts, so that no cache serves an unusable response again.
+    """
 
     step: Step
-    number: int
+    asked: int
+    lose: Callable[[Steps], None]
 
     def call(self, call: Call) -> Any:
         """Make the step in sync code."""
-        with with_new_responses(self.number):
+        with recording_apart(self.lose), with_new_responses(self.asked):
             return self.step.call(call)
 
     async def acall(self, call: Call) -> Any:
         """Make the step in async code."""
-        with with_new_responses(self.number):
+        with recording_apart(self.lose), with_new_responses(self.asked):
             return await self.step.acall(call)
 
 
-def asking_anew(script: Script[T], number: int) -> Script[T]:
-    """The script with steps that ask LMs for new responses; a script like any other for a driver."""
+def again(script: Script[T], asked: int, lose: Callable[[Steps], None]) -> Script[T]:
+    """The script of another attempt; a script like any other for a driver."""
     try:
         step, call = next(script)
         while True:
             try:
-                reply = yield AskAnew(step, number), call
+                reply = yield Again(step, asked, lose), call
             except BaseException as error:  # noqa: BLE001 - as in run_script
                 step, call = script.throw(error)
             else:
@@ -170,9 +175,13 @@ def retried(
     asked_before = first.host.records.new_responses  # by earlier attempts of a node around this one
     asked = asked_before.get(RecordKey(first.local_id, layer), 0) if asked_before else 0
     steps = step_count() if layer or first.index is not None else 0  # the recording of a node begins with it
+
+    def lose(steps: Steps) -> None:
+        first.host.lose_steps(first, max(number - 1, 1), steps)
+
     while True:
         try:
-            found = yield from (asking_anew(attempt(call), asked) if asked else attempt(call))
+            found = yield from (again(attempt(call), asked, lose) if asked or number > 1 else attempt(call))
         except Exception as error:
             # No other local may refer to the error: its traceback refers to this frame.
             if needs_new_response(unwrap_stop_iteration(error)):

@@ -17,6 +17,7 @@ from tenacity import wait_fixed
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, clock
 from dspyer.errors import (
     AttemptError,
+    AttemptOverError,
     BudgetError,
     CheckError,
     Interrupted,
@@ -444,7 +445,7 @@ def test_posts_of_a_failed_attempt_are_dropped(mode: str, pauses: list[float]) -
         old.append(ctx)
         if ctx.attempt < 3:
             raise ConnectionError("no line")
-        with pytest.raises(Exception, match="after the node has returned"):
+        with pytest.raises(AttemptOverError, match="attempt 1 has failed, and another one follows"):
             old[0].post("log", ["late"])
         return {"log": [f"returned {ctx.attempt}"]}
 

@@ -10,7 +10,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Retry, Run
+from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run
 from dspyer.testing import ScriptedLM, no_pauses
 from dspyer.testing.prompt import Prompt
 
@@ -207,3 +207,28 @@ def test_demonstrations_come_from_attempts_that_led_to_the_result() -> None:
         tuned = optimizer.compile(graph.add_path(START, "ask", END).compile(), trainset=examples)
     (predictor,) = tuned.predictors()
     assert [demo["draft"] for demo in predictor.demos] == ["draft 2", "draft 5", "draft 8"]
+
+
+@pytest.mark.parametrize("place", ["node", "item", "timed"])
+def test_a_call_that_a_failed_attempt_left_in_progress_is_no_step_of_the_next_one(place: str) -> None:
+    """`asyncio.gather` raises the first error, and leaves its other tasks running."""
+    left: list[asyncio.Task[Any]] = []
+
+    async def ask(question: str, draft: dspy.Module, ctx: Context) -> dict[str, Any]:
+        if ctx.attempt == 1:
+            left.append(asyncio.ensure_future(draft.acall(question="left")))
+            raise ConnectionError("of the first attempt")
+        await left[0]
+        return {"draft": (await draft.acall(question=question)).draft}
+
+    options: dict[str, Any] = {"modules": {"draft": dspy.Predict("question -> draft")}, "retry": 2}
+    graph = Graph()
+    if place == "item":
+        graph.add_map("ask", ask, over="questions", item="question", into="drafts", writes=["draft"], **options)
+    else:
+        graph.add_node("ask", ask, writes=["draft"], **options, timeout=30 if place == "timed" else None)
+    given: dict[str, Any] = {"questions": ["What?"]} if place == "item" else {"question": "What?"}
+    found = run(graph.add_path(START, "ask", END).compile(), "async", **given)
+    assert found.status == "completed"
+    assert [inputs["question"] for _, inputs, _ in found.trace] == ["What?"]
+    assert [step.status for step in found.trace_steps] == ["lost", "used"]
