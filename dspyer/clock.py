@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
 
@@ -41,7 +41,7 @@ class FakeClock:
             self._now += seconds
 
 
-# One for the process and not one for each context: the threads of a run, of DSPy and of an LM must see the same time.
+# One for the process, and not one for each context: the threads of a run, of DSPy and of an LM must see the same time.
 _fake: FakeClock | None = None
 
 
@@ -89,9 +89,10 @@ async def apause(seconds: float, stop: Stop | None = None) -> None:
         await asyncio.sleep(seconds)
         return
     ended, loop = asyncio.Event(), asyncio.get_running_loop()
-    with stop.on_stop(lambda _reason: loop.call_soon_threadsafe(ended.set)):
-        # The wait is over, and that is no error.
-        try:
-            await asyncio.wait_for(ended.wait(), seconds)
-        except TimeoutError:
-            return
+
+    def wake(_reason: str) -> None:
+        with suppress(RuntimeError):  # the loop was closed meanwhile: nothing waits there any more
+            loop.call_soon_threadsafe(ended.set)
+
+    with stop.on_stop(wake), suppress(TimeoutError):  # the wait is over, and that is no error
+        await asyncio.wait_for(ended.wait(), seconds)

@@ -347,7 +347,7 @@ _ALWAYS_RAISED = (GraphError, RouteError, LimitError, RunStoppedError, StoreErro
 
 
 def always_raised(error: BaseException) -> bool:
-    """Whether an exception passes every retry, error edge, map, tool and metric: no later attempt can mend it.
+    """Whether an exception passes every retry, error edge and map: no later attempt can mend it.
 
     Example:
         >>> always_raised(StoreError("the disk is full")), always_raised(TimeoutError())

@@ -35,6 +35,12 @@ def accepts(on: RetryOn | tuple[RetryOn, ...], error: BaseException) -> bool:
     return False
 
 
+def retry_after(error: BaseException) -> float:
+    """The seconds that a server asked to wait, as its exception says; 0 if it asked for none."""
+    asked = getattr(error, "retry_after", None)
+    return float(asked) if isinstance(asked, int | float) and math.isfinite(asked) and asked > 0 else 0.0
+
+
 # Full jitter: a pause between 0 and the exponential bound. Clients that failed together do not return together.
 # Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015.
 _FULL_JITTER: Final = wait_random_exponential(multiplier=0.5, max=60)
@@ -42,7 +48,7 @@ _FULL_JITTER: Final = wait_random_exponential(multiplier=0.5, max=60)
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Retries a step that failed: a node, an item of a map, a tool, or a request of `dspyer.lms.reliable`.
+    """Retries a step that failed: a node, an item of a map, or a request of `dspyer.lms.reliable`.
 
     Args:
         attempts: the most attempts, the first included.
@@ -117,8 +123,7 @@ class Retry:
         """
         if attempt >= self.attempts or always_raised(error) or not accepts(self.on, error):
             return None
-        asked = getattr(error, "retry_after", None)
-        least = float(asked) if isinstance(asked, int | float) and math.isfinite(asked) and asked > 0 else 0.0
+        least = retry_after(error)
         if least > self.max_wait:
             return None  # a fallback, or a resume later, is better than a long sleep in a thread
         state = RetryCallState(Retrying(), None, (), {})

@@ -13,6 +13,7 @@ from dspyer.blocking import AsyncCalls
 from dspyer.errors import AttemptOverError
 
 TIMED_OUT: Final = "a node that contains it timed out"
+OVER: Final = "this attempt timed out and was left running in its thread: nothing that it does counts any more"
 
 
 class StopSignal:
@@ -66,17 +67,16 @@ class TimeLimit:
         around: the limit of a node that contains this one.
         signal: stops the runs inside of the attempt when the time is over.
         calls: the async calls that sync code of the attempt waits for; they are cancelled.
-        left_running: whether sync code of the attempt was left running in its thread.
     """
 
-    __slots__ = ("_ends", "_lock", "around", "calls", "left_running", "seconds", "signal")
+    __slots__ = ("_ends", "_left_running", "_lock", "around", "calls", "seconds", "signal")
 
     def __init__(self, seconds: float, around: TimeLimit | None = None) -> None:
         self.seconds = seconds
         self.around = around
         self.signal = StopSignal()
         self.calls = AsyncCalls()
-        self.left_running = False
+        self._left_running = False
         self._ends = time.monotonic() + seconds
         self._lock: Lock = Lock() if around is None else around._lock
 
@@ -95,24 +95,30 @@ class TimeLimit:
         self.signal.stop(TIMED_OUT)
         self.calls.cancel()  # after the runs were stopped: to them the cancellation is a part of the stop
 
+    @property
+    def left_running(self) -> bool:
+        """Whether sync code of the attempt, or of a node that contains it, was left running in its thread."""
+        return self._left_running or (self.around is not None and self.around.left_running)
+
     def leave_running(self) -> None:
-        """Marks the attempt as left running; when this returns, no run inside of it writes anything any more."""
+        """Marks the attempt as left running, and those around it whose time is over: they contain its code.
+
+        When this returns, no run inside of them writes anything any more.
+        """
         with self._lock:
-            self.left_running = True
+            limit: TimeLimit | None = self
+            while limit is not None and limit.over:
+                limit._left_running = True
+                limit = limit.around
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         """A block in which a run inside of the attempt writes to the store."""
         with self._lock:
-            limit: TimeLimit | None = self
-            while limit is not None:
-                if limit.left_running:
-                    raise AttemptOverError(OVER)
-                limit = limit.around
+            if self.left_running:
+                raise AttemptOverError(OVER)
             yield
 
-
-OVER: Final = "this attempt timed out and was left running in its thread: nothing that it does counts any more"
 
 current_limit: ContextVar[TimeLimit | None] = ContextVar("dspyer_time_limit", default=None)
 """The limit of the attempt in which the code runs; None for none."""

@@ -12,6 +12,7 @@ from textwrap import wrap
 from typing import Any
 
 from dspyer.display.run_rows import SHOWN, DisplayRow, leaves_of, outcome, row_label, seconds, written
+from dspyer.display.tokens import total_of
 from dspyer.events import BranchPath, Committed, Event, ItemFinished, NodeStarted, RunStarted
 from dspyer.scheduler.run_state import path_text
 
@@ -76,7 +77,7 @@ def _summary(
     completed = status == "completed"
     work = [_count(calls, "node call"), *([] if resumed else conflicts)]
     work += _map_progress(events, started.scope, may_have_left=not completed and not resumed)
-    tokens = sum(_tokens(of_model) for of_model in usage.values())
+    tokens = sum(total_of(of_model) for of_model in usage.values())
     if tokens:
         work.append(_count(tokens, "token"))
     text = f"Run {status} {'in' if completed else 'after'} {seconds(duration)}: "
@@ -103,11 +104,6 @@ def _map_progress(events: Sequence[Event], scope: tuple[str, ...], *, may_have_l
         text += f", {failed} failed" if failed else ""
         found.append(text + (f", {left} left" if left and may_have_left else ""))
     return found
-
-
-def _tokens(of_model: Mapping[str, Any]) -> int:
-    total = of_model.get("total_tokens")
-    return total if isinstance(total, int) else 0
 
 
 def _count(number: int, thing: str) -> str:

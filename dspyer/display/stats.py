@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from dspyer.display.tokens import total_of
 from dspyer.events import Commit
 from dspyer.failure import Failure
 from dspyer.patch import Replace
@@ -18,9 +19,8 @@ TIMEOUT = "NodeTimeoutError"
 
 
 class Checked(NamedTuple):
-    """A check, as far as its commits show what it did: the node that it checks, its fix, and its field."""
+    """A check, as far as its commits show what it did: its fix, and the field that gets its problems."""
 
-    of: str
     fix: str | None
     into: str
 
@@ -76,7 +76,7 @@ class NodeStats:
         durations: seconds of each visit that was committed, with its attempts and pauses.
         rejected_seconds: the part of them spent on outputs that a check refused, corrections included.
         lm_calls: LM calls; None if unknown.
-        lm_cached: those that DSPy's cache answered.
+        lm_cached: those whose response came from DSPy's cache.
         tokens: tokens of its LM calls; None if unknown.
         rejected_tokens: the part of them spent on outputs that a check refused.
         cost: US dollars; None if unknown.
@@ -255,16 +255,21 @@ class Stats:
         return [*lines, *self.unknown]
 
 
-def total_of(tokens: Mapping[str, Any]) -> int:
-    """The tokens of one language model."""
-    total = tokens.get("total_tokens")
-    return total if isinstance(total, int) else 0
-
-
 # --- the columns of the table
 
 
 class _Column(NamedTuple):
+    """A column of the table.
+
+    Attributes:
+        title: its head.
+        cell: the text of a node's cell.
+        counts: whether a node has something to show here; without such a node the column is left out.
+        always: whether it is never left out.
+        align: left or right.
+        alarms: whether a cell that counts is red.
+    """
+
     title: str
     cell: Callable[[NodeStats], str]
     counts: Callable[[NodeStats], object] = bool

@@ -153,6 +153,12 @@ class Sizes:
         return known[1]
 
 
+def total_of(tokens: Mapping[str, Any]) -> int:
+    """The tokens of one language model."""
+    total = tokens.get("total_tokens")
+    return total if isinstance(total, int) else 0
+
+
 def _cached(usage: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
     """By language model, the cached input tokens that providers report, by the names that OpenAI and Anthropic use."""
     found: dict[str, int] = {}

@@ -69,23 +69,29 @@ class _Entries(list[Any]):
     def append(self, entry: Mapping[str, Any]) -> None:
         """Make a record of an entry."""
         usage = entry.get("usage") or {}
-        execution = executing.get().partition("/")[0].partition("[")[0]
-        record = LMRecord(execution, str(entry.get("model")), total_tokens(usage), entry.get("cost"), not usage)
+        execution = _outermost(executing.get())
+        record = LMRecord(execution, str(entry.get("model")), token_counts(usage).total, entry.get("cost"), not usage)
         self._records.append(record)
 
 
-def total_tokens(usage: Mapping[str, Any]) -> int:
-    """The tokens of prompt and response together.
+class TokenCounts(NamedTuple):
+    """The tokens of one response: of its prompt, of the response, and of both."""
+
+    prompt: int
+    response: int
+    total: int
+
+
+def token_counts(usage: Mapping[str, Any]) -> TokenCounts:
+    """The tokens in the usage of a response, by the names of either of OpenAI's protocols; 0 where there is no number.
 
     Example:
-        >>> total_tokens({"prompt_tokens": 2, "completion_tokens": 3})
+        >>> token_counts({"prompt_tokens": 2, "completion_tokens": 3}).total
         5
     """
-    total = usage.get("total_tokens")
-    if isinstance(total, int):
-        return total
-    parts = [usage.get(name) for name in ("prompt_tokens", "completion_tokens", "input_tokens", "output_tokens")]
-    return sum(part for part in parts if isinstance(part, int))
+    prompt = usage.get("prompt_tokens") or usage.get("input_tokens") or 0
+    response = usage.get("completion_tokens") or usage.get("output_tokens") or 0
+    return TokenCounts(prompt, response, usage.get("total_tokens") or prompt + response)
 
 
 @contextmanager
@@ -100,6 +106,10 @@ def record_lm_calls() -> Iterator[LMRecorder]:
             yield recorder
     finally:
         executing.set(before)
-        outer = before.partition("/")[0].partition("[")[0]
         for one in around:
-            one.records += [record._replace(execution=outer) for record in recorder.records]
+            one.records += [record._replace(execution=_outermost(before)) for record in recorder.records]
+
+
+def _outermost(execution: str) -> str:
+    """The execution in the outermost graph; of an item, that of its map."""
+    return execution.partition("/")[0].partition("[")[0]

@@ -22,6 +22,7 @@ from dspy.lm15 import LM15Error
 from dspy.utils.callback import BaseCallback
 
 from dspyer.budget import Spending, Spent
+from dspyer.dspy_module.lm_records import token_counts
 from dspyer.errors import Interrupt
 
 T = TypeVar("T")
@@ -117,7 +118,7 @@ class LMCallRecord:
         requests = self._requests(failed)
         if not self._usages:
             return Spent(requests=requests)
-        tokens = sum(total for _, _, total in map(_tokens, self._usages))
+        tokens = sum(token_counts(usage).total for usage in self._usages)
         return Spent(tokens, None if spending.budget.cost is None else self._cost(spending), requests)
 
     def _requests(self, failed: bool) -> int:
@@ -138,17 +139,10 @@ class LMCallRecord:
             cost: float | None = self.history[-1].get("cost")
             return cost
         prices = prices or _known_prices(self.lm)  # without a history entry: it is switched off, or the call failed
-        counts = [_tokens(usage) for usage in self._usages]
-        if prices is None or not all(total for _, _, total in counts):
+        counts = [token_counts(usage) for usage in self._usages]
+        if prices is None or not all(one.total for one in counts):
             return None
-        return sum((sent * prices[0] + given * prices[1]) / 1e6 for sent, given, _ in counts)
-
-
-def _tokens(usage: Mapping[str, Any]) -> tuple[int, int, int]:
-    """The tokens of the prompt, of the response, and of both."""
-    sent = usage.get("prompt_tokens") or usage.get("input_tokens") or 0
-    given = usage.get("completion_tokens") or usage.get("output_tokens") or 0
-    return sent, given, usage.get("total_tokens") or sent + given
+        return sum((one.prompt * prices[0] + one.response * prices[1]) / 1e6 for one in counts)
 
 
 def _has_price(spending: Spending, lm: Any) -> bool:

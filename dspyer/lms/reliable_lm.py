@@ -37,6 +37,7 @@ from dspy.utils.exceptions import (
     LMUnsupportedFeatureError,
 )
 
+from dspyer.dspy_module.lm_records import token_counts
 from dspyer.errors import (
     DspyerError,
     always_raised,
@@ -48,7 +49,7 @@ from dspyer.errors import (
 )
 from dspyer.lms.gate import Gate, RateLimits, Sleep, raise_if_over
 from dspyer.nodes.steps import arun_script, run_script
-from dspyer.retry import Retry
+from dspyer.retry import Retry, retry_after
 from dspyer.views import estimate_tokens
 
 _log = logging.getLogger("dspyer.lms")
@@ -249,7 +250,7 @@ class ReliableLM(dspy.LM):
         """The pause before the next attempt at an LM; None if there is none."""
         if call.shown or always_raised(error):
             return None  # the reader has seen tokens: only the node may ask again, which says so in an event
-        asked, longest = _retry_after(error), self._retry.max_wait
+        asked, longest = retry_after(error), self._retry.max_wait
         if asked <= longest:
             lane.gate.hold(asked)
         pause = self._retry.pause(attempt, error)
@@ -285,7 +286,7 @@ class ReliableLM(dspy.LM):
         one.callbacks = [*self.callbacks, *lm.callbacks]
 
         def update_history(entry: dict[str, Any]) -> None:
-            call.used = _total_tokens(entry["usage"])
+            call.used = token_counts(entry["usage"]).total or None
             self.update_history(entry)
 
         one.update_history = update_history
@@ -479,22 +480,8 @@ def _falls_back(error: Exception) -> bool:
     return isinstance(error, LMError) or is_transient(error)
 
 
-def _retry_after(error: Exception) -> float:
-    """Seconds, 0 if the server has not asked to wait."""
-    asked = getattr(error, "retry_after", None)
-    return float(asked) if isinstance(asked, int | float) and math.isfinite(asked) and asked > 0 else 0.0
-
-
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {shorten(str(error), 200)}"
-
-
-def _total_tokens(usage: Mapping[str, Any]) -> int | None:
-    total = usage.get("total_tokens")
-    if total is None:
-        counted = [usage.get("prompt_tokens"), usage.get("completion_tokens")]
-        total = sum(one for one in counted if one) if any(counted) else None
-    return total
 
 
 def _tokens_to_reserve(lm: Any, call: PassedCall) -> int:

@@ -30,7 +30,7 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.subgraph import build_subgraph, is_program
 from dspyer.nodes.sync_async import acall_function, call_function, is_async
 from dspyer.patch import DELETE
-from dspyer.scheduler.lineage import Log, LogEntry, lineage_counts
+from dspyer.scheduler.lineage import Log, LogEntry, is_manual, lineage_counts
 from dspyer.scheduler.run_state import Branch
 from dspyer.schema.type_fit import fits, misfit, shown_type
 from dspyer.state import ImmutableState
@@ -311,7 +311,10 @@ class CheckNode(Node):
     # --- the chain of commits since `of` ran
 
     def visit_at(self, log: Log, head: int) -> CheckedVisit:
-        """The visit of `of` and its corrections, from the last commit before the check backwards."""
+        """The visit of `of` and its corrections, from the last commit before the check backwards.
+
+        Manual commits may lie in between.
+        """
         fixes, sent, index = 0, NOTHING_SENT, head
         while index >= 0:
             entry = log[index]
@@ -321,7 +324,7 @@ class CheckNode(Node):
                 sent = entry.sent or NOTHING_SENT
             elif entry.commit.node == self.fix:
                 fixes += 1
-            elif "+" not in entry.commit.id:  # a manual commit (`t.update`) may lie in between
+            elif not is_manual(entry.commit):
                 break
             index = entry.parents[0] if entry.parents else -1
         return CheckedVisit(-1, fixes, sent)
@@ -415,5 +418,5 @@ def _output_before(log: Sequence[LogEntry], index: int, check: CheckNode) -> set
         entry = log[index]
         if entry.commit.node in (check.of, check.fix):
             return {entry.commit.id}
-        index = entry.parents[0] if entry.parents and "+" in entry.commit.id else -1
+        index = entry.parents[0] if entry.parents and is_manual(entry.commit) else -1
     return set()

@@ -166,7 +166,7 @@ def node_options(
         given = None
     written, more = name_map(writes, "writes", who)
     problems += more
-    policy = _policy(retry, who, problems)
+    attempts = _retry(retry, who, problems)
     seconds = _timeout(timeout, who, problems)
     kept = _cache(cache, who, problems)
     return NodeOptions(
@@ -184,13 +184,13 @@ def node_options(
         frozen,
         condense,
         tuple(problems),
-        policy,
+        attempts,
         seconds,
         kept,
     )
 
 
-def _policy(retry: Retry | int | OfGraph | None, who: str, problems: list[str]) -> Retry | OfGraph | None:
+def _retry(retry: Retry | int | OfGraph | None, who: str, problems: list[str]) -> Retry | OfGraph | None:
     """The retry policy of a node; a wrong one is added to the problems."""
     if isinstance(retry, OfGraph):
         return retry
@@ -202,7 +202,7 @@ def _policy(retry: Retry | int | OfGraph | None, who: str, problems: list[str]) 
 
 
 def _timeout(seconds: object, who: str, problems: list[str]) -> float | None:
-    """The seconds of one attempt; what is no such number is added to the problems."""
+    """The seconds of one attempt; a wrong one is added to the problems."""
     if seconds is None:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float):

@@ -138,8 +138,11 @@ def again(script: Script[T], asked: int, lose: Callable[[Steps], None]) -> Scrip
 
 
 AttemptFailure: TypeAlias = Callable[[Call, int, Exception, float], Call]
-"""Is told of a failed attempt that another one follows: its call, its number, what it raised, the pause in seconds.
-Returns the call of the next attempt."""
+"""What to do about a failed attempt that another one follows: takes its call, its number, what it raised, and the pause
+in seconds; returns the call of the next attempt."""
+
+RESUME_STRIDE: Final = 1000
+"""How far apart the numbers of the attempts of two processes are: an execution has fewer attempts in one."""
 
 
 def next_attempt(call: Call, number: int, error: Exception, pause: float) -> Call:
@@ -199,7 +202,3 @@ def retried(
             return found
         yield Pause(seconds), call
         number += 1
-
-
-RESUME_STRIDE: Final = 1000
-"""How far apart the numbers of the attempts of two processes are: an execution has fewer attempts in one."""

@@ -174,16 +174,9 @@ async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
                 await work.ended()
             except asyncio.CancelledError:
                 if limit.over:
-                    mark_left_running(limit)
+                    limit.leave_running()
                     raise
     return work.result()
-
-
-def mark_left_running(limit: TimeLimit | None) -> None:
-    """Notes a sync call that is left running, for its attempt and for those around it."""
-    while limit is not None:
-        limit.left_running = True
-        limit = limit.around
 
 
 class _LoopThread:

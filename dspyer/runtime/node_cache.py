@@ -25,6 +25,7 @@ import dspy
 from dspy.utils.caching import default_cache_dir
 
 from dspyer import clock
+from dspyer.dspy_module.tracing import step_count
 from dspyer.nodes.cache_key import key_of
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import CachePlan
@@ -98,9 +99,9 @@ def _leader(
     if found is not None:
         flight.entry = entry
         return found, True
-    steps = len(dspy.settings.trace or ())
+    steps = step_count()
     output = yield from make(look.capture)
-    if look.entry is not None and len(dspy.settings.trace or ()) > steps:
+    if look.entry is not None and step_count() > steps:
         look.warn("it called a predictor, which a result from the cache would leave out of the trace: it is not kept")
     elif look.entry is not None:
         flight.entry = look.entry

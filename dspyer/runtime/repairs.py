@@ -18,7 +18,7 @@ from dspyer.display.redaction import Redaction, Redactor
 from dspyer.nodes.check import PREVIOUS, PROBLEMS, CheckNode
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE, Replace, apply_value
-from dspyer.scheduler.lineage import LogEntry
+from dspyer.scheduler.lineage import LogEntry, is_manual
 from dspyer.scheduler.run_state import Target
 from dspyer.values.frozen import FrozenDict, thaw
 
@@ -51,7 +51,7 @@ class CheckedCommit(NamedTuple):
         """Return what repairs need of an entry of a log; `prefix` is what ids in its run begin with."""
         commit = entry.commit
         parent = entry.parents[0] if entry.parents else -1
-        return cls(prefix + commit.id, commit.node, commit.route, commit.patch, entry.sent, parent, "+" in commit.id)
+        return cls(prefix + commit.id, commit.node, commit.route, commit.patch, entry.sent, parent, is_manual(commit))
 
 
 class LoggedChecks(NamedTuple):

@@ -37,8 +37,6 @@ def items_in(events: Iterable[Event]) -> dict[str, ItemCounts]:
 
 def counted_parts(nodes: Mapping[str, Node]) -> CountedParts:
     """The checks and the maps among the nodes of a graph."""
-    checks = {
-        name: Checked(node.of, node.fix, node.into) for name, node in nodes.items() if isinstance(node, CheckNode)
-    }
+    checks = {name: Checked(node.fix, node.into) for name, node in nodes.items() if isinstance(node, CheckNode)}
     maps = {name: Mapped(*node.map_fields[2:]) for name, node in nodes.items() if node.map_fields is not None}
     return {"checks": checks, "maps": maps}

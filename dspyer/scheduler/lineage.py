@@ -237,12 +237,17 @@ def extra_counts(
     return found
 
 
+def is_manual(commit: Commit) -> bool:
+    """Whether no node made a commit: `t.update` did, and its id is that of the commit before it, `trunk:3+1`."""
+    return "+" in commit.id
+
+
 def lineage_counts(log: Log, head: int) -> LineageCounts:
     """The counts of a lineage that run values read, counted again by a walk; those by branch path are left out."""
     counts: dict[Any, Any] = {}
     for index in ancestry(log, [head]):
         commit = log[index].commit
-        if "+" not in commit.id:  # a manual commit is no visit
+        if not is_manual(commit):
             counts[commit.node] = counts.get(commit.node, 0) + 1
         counts.update(extra_counts(commit, frozenset(), counts.get))
     return LineageCounts().update(counts)

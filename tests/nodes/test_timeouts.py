@@ -394,6 +394,32 @@ def test_a_graph_that_is_left_running_commits_nothing_more(mode: str) -> None:
 
 
 @MODES
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_node_that_is_left_running_leaves_the_graph_around_it_in_time(stored: bool, mode: str) -> None:
+    """Its graph goes on, also if the graph is a node with a timeout: with all events, and other attempts."""
+    stuck, calls = Stuck(), []
+
+    def fails_once() -> dict[str, Any]:
+        calls.append("late")
+        if len(calls) == 1:
+            raise ConnectionError("no line")
+        return {"log": "late"}
+
+    inner = Graph(Notes).add_node("stuck", stuck.__call__, writes=["text"], timeout=SHORT)
+    inner.add_node("late", fails_once, writes=["log"]).add_path(START, "stuck", END).add_edge("late", END)
+    inner.add_error_edge("stuck", "late", on=NodeTimeoutError)
+    outer = Graph(Notes).add_node("part", inner.compile(), timeout=LONG, retry=2).add_path(START, "part", END)
+    with no_pauses():
+        found = run(outer.compile(store=":memory:"), mode, thread="t" if stored else "")
+    assert (found.status, found.state["log"]) == ("completed", ["late"])
+    names = [type(event).__name__ for event in found.events if event.scope]
+    # The commits of the inputs, of the node that timed out (kept for the next attempt), and of the handler.
+    assert (names.count("NodeFailed"), names.count("Committed"), names.count("RunEnded")) == (2, 3, 2)
+    assert (stuck.calls, calls) == (1, ["late", "late"])
+    stuck.go_on.set()
+
+
+@MODES
 def test_a_live_reader_that_times_out_ends(mode: str) -> None:
     class Pad(BaseModel):
         notes: Annotated[list[str], reducers.append, live] = []
