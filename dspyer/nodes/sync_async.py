@@ -24,7 +24,7 @@ from anyio.from_thread import run as run_on_host_loop
 from dspyer.blocking import AsyncCalls, DaemonCall, Outcome, result_of, run_in_thread
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.nodes.callables import own_call
-from dspyer.stopping import TimeLimit, current_limit
+from dspyer.stopping import current_limit
 
 T = TypeVar("T")
 
