@@ -110,10 +110,10 @@ class NodeTimeoutError(DspyerError, TimeoutError):
     """An attempt of a node took longer than its `timeout`.
 
     Attributes:
-        detached: whether the attempt still runs: a sync function cannot be killed.
+        left_running: whether the attempt still runs in its thread: a sync function cannot be ended.
     """
 
-    detached = False
+    left_running = False
 
 
 class MapError(DspyerError):
@@ -389,7 +389,7 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, NodeOutputError):
         return error.of_module
     if isinstance(error, NodeTimeoutError):
-        return not error.detached
+        return not error.left_running
     dspy_errors: Any = sys.modules.get("dspy.utils.exceptions")  # without an import: what raised one has imported it
     if dspy_errors is not None:
         if isinstance(error, dspy_errors.AdapterParseError):

@@ -529,8 +529,8 @@ class Graph:
 
         Raises:
             GraphError: if anything is wrong with the graph, with all problems and their fixes.
-            ValueError: if `durability` is unknown or a pattern of `redact` is malformed.
-            TypeError: if `answers` is neither a dict nor a function.
+            ValueError: if `durability` is unknown, a pattern of `redact` is malformed, or `retry` is less than 1.
+            TypeError: if `answers` is neither a dict nor a function, or `retry` or `budget` is of another kind.
 
         Example:
             >>> from dspyer import END

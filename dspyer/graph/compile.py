@@ -245,7 +245,7 @@ class GraphParts(NamedTuple):
         ]
 
     def brought(self) -> dict[str, None]:
-        """The fixes of checks, which may get more from the check than they take."""
+        """For `GraphSpec.takes`: None, any name, for the fixes of checks, which may get more than they take."""
         return {node.fix: None for node in self.nodes.values() if isinstance(node, CheckNode) and node.fix is not None}
 
     def attributes(self, frozen: bool) -> frozenset[str]:

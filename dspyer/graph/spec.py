@@ -15,7 +15,7 @@ from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
 from dspyer.graph.declarations import check_redacted_fields
 from dspyer.graph.error_edges import ErrorEdge
-from dspyer.graph.text import draw_mermaid, explain, route_labels
+from dspyer.graph.text import draw_mermaid, edge_labels, explain
 from dspyer.nodes.check import CheckNode
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import Node, Send
@@ -210,7 +210,7 @@ class GraphSpec:
 
     def _picture(self) -> GraphPicture:
         kinds = {name: node.kind for name, node in self.nodes.items()}
-        return GraphPicture(self.topology, route_labels(self), kinds)
+        return GraphPicture(self.topology, edge_labels(self), kinds)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphSpec:
         return self  # frozen, and shared by all copies of a program

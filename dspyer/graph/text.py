@@ -77,21 +77,35 @@ def _policy_facts(graph: GraphSpec, name: str) -> list[str]:
 
 
 def route_labels(graph: GraphSpec) -> dict[tuple[str, str], str]:
-    """The labels of edges by source and target: those by which routers choose one, and what an error edge takes."""
+    """The labels by which routers choose an edge, by source and target."""
+    return _joined(_router_labels(graph))
+
+
+def edge_labels(graph: GraphSpec) -> dict[tuple[str, str], str]:
+    """The labels of edges in a picture: those of routers, and after a cross what an error edge takes."""
+    found = _router_labels(graph)
+    for source, edges in graph.error_edges.items():
+        for edge in edges:
+            found.setdefault((source, edge.target), []).append(f"{ERROR_MARK} {edge.condition}")
+    return _joined(found)
+
+
+def _router_labels(graph: GraphSpec) -> dict[tuple[str, str], list[str]]:
     found: dict[tuple[str, str], list[str]] = {}
     for source, ways in graph.exits.items():
         for way in ways:
             if not isinstance(way, str):
                 for target, text in way.labels.items():
                     found.setdefault((source, target), []).append(text)
-    for source, edges in graph.error_edges.items():
-        for edge in edges:
-            found.setdefault((source, edge.target), []).append(f"{ERROR_MARK} {edge.condition}")
-    return {edge: ", ".join(texts) for edge, texts in found.items()}
+    return found
+
+
+def _joined(labels: Mapping[tuple[str, str], list[str]]) -> dict[tuple[str, str], str]:
+    return {edge: ", ".join(texts) for edge, texts in labels.items()}
 
 
 def _target(graph: GraphSpec, name: str, target: str, labels: Mapping[tuple[str, str], str]) -> str:
-    label = labels.get((name, target), "").partition(f"{ERROR_MARK} ")[0].rstrip(", ")
+    label = labels.get((name, target))
     facts = [repr(label)] if label else []
     facts += ["next round"] if graph.topology.rounds.goes_back(name, target) else []
     return f"{target} ({', '.join(facts)})" if facts else target
@@ -141,10 +155,9 @@ _SHAPES = {
 def draw_mermaid(picture: GraphPicture) -> str:
     """The graph as a Mermaid flowchart.
 
-    Functions are boxes, modules have double sides, subgraphs are slanted, maps are drums, interrupts are
-    hexagons, checks are diamonds.
-    Routes carry their labels. Edges that start the next round of a loop are dashed, and nodes at which a round begins
-    have a thick border. Error edges are dashed, too, and the label says after a cross what they take.
+    Functions are boxes, modules have double sides, subgraphs are slanted, maps are drums, interrupts are hexagons,
+    checks are diamonds. Routes carry their labels. Edges that start the next round of a loop are dashed, and nodes at
+    which a round begins have a thick border. Error edges are dashed, too; the label says after a cross what they take.
     """
     lines = ["flowchart TD"]
     for node in picture.nodes:

@@ -5,8 +5,8 @@ rate algorithm with a burst of one (ITU-T I.371): a server that counts in window
 limit. The next time is one number, so a caller sleeps once and wakes once however many wait; it depends on no other
 thread or loop to wake it.
 
-A server that asks to wait (`Retry-After`) holds back every caller: times before the end of the hold are void, and who
-had one asks for another when it wakes.
+A server that asks to wait (`Retry-After`) holds back every caller: times before the end of the hold are void, and a
+caller that had one asks for another when it wakes.
 """
 
 from __future__ import annotations
@@ -106,7 +106,10 @@ class Slots:
         self._lock = threading.Lock()
 
     def acquire(self, wait: bool = True) -> Future[None] | None:
-        """Takes a slot, or returns what is done when the caller has one. Without `wait`, there may be one too many."""
+        """Takes a slot and returns None; if none is free, returns a future that is done once the caller has one.
+
+        Without `wait` the slot is taken in any case, so that one more than allowed may be in use.
+        """
         with self._lock:
             if self._free > 0 or not wait:
                 self._free -= 1

@@ -118,6 +118,6 @@ def _timeout_error(attempt: Attempt, limit: TimeLimit) -> NodeTimeoutError:
         f"{what}. Its sync code still runs in a thread, which Python cannot end; nothing that it does counts any more. "
         "Give what it waits for (the LM, an HTTP client) a smaller timeout of its own"
     )
-    error.detached = True
+    error.left_running = True
     logger.warning("%s, and its sync code still runs in a thread", what)
     return error

@@ -112,7 +112,7 @@ def open_disk(folder: str) -> Any:
     from diskcache.core import MODE_PICKLE
 
     class BytesDisk(Disk):
-        """Reads no pickle: who can write to the folder could otherwise run code here."""
+        """Reads no pickle: otherwise a process that can write to the folder could run code here."""
 
         def fetch(self, mode: int, filename: str, value: Any, read: bool) -> Any:
             if mode == MODE_PICKLE:

@@ -95,7 +95,7 @@ def test_async_code_is_cancelled_and_its_finally_blocks_run(mode: str) -> None:
     assert found.status == "failed"
     assert isinstance(found.error, NodeTimeoutError)
     assert isinstance(found.error, TimeoutError)
-    assert not found.error.detached
+    assert not found.error.left_running
     assert is_transient(found.error)
     assert "node 'slow' (execution trunk:1): attempt 1 took longer than its timeout of 0.05 s" in str(found.error)
     assert steps == ["cleaned"]
@@ -134,7 +134,7 @@ def test_a_sync_attempt_is_left_running_and_fenced(mode: str, use: str, caplog: 
         found = run(program, mode, thread="t")
     error = found.error
     assert isinstance(error, NodeTimeoutError)
-    assert error.detached
+    assert error.left_running
     assert not is_transient(error)
     assert "still runs in a thread, which Python cannot end" in str(error)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
@@ -366,7 +366,7 @@ def test_a_graph_as_a_node_is_stopped(mode: str) -> None:
     compiled = outer.compile(store=":memory:")
     error = run(compiled, mode, thread="t").error
     assert isinstance(error, NodeTimeoutError)
-    assert not error.detached
+    assert not error.left_running
     found = compiled.thread("t").resume()
     assert (found.status, found.state["text"], found.state["log"]) == ("completed", "done", ["quick"])
     assert calls == ["quick", "slow", "slow"]
@@ -382,7 +382,7 @@ def test_a_graph_that_is_left_running_commits_nothing_more(mode: str) -> None:
     compiled = outer.compile(store=":memory:")
     found = run(compiled, mode, thread="t")
     assert isinstance(found.error, NodeTimeoutError)
-    assert found.error.detached
+    assert found.error.left_running
     stuck.go_on.set()
     assert stuck.ended.wait(20)
     for thread in threading.enumerate():
