@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from dspyer.errors import suggestion
-from dspyer.scheduler.loops import Edge, Rounds, descendants
+from dspyer.scheduler.loops import Edge, Rounds, components, descendants
 from dspyer.scheduler.topology import END, START
 
 
@@ -154,6 +154,102 @@ def check_parallel_writers(facts: GraphFacts, rounds: Rounds) -> Iterator[str]:
                         f"field a reducer (Annotated[{typed}]), say what wins with Graph(..., "
                         f"merge={{{field!r}: 'last_write_wins'}}), or let one of them write another field"
                     )
+
+
+def check_failing_forks(facts: GraphFacts, rounds: Rounds) -> Iterator[str]:
+    """Pairs of nodes that write one field in parallel only after a failure, without a reducer or a policy for it.
+
+    Where one branch of a fork fails, a join behind the fork runs with the others alone, in parallel to the handler.
+    """
+    if not any(edge.on_error for edge in facts.edges):
+        return
+    ways = _Ways(facts, rounds)
+    fields = dict.fromkeys(field for node in facts.nodes for field in facts.writes[node] or ())
+    fields |= dict.fromkeys(edge.into for edge in facts.edges if edge.into is not None)
+    for field in fields:
+        if field not in facts.folded:
+            for first, second, failed in ways.conflicts(field):
+                yield (
+                    f"nodes {first!r} and {second!r} both write {field!r}, in parallel if {failed!r} fails: the error "
+                    f"edge of {failed!r} leads one branch away, and the others go on. Lead its handler to the node where "
+                    f"they join, say what wins with Graph(..., merge={{{field!r}: 'last_write_wins'}}), or let one of "
+                    "them write another field"
+                )
+
+
+class _Place(NamedTuple):
+    """Two branches of a fork that have not met: where each is, which node of it has written, and which one failed."""
+
+    left: str
+    right: str
+    wrote_left: str | None = None
+    wrote_right: str | None = None
+    failed: str | None = None
+
+
+class _Ways:
+    """What two branches of a fork can do before they meet.
+
+    Of the two places, the branch that is further from the end goes on: then the branches visit a common node only
+    together, that is, where they join.
+    """
+
+    def __init__(self, facts: GraphFacts, rounds: Rounds) -> None:
+        self._facts = facts
+        self._edges: dict[str, list[Edge]] = {}
+        for edge in facts.edges:
+            if not rounds.goes_back(edge.source, edge.target):
+                self._edges.setdefault(edge.source, []).append(edge)
+        self._successors = _successors([edge for edges in self._edges.values() for edge in edges])
+        parts = components((*facts.nodes, START, END), self._successors)
+        self._distance = {node: i for i, node in enumerate(name for part in parts for name in part)} | {END: -1}
+        failing = {edge.source: 1 for edge in facts.edges if edge.on_error}
+        self._failing = descendants((*facts.nodes, START, END), self._successors, failing)
+
+    def conflicts(self, field: str) -> Iterator[tuple[str, str, str]]:
+        """(node, node, node that failed) where two nodes write a field in parallel after a failure, and only then."""
+        writers = {edge.source: 1 for edge in self._facts.edges if edge.into == field}
+        writers |= {node: 1 for node in self._facts.nodes if field in (self._facts.writes[node] or ())}
+        if len(writers) < 2:
+            return
+        after = descendants((*self._facts.nodes, START, END), self._successors, writers)
+        found: dict[tuple[str, ...], str | None] = {}
+        work = [
+            _Place(left, right)
+            for groups in self._facts.forks.values()
+            for pair in _pairs(groups)
+            for left, right in (pair, pair[::-1])
+        ]
+        seen = set(work)
+        while work:
+            place = work.pop()
+            for reached in self._next(place, field):
+                if reached.wrote_left is not None and reached.wrote_right is not None:
+                    pair = tuple(sorted((reached.wrote_left, reached.wrote_right), key=self._facts.nodes.index))
+                    if reached.failed is None or pair not in found:
+                        found[pair] = reached.failed
+                elif reached not in seen and self._can_conflict(reached, after):
+                    seen.add(reached)
+                    work.append(reached)
+        yield from ((first, second, failed) for (first, second), failed in found.items() if failed is not None)
+
+    def _next(self, place: _Place, field: str) -> Iterator[_Place]:
+        """The places after the next transition; the branch that takes it is the left one of `place` or of its mirror."""
+        left, right, wrote_left, wrote_right, failed = place
+        if self._distance[left] < self._distance[right]:
+            left, right, wrote_left, wrote_right = right, left, wrote_right, wrote_left
+        writes = field in (self._facts.writes.get(left) or ())
+        for edge in self._edges.get(left, ()):
+            wrote = left if (edge.into == field if edge.on_error else writes) else wrote_left
+            yield _Place(edge.target, right, wrote, wrote_right, failed or (left if edge.on_error else None))
+
+    def _can_conflict(self, place: _Place, after: Mapping[str, int]) -> bool:
+        return (
+            (place.left != place.right or place.left == END)
+            and bool(place.wrote_left is not None or after.get(place.left))
+            and bool(place.wrote_right is not None or after.get(place.right))
+            and bool(place.failed or self._failing.get(place.left) or self._failing.get(place.right))
+        )
 
 
 def _writers_after(facts: GraphFacts, rounds: Rounds, contested: Mapping[str, int]) -> dict[str, int]:

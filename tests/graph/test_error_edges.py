@@ -203,6 +203,48 @@ def test_into_is_a_field_that_the_source_writes() -> None:
     assert "problems" in (both.compile().graph.writes or ())
 
 
+def fork_with_handler(*sources: str, back: str = END, writes: str = "reply", **options: Any) -> Graph:
+    """`left` and `right` join at `answer`; `sorry` handles failures of `sources`, and goes on at `back`."""
+    graph = Graph(name="Fork", **options)
+    graph.add_node("left", lambda q: {"a": q}, writes=["a"])
+    graph.add_node("right", lambda q: {"b": q / 0}, writes=["b"])
+    graph.add_node("answer", lambda q, b="": {"reply": q}, writes=["reply"])
+    graph.add_node("sorry", lambda problem: {writes: "sorry"}, writes=[writes])
+    graph.add_edge(START, ["left", "right"])
+    graph.add_edge(["left", "right"], "answer")
+    graph.add_edge("answer", END)
+    graph.add_error_edge(list(sources), "sorry", into="problem")
+    graph.add_edge("sorry", back)
+    return graph
+
+
+def test_a_handler_and_the_join_behind_the_failed_branch_may_not_write_one_field() -> None:
+    with pytest.raises(GraphError, match="'answer' and 'sorry' both write 'reply', in parallel if 'right' fails") as one:
+        fork_with_handler("right").compile()
+    assert len(one.value.problems) == 1
+    with pytest.raises(GraphError) as both:
+        fork_with_handler("right", "answer").compile()
+    assert [text.partition(":")[0] for text in both.value.problems] == [
+        "nodes 'answer' and 'sorry' both write 'reply', in parallel if 'right' fails",
+        "nodes 'right' and 'answer' both write 'problem', in parallel if 'right' fails",
+    ]
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        fork_with_handler("answer"),  # after the join there is one branch
+        fork_with_handler("right", back="answer"),  # the handler leads to the join
+        fork_with_handler("right", back="answer", writes="b"),
+        fork_with_handler("right", writes="excuse"),
+        fork_with_handler("right", merge={"reply": "last_write_wins"}),
+    ],
+)
+def test_a_handler_that_does_not_write_in_parallel_is_accepted(graph: Graph) -> None:
+    run = graph.compile().run({"q": 1})
+    assert run.status == ("failed" if not graph.compile().graph.error_edges.get("right") else "completed"), run.error
+
+
 def test_the_failures_of_several_sends_need_a_reducer() -> None:
     def graph(into: str) -> Graph:
         made = graph_of(("ask", END), ("handle", END)).add_error_edge("ask", "handle", into=into)
