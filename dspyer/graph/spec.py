@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import dspy
 
@@ -243,6 +243,10 @@ def check_inputs_by_name(graph: GraphSpec, inputs: object) -> None:
     )
 
 
+RUN_OPTIONS: Final = ("budget", "resources", "answers")
+"""What a run takes besides its inputs, and what a program called with its inputs by name does not."""
+
+
 def check_inputs(graph: GraphSpec, inputs: Collection[str], kept: Collection[str] = ()) -> None:
     """Refuse unknown and missing inputs of a run; `kept` fields have a value from earlier runs of the thread."""
     known = graph.inputs
@@ -255,6 +259,8 @@ def check_inputs(graph: GraphSpec, inputs: Collection[str], kept: Collection[str
             f"graph {graph.name!r} has no input {list_names(extra)}.{hints} Its inputs are {list_names(known)}; "
             "name others with Graph(inputs=[...])"
         )
+        if option := next((name for name in RUN_OPTIONS if name in extra), None):
+            problems.append(f"{option} is an option of run, as in program.run({{...}}, {option}=...)")
     missing = [name for name in known if name in graph.required and name not in inputs and name not in kept]
     if missing:
         texts = ", ".join(_missing_text(graph, name, extra) for name in missing[:6])

@@ -416,8 +416,11 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
     problems += _failures_problems(options, mapped)
     if node.takes is not None and item not in node.takes:
         problems.append(f"{options.who} never reads its item: give it a parameter or input {item!r}, or say item=...")
-    if max_concurrency is not None and max_concurrency < 1:
-        problems.append(f"{options.who}: max_concurrency={max_concurrency} lets no item run: give 1 or more, or None")
+    most: Any = max_concurrency
+    if most is not None and (isinstance(most, bool) or not isinstance(most, int)):
+        problems.append(f"{options.who}: max_concurrency={most!r}: give the most items that run at once, or None")
+    elif most is not None and most < 1:
+        problems.append(f"{options.who}: max_concurrency={most} lets no item run: give 1 or more, or None")
     outer = MapNode(
         name=options.name,
         reads=None if node.reads is None else {**node.reads, over: over},

@@ -112,7 +112,16 @@ def check_paths(facts: GraphFacts) -> Iterator[str]:
     ends = reachable(backwards, END)
     for node in facts.nodes:
         if node not in reached:
-            yield f"node {node!r} is never reached: add an edge to it, or leave it out"
+            handled = next((edge.target for edge in facts.edges if edge.on_error and edge.source == node), None)
+            hint = (
+                ""
+                if handled is None
+                else (
+                    f"; if it handles failures of {handled!r}, the arguments are the other way round: "
+                    f"add_error_edge({handled!r}, {node!r})"
+                )
+            )
+            yield f"node {node!r} is never reached: add an edge to it, or leave it out{hint}"
         elif node not in sources:
             hint = "; declare where its Command goes with add_node(goto=[...])" if node in facts.commands else ""
             when = " unless it fails, since an error edge is its only edge" if node in caught else ""
@@ -171,9 +180,9 @@ def check_failing_forks(facts: GraphFacts, rounds: Rounds) -> Iterator[str]:
             for first, second, failed in ways.conflicts(field):
                 yield (
                     f"nodes {first!r} and {second!r} both write {field!r}, in parallel if {failed!r} fails: the error "
-                    f"edge of {failed!r} leads one branch away, and the others go on. Lead its handler to the node where "
-                    f"they join, say what wins with Graph(..., merge={{{field!r}: 'last_write_wins'}}), or let one of "
-                    "them write another field"
+                    f"edge of {failed!r} leads one branch away, and the others go on. Lead its handler to the node "
+                    f"where they join, say what wins with Graph(..., merge={{{field!r}: 'last_write_wins'}}), or "
+                    "let one of them write another field"
                 )
 
 
@@ -234,7 +243,7 @@ class _Ways:
         yield from ((first, second, failed) for (first, second), failed in found.items() if failed is not None)
 
     def _next(self, place: _Place, field: str) -> Iterator[_Place]:
-        """The places after the next transition; the branch that takes it is the left one of `place` or of its mirror."""
+        """The places after the next transition; the branch that takes it becomes the left one."""
         left, right, wrote_left, wrote_right, failed = place
         if self._distance[left] < self._distance[right]:
             left, right, wrote_left, wrote_right = right, left, wrote_right, wrote_left

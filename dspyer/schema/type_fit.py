@@ -51,8 +51,8 @@ def fits(given: Any, wanted: Any) -> bool:
     if get_origin(wanted) in UNIONS:
         return any(fits(given, member) for member in get_args(wanted))
     given_kind, wanted_kind = _kind(given), _kind(wanted, True)
-    if wanted_kind in NEVER.get(given_kind, ()):
-        return False
+    if wanted_kind in NEVER.get(given_kind, ()) or (wanted_kind == "NoneType" and given_kind in NEVER):
+        return given_kind == wanted_kind
     given_item, wanted_item = _item(given), _item(wanted)
     have_items = (given_kind in LISTS and wanted_kind in LISTS) or given_kind == wanted_kind == "dict"
     return not have_items or given_item is None or wanted_item is None or fits(given_item, wanted_item)

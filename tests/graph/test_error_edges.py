@@ -219,15 +219,20 @@ def fork_with_handler(*sources: str, back: str = END, writes: str = "reply", **o
 
 
 def test_a_handler_and_the_join_behind_the_failed_branch_may_not_write_one_field() -> None:
-    with pytest.raises(GraphError, match="'answer' and 'sorry' both write 'reply', in parallel if 'right' fails") as one:
-        fork_with_handler("right").compile()
-    assert len(one.value.problems) == 1
-    with pytest.raises(GraphError) as both:
-        fork_with_handler("right", "answer").compile()
-    assert [text.partition(":")[0] for text in both.value.problems] == [
-        "nodes 'answer' and 'sorry' both write 'reply', in parallel if 'right' fails",
-        "nodes 'right' and 'answer' both write 'problem', in parallel if 'right' fails",
-    ]
+    reply = "nodes 'answer' and 'sorry' both write 'reply', in parallel if 'right' fails"
+    problem = "nodes 'right' and 'answer' both write 'problem', in parallel if 'right' fails"
+    for sources, expected in ((["right"], [reply]), (["right", "answer"], [reply, problem])):
+        with pytest.raises(GraphError) as caught:
+            fork_with_handler(*sources).compile()
+        assert [text.partition(":")[0] for text in caught.value.problems] == expected
+
+
+def test_swapped_arguments_are_named() -> None:
+    graph = Graph(name="Swapped").add_node("a", lambda q: {"a": q}, writes=["a"])
+    graph.add_node("sorry", lambda q: {"a": "sorry"}, writes=["a"])
+    graph.add_path(START, "a", END).add_error_edge("sorry", "a").add_edge("sorry", END)
+    with pytest.raises(GraphError, match=r"'sorry' is never reached: .*: add_error_edge\('a', 'sorry'\)$"):
+        graph.compile()
 
 
 @pytest.mark.parametrize(

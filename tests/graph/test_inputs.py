@@ -10,7 +10,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, ImmutableState, fill, reducers
+from dspyer import END, START, Budget, CompiledGraph, Context, Graph, ImmutableState, fill, reducers
 from dspyer.errors import GraphError, InputError
 from dspyer.stores import Memory
 from tests.nodes.kit import MODES
@@ -84,6 +84,12 @@ CLOSED: dict[str, tuple[Callable[[], Graph], dict[str, Any], str, str]] = {
 
 async def call(mode: str, program: CompiledGraph, inputs: dict[str, Any]) -> dspy.Prediction:
     return program(**inputs) if mode == "sync" else await program.acall(**inputs)
+
+
+def test_an_option_of_run_that_a_call_got_as_an_input_is_named() -> None:
+    program = Graph().add_node("f", lambda q: {"a": q}).add_path(START, "f", END).compile()
+    with pytest.raises(InputError, match=r"budget is an option of run, as in program\.run\(\{...\}, budget=...\)"):
+        program(q="x", budget=Budget(requests=1))
 
 
 @MODES

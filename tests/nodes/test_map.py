@@ -232,6 +232,7 @@ def test_items_that_cannot_be_mapped_raise_in_the_run(
         (dspy.Predict("title -> text"), {}, "never reads its item"),
         (lambda dok: dok, {}, "'dok' is no field"),
         (bare, {"max_concurrency": 0}, "max_concurrency=0 lets no item run"),
+        (bare, {"max_concurrency": "4"}, "max_concurrency='4': give the most items that run at once, or None"),
         ("doc -> text", {}, "a signature needs a module"),
         (dspy.Predict("doc -> text"), {"writes": ["txt"]}, "Did you mean 'text'?"),
     ],

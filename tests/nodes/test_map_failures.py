@@ -467,7 +467,7 @@ def test_two_maps_that_run_at_once_need_a_reducer_for_their_failures() -> None:
     [
         (
             {"failures": "unred"},
-            "'title', 'tags'). Did you mean 'unread'?",
+            "'title', 'tags', 'problem'). Did you mean 'unread'?",
         ),
         ({"failures": "docs"}, "failures='docs' is its over=, too: give the failures their own field"),
         ({"failures": "notes"}, "failures='notes' is its into=, too"),
@@ -475,6 +475,7 @@ def test_two_maps_that_run_at_once_need_a_reducer_for_their_failures() -> None:
             {"failures": "title"},
             "the list of its failures is list[dspyer.failure.Failure], and field 'title' takes str",
         ),
+        ({"failures": "problem"}, "declare it as problem: list[dspyer.Failure] = []"),
         ({"failures": "tags"}, "declare it as tags: list[dspyer.Failure] = []"),
         ({"failures": 3}, "failures=3: give the name of a field"),
         ({"failures": None, "min_success": 0.5}, "min_success=0.5 lets items fail, so it needs failures='a field'"),
@@ -490,6 +491,7 @@ def test_wrong_options_are_refused_at_build(options: dict[str, Any], text: str) 
     class Titled(Corpus):
         title: str = ""
         tags: list[str] = []
+        problem: Failure | None = None
 
     with pytest.raises(GraphError) as caught:
         reading(Reader().read, Titled, **options)
