@@ -127,7 +127,7 @@ def raises(stage: Stage) -> None:
 @pytest.mark.parametrize("leave", [closes, leaves_the_block, breaks, returns, raises])
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_sync_reader_that_leaves_stops_the_run(leave: Callable[[Stage], None], mode: str) -> None:
-    stage, threads = Stage(mode), threading.active_count()
+    stage, before = Stage(mode), set(threading.enumerate())
 
     def let() -> None:  # a sync node ends after the run was told to stop
         assert stage.inside.wait(20)
@@ -154,8 +154,8 @@ def test_a_sync_reader_that_leaves_stops_the_run(leave: Callable[[Stage], None],
         CompiledGraph._open = original  # type: ignore[method-assign]
     assert stage.cleaned.is_set() == (mode == "async")
     stage.check(finished=mode == "sync")
-    gone = [one for one in threading.enumerate() if one.name.startswith("dspyer") and "leases" not in one.name]
-    assert not gone, threads
+    left = set(threading.enumerate()) - before
+    assert not [one for one in left if one.name.startswith("dspyer") and "leases" not in one.name]
 
 
 async def acloses(stage: Stage) -> None:
