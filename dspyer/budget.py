@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Self
 from dspyer import clock
 from dspyer.errors import BudgetError, InputError, with_article
 from dspyer.stopping import StopSignal
+from dspyer.values.scalars import is_number, is_whole_number
 
 _LIMITS = ("tokens", "cost", "requests", "seconds")
 _COUNTS = ("tokens", "requests")
@@ -82,8 +83,7 @@ class Budget:
 def _check_limit(name: str, limit: object) -> None:
     if limit is None:
         return
-    kinds = int if name in _COUNTS else (int, float)
-    if isinstance(limit, bool) or not isinstance(limit, kinds):
+    if not (is_whole_number(limit) if name in _COUNTS else is_number(limit)):
         kind = "a whole number" if name in _COUNTS else "US dollars" if name == "cost" else "a number"
         raise TypeError(f"Budget({name}={limit!r}): give {kind}, or None for no limit")
     assert isinstance(limit, int | float)
@@ -98,7 +98,7 @@ def _checked_prices(prices: object) -> dict[str, tuple[float, float]]:
     found: dict[str, tuple[float, float]] = {}
     for model, price in prices.items():
         pair = tuple(price) if isinstance(price, tuple | list) else ()
-        numbers = [one for one in pair if isinstance(one, int | float) and not isinstance(one, bool)]
+        numbers = [one for one in pair if is_number(one)]
         if not isinstance(model, str) or len(pair) != 2 or len(numbers) != 2:
             raise TypeError(f"Budget(prices=) has {price!r} for {model!r}: {form}")
         if not all(math.isfinite(one) and one >= 0 for one in numbers):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from dspyer.errors import with_article
+from dspyer.values.scalars import is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +45,7 @@ class Cache:
 
     def __post_init__(self) -> None:
         ttl: Any = self.ttl
-        number = isinstance(ttl, int | float) and not isinstance(ttl, bool)
-        if ttl is not None and (not number or not math.isfinite(ttl) or ttl <= 0):
+        if ttl is not None and (not is_number(ttl) or not math.isfinite(ttl) or ttl <= 0):
             raise ValueError(f"Cache(ttl={ttl!r}): give seconds, more than 0, or None for results of any age")
         version: Any = self.version
         if not isinstance(version, str):

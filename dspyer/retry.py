@@ -11,6 +11,7 @@ from tenacity import RetryCallState, Retrying, wait_random_exponential
 from tenacity.wait import wait_base
 
 from dspyer.errors import always_raised, is_transient, with_article
+from dspyer.values.scalars import is_number, is_whole_number
 
 RetryOn: TypeAlias = "type[BaseException] | Callable[[BaseException], bool]"
 """What accepts an exception: its type, or a predicate."""
@@ -75,7 +76,7 @@ class Retry:
 
     def __post_init__(self) -> None:
         attempts: Any = self.attempts
-        if isinstance(attempts, bool) or not isinstance(attempts, int):
+        if not is_whole_number(attempts):
             raise TypeError(f"Retry(attempts={attempts!r}): give a number of attempts, the first one included")
         if attempts < 1:
             raise ValueError(f"Retry(attempts={attempts}): give 1 or more; the first attempt counts")
@@ -85,7 +86,7 @@ class Retry:
             kind = with_article(type(wait).__name__)
             raise TypeError(f"Retry(wait=) takes a wait strategy of tenacity, such as wait_fixed(2), and got {kind}")
         max_wait: Any = self.max_wait
-        if not isinstance(max_wait, int | float) or math.isnan(max_wait) or max_wait < 0:
+        if not is_number(max_wait) or math.isnan(max_wait) or max_wait < 0:
             raise ValueError(f"Retry(max_wait={max_wait!r}): give seconds, 0 or more")
 
     @classmethod
@@ -102,7 +103,7 @@ class Retry:
         """
         if given is None or isinstance(given, cls):
             return given
-        if isinstance(given, int) and not isinstance(given, bool):
+        if is_whole_number(given):
             return cls(given)
         raise TypeError(f"retry={given!r}: give a number of attempts, a dspyer.Retry, or None")
 

@@ -16,6 +16,7 @@ from dspyer.nodes.correction import checked_node_problems, finished_fix, fix_nam
 from dspyer.nodes.node import Built, Node
 from dspyer.nodes.options import NodeOptions
 from dspyer.scheduler.topology import END
+from dspyer.values.scalars import is_whole_number
 
 
 class PlannedCheck(NamedTuple):
@@ -56,7 +57,7 @@ def planned_checks(nodes: Sequence[NodeOptions], problems: list[str]) -> list[Pl
 
 def _has_fix(check: CheckOptions) -> bool:
     fixes: Any = check.max_fixes
-    return isinstance(fixes, int) and fixes > 0
+    return is_whole_number(fixes) and fixes > 0
 
 
 class BuiltParts(NamedTuple):
@@ -113,7 +114,7 @@ def _build_check(
     """Build one check and its fix, whose options are returned."""
     who = f"check {options.name!r}"
     fixes: Any = given.max_fixes
-    if isinstance(fixes, bool) or not isinstance(fixes, int) or fixes < 0:
+    if not is_whole_number(fixes) or fixes < 0:
         parts.problems.append(f"{who}: max_fixes={fixes!r}: give the most corrections of one output, 0 or more")
     if given.fix is not None and fixes == 0:
         parts.problems.append(f"{who}: with max_fixes=0 nothing is corrected: leave fix= out, or allow corrections")

@@ -50,6 +50,7 @@ from dspyer.errors import (
 from dspyer.lms.gate import Gate, RateLimits, Sleep, raise_if_over
 from dspyer.nodes.steps import arun_script, run_script
 from dspyer.retry import Retry, retry_after
+from dspyer.values.scalars import is_number, is_whole_number
 from dspyer.views import estimate_tokens
 
 _log = logging.getLogger("dspyer.lms")
@@ -450,11 +451,11 @@ def _check_limits(limits: RateLimits, cooldown: object) -> None:
         if value is None:
             continue
         whole = name == "max_concurrency"
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        if not (is_whole_number(value) if whole else is_number(value)):
             raise TypeError(f"reliable({name}={value!r}): give a {'whole ' if whole else ''}number above 0, or None")
         if not 0 < value < math.inf:
             raise ValueError(f"reliable({name}={value!r}): give a number above 0, or None for no limit")
-    if isinstance(cooldown, bool) or not isinstance(cooldown, int | float):
+    if not is_number(cooldown):
         raise TypeError(f"reliable(cooldown={cooldown!r}): give seconds, 0 or more")
     if not cooldown >= 0:
         raise ValueError(f"reliable(cooldown={cooldown!r}): give seconds, 0 or more")

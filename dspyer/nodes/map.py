@@ -44,6 +44,7 @@ from dspyer.schema.type_fit import item_check, misfit, value_type
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList
+from dspyer.values.scalars import is_number
 
 FIRST_ITEMS: Final = 20
 """If so many items at the beginning of the list fail alike, the map fails: the cause is hardly in the items."""
@@ -464,7 +465,7 @@ def _failures_problems(options: NodeOptions, mapped: MapOptions) -> list[str]:
     who, failures = options.who, cast("Any", mapped.failures)
     share: Any = mapped.min_success
     problems = []
-    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
+    if not is_number(share) or not 0 <= share <= 1:
         problems.append(f"{who}: min_success={share!r} is no share of the items: give a number from 0 to 1")
     elif share and failures is None:
         problems.append(

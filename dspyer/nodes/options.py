@@ -19,6 +19,7 @@ from dspyer.nodes.view_access import view_problems
 from dspyer.retry import Retry
 from dspyer.schema.schema import Schema
 from dspyer.templates import RUN, ComputedInput, Fill, RunValue
+from dspyer.values.scalars import is_number
 from dspyer.views import View
 
 
@@ -205,7 +206,7 @@ def _timeout(seconds: object, who: str, problems: list[str]) -> float | None:
     """The seconds of one attempt; a wrong one is added to the problems."""
     if seconds is None:
         return None
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+    if not is_number(seconds):
         problems.append(f"{who}: timeout={seconds!r} is no number of seconds: give one, or None for no limit")
     elif not math.isfinite(seconds) or seconds <= 0:
         problems.append(f"{who}: timeout={seconds!r}: give a finite number of seconds greater than 0, or None")

@@ -17,6 +17,7 @@ from dspyer.reducers import Reducer, Updates
 from dspyer.state import ImmutableState, cache_size, cached_size
 from dspyer.values import json as encoding
 from dspyer.values.frozen import FrozenDict, FrozenList, measured_size, store_size
+from dspyer.values.scalars import is_number
 
 Full = Literal["refuse", "drop_oldest"]
 _KEPT_SETS = 64  # number of sets whose sizes are remembered
@@ -46,7 +47,7 @@ def limit(*, kb: float, full: Full = "refuse") -> Limit:
         limit(kb=500, full='refuse')
     """
     given: Any = kb
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not given > 0:
+    if not is_number(given) or not given > 0:
         raise GraphError(f"limit(kb={kb!r}): it takes a number of kilobytes above 0")
     if full not in get_args(Full):
         raise GraphError(f"limit(full={full!r}): it is one of {', '.join(map(repr, get_args(Full)))}")

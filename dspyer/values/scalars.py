@@ -11,7 +11,7 @@ from fractions import Fraction
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from pathlib import PosixPath, PurePosixPath, PureWindowsPath, WindowsPath
 from types import NoneType
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -100,3 +100,23 @@ def scalar_identity(value: Any) -> object:
 
 # Their own `__repr__`: a subclass may override it.
 _BASE_REPR: dict[type | None, Any] = {base: base.__repr__ for base in _BASES}
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return whether a value is an `int` or a `float`; a `bool` is none.
+
+    Example:
+        >>> is_number(0.5), is_number(True), is_number("1")
+        (True, False, False)
+    """
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_whole_number(value: object) -> TypeGuard[int]:
+    """Return whether a value is an `int`; a `bool` is none.
+
+    Example:
+        >>> is_whole_number(3), is_whole_number(3.0), is_whole_number(True)
+        (True, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool)

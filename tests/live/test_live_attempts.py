@@ -107,7 +107,7 @@ def test_what_a_failed_attempt_has_posted_is_withdrawn(go: Any, colour: str, fai
 
 @colours
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_on_a_thread(mode: str, colour: str, tmp_path: Path) -> None:
+def test_posts_stay_withdrawn_on_a_thread(mode: str, colour: str, tmp_path: Path) -> None:
     talk = Talk(2)
     program = talk.program(colour, store=tmp_path / "runs.db")
     t = program.thread("t")
@@ -117,7 +117,7 @@ def test_on_a_thread(mode: str, colour: str, tmp_path: Path) -> None:
 
 
 @colours
-def test_one_slot_is_enough(colour: str) -> None:
+def test_a_reader_that_is_called_again_waits_for_a_slot(colour: str) -> None:
     """The reader that is called again waits for a slot; the writer keeps its own during the pause."""
     talk = Talk(1)
     check(talk.program(colour, max_concurrency=2).run({}), talk)
@@ -152,9 +152,8 @@ def test_a_reader_that_had_finished_is_called_again(go: Any) -> None:
 
 
 @RUNS
-def test_two_that_read_each_other(go: Any) -> None:
+def test_of_two_that_read_each_other_the_one_that_raised_is_not_undone(go: Any) -> None:
     calls: Counter[str] = Counter()
-    heard = threading.Event()
 
     def one(ctx: Context) -> dict[str, Any]:
         calls["one"] += 1
@@ -168,7 +167,6 @@ def test_two_that_read_each_other(go: Any) -> None:
         calls["two"] += 1
         note = next(iter(ctx.live("notes"))).value
         ctx.post("echoes", f"two {calls['two']} after {note}")
-        heard.set()
         return {}
 
     graph = team(one=(one, ["notes"]), two=(two, ["echoes"]))

@@ -74,7 +74,7 @@ def test_tokens_are_reserved_and_corrected() -> None:
     assert len(found.pauses) == 3
 
 
-def test_tokens_of_calls() -> None:
+def test_the_tokens_that_a_call_reserves() -> None:
     """The estimate of the prompt, `max_tokens`, and what the response has used."""
     with OpenAIServer(lambda messages: "one two three") as server, no_pauses() as pauses:
         lm = reliable(server.lm(max_tokens=900), tokens_per_minute=60)
@@ -316,7 +316,7 @@ def noting(on_stop: Any, noted: threading.Event) -> Any:
 
 
 @pytest.mark.parametrize("in_loop", [False, True])
-def test_a_storm(in_loop: bool) -> None:
+def test_in_a_storm_of_callers_each_item_is_answered_once(in_loop: bool) -> None:
     """A map of 200 items, 32 at once, at 1000 requests per second, with faults: each item is answered once."""
     faults: dict[int, Fault] = {3: Status(429, Retry_After="0.05"), 50: Drop(), 51: Status(503), 120: Drop("body")}
     seen = iter(range(10_000))

@@ -80,7 +80,7 @@ def test_the_cost_is_that_of_the_model_that_responded(served: Serve) -> None:
     assert lm.history[0]["cost"] == backup.history[0]["cost"] > 0
 
 
-def test_usage_of_a_run(served: Serve) -> None:
+def test_the_usage_of_a_run_has_each_response_once(served: Serve) -> None:
     _, main = served("main", [BROKEN])
     with dspy.context(lm=reliable(main, retry=2)):
         run = Graph().add_node("say", dspy.Predict(QA)).add_path(START, "say", END).compile().run({"question": "a"})
@@ -197,7 +197,7 @@ def test_a_copy_takes_no_settings_of_one_lm(served: Serve, name: str) -> None:
             lm("hi")
 
 
-def test_a_typed_request(served: Serve) -> None:
+def test_a_typed_request_is_passed_on_with_the_name_of_the_lm(served: Serve) -> None:
     _, main = served("main", [BROKEN])
     server, backup = served("backup")
     request = Request(model=main.model, messages=(Message.user("hi"),), config=Config(max_tokens=9))
@@ -398,7 +398,7 @@ def test_a_response_ends_the_cooldown(served: Serve) -> None:
     assert answers_after(lm, 0, 0, 101) == ["backup", "main", "main"]
 
 
-def test_limits_that_differ(served: Serve) -> None:
+def test_lms_with_different_limits_are_nested(served: Serve) -> None:
     main_server, main = served("main", itertools.repeat(BROKEN))
     _, backup = served("backup")
     lm = reliable(reliable(main, retry=2), reliable(backup, requests_per_minute=60), retry=5, cooldown=0)
@@ -440,7 +440,9 @@ WRONG: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("given", "options", "error", "text"), WRONG)
-def test_wrong_arguments(given: tuple[Any, ...], options: dict[str, Any], error: type[Exception], text: str) -> None:
+def test_wrong_arguments_are_refused(
+    given: tuple[Any, ...], options: dict[str, Any], error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         reliable(*given, **options)
 

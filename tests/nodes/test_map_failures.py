@@ -104,7 +104,7 @@ def test_an_empty_list_is_a_success(mode: str) -> None:
     assert (run.status, run.state["notes"], run.state["unread"]) == ("completed", [], [])
 
 
-def test_without_a_schema() -> None:
+def test_a_graph_without_a_schema_takes_any_field_for_failures() -> None:
     run = play(reading(Reader().read, None), ["a", "bad b"], "sync")
     assert run.state["notes"] == ["A"]
     assert [type(one) for one in run.state["unread"]] == [Failure]
