@@ -187,6 +187,7 @@ class Gate:
         self._returned: list[float] = []  # a heap of times that callers have given back
         self._held_until = 0.0
         self._cooling_until = 0.0
+        self._cooled_at = 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Gate:
         return self  # optimizers copy programs with their LMs, and all of these share the provider's limit
@@ -266,11 +267,13 @@ class Gate:
 
     def cool(self, seconds: float) -> None:
         """Skip the LM for so long, if there is another one."""
-        self._cooling_until = max(self._cooling_until, clock.now() + seconds)
+        self._cooled_at = clock.now()
+        self._cooling_until = max(self._cooling_until, self._cooled_at + seconds)
 
-    def recovered(self) -> None:
-        """A request has succeeded."""
-        self._cooling_until = 0.0
+    def succeeded(self, sent: float) -> None:
+        """A request that was sent at this time has succeeded. An earlier one than the failure says nothing about it."""
+        if sent >= self._cooled_at:
+            self._cooling_until = 0.0
 
 
 def _granted(slot: Future[None], seconds: float | None) -> bool:

@@ -37,6 +37,7 @@ from dspy.utils.exceptions import (
     LMUnsupportedFeatureError,
 )
 
+from dspyer import clock
 from dspyer.dspy_module.lm_records import token_counts
 from dspyer.errors import (
     DspyerError,
@@ -227,7 +228,7 @@ class ReliableLM(dspy.LM):
             requests = call.options.get("n") or step.lm.kwargs.get("n") or 1  # DSPy makes one for each response
             reserved = 0 if gate.limits.tokens_per_minute is None else requests * _tokens_to_reserve(step.lm, call)
             yield from gate.enter(reserved, requests)
-            call.used = None
+            call.used, sent = None, clock.now()
             try:
                 found = yield step, None
             except Exception as error:
@@ -237,7 +238,7 @@ class ReliableLM(dspy.LM):
                     raise
                 _log.info("%s failed, attempt %s: %s", lane.lm.model, attempt, _one_line(error))
             else:
-                gate.recovered()
+                gate.succeeded(sent)
                 return found
             finally:
                 gate.correct(reserved, reserved if call.used is None else call.used)

@@ -8,6 +8,8 @@ import itertools
 import json
 import logging
 import pickle
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +27,7 @@ from tenacity import wait_fixed
 from dspyer import END, START, Budget, Graph, Retry, clock, lms
 from dspyer.lms import reliable
 from dspyer.testing import ScriptedLM, no_pauses
-from tests.http_faults import Cut, Status
+from tests.http_faults import Cut, Hold, Status
 from tests.lm_calls import CALLS, QA, Outcome, call_async, call_sync
 from tests.openai_server import OpenAIServer
 
@@ -396,6 +398,22 @@ def test_a_response_ends_the_cooldown(served: Serve) -> None:
     _, main = served("main", [Status(429, Retry_After="3600")])
     lm = reliable(main, served("backup", [None, BROKEN])[1], retry=1, cooldown=100)
     assert answers_after(lm, 0, 0, 101) == ["backup", "main", "main"]
+
+
+def test_the_response_to_an_earlier_request_does_not_end_the_cooldown(served: Serve) -> None:
+    """It was sent before the server asked for an hour."""
+    main_server, main = served("main", [Hold(), Status(429, Retry_After="3600")])
+    lm = reliable(main, served("backup")[1], cooldown=30)
+    early = threading.Thread(target=call_sync, args=(lm,))
+    early.start()
+    while not main_server.requests:
+        time.sleep(0.001)
+    clock.pause(1)
+    assert call_sync(lm).answer == "backup"
+    main_server.release()
+    early.join(20)
+    assert call_sync(lm).answer == "backup"
+    assert len(main_server.requests) == 2
 
 
 def test_lms_with_different_limits_are_nested(served: Serve) -> None:
