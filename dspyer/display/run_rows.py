@@ -5,6 +5,7 @@ Also the words for versions, durations, writes and conflicts that both use.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
@@ -247,7 +248,10 @@ def write_text(update: object) -> str:
 
 
 def _brief(value: object) -> str:
-    return "nothing" if value is DELETE else brief(thaw(value), 76)
+    if value is DELETE:
+        return "nothing"
+    plain = thaw(value)
+    return textwrap.shorten(str(plain), 76, placeholder=" ...") if isinstance(plain, Failure) else brief(plain, 76)
 
 
 def outcome(conflict: MergedConflict) -> list[str]:

@@ -210,7 +210,7 @@ class Stats:
 
     def _repr_html_(self) -> str:
         columns = self._columns()
-        style = "padding:.3em .8em;border-bottom:1px solid #8884;"
+        style = "padding:.3em .8em;border-bottom:1px solid #8884;white-space:nowrap;"
         head = "".join(
             f'<th style="{style}text-align:{column.align}">{html.escape(column.title)}</th>' for column in columns
         )
@@ -224,8 +224,8 @@ class Stats:
             body += f"<tr>{''.join(cells)}</tr>"
         remarks = "".join(f"<li>{html.escape(line)}</li>" for line in self._remarks())
         return (
-            '<table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+            '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
             + (f'<ul style="font-size:90%">{remarks}</ul>' if remarks else "")
         )
 

@@ -356,16 +356,18 @@ class Run:
         """
         nodes, _, before = self._made_here
         failures = [FinalFailure(one.failure, one.failed_attempts, one.branches[0].id) for one in self._failures]
-        earlier = "tokens, LM calls and USD are those since the run was last resumed"
+        parts, earlier = counted_parts(nodes), ["tokens, LM calls and USD are those since the run was last resumed"]
+        if parts["maps"]:
+            earlier.append("items of maps that had ended before count as first tries, without their seconds")
         return count_stats(
             tuple(nodes),
             self.shown,
             failures,
-            **counted_parts(nodes),
+            **parts,
             items=items_in([event for event in self.events if len(event.scope) == self._depth]),
             lm_calls=self._lm_records,
             usage=self.usage,
-            unknown=[earlier] if before else [],
+            unknown=earlier if before else [],
         )
 
     def lanes(self) -> Lanes:

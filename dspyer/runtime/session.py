@@ -79,7 +79,7 @@ from dspyer.scheduler.run_state import (
     last_attempt,
     path_text,
 )
-from dspyer.scheduler.schedule import advance, begin, limit_error, plan
+from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left, plan
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.values.freezing import same
@@ -322,10 +322,11 @@ class Session(NotLive):
 
     @property
     def _may_start(self) -> bool:
-        """Whether another execution may start. The first commit may always: it calls no node."""
+        """Whether another execution may start. The first commit and, after a budget, `END` call no node."""
         if self.spending is not None and len(self.run.log):
             self.spending.check()
-        return self.stop_signal.reason is None and self.write_error is None
+        spent = isinstance(self.stop_signal.error, BudgetError) and only_end_is_left(self.run)
+        return (spent or self.stop_signal.reason is None) and self.write_error is None
 
     def stop(self, reason: str) -> None:
         """Stops the run: no further execution starts. May be called from any thread."""

@@ -78,6 +78,11 @@ def plan(run: RunState) -> ReadyQueue:
     return NOTHING_READY if run.failures else run.ready
 
 
+def only_end_is_left(run: RunState) -> bool:
+    """Whether all branches have arrived at `END`: then nothing more is called."""
+    return not run.running and [group.position[0] for group in run.ready] == [END]
+
+
 def begin(
     run: RunState, index: int = 0, policies: PolicyLookup | None = None
 ) -> tuple[RunState, Execution | None, list[Event]]:

@@ -12,7 +12,8 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.runtime.run_stats import counted_parts
 
 UNKNOWN = (
-    "a store keeps tokens per run: those of each node, its LM calls and their USD are known to run.stats() alone",
+    "a store keeps the tokens of a run when it ends: those of a process that was killed are missing",
+    "tokens of each node, LM calls and USD are known to run.stats() alone",
     "of failures, those are counted that were committed or ended the last run",
 )
 

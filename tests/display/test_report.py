@@ -415,3 +415,13 @@ def test_fields_that_begin_empty_share_a_line() -> None:
 @pytest.mark.parametrize(("duration", "text"), [(0.0, "0 µs"), (0.00099, "990 µs"), (0.05, "50 ms"), (90.0, "90.0 s")])
 def test_durations_have_a_fitting_unit(duration: float, text: str) -> None:
     assert seconds(duration) == text
+
+
+def test_a_failure_that_an_error_edge_wrote_is_shown_as_its_line() -> None:
+    def fetch(q: str) -> None:
+        raise ConnectionError("no route to the host")
+
+    graph = Graph().add_node("fetch", fetch).add_node("sorry", lambda problem: {"a": ""}, writes=["a"])
+    graph.add_path(START, "fetch", END).add_error_edge("fetch", "sorry", into="problem").add_edge("sorry", END)
+    text = graph.compile().run({"q": "x"}).report()
+    assert "problem: fetch (execution trunk:1, attempt 1): ConnectionError: no route to the host" in text

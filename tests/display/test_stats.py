@@ -192,6 +192,24 @@ def test_a_resumed_run_says_what_it_does_not_know() -> None:
     assert [one.visits for one in stats.nodes.values()] == [1, 1]
 
 
+def test_a_resumed_map_says_that_items_of_before_count_as_first_tries() -> None:
+    def read(doc: int, ctx: Context) -> int:
+        if doc == 0 and ctx.attempt == 1:
+            raise ConnectionError("reset")
+        if doc == 1 and not mended:
+            raise ValueError("bad")
+        return doc
+
+    mended: list[bool] = []
+    graph = Graph().add_map("read", read, over="docs", item="doc", into="out", retry=Retry(2, wait=wait_none()))
+    t = graph.add_path(START, "read", END).compile(store=":memory:", max_concurrency=1).thread("t")
+    assert t.run({"docs": [0, 1]}).status == "failed"
+    mended.append(True)
+    stats = t.resume().stats()
+    assert (stats.nodes["read"].first_try, stats.nodes["read"].retried) == (2, 0)
+    assert stats.unknown[1] == "items of maps that had ended before count as first tries, without their seconds"
+
+
 def test_problems_are_redacted() -> None:
     graph = Graph(Desk, inputs=["n"]).add_node("draft", lambda n: {"answer": "s3cret"}, writes=["answer"])
     graph.add_check("safe", lambda answer: [f"names {answer}"], of="draft", max_fixes=0, accept=True)

@@ -100,6 +100,18 @@ def test_a_run_stops_at_a_limit_and_a_resume_makes_the_other_requests(
 
 
 @MODES
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_run_whose_last_node_reaches_the_limit_is_completed(server: OpenAIServer, mode: str, inside: bool) -> None:
+    program = loop(2)
+    if inside:
+        program = Graph(Talk).add_node("inner", program).add_path(START, "inner", END).compile(store=":memory:")
+    thread = program.thread("t")
+    done = run(thread, mode, budget=Budget(requests=2))
+    assert (done.status, done.error, thread.status) == ("completed", None, "completed")
+    assert len(done.state["answers"]) == len(server.requests) == 2
+
+
+@MODES
 def test_a_program_that_is_called_raises(server: OpenAIServer, mode: str) -> None:
     del server
     graph = Graph(Talk).add_node("ask", dspy.Predict("question -> answer"), writes={"answer": "answers"})
