@@ -116,7 +116,7 @@ def compile_graph(
     if problems:
         raise GraphError(problems)
     optional = _optional_inputs(options, parts)
-    policies = _policies(parts.nodes, nodes, limits.retry, plans)
+    policies = _policies(parts.nodes, parts.options, limits.retry, plans)
     spec = GraphSpec(
         topology,
         {name: _with_item_policy(node, policies.get(name, NO_POLICY)) for name, node in parts.nodes.items()},

@@ -24,6 +24,8 @@ from dspyer.schema.type_fit import shown_type
 from dspyer.state import ImmutableState
 
 _SAMPLE = Failure(node="node", execution="trunk:1", type="Exception")
+_PAIR = ("node", _SAMPLE.node)
+"""In what pydantic makes of a `Failure` for a list or set of anything: of its names and values."""
 
 
 class ErrorEdge(NamedTuple):
@@ -131,8 +133,12 @@ def _field_problems(edge: ErrorEdge, schema: Schema) -> Iterator[str]:
     if field.reads_other_fields or (field.reducer is not None and field.reducer.update_type is None):
         return  # only a value with the whole state around it could be checked
     try:
-        schema.commit(ImmutableState(), {name: _SAMPLE}, node=edge.source, commit_id="", whole_values=True)
+        _, after = schema.commit(ImmutableState(), {name: _SAMPLE}, node=edge.source, commit_id="", whole_values=True)
+        found: Any = after[name]
+        fits = not isinstance(found, Collection) or isinstance(found, str) or _PAIR not in found
     except (NodeOutputError, StateError):
+        fits = False
+    if not fits:
         kind = f"is {shown_type(field.annotation)}"
         if field.reducer is not None:
             kind += f" with the reducer {field.reducer.name!r}"

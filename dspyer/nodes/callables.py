@@ -55,7 +55,7 @@ def read_signature(fn: Callable[..., Any], who: str) -> FunctionSignature:
     source = plain_function(fn)
     if inspect.isgeneratorfunction(source) or inspect.isasyncgenfunction(source):
         return FunctionSignature(
-            problems=(f"{who} is a generator: return one patch; for partial results, `ctx.emit(value)`",)
+            problems=(f"{who} is a generator: return one result; for partial results, `ctx.emit(value)`",)
         )
     try:
         signature = signature_of(fn)

@@ -108,6 +108,7 @@ def plan_fix(check: CheckOptions, of: NodeOptions, node: Node, who: str) -> Plan
         overlay=frozenset(brought),
         condense=of.condense,
         retry=of.retry,
+        timeout=of.timeout,
     )
     return PlannedFix(options)
 

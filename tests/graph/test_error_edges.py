@@ -29,6 +29,8 @@ class State(BaseModel):
     texts: Annotated[list[str], reducers.extend] = []
     spread: Annotated[list[Failure], reducers.extend] = []
     posts: Annotated[list[Failure], reducers.append, live] = []
+    things: list[Any] = []
+    pairs: Annotated[set[Any], reducers.union] = set()
     anything: Any = None
     fixed: Failure | None = Field(default=None, frozen=True)
 
@@ -72,6 +74,11 @@ REFUSED = {
     "into a text": (lambda g: g.add_error_edge("ask", "handle", into="text"), CANNOT_HOLD.format("text")),
     "into texts": (lambda g: g.add_error_edge("ask", "handle", into="texts"), CANNOT_HOLD.format("texts")),
     "into extend": (lambda g: g.add_error_edge("ask", "handle", into="spread"), "with the reducer 'extend'"),
+    "into a list of anything": (
+        lambda g: g.add_error_edge("ask", "handle", into="things"),
+        CANNOT_HOLD.format("things"),
+    ),
+    "into a set of anything": (lambda g: g.add_error_edge("ask", "handle", into="pairs"), "with the reducer 'union'"),
     "into an input": (lambda g: g.add_error_edge("ask", "handle", into="fixed"), CANNOT_HOLD.format("fixed")),
     "into a live field": (lambda g: g.add_error_edge("ask", "handle", into="posts"), "is a live field"),
     "shadowed": (

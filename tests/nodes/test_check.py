@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -10,8 +11,8 @@ import pytest
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Send, fill, reducers, view
-from dspyer.errors import CheckError, GraphError, NodeOutputError
-from dspyer.testing import ScriptedLM, call_node
+from dspyer.errors import CheckError, GraphError, NodeOutputError, NodeTimeoutError
+from dspyer.testing import ScriptedLM, call_node, no_pauses
 from tests.runtime.conftest import Play, play
 
 __all__ = ["play"]
@@ -547,3 +548,36 @@ def test_error_edges_stay_where_they_were_declared(
 def test_an_error_edge_leads_to_no_part_of_a_check(target: str) -> None:
     with pytest.raises(GraphError, match=f"'draft' -> '{target}' goes to a part of the check of 'draft'"):
         checked().add_error_edge("draft", target).compile()
+
+
+def test_a_correction_has_as_much_time_as_the_output_that_it_corrects() -> None:
+    async def forever(previous_text: str) -> dict[str, str]:
+        await asyncio.Event().wait()
+        return {"text": previous_text}
+
+    graph = Graph().add_node("write", lambda: {"text": "long"}, writes=["text"], timeout=0.05)
+    graph.add_check("short", lambda text: [] if len(text) < 4 else ["too long"], of="write", fix=forever)
+    run = asyncio.run(graph.add_path(START, "write", END).compile().arun({}))
+    assert isinstance(run.error, NodeTimeoutError)
+    assert run.failures[0].node == "write_fix"
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["of the node", "of the graph"])
+def test_a_correction_is_attempted_as_often_as_the_output_that_it_corrects(play: Play, own: bool) -> None:
+    attempts: list[str] = []
+
+    def shorten(previous_text: str) -> dict[str, str]:
+        attempts.append(previous_text)
+        if len(attempts) < 3:
+            raise ConnectionError("reset by peer")
+        return {"text": previous_text[:3]}
+
+    options: dict[str, Any] = {"retry": 3} if own else {}
+    graph = Graph().add_node("write", lambda: {"text": "long"}, writes=["text"], **options)
+    graph.add_check("short", lambda text: [] if len(text) < 4 else ["too long"], of="write", fix=shorten)
+    program = graph.add_path(START, "write", END).compile(retry=None if own else 3)
+    with no_pauses():
+        run = play(program, {})
+    assert run.status == "completed", run.error
+    assert run.commits[3].node == "write_fix"
+    assert len(run.commits[3].failed_attempts) == 2
