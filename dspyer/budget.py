@@ -24,13 +24,13 @@ class Budget:
     """What a run may spend. When a limit is reached, the run is stopped, and `t.resume()` can continue it.
 
     The limits are checked before each node and before each request to a language model. Requests in progress are
-    finished, and so are the nodes that run, so more may be spent than the limit: at most what was in progress. A
-    response from a cache costs nothing. A request that the LM repeats by itself (`num_retries`) counts once.
+    finished, and so are the nodes that ask for no further one, so more may be spent than the limit: at most what was in
+    progress. A response from a cache costs nothing. A request that the LM repeats itself (`num_retries`) counts once.
 
     Args:
         tokens: the most tokens, of prompts and responses.
         cost: the most US dollars, by the prices that DSPy knows, or `prices`.
-        requests: the most requests to language models; one that failed counts, too.
+        requests: the most requests to language models; one that failed counts, too. A call with `n=5` counts as five.
         seconds: how long the run may take.
         prices: for models whose price DSPy does not know, or that cost you something else: USD per million tokens of
             prompts and of responses, by the name of the model, `{"openai/x": (0.1, 0.4)}`.
