@@ -523,6 +523,8 @@ def brief(value: object, limit: int = 60) -> str:
         "{'a': 1}"
         >>> brief(["x" * 40, "y" * 40])
         'list of 2 items'
+        >>> brief(["x" * 80])
+        'list of 1 item'
     """
     name = type(value).__name__
     if isinstance(value, (str, bytes)):
@@ -535,10 +537,11 @@ def brief(value: object, limit: int = 60) -> str:
             text = repr(plain)
             if len(text) <= limit:
                 return text
+        size = f"{len(value)} {'key' if isinstance(value, Mapping) else 'item'}{'' if len(value) == 1 else 's'}"
         if isinstance(value, Mapping):
             keys = [repr(key) for key, _ in zip(value, range(6), strict=False)]
-            return f"{kind} of {len(value)} keys: {', '.join(keys)}{', ...' if len(value) > 6 else ''}"
-        return f"{kind} of {len(value)} items"
+            return f"{kind} of {size}: {', '.join(keys)}{', ...' if len(value) > 6 else ''}"
+        return f"{kind} of {size}"
     text = repr(value)
     return text if len(text) <= limit else f"{text[: limit // 2]}... ({name})"
 
