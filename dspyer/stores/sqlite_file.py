@@ -295,14 +295,15 @@ class ThreadConnection:
             pool.held.add(self)
 
     def __del__(self) -> None:
-        if self.connection is not None:
+        if self.connection is not None and not sys.is_finalizing():  # see `Pool`
             self.pool.give_back(self.connection)
 
 
 class Pool:
     """The open connections of a process to one file.
 
-    Its lock is the last in the lock order: a thread that holds it waits for no other lock.
+    Its lock is the last in the lock order: a thread that holds it waits for no other lock. Nothing waits for it once
+    Python is shutting down: Python ends daemon threads then, without releasing the locks that they hold.
     """
 
     def __init__(self) -> None:
@@ -341,7 +342,8 @@ class Pool:
                 self._open.pop().close()
 
     def __del__(self) -> None:
-        self.close()
+        if not sys.is_finalizing():
+            self.close()
 
 
 class StoreClosedError(StoreError):

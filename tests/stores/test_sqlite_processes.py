@@ -291,3 +291,27 @@ def test_a_replaced_owner_cannot_write(path: Path) -> None:
         with pytest.raises(ConcurrentRunError):
             mine.write(append("t", "r", 1))
         assert numbers(mine, "r") == [0]
+
+
+def test_a_process_ends_although_a_daemon_thread_is_ended_while_it_closes_a_connection(path: Path) -> None:
+    """A node with a timeout runs in a daemon thread, which Python ends with the locks that it holds."""
+    script = """
+import threading, time
+store = SQLite(sys.argv[1])
+store.threads()
+inside = threading.Event()
+
+def hold():
+    with store._connections.pool.lock:
+        inside.set()
+        time.sleep(1000)
+
+threading.Thread(target=hold, daemon=True).start()
+inside.wait()
+print("end")
+"""
+    process = start(script, path)
+    try:
+        assert process.communicate(timeout=20)[0] == "end\n"
+    finally:
+        process.kill()
