@@ -5,10 +5,11 @@ from __future__ import annotations
 import html
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
+from dspyer.display.redaction import HIDDEN
 from dspyer.display.tokens import total_of
 from dspyer.events import Commit
 from dspyer.failure import Failure
@@ -26,10 +27,11 @@ class Checked(NamedTuple):
 
 
 class Mapped(NamedTuple):
-    """A map: the fields of its results and of its failures."""
+    """A map: the fields of its results and of its failures, and those of them whose reducer folds what it gives."""
 
     into: str
     failures: str | None
+    folded: frozenset[str] = frozenset()
 
 
 class ItemCounts(NamedTuple):
@@ -343,6 +345,8 @@ def count_stats(
     lm_calls: Iterable[Used] | None,
     usage: Mapping[str, Mapping[str, Any]],
     unknown: Iterable[str] = (),
+    shown: Iterable[Commit] | None = None,
+    begin: Mapping[str, Any] | None = None,
 ) -> Stats:
     """The figures of a run.
 
@@ -356,10 +360,14 @@ def count_stats(
         lm_calls: what each LM call has used; None if that is unknown.
         usage: tokens by language model.
         unknown: what the figures do not cover.
+        shown: the same commits with the redaction of the graph, for the texts of problems; None for no redaction.
+        begin: the values with which the first commit began.
     """
     counter = VisitCounter(nodes, checks, maps, items, known_calls=lm_calls is not None)
-    for commit in commits:
-        counter.commit(commit)
+    counter.begin(begin or {}, redacted=shown is not None)
+    commits = list(commits)
+    for commit, redacted in zip(commits, commits if shown is None else shown, strict=True):
+        counter.commit(commit, redacted)
     for failure in failures:
         counter.failure(failure)
     unfinished = counter.use(lm_calls or ())
@@ -405,10 +413,21 @@ class VisitCounter:
         self._fixes = {check.fix for check in checks.values()}
         self._visits: dict[str, Visit] = {}  # by execution
         self._origins: dict[str, str] = {}  # of checks and fixes: the execution of the node that is checked
-        self._problems: dict[str, list[str]] = {}  # by that execution, what the last check found
+        self._begin: dict[str, _Held] = {}  # what the counted fields held before the first commit
+        self._held: dict[str, dict[str, _Held]] = {}  # by commit, what the fields held after it
 
-    def commit(self, commit: Commit) -> None:
-        """Counts a commit."""
+    def begin(self, state: Mapping[str, Any], *, redacted: bool) -> None:
+        """Notes the values with which the first commit began."""
+        fields = {check.into for check in self._checks.values()}
+        fields |= {field for one in self._maps.values() for field in (one.into, one.failures) if field}
+        for name in fields:
+            found = state.get(name)
+            self._begin[name] = _Held.of(found, HIDDEN if redacted else found)
+
+    def commit(self, commit: Commit, shown: Commit) -> None:
+        """Counts a commit; `shown` is the same one, redacted."""
+        if self._begin:
+            self._follow(commit, shown)
         stats = self._stats.get(commit.node)
         if stats is None:
             return  # inputs, or a join
@@ -435,6 +454,19 @@ class VisitCounter:
             if commit.failure is not None:
                 self._end(parent, "failed")
 
+    def _follow(self, commit: Commit, shown: Commit) -> None:
+        """Notes what the counted fields hold after a commit: its patch has only those whose values have changed."""
+        held = self._held.get(commit.parents[0], self._begin) if commit.parents else self._begin
+        patch, redacted = commit.patch, shown.patch
+        changed = {field: _Held.of(patch[field], redacted.get(field)) for field in self._begin if field in patch}
+        self._held[commit.id] = {**held, **changed} if changed else held
+
+    def _written(self, commit: Commit, field: str | None, folded: Collection[str] = ()) -> _Held:
+        """What a node has written to one of the counted fields, whether it changed the value or not."""
+        if field is None or (field in folded and field not in commit.patch):
+            return _Held()
+        return self._held[commit.id][field]
+
     def failure(self, final: FinalFailure) -> None:
         """Counts a failure that ended the run."""
         failure = final.failure
@@ -458,10 +490,7 @@ class VisitCounter:
         check = self._checks[commit.node]
         origin = self._origins.get(parent, parent)
         self._origins[commit.id] = origin
-        found = _entries(commit.patch.get(check.into))
-        if found is None:  # a patch holds what has changed: the check has found what it found before
-            found = self._problems.get(origin, [])
-        self._problems[origin] = problems = [str(problem) for problem in found]
+        problems = self._written(commit, check.into).texts
         self._stats[commit.node].problems.update(problems)
         if commit.failure is not None:
             self._refuse(parent, "failed")
@@ -486,10 +515,10 @@ class VisitCounter:
             origin.outcome = outcome
 
     def _count_items(self, stats: NodeStats, commit: Commit) -> None:
-        into, failures = self._maps[commit.node]
-        failed: list[Failure] = _entries(commit.patch.get(failures or "")) or []
+        into, failures, folded = self._maps[commit.node]
+        failed: Sequence[Failure] = self._written(commit, failures, folded).entries
         known = self._items.get(commit.id)
-        count = len(_entries(commit.patch.get(into)) or ()) + len(failed) if known is None else known.items
+        count = len(self._written(commit, into, folded).entries) + len(failed) if known is None else known.items
         lost = {failure.index for failure in failed}
         again = {failure.index for failure in commit.failed_attempts if failure.index is not None} - lost
         stats.items = (stats.items or 0) + count
@@ -542,6 +571,19 @@ def _count_raised(stats: NodeStats, failures: Iterable[Failure]) -> None:
     for failure in failures:
         stats.exceptions[failure.type] += 1
         stats.timeouts += failure.type == TIMEOUT
+
+
+class _Held(NamedTuple):
+    """The entries of a field, and their texts as a report may show them."""
+
+    entries: Sequence[Any] = ()
+    texts: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, update: Any, shown: Any) -> Self:
+        """The entries of an update, of which `shown` is the redacted form: a list like it, or one text for all."""
+        entries, texts = _entries(update) or [], _entries(shown)
+        return cls(entries, [str(shown)] * len(entries) if texts is None else [str(text) for text in texts])
 
 
 def _entries(update: Any) -> list[Any] | None:

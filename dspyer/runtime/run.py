@@ -86,6 +86,7 @@ class Run:
         self.commits: tuple[Commit, ...] = tuple([entry.commit for entry in self._entries])
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._redaction = session.graph.redaction
+        self._begin = session.inputs
         self._logged_checks: list[LoggedChecks] = session.logged_checks()
         self._failures = run.failures
         asked = () if ended.status == "completed" else tuple(session.records.open_questions())
@@ -356,18 +357,23 @@ class Run:
         """
         nodes, _, before = self._made_here
         failures = [FinalFailure(one.failure, one.failed_attempts, one.branches[0].id) for one in self._failures]
-        parts, earlier = counted_parts(nodes), ["tokens, LM calls and USD are those since the run was last resumed"]
+        parts, earlier = (
+            counted_parts(nodes, self._fields.schema),
+            ["tokens, LM calls and USD are those since the run was last resumed"],
+        )
         if parts["maps"]:
             earlier.append("items of maps that had ended before count as first tries, without their seconds")
         return count_stats(
             tuple(nodes),
-            self.shown,
+            self.commits,
             failures,
             **parts,
             items=items_in([event for event in self.events if len(event.scope) == self._depth]),
             lm_calls=self._lm_records,
             usage=self.usage,
             unknown=earlier if before else [],
+            shown=None if self._redaction is None else self.shown,
+            begin=self._begin,
         )
 
     def lanes(self) -> Lanes:

@@ -9,6 +9,7 @@ from dspyer.display.stats import Checked, ItemCounts, Mapped
 from dspyer.events import Event, ItemFinished
 from dspyer.nodes.check import CheckNode
 from dspyer.nodes.node import Node
+from dspyer.schema.schema import Schema
 
 
 class CountedParts(TypedDict):
@@ -35,8 +36,13 @@ def items_in(events: Iterable[Event]) -> dict[str, ItemCounts]:
     }
 
 
-def counted_parts(nodes: Mapping[str, Node]) -> CountedParts:
+def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
     """The checks and the maps among the nodes of a graph."""
     checks = {name: Checked(node.fix, node.into) for name, node in nodes.items() if isinstance(node, CheckNode)}
-    maps = {name: Mapped(*node.map_fields[2:]) for name, node in nodes.items() if node.map_fields is not None}
+    maps: dict[str, Mapped] = {}
+    for name, node in nodes.items():
+        if node.map_fields is not None:
+            into, failures = node.map_fields[2:]
+            folded = {field for field in (into, failures) if field is not None and schema.reducer(field) is not None}
+            maps[name] = Mapped(into, failures, frozenset(folded))
     return {"checks": checks, "maps": maps}

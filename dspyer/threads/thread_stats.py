@@ -22,16 +22,17 @@ def stats_of_history(
     graph: GraphSpec, commits: Sequence[Commit], failures: Sequence[Failure], usage: Mapping[str, Mapping[str, Any]]
 ) -> Stats:
     """The figures of the nodes of a thread, from its commits, oldest first, and the failures of its last run."""
-    shown = commits if graph.redaction is None else [graph.redaction.commit(commit) for commit in commits]
+    shown = None if graph.redaction is None else [graph.redaction.commit(commit) for commit in commits]
     return count_stats(
         tuple(graph.nodes),
-        shown,
+        commits,
         [FinalFailure(failure, (), _parent(failure, commits)) for failure in failures],
-        **counted_parts(graph.nodes),
+        **counted_parts(graph.nodes, graph.topology.schema),
         items={},
         lm_calls=None,
         usage=usage,
         unknown=UNKNOWN,
+        shown=shown,
     )
 
 

@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from tenacity import wait_none
 
 from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry, Run
-from dspyer.display.stats import NodeStats, count_stats
+from dspyer.display.stats import NodeStats, Stats, count_stats
 from dspyer.dspy_module.lm_records import LMRecord
-from dspyer.testing import ScriptedLM
+from dspyer.testing import ScriptedLM, no_pauses
 from tests.nodes.kit import MODES
 
 NOW = Retry(3, wait=wait_none())
@@ -333,3 +333,80 @@ def test_a_map_that_fails_as_a_whole_is_seen(caught: bool, mode: str) -> None:
     stored = t.stats().nodes["read"]
     assert (stored.failed_visits, stored.items) == (1, 0)
     assert "failed visits" in str(t.stats())
+
+
+# --- values that a patch does not repeat, and redaction
+
+
+class Readings(BaseModel):
+    docs: list[int] = []
+    sizes: list[int] = []
+    unread: list[Failure] = []
+    n: int = 0
+
+
+def reading(**options: Any) -> CompiledGraph:
+    """A map of which the second item fails, and the third one is retried; it runs `n` times."""
+
+    def measure(doc: int, ctx: Context) -> int:
+        if doc == 2:
+            raise ValueError("secret")
+        if doc == 3 and ctx.attempt == 1:
+            raise ConnectionError("secret")
+        return doc
+
+    graph = Graph(Readings, inputs=["docs", "n"]).add_map(
+        "measure", measure, over="docs", item="doc", into="sizes", failures="unread", retry=2
+    )
+    graph.add_node("count", lambda n: {"n": n - 1}, writes=["n"]).add_path(START, "measure", "count")
+    graph.add_conditional_edges("count", lambda n: "measure" if n > 0 else END, ["measure", END])
+    return graph.compile(store=":memory:", **options)
+
+
+def of_items(stats: Stats) -> tuple[Any, ...]:
+    one = stats.nodes["measure"]
+    return one.visits, one.items, one.first_try, one.retried, one.failed, one.attempts
+
+
+def test_items_count_in_each_visit_and_run_although_their_results_are_those_of_before() -> None:
+    """A patch holds what has changed: no result, if all are equal to those that the state has."""
+    thread = reading().thread("t")
+    with no_pauses():
+        run = thread.run({"docs": [1, 2, 3], "n": 3})
+        assert of_items(run.stats()) == of_items(thread.stats()) == (3, 9, 3, 3, 3, 12)
+        run = thread.run({"docs": [1, 2, 3], "n": 1})
+        assert of_items(run.stats()) == (1, 3, 1, 1, 1, 4)
+        assert of_items(thread.stats()) == (4, 12, 4, 4, 4, 16)
+        thread.run({"docs": [1, 2, 3], "n": 1}, on_conflict="merge")
+        assert of_items(thread.stats()) == (5, 15, 5, 5, 5, 20)
+
+
+@pytest.mark.parametrize("hidden", ["sizes", "unread", "unread.message", "unread.*.message"])
+def test_items_of_redacted_fields_are_counted(hidden: str) -> None:
+    thread = reading(redact=[hidden]).thread("t")
+    with no_pauses():
+        run = thread.run({"docs": [1, 2, 3], "n": 2})
+    assert of_items(run.stats()) == of_items(thread.stats()) == (2, 6, 2, 2, 2, 8)
+    assert run.stats().nodes["measure"].exceptions == {"ValueError": 2, "ConnectionError": 2}
+    assert "secret" not in f"{run.stats()} {run.stats().to_dict()} {thread.stats()}"
+
+
+@pytest.mark.parametrize("hidden", ["problems", "problems.*"])
+def test_a_check_with_redacted_problems_is_counted(hidden: str) -> None:
+    graph = Graph(Checked).add_node("write", lambda n: {"text": "bad"}, writes=["text"])
+    graph.add_check(
+        "good", lambda text: ["secret"], of="write", fix=lambda text: {"text": "worse"}, max_fixes=1, accept=True
+    )
+    graph.add_path(START, "write", END)
+    thread = graph.compile(store=":memory:", redact=[hidden]).thread("t")
+    run = thread.run({})
+    for stats in (run.stats(), thread.stats()):
+        assert (stats.nodes["write"].accepted, stats.nodes["write"].first_try) == (1, 0)
+        assert sum(stats.nodes["good"].problems.values()) == 2
+        assert "secret" not in f"{stats} {stats.to_dict()}"
+
+
+class Checked(BaseModel):
+    text: str = ""
+    n: int = 0
+    problems: list[str] = []
