@@ -60,9 +60,10 @@ from dspyer.persistence.execution_records import (
     KeptRun,
     RecordKey,
 )
-from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, commit_row, end_row
+from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.lineage_order import executions_in_order, rejected_in, unfinished_branches
+from dspyer.runtime.pending_rows import PendingRows
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import Request, RunStart, ignore
 from dspyer.runtime.session_views import Fields, SessionViews
@@ -73,7 +74,6 @@ from dspyer.scheduler.run_state import (
     Group,
     RunState,
     Suspended,
-    Target,
     Transition,
     execution_id,
     last_attempt,
@@ -83,7 +83,7 @@ from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_l
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.values.freezing import same
-from dspyer.values.frozen import FrozenDict, FrozenList
+from dspyer.values.frozen import FrozenList
 from dspyer.values.refusals import KeyPath
 from dspyer.views import ViewRead
 
@@ -478,7 +478,10 @@ class Session(NotLive):
     def new_rows(self) -> list[NewRow]:
         """The rows of everything since the last write."""
         assert self.pending is not None
-        return [*self.pending.commit_rows(self), *self.records.take_unwritten()]
+        return [*self._commit_rows(self.pending), *self.records.take_unwritten()]
+
+    def _commit_rows(self, since: PendingRows) -> list[NewRow]:
+        return since.commit_rows(self.run, self.run_start.patch, self.scope, self.map_items)
 
     def end_rows(self) -> list[NewRow]:
         """The last rows of the run."""
@@ -562,7 +565,7 @@ class Session(NotLive):
         """Keeps what a run inside a node has committed, for the next attempt of the node."""
         if self.kept is None:
             return
-        rows = [row.numbered(seq) for seq, row in enumerate(self.kept.commit_rows(self))]
+        rows = [row.numbered(seq) for seq, row in enumerate(self._commit_rows(self.kept))]
         committed = [entry.commit.id for entry in self.run.log]
         traces = {name: self.traces[name] for name in committed if name in self.traces}
         before = self.run_start.kept
@@ -744,42 +747,6 @@ class SessionEnd(NamedTuple):
             return {(): self.run.trunk_state}
         branches = unfinished_branches(self.run)
         return {path: branches[path].state for path in sorted(branches)}
-
-
-class PendingRows:
-    """The commits and events of a session since its last write.
-
-    Attributes:
-        run: the run as it was last written: a failed write returns to it.
-        events: the events to publish after the next write.
-    """
-
-    def __init__(self, run: RunState) -> None:
-        self.run = run
-        self.events: list[Event] = []
-        self._overlays: dict[str, tuple[FrozenDict[str, Any] | None, ...]] = {}
-
-    def note_targets(self, execution_id: str, targets: Sequence[Target]) -> None:
-        """Keeps the values that an execution sends to its targets: a commit does not hold them, but its row does."""
-        if len(targets) != 1 or targets[0].overlay is not None:
-            self._overlays[execution_id] = tuple([target.overlay for target in targets])
-
-    def commit_rows(self, session: Session) -> list[NewRow]:
-        """The rows of the commits since the last write."""
-        found = []
-        log, first_patch = session.run.log, session.run_start.patch
-        for index in range(len(self.run.log), len(log)):
-            entry = log[index]
-            commit = entry.commit
-            overlays = self._overlays.pop(commit.id, ()) if self._overlays else ()
-            is_first = commit.patch is first_patch
-            found.append(commit_row(entry, index, session.scope, overlays, is_first, session.map_items(commit)))
-        return found
-
-    def written(self, run: RunState) -> list[Event]:
-        """Marks a run as written; returns the events that may now be published."""
-        events, self.events, self.run = self.events, [], run
-        return events
 
 
 def log_conflict(conflict: MergedConflict) -> None:

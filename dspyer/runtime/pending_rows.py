@@ -1,0 +1,51 @@
+"""What a session has done since its last write, and the rows that the next write stores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dspyer.events import Commit, Event
+from dspyer.persistence.rows import MapItems, NewRow, commit_row
+from dspyer.scheduler.run_state import RunState, Target
+from dspyer.values.frozen import FrozenDict
+
+
+class PendingRows:
+    """The commits and events of a session since its last write.
+
+    Attributes:
+        run: the run as it was last written: a failed write returns to it.
+        events: the events to publish after the next write.
+    """
+
+    def __init__(self, run: RunState) -> None:
+        self.run = run
+        self.events: list[Event] = []
+        self._overlays: dict[str, tuple[FrozenDict[str, Any] | None, ...]] = {}
+
+    def note_targets(self, execution_id: str, targets: Sequence[Target]) -> None:
+        """Keeps the values that an execution sends to its targets: a commit does not hold them, but its row does."""
+        if len(targets) != 1 or targets[0].overlay is not None:
+            self._overlays[execution_id] = tuple([target.overlay for target in targets])
+
+    def commit_rows(
+        self, run: RunState, first_patch: Any, scope: tuple[str, ...], items_of: Callable[[Commit], MapItems | None]
+    ) -> list[NewRow]:
+        """The rows of the commits of `run` since the last write.
+
+        `first_patch` is that of its first commit, which the row of its start has already; `items_of` says which item
+        rows have the results of a map.
+        """
+        found = []
+        for index in range(len(self.run.log), len(run.log)):
+            entry = run.log[index]
+            commit = entry.commit
+            overlays = self._overlays.pop(commit.id, ()) if self._overlays else ()
+            found.append(commit_row(entry, index, scope, overlays, commit.patch is first_patch, items_of(commit)))
+        return found
+
+    def written(self, run: RunState) -> list[Event]:
+        """Marks a run as written; returns the events that may now be published."""
+        events, self.events, self.run = self.events, [], run
+        return events
