@@ -168,7 +168,7 @@ class AttemptError(DspyerError, ValueError):
 
 
 class AttemptOverError(AttemptError):
-    """An attempt used its `ctx` after it had timed out: nothing of it counts any more."""
+    """An attempt used its `ctx` after it had timed out, or while the next one works: nothing of it counts any more."""
 
 
 class RouteError(DspyerError, ValueError):

@@ -357,10 +357,8 @@ class Run:
         """
         nodes, _, before = self._made_here
         failures = [FinalFailure(one.failure, one.failed_attempts, one.branches[0].id) for one in self._failures]
-        parts, earlier = (
-            counted_parts(nodes, self._fields.schema),
-            ["tokens, LM calls and USD are those since the run was last resumed"],
-        )
+        parts = counted_parts(nodes, self._fields.schema)
+        earlier = ["tokens, LM calls and USD are those since the run was last resumed"]
         if parts["maps"]:
             earlier.append("items of maps that had ended before count as first tries, without their seconds")
         return count_stats(
