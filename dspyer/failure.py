@@ -87,7 +87,13 @@ class Failure(BaseModel):
         )
 
     def stored_with(self, error: BaseException) -> dict[str, Any]:
-        """Return the JSON form with the traceback of the exception, cut in the middle if it is too long."""
+        """Return the JSON form with the traceback of the exception, cut in the middle if it is too long.
+
+        Example:
+            >>> error = TimeoutError("no answer")
+            >>> Failure.of(error, node="read").stored_with(error)["traceback"]
+            'TimeoutError: no answer\\n'
+        """
         text = "".join(format_exception(error))
         half = TRACEBACK_LIMIT // 2
         if len(text) > TRACEBACK_LIMIT:
