@@ -187,12 +187,18 @@ def check_failing_forks(facts: GraphFacts, rounds: Rounds) -> Iterator[str]:
 
 
 class _Place(NamedTuple):
-    """Two branches of a fork that have not met: where each is, which node of it has written, and which one failed."""
+    """Two branches of a fork that have not met.
+
+    Attributes:
+        left, right: the nodes where they are.
+        wrote_left, wrote_right: the node of each that has written, and the first one that knows what it wrote.
+        failed: the first node that failed.
+    """
 
     left: str
     right: str
-    wrote_left: str | None = None
-    wrote_right: str | None = None
+    wrote_left: tuple[str, str] | None = None
+    wrote_right: tuple[str, str] | None = None
     failed: str | None = None
 
 
@@ -222,7 +228,7 @@ class _Ways:
         if len(writers) < 2:
             return
         after = descendants((*self._facts.nodes, START, END), self._successors, writers)
-        found: dict[tuple[str, ...], str | None] = {}
+        found: dict[tuple[str, str], str | None] = {}
         work = [
             _Place(left, right)
             for groups in self._facts.forks.values()
@@ -234,13 +240,21 @@ class _Ways:
             place = work.pop()
             for reached in self._next(place, field):
                 if reached.wrote_left is not None and reached.wrote_right is not None:
-                    pair = tuple(sorted((reached.wrote_left, reached.wrote_right), key=self._facts.nodes.index))
-                    if reached.failed is None or pair not in found:
-                        found[pair] = reached.failed
+                    (a, after_a), (b, after_b) = reached.wrote_left, reached.wrote_right
+                    pair = (a, b) if self._facts.nodes.index(a) < self._facts.nodes.index(b) else (b, a)
+                    if reached.failed is None or self._leads(after_a, b) or self._leads(after_b, a):
+                        found[pair] = None
+                    else:
+                        found.setdefault(pair, reached.failed)
                 elif reached not in seen and self._can_conflict(reached, after):
                     seen.add(reached)
                     work.append(reached)
         yield from ((first, second, failed) for (first, second), failed in found.items() if failed is not None)
+
+    def _leads(self, first: str, second: str) -> bool:
+        """Whether a branch leads from one node to the other without a failure: then the second may know the first."""
+        forward = [edge for edges in self._edges.values() for edge in edges if not edge.on_error]
+        return first == second or second in reachable(forward, first)
 
     def _next(self, place: _Place, field: str) -> Iterator[_Place]:
         """The places after the next transition; the branch that takes it becomes the left one."""
@@ -249,7 +263,8 @@ class _Ways:
             left, right, wrote_left, wrote_right = right, left, wrote_right, wrote_left
         writes = field in (self._facts.writes.get(left) or ())
         for edge in self._edges.get(left, ()):
-            wrote = left if (edge.into == field if edge.on_error else writes) else wrote_left
+            known = edge.target if edge.on_error else left
+            wrote = (left, known) if (edge.into == field if edge.on_error else writes) else wrote_left
             yield _Place(edge.target, right, wrote, wrote_right, failed or (left if edge.on_error else None))
 
     def _can_conflict(self, place: _Place, after: Mapping[str, int]) -> bool:

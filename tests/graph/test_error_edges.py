@@ -234,6 +234,15 @@ def test_a_handler_and_the_join_behind_the_failed_branch_may_not_write_one_field
         assert [text.partition(":")[0] for text in caught.value.problems] == expected
 
 
+def test_a_handler_that_also_leads_to_the_other_branch_is_no_conflict() -> None:
+    graph = Graph(name="Joined").add_node("left", lambda q: {"a": q / 0}, writes=["a"])
+    graph.add_node("handler", lambda q: {"b": 1}, writes=["b"]).add_node("right", lambda q: {"b": 2}, writes=["b"])
+    graph.add_node("last", lambda q: {"c": 1}, writes=["c"])
+    graph.add_edge(START, ["left", "right"]).add_edge("left", "right").add_error_edge("left", "handler")
+    graph.add_edge("handler", ["right", "last"]).add_edge("right", "last").add_edge("last", END)
+    assert graph.compile()(q=1).b == 2  # `right` joins a branch of the handler, and so it knows what that wrote
+
+
 def test_swapped_arguments_are_named() -> None:
     graph = Graph(name="Swapped").add_node("a", lambda q: {"a": q}, writes=["a"])
     graph.add_node("sorry", lambda q: {"a": "sorry"}, writes=["a"])
