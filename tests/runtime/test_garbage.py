@@ -277,7 +277,6 @@ USES: dict[str, Use] = {
 
 @contextmanager
 def no_collector() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     try:
         yield
