@@ -53,6 +53,8 @@ class Used(Protocol):
     def cost(self) -> float | None: ...
     @property
     def cached(self) -> bool: ...
+    @property
+    def fallback(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -79,6 +81,7 @@ class NodeStats:
         rejected_seconds: the part of them spent on outputs that a check refused, corrections included.
         lm_calls: LM calls; None if unknown.
         lm_cached: those whose response came from DSPy's cache.
+        fallbacks: those whose response came from a backup of `dspyer.lms.reliable`.
         tokens: tokens of its LM calls; None if unknown.
         rejected_tokens: the part of them spent on outputs that a check refused.
         cost: US dollars; None if unknown.
@@ -103,6 +106,7 @@ class NodeStats:
     rejected_seconds: float = 0.0
     lm_calls: int | None = None
     lm_cached: int | None = None
+    fallbacks: int | None = None
     tokens: int | None = None
     rejected_tokens: int | None = None
     cost: float | None = None
@@ -152,6 +156,7 @@ class NodeStats:
             "rejected_seconds": self.rejected_seconds,
             "lm_calls": self.lm_calls,
             "lm_cached": self.lm_cached,
+            "fallbacks": self.fallbacks,
             "tokens": self.tokens,
             "rejected_tokens": self.rejected_tokens,
             "cost": self.cost,
@@ -306,6 +311,7 @@ _COLUMNS = (
     _Column("seconds", lambda one: _seconds(one.seconds), always=True),
     _Column("LM calls", lambda one: f"{one.lm_calls:,}" if one.lm_calls else "", lambda one: one.lm_calls),
     _Column("LM cached", lambda one: str(one.lm_cached or ""), lambda one: one.lm_cached),
+    _Column("fallbacks", lambda one: str(one.fallbacks or ""), lambda one: one.fallbacks, alarms=True),
     _Column("tokens", lambda one: f"{one.tokens:,}" if one.tokens else "", lambda one: one.tokens),
     _Column("USD", lambda one: f"{one.cost:.4f}" if one.cost else "", lambda one: one.cost),
 )
@@ -408,7 +414,7 @@ class VisitCounter:
         known_calls: bool,
     ) -> None:
         zero = 0 if known_calls else None
-        self._stats = {name: NodeStats(name, lm_calls=zero, lm_cached=zero, tokens=zero) for name in nodes}
+        self._stats = {name: NodeStats(name, lm_calls=zero, lm_cached=zero, fallbacks=zero, tokens=zero) for name in nodes}
         self._checks, self._maps, self._items = checks, maps, items
         self._fixes = {check.fix for check in checks.values()}
         self._visits: dict[str, Visit] = {}  # by execution
@@ -551,6 +557,7 @@ class VisitCounter:
             stats, cost = self._stats[visit.node], call.cost
             stats.lm_calls = (stats.lm_calls or 0) + 1
             stats.lm_cached = (stats.lm_cached or 0) + call.cached
+            stats.fallbacks = (stats.fallbacks or 0) + call.fallback
             stats.tokens = (stats.tokens or 0) + call.tokens
             stats.cost = stats.cost if cost is None else (stats.cost or 0.0) + cost
             if visit.refused:

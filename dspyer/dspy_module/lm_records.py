@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 import dspy
 
+FALLBACK = "fallback"
+"""The key of a history entry that says whether the response came from a backup."""
+
 executing: ContextVar[str] = ContextVar("dspyer_executing", default="")
 """The execution that runs here, after those that it is inside of. It is set and not reset: what follows an execution in
 the same task is another one, or the node around the run, whose driver restores it."""
@@ -37,6 +40,7 @@ class LMRecord(NamedTuple):
         tokens: tokens of prompt and response, 0 for a response from a cache.
         cost: US dollars; None if DSPy knows no price.
         cached: whether the response came from DSPy's cache.
+        fallback: whether it came from another LM than the first one of `dspyer.lms.reliable`.
     """
 
     execution: str
@@ -44,6 +48,7 @@ class LMRecord(NamedTuple):
     tokens: int
     cost: float | None
     cached: bool
+    fallback: bool = False
 
 
 class LMRecorder:
@@ -70,7 +75,8 @@ class _Entries(list[Any]):
         """Make a record of an entry."""
         usage = entry.get("usage") or {}
         execution = _outermost(executing.get())
-        record = LMRecord(execution, str(entry.get("model")), token_counts(usage).total, entry.get("cost"), not usage)
+        tokens, fallback = token_counts(usage).total, entry.get(FALLBACK, False)
+        record = LMRecord(execution, str(entry.get("model")), tokens, entry.get("cost"), not usage, fallback)
         self._records.append(record)
 
 

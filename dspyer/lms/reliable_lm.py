@@ -38,7 +38,7 @@ from dspy.utils.exceptions import (
 )
 
 from dspyer import clock
-from dspyer.dspy_module.lm_records import token_counts
+from dspyer.dspy_module.lm_records import FALLBACK, token_counts
 from dspyer.errors import (
     DspyerError,
     always_raised,
@@ -288,6 +288,7 @@ class ReliableLM(dspy.LM):
         one.callbacks = [*self.callbacks, *lm.callbacks]
 
         def update_history(entry: dict[str, Any]) -> None:
+            entry[FALLBACK] = entry.get(FALLBACK, False) or lm is not self._lanes[0].lm
             call.used = token_counts(entry["usage"]).total or None
             self.update_history(entry)
 
