@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
@@ -19,7 +20,7 @@ _LIMITS = ("tokens", "cost", "requests", "seconds")
 _COUNTS = ("tokens", "requests")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """What a run may spend. When a limit is reached, the run is stopped, and `t.resume()` can continue it.
 
@@ -76,8 +77,9 @@ class Budget:
             return given
         raise TypeError(f"budget={given!r}: give a dspyer.Budget, for example Budget(cost=0.50), or None")
 
-    def __reduce__(self) -> tuple[type[Self], tuple[Any, ...]]:
-        return type(self), (self.tokens, self.cost, self.requests, self.seconds, dict(self.prices))
+    def __reduce__(self) -> tuple[Any, ...]:
+        limits = {name: getattr(self, name) for name in ("tokens", "cost", "requests", "seconds")}
+        return partial(type(self), **limits, prices=dict(self.prices)), ()
 
 
 def _check_limit(name: str, limit: object) -> None:

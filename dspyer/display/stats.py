@@ -414,7 +414,9 @@ class VisitCounter:
         known_calls: bool,
     ) -> None:
         zero = 0 if known_calls else None
-        self._stats = {name: NodeStats(name, lm_calls=zero, lm_cached=zero, fallbacks=zero, tokens=zero) for name in nodes}
+        self._stats = {
+            name: NodeStats(name, lm_calls=zero, lm_cached=zero, fallbacks=zero, tokens=zero) for name in nodes
+        }
         self._checks, self._maps, self._items = checks, maps, items
         self._fixes = {check.fix for check in checks.values()}
         self._visits: dict[str, Visit] = {}  # by execution

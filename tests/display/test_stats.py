@@ -8,6 +8,7 @@ from typing import Any
 
 import dspy
 import pytest
+from dspy.utils.exceptions import LMServerError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -16,6 +17,7 @@ from tenacity import wait_none
 from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry, Run
 from dspyer.display.stats import NodeStats, Stats, count_stats
 from dspyer.dspy_module.lm_records import LMRecord
+from dspyer.lms import reliable
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.nodes.kit import MODES
 
@@ -259,6 +261,23 @@ def test_costs_and_responses_from_the_cache() -> None:
     assert (one.lm_calls, one.lm_cached, one.tokens, one.cost) == (2, 1, 100, 0.01)
     assert stats.unknown == ("5 tokens were used by visits that have not finished",)
     assert "0.0100" in str(stats)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_responses_of_a_backup(nested: bool) -> None:
+    """Also while the main LM is skipped, and where one of the LMs is a reliable one."""
+    main = ScriptedLM([LMServerError("broken")])
+    backup = ScriptedLM([{"answer": "a"}, {"answer": "b"}])
+    lm = reliable(main, backup, retry=1) if not nested else reliable(reliable(main, backup, retry=1))
+    program = Graph().add_node("ask", dspy.Predict("question -> answer")).add_path(START, "ask", END).compile()
+    with dspy.context(lm=lm):
+        runs = [program.run({"question": question}) for question in ("one", "two")]
+    found = [run.stats().nodes["ask"] for run in runs]
+    assert [(one.lm_calls, one.fallbacks) for one in found] == [(1, 1), (1, 1)]
+    assert "fallbacks" in str(runs[0].stats()).splitlines()[0]
+    assert found[0].to_dict()["fallbacks"] == 1
+    with dspy.context(lm=ScriptedLM([{"answer": "c"}])):
+        assert program.run({"question": "three"}).stats().nodes["ask"].fallbacks == 0
 
 
 @settings(max_examples=30, deadline=None)
