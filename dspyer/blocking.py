@@ -46,6 +46,16 @@ async def run_in_thread(work: Callable[..., T], /, **kwargs: Any) -> T:
     return call.result()
 
 
+async def finish_in_thread(work: Callable[[], T]) -> T:
+    """Return the result of `work()`, as `run_in_thread`, but start it even if the task is cancelled before.
+
+    For a write of what counts as done already: left out, it would be lost, or be made again with what comes after it.
+    """
+    while True:
+        with suppress(asyncio.CancelledError), anyio.CancelScope(shield=True):
+            return await run_in_thread(work)  # the caller sees a cancellation in `cancellation_count()`
+
+
 def cancellation_count() -> int:
     """Return the number of pending cancellation requests of the current task (`Task.cancelling`)."""
     task = asyncio.current_task()

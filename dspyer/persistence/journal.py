@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Literal, get_args
 
-from dspyer.blocking import run_in_thread
+from dspyer.blocking import finish_in_thread
 from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion, without_traceback
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.rows import NewRow, RowKind
@@ -146,7 +146,7 @@ class Journal:
         A cancellation that arrives meanwhile is held back until the rows are written: see `dspyer.blocking`.
         """
         if not self._lock.acquire(blocking=False):
-            await run_in_thread(lambda: self.write(new_rows, state, flush=flush, release=release))
+            await finish_in_thread(lambda: self.write(new_rows, state, flush=flush, release=release))
             return
         try:
             self._accept(new_rows, state, flush, release)
@@ -155,7 +155,7 @@ class Journal:
         finally:
             self._lock.release()
         if not done:
-            await run_in_thread(lambda: self._send_up_to(end))
+            await finish_in_thread(lambda: self._send_up_to(end))
 
     def _accept(self, new_rows: Sequence[NewRow], state: SnapshotState | None, flush: bool, release: bool) -> None:
         """Number rows and add them to the pending change. The lock is held."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 from collections.abc import Callable
@@ -12,11 +13,12 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer import END, START, CompiledGraph, Context, Graph, reducers
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.persistence.reader import load_run
 from dspyer.persistence.recovery import rows_from_snapshot
 from dspyer.stores import SQLite, Store
+from dspyer.stores.base import Change
 from dspyer.stores.memory import Memory
 from dspyer.threads.thread import Thread
 from tests.persistence.processes import end_of, fork
@@ -115,3 +117,45 @@ def test_rows_deleted_behind_a_snapshot_while_it_is_read_raise_a_store_error() -
     thread.delete()
     with pytest.raises(StoreError, match=f"has no row {row.head.seq} of run"):
         rows_from_snapshot(store, run, 1, row.head.seq)
+
+
+class Waiting(Memory):
+    """A store that async code has to wait for, as for a server."""
+
+    def write_now(self, change: Change) -> bool:
+        del change
+        return False
+
+
+@pytest.mark.parametrize("at", range(1, 40))
+def test_a_cancellation_at_any_write_that_waits_neither_loses_nor_repeats_a_row(at: int) -> None:
+    paid: list[int] = []
+
+    async def pay() -> int:
+        paid.append(1)
+        return len(paid)
+
+    async def work(n: int, ctx: Context) -> dict[str, Any]:
+        return {"n": n + await ctx.once("pay", pay)}
+
+    graph = Graph().add_node("first", work, writes=["n"]).add_node("second", lambda n: {"n": n + 1}, writes=["n"])
+    thread = graph.add_path(START, "first", "second", END).compile(store=Waiting()).thread("t")
+
+    async def cancelled() -> None:
+        task = asyncio.ensure_future(thread.arun({"n": 0}))
+        for _ in range(at):
+            await asyncio.sleep(0)
+        for _ in range(40):  # one cancellation ends the run; the others arrive during its last writes
+            task.cancel()
+            await asyncio.sleep(0)
+        with suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancelled())
+    if thread.status == "new":
+        asyncio.run(thread.arun({"n": 0}))
+    elif thread.status != "completed":
+        asyncio.run(thread.aresume(take_over=True))
+    commits = [commit.id for commit in thread.history()]
+    assert (thread.status, thread.state["n"], len(paid)) == ("completed", 2, 1)
+    assert len(commits) == len(set(commits)) == 3
