@@ -16,17 +16,46 @@ import dspy
 FALLBACK = "fallback"
 """The key of a history entry that says whether the response came from a backup."""
 
-executing: ContextVar[str] = ContextVar("dspyer_executing", default="")
-"""The execution that runs here, after those that it is inside of. It is set and not reset: what follows an execution in
-the same task is another one, or the node around the run, whose driver restores it."""
+
+class Executing:
+    """The execution that runs in a context, after those that it is inside of.
+
+    A driver that runs one node after the other changes its own object: setting a context variable for each of them
+    would take 1 µs. What runs at the same time as something else gets an object of its own.
+    """
+
+    __slots__ = ("id",)
+
+    def __init__(self, execution: str = "") -> None:
+        self.id = execution
+
+    def enter(self, execution: str) -> None:
+        """Name the execution that runs here next."""
+        self.id = execution
+        if executing.get() is not self:
+            executing.set(self)
+
+
+executing: ContextVar[Executing | None] = ContextVar("dspyer_executing", default=None)
+
+
+def executing_id() -> str:
+    """The execution that runs here; "" outside of any."""
+    here = executing.get()
+    return "" if here is None else here.id
+
+
+def execute_apart() -> None:
+    """Give what runs here an object of its own: it may still run when the driver is at the next execution."""
+    executing.set(Executing(executing_id()))
 
 
 @contextmanager
-def executing_restored() -> Iterator[None]:
-    """A block after which the execution around it runs here again."""
+def executing_here() -> Iterator[Executing]:
+    """A block that runs executions, after which the one around it runs here again."""
     before = executing.get()
     try:
-        yield
+        yield Executing()
     finally:
         executing.set(before)
 
@@ -74,7 +103,7 @@ class _Entries(list[Any]):
     def append(self, entry: Mapping[str, Any]) -> None:
         """Make a record of an entry."""
         usage = entry.get("usage") or {}
-        execution = _outermost(executing.get())
+        execution = _outermost(executing_id())
         tokens, fallback = token_counts(usage).total, entry.get(FALLBACK, False)
         record = LMRecord(execution, str(entry.get("model")), tokens, entry.get("cost"), not usage, fallback)
         self._records.append(record)
@@ -105,15 +134,15 @@ def record_lm_calls() -> Iterator[LMRecorder]:
     """Records the LM calls of a block, which is one run. At its end they are added to those of the run around it."""
     modules = dspy.settings.caller_modules or []
     around = [one for one in modules if isinstance(one, LMRecorder)]
-    recorder, before = LMRecorder(), executing.get()
-    executing.set("")
+    recorder, before, execution = LMRecorder(), executing.get(), _outermost(executing_id())
+    executing.set(Executing())
     try:
         with dspy.context(caller_modules=[*[one for one in modules if one not in around], recorder]):
             yield recorder
     finally:
         executing.set(before)
         for one in around:
-            one.records += [record._replace(execution=_outermost(before)) for record in recorder.records]
+            one.records += [record._replace(execution=execution) for record in recorder.records]
 
 
 def _outermost(execution: str) -> str:

@@ -14,6 +14,7 @@ from threading import Event
 from typing import NamedTuple
 
 from dspyer.blocking import DaemonCall
+from dspyer.dspy_module.lm_records import execute_apart
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.errors import NodeTimeoutError
 from dspyer.nodes.attempt import Attempt
@@ -91,6 +92,7 @@ class _limited:  # noqa: N801 - used as a function: `with _limited(...) as limit
         self._seconds = seconds
 
     def __enter__(self) -> TimeLimit:
+        execute_apart()
         limit = self._attempt.limit = TimeLimit(self._seconds, current_limit.get())
         self._token = current_limit.set(limit)
         return limit

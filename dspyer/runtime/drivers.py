@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import anyio
 
 from dspyer.blocking import cancellation_count
-from dspyer.dspy_module.lm_records import executing_restored
+from dspyer.dspy_module.lm_records import Executing, executing, executing_here
 from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import count_calls, recording
 from dspyer.errors import DspyerError, Interrupt
@@ -44,7 +44,7 @@ def drive(session: Session, **overrides: Any) -> None:
     """Runs a session to its end with threads, under DSPy's settings with `overrides`."""
     raised: list[BaseException] = []  # a list, since a variable would form a cycle with the traceback of the error
     with (
-        executing_restored(),
+        executing_here() as here,
         recording(**overrides) as steps,
         async_bridge() as cancel,
         session.stop_signal.on_stop(partial(_cancel_async, session, cancel)),
@@ -52,26 +52,28 @@ def drive(session: Session, **overrides: Any) -> None:
         session.driving(threads.wake),
     ):
         try:
-            _drive(session, threads, steps)
+            _drive(session, threads, steps, here)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too is raised after what runs has finished
             raised.append(error)
             session.stop(f"{type(error).__name__} was raised")
-            _drive(session, threads, steps)
+            _drive(session, threads, steps, here)
     if session.pending is not None:
         _write_end(session)
     if raised:
         _raise(raised.pop())
 
 
-def _drive(session: Session, threads: ThreadWorkers, steps: list[Any]) -> None:
+def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Executing) -> None:
     while True:
         started = session.start_ready()
         if session.pending is not None and _must_not_start(session, started, _write(session)):
             started = []
         if len(started) == 1 and not threads.busy and not session.more_to_start:
+            here.enter(session.around + started[0].id)
             _settle(session, started[0], run_here(steps, *_work(session, started[0])))
             continue
         for execution in started:
+            executing.set(Executing(session.around + execution.id))
             threads.start(execution, *_work(session, execution))
         if not threads.busy:
             return
@@ -125,11 +127,11 @@ def _write_end(session: Session) -> None:
 async def adrive(session: Session, **overrides: Any) -> None:
     """Runs a session to its end with tasks, under DSPy's settings with `overrides`."""
     before = cancellation_count()
-    with executing_restored(), recording(**overrides) as steps:
+    with executing_here() as here, recording(**overrides) as steps:
         async with TaskWorkers() as tasks:
             stopping = partial(_cancel_async, session, tasks.cancel_from_any_thread)
             with session.driving(tasks.wake), session.stop_signal.on_stop(stopping):
-                raised = await _until_end(session, tasks, steps, before)
+                raised = await _until_end(session, tasks, steps, here, before)
     if session.pending is not None:
         with anyio.CancelScope(shield=True):
             await _awrite_end(session)
@@ -139,7 +141,9 @@ async def adrive(session: Session, **overrides: Any) -> None:
         raise asyncio.CancelledError
 
 
-async def _until_end(session: Session, tasks: TaskWorkers, steps: list[Any], before: int) -> list[BaseException]:
+async def _until_end(
+    session: Session, tasks: TaskWorkers, steps: list[Any], here: Executing, before: int
+) -> list[BaseException]:
     """Drives a session until nothing runs any more; returns the exception that ended it early, if one did.
 
     `before` is the number of cancellations of the task when the run began: a higher one means that the caller has
@@ -147,7 +151,7 @@ async def _until_end(session: Session, tasks: TaskWorkers, steps: list[Any], bef
     """
     raised: list[BaseException] = []  # a list, since a variable would form a cycle with the traceback of the error
     try:
-        await _adrive(session, tasks, steps, before)
+        await _adrive(session, tasks, steps, here, before)
     except BaseException as error:  # noqa: BLE001 - raised by the caller after what runs has finished
         cancelled = isinstance(error, asyncio.CancelledError)
         # A node may have raised it since the run was stopped, as a graph within a graph does: nothing has cancelled
@@ -166,12 +170,12 @@ async def _until_end(session: Session, tasks: TaskWorkers, steps: list[Any], bef
             # `raised` has the exception to raise, so a later `SystemExit` of a node is dropped. A later Ctrl-C is not:
             # it ends this wait.
             with suppress(asyncio.CancelledError, SystemExit):
-                await _adrive(session, tasks, steps, cancellation_count())
+                await _adrive(session, tasks, steps, here, cancellation_count())
                 running = False
     return raised
 
 
-async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before: int) -> None:
+async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: Executing, before: int) -> None:
     while True:
         if cancellation_count() > before:
             raise asyncio.CancelledError  # it was held back while a sync node worked
@@ -187,6 +191,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before
                 raise asyncio.CancelledError
         if len(started) == 1 and not tasks.busy and not session.more_to_start:
             try:
+                here.enter(session.around + started[0].id)
                 outcome = await tasks.run_here(steps, *_awork(session, started[0]))
             except asyncio.CancelledError:
                 session.leave_open(started[0])
@@ -194,6 +199,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], before
             _settle(session, started[0], outcome)
             continue
         for execution in started:
+            executing.set(Executing(session.around + execution.id))
             tasks.start(execution, *_awork(session, execution))
         if not tasks.busy:
             return

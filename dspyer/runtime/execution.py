@@ -23,7 +23,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from dspyer.dspy_module.lm_records import executing
 from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import append_to_trace
 from dspyer.errors import Interrupt, NodeOutputError, RouteError, list_names, unwrap_stop_iteration
@@ -57,7 +56,6 @@ from dspyer.values.json import decoder
 
 def script(session: Session, execution: Execution) -> Script[Transition]:
     """The script of an execution: of a node, or of the first commit of the run."""
-    executing.set(session.around + execution.id)
     if execution.branch.head < 0:
         return _start_script(session, execution)
     return _node_script(session, execution)

@@ -20,7 +20,7 @@ from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dspyer.display.redaction import Redactor
-from dspyer.dspy_module.lm_records import executing
+from dspyer.dspy_module.lm_records import executing_id
 from dspyer.dspy_module.tracing import Steps, is_rejected, rejected_step, tokens_used
 from dspyer.errors import (
     BudgetError,
@@ -108,7 +108,7 @@ class Session(NotLive):
         run: the run as a value; each step replaces it.
         inputs: the state with which the run begins.
         scope: the executions around the run, if it is a part of another one.
-        around: what the ids of its executions begin with in `executing`.
+        around: what the ids of its executions begin with in `executing_id`.
         records: the results of effects, answers and items of a map, of earlier attempts too.
         journal: writes the rows of the run; None for a run that is not stored.
         pending: what the journal has not written yet; None for a run that is not stored.
@@ -149,7 +149,7 @@ class Session(NotLive):
         self.run: RunState = run_start.run
         self.inputs = run_start.state
         self.scope = scope = request.scope
-        around = executing.get()
+        around = executing_id()
         self.around = f"{around}/" if around else ""
         self.resources = resources
         self.answer = answer
@@ -325,8 +325,11 @@ class Session(NotLive):
         """Whether another execution may start. The first commit and, after a budget, `END` call no node."""
         if self.spending is not None and len(self.run.log):
             self.spending.check()
-        spent = isinstance(self.stop_signal.error, BudgetError) and only_end_is_left(self.run)
-        return (spent or self.stop_signal.reason is None) and self.write_error is None
+        if self.write_error is not None:
+            return False
+        if self.stop_signal.reason is None:
+            return True
+        return isinstance(self.stop_signal.error, BudgetError) and only_end_is_left(self.run)
 
     def stop(self, reason: str) -> None:
         """Stops the run: no further execution starts. May be called from any thread."""
