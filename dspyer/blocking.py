@@ -36,24 +36,29 @@ async def run_in_thread(work: Callable[..., T], /, **kwargs: Any) -> T:
     Raises:
         asyncio.CancelledError: the task was cancelled before the work started; it will not start.
     """
-    call = _Work(work, kwargs)
-    try:
-        await anyio.to_thread.run_sync(call, limiter=_NO_LIMIT)
-    except asyncio.CancelledError:
-        if call.take_ticket():
-            raise
-        await call.wait()
-    return call.result()
+    return await _end_of(_Work(work, kwargs), anyway=False)
 
 
 async def finish_in_thread(work: Callable[[], T]) -> T:
     """Return the result of `work()`, as `run_in_thread`, but start it even if the task is cancelled before.
 
-    For a write of what counts as done already: left out, it would be lost, or be made again with what comes after it.
+    For a write of what counts as done already, which would be lost or made again, and for the release of a thread.
     """
-    while True:
-        with suppress(asyncio.CancelledError), anyio.CancelScope(shield=True):
-            return await run_in_thread(work)  # the caller sees a cancellation in `cancellation_count()`
+    return await _end_of(_Work(work, {}), anyway=True)
+
+
+async def _end_of(call: _Work[T], *, anyway: bool) -> T:
+    try:
+        await anyio.to_thread.run_sync(call, limiter=_NO_LIMIT)
+    except asyncio.CancelledError:
+        if anyway:
+            # A thread of its own, which starts without an `await` that could be cancelled again. If the worker has the
+            # ticket already, it ends at once.
+            Thread(target=copy_context().run, args=(call,), name="dspyer-finish").start()
+        elif call.take_ticket():
+            raise
+        await call.wait()  # the caller sees the cancellation in `cancellation_count()`
+    return call.result()
 
 
 def cancellation_count() -> int:
@@ -229,7 +234,7 @@ class _Work(Generic[T]):
     def __init__(self, work: Callable[..., T], kwargs: Mapping[str, Any]) -> None:
         self._work = work
         self._kwargs = kwargs
-        self._ticket = [True]  # popped once, by the worker or by `run_in_thread`: `list.pop` is atomic
+        self._ticket = [True]  # popped once, by the worker or by the awaiting task: `list.pop` is atomic
         self._done = False
         self._wake: Callable[[], object] | None = None
         self._outcome: Outcome = (None, None)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import anyio
 
-from dspyer.blocking import cancellation_count, run_in_thread
+from dspyer.blocking import cancellation_count, finish_in_thread, run_in_thread
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import end_row
@@ -125,8 +125,7 @@ class ThreadLock:
             if owned is not None and _has_ended(owned):
                 _release(owned)  # writes nothing: no worker thread is needed
             elif owned is not None:
-                with anyio.CancelScope(shield=True):
-                    await run_in_thread(lambda: _release(owned))
+                await finish_in_thread(lambda: _release(owned))  # however often the task is cancelled
 
     def _acquire(self) -> None:
         self.owned = self._acquire_run()

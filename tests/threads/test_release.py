@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,11 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph
 from dspyer.errors import RunStoppedError
-from dspyer.stores.base import Change, Store
+from dspyer.runtime.streams import AsyncEvents
+from dspyer.stores.base import Change, Store, ThreadRow
+from dspyer.stores.memory import Memory
+from dspyer.threads.ownership import leases
+from dspyer.threads.thread import Thread
 from tests.persistence.failing import Crash
 from tests.threads.owned_runs import BackgroundRun, Count, Gate, WatchedStore, gated
 
@@ -204,6 +209,88 @@ def test_a_run_that_is_cancelled_while_it_acquires_the_thread_owns_nothing(where
     assert row is not None
     assert row.owner is None
     assert gate.calls == (1 if first else 0)
+
+
+class Storm(Memory):
+    """A store that async code waits for. From its nth call on, the task is cancelled in each pass of the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls_left = 0
+        self.cancel: Callable[[], object] = lambda: None
+
+    def write_now(self, change: Change) -> bool:
+        del change
+        return False
+
+    def write(self, change: Change) -> int:
+        self._count()  # before the write, and after it
+        epoch = super().write(change)
+        self._count()
+        return epoch
+
+    def thread(self, name: str) -> ThreadRow | None:
+        self._count()
+        return super().thread(name)
+
+    def _count(self) -> None:
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            self.cancel()
+
+
+OPENINGS: dict[str, Callable[[Thread], Awaitable[Any]]] = {
+    "arun": lambda t: t.arun({"n": 1}, abandon=True),
+    "wait": lambda t: t.arun({"n": 1}, abandon=True, on_conflict="wait"),
+    "merge": lambda t: t.arun({"n": 1}, abandon=True, on_conflict="merge"),
+    "take over": lambda t: t.arun({"n": 1}, abandon=True, take_over=True),
+    "astream": lambda t: last_of(t.astream({"n": 1}, abandon=True)),
+    "aresume": lambda t: t.aresume(),
+    "astream_resume": lambda t: last_of(t.astream_resume()),
+    "arerun": lambda t: t.arerun(0),
+}
+
+
+async def last_of(events: AsyncEvents) -> None:
+    async for _ in events:
+        pass
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_run_that_is_cancelled_again_and_again_while_it_opens_releases_the_thread(opening: str, at: int) -> None:
+    store, calls = Storm(), list[int]()
+
+    def node(state: Any) -> dict[str, Any]:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("not yet")
+        return {"log": ["ran"]}
+
+    graph = Graph(Count, inputs=["n"]).add_node("node", node).add_path(START, "node", END)
+    thread = graph.compile(store=store).thread("t")
+    assert thread.run({"n": 1}).status == "failed"
+
+    async def opened() -> None:
+        task = asyncio.ensure_future(OPENINGS[opening](thread))
+        loop = asyncio.get_running_loop()
+
+        def cancel() -> None:
+            if not task.done():
+                task.cancel()
+                loop.call_soon(cancel)
+
+        store.calls_left, store.cancel = at, lambda: loop.call_soon_threadsafe(cancel)
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(task), 10)
+
+    asyncio.run(opened())
+    row = store.thread("t")
+    assert row is not None
+    assert row.owner is None
+    assert not leases._tokens
+    run = thread.run({"n": 1}, abandon=True)
+    assert (run.status, run.error) == ("completed", None)
 
 
 def test_closing_a_stream_that_waits_for_its_thread_ends_the_wait() -> None:
