@@ -27,7 +27,7 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, ThreadRow
 from dspyer.threads.changes import one_commit_run, write_manual_commit
 from dspyer.threads.merging import ThreadMerger
-from dspyer.threads.ownership import OwnedRun, ThreadLock, busy, check_no_owner, is_alive, new_owner, pauses
+from dspyer.threads.ownership import HandOver, OwnedRun, ThreadLock, busy, check_no_owner, is_alive, new_owner, pauses
 from dspyer.threads.start import RunStarter, ThreadHead
 
 SNAPSHOT_ROWS = 24
@@ -41,7 +41,7 @@ class MergeOnFinish:
         self._starter = starter
         self._merger = merger
 
-    def start(self, inputs: Mapping[str, Any], request: Request, abandon: bool) -> OwnedRun:
+    def start(self, inputs: Mapping[str, Any], request: Request, hand_over: HandOver, *, abandon: bool) -> None:
         """Write a new run that continues from the head of the thread, without acquiring the thread."""
         starter = self._starter
         label = f"{starter.thread}.{token_hex(4)}"  # not numbered: other runs may start at the same time
@@ -57,7 +57,7 @@ class MergeOnFinish:
         if head.encoder is not None:
             journal.continue_after(head.rows_since_snapshot + len(rows), head.encoder)
         started = replace(request, run_start=first.start, records=first.records, journal=journal)
-        return OwnedRun(started, journal, new_owner())
+        hand_over(OwnedRun(started, journal, new_owner()))
 
     def finish(self, run: Run, lock: ThreadLock) -> Run:
         """Merge a finished run that does not own its thread into it; a no-op for a run that owns it.

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from secrets import token_hex
 from threading import Event, Lock, Thread
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import anyio
 
@@ -59,12 +59,17 @@ class OwnedRun(NamedTuple):
     owner: Owner
 
 
+HandOver: TypeAlias = Callable[[OwnedRun], None]
+"""Called with a run as soon as it owns its thread."""
+
+
 class ThreadLock:
     """Owns a thread for the duration of one run: acquired at once or after waiting, released in any case.
 
-    `acquire` acquires the thread and starts the run in the store, or raises `ConcurrentRunError`. It is called again
-    for up to `lock_timeout` seconds, unless `on_conflict` is `"raise"`. With `"merge"` it acquires nothing, since such
-    a run owns no thread (`threads.merge_on_finish`).
+    `acquire` acquires the thread and starts the run in the store, or raises `ConcurrentRunError`. It hands the run over
+    by a call and not as its result, which a Ctrl-C could drop before it is assigned. It is called again for up to
+    `lock_timeout` seconds, unless `on_conflict` is `"raise"`. With `"merge"` it acquires nothing, since such a run owns
+    no thread (`threads.merge_on_finish`).
 
     Attributes:
         patience: seconds to wait, here and for a merge at the end; 0 for `"raise"`.
@@ -72,7 +77,7 @@ class ThreadLock:
     """
 
     def __init__(
-        self, acquire: Callable[[], OwnedRun], request: Request, on_conflict: str, lock_timeout: float
+        self, acquire: Callable[[HandOver], object], request: Request, on_conflict: str, lock_timeout: float
     ) -> None:
         if on_conflict not in ("raise", "wait", "merge"):
             raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise", "wait" or "merge"')
@@ -84,20 +89,21 @@ class ThreadLock:
     @contextmanager
     def held(self) -> Iterator[OwnedRun]:
         """Own the thread for the block."""
-        for pause in self._pauses():
-            if self._try_acquire():
-                break
-            # Wait for the owner to release the thread: 1 ms doubling to 50 ms, `patience` seconds in all. Polling,
-            # since the owner may be any process on any host. No jitter: an attempt on an owned thread reads
-            # one row, and the epoch decides between attempts that collide.
-            time.sleep(pause)
-        else:
-            self._acquire()  # the time is over: a last attempt, which raises
-        assert self.owned is not None
         try:
+            for pause in self._pauses():
+                if self._try_acquire():
+                    break
+                # Wait for the owner to release the thread: 1 ms doubling to 50 ms, `patience` seconds in all. Polling,
+                # since the owner may be any process on any host. No jitter: an attempt on an owned thread reads
+                # one row, and the epoch decides between attempts that collide.
+                time.sleep(pause)
+            else:
+                self._acquire()  # the time is over: a last attempt, which raises
+            assert self.owned is not None
             yield self.owned
         finally:
-            _release(self.owned)
+            if self.owned is not None:
+                _release(self.owned)
 
     @asynccontextmanager
     async def aheld(self) -> AsyncIterator[OwnedRun]:
@@ -128,7 +134,10 @@ class ThreadLock:
                 await finish_in_thread(lambda: _release(owned))  # however often the task is cancelled
 
     def _acquire(self) -> None:
-        self.owned = self._acquire_run()
+        self._acquire_run(self._keep)
+
+    def _keep(self, owned: OwnedRun) -> None:
+        self.owned = owned
 
     def _try_acquire(self) -> bool:
         try:

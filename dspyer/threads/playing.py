@@ -57,7 +57,7 @@ class RunPlayer:
         self._program._check_resources(request)
         acquire = partial(self._starter.start_new, inputs, request, abandon=abandon, take_over=take_over)
         if on_conflict == "merge":
-            acquire = partial(self._merge_on_finish.start, inputs, request, abandon)
+            acquire = partial(self._merge_on_finish.start, inputs, request, abandon=abandon)
         return ThreadLock(acquire, request, on_conflict, lock_timeout)
 
     def lock_last(
@@ -73,7 +73,8 @@ class RunPlayer:
         """The lock for a run that repeats what came after a commit."""
         self._program._check_resources(request)
         first_write = partial(first_write_of_rerun, self._starter, self._reader, version)
-        return ThreadLock(partial(self._starter.acquire, first_write, request, take_over), request, "raise", 0.0)
+        acquire = partial(self._starter.acquire, first_write, request, take_over=take_over)
+        return ThreadLock(acquire, request, "raise", 0.0)
 
     # These hold no run in a variable: the traceback of its error refers to their frames, and would keep it alive.
 

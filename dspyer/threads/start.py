@@ -44,7 +44,17 @@ from dspyer.stores.base import Change, Owner, Point, RunRow, ThreadRow
 from dspyer.threads.answers import given_answers
 from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility
 from dspyer.threads.graph_fingerprint import GraphFingerprint
-from dspyer.threads.ownership import LEASE, REPLACE, WAIT_OR_REPLACE, OwnedRun, busy, is_alive, leases, new_owner
+from dspyer.threads.ownership import (
+    LEASE,
+    REPLACE,
+    WAIT_OR_REPLACE,
+    HandOver,
+    OwnedRun,
+    busy,
+    is_alive,
+    leases,
+    new_owner,
+)
 from dspyer.threads.status import resumes_without_progress
 from dspyer.threads.views_across_runs import EarlierRuns, ListCommits, PreviousRuns, RecentIndexes
 
@@ -139,7 +149,9 @@ class RunStarter:
 
     # --- start and resume
 
-    def start_new(self, inputs: Mapping[str, Any], request: Request, *, abandon: bool, take_over: bool) -> OwnedRun:
+    def start_new(
+        self, inputs: Mapping[str, Any], request: Request, hand_over: HandOver, *, abandon: bool, take_over: bool
+    ) -> None:
         """Check the inputs, make a new run and acquire the thread for it."""
 
         def first_write(head: ThreadHead) -> FirstWrite:
@@ -149,23 +161,24 @@ class RunStarter:
                 raise head.broken_error()  # with a wrong key nothing can be read: that must not start an empty thread
             return self.new_run(head, inputs, request, self.next_label(head))
 
-        return self.acquire(first_write, request, take_over, WAIT_OR_REPLACE)
+        self.acquire(first_write, request, hand_over, take_over, WAIT_OR_REPLACE)
 
     def resume_last(
         self,
         answers: Mapping[str, Any] | None,
         request: Request,
+        hand_over: HandOver,
         *,
         take_over: bool,
         max_resumes: int,
         allow: AllowChanged = False,
-    ) -> OwnedRun:
+    ) -> None:
         """Check the answers, rebuild the last run from its log and acquire the thread for it."""
 
         def first_write(head: ThreadHead) -> FirstWrite:
             return self._resumed_run(head, answers or {}, max_resumes, allow)
 
-        return self.acquire(first_write, request, take_over)
+        self.acquire(first_write, request, hand_over, take_over)
 
     def new_run(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, label: str) -> FirstWrite:
         """A new run that begins with the state at the head and folds the inputs in; `label` begins its commits' ids."""
@@ -369,10 +382,11 @@ class RunStarter:
         self,
         first_write: Callable[[ThreadHead], FirstWrite],
         request: Request,
+        hand_over: HandOver,
         take_over: bool,
         remedy: str = REPLACE,
-    ) -> OwnedRun:
-        """Acquire the thread and write the first rows of a run.
+    ) -> None:
+        """Acquire the thread, write the first rows of a run, and hand it over to what releases the thread.
 
         `first_write` checks everything and builds the run on a head; it is called again if the head was read again.
         With `take_over` a live owner is replaced; without it, a live owner is an error that advises `remedy`.
@@ -387,7 +401,7 @@ class RunStarter:
                 replacing = self.replace_owner(head.row, owner)
                 head = self.load_head()
                 first = first_write(head)
-            return self._write_first(head, first, owner, request)
+            hand_over(self._write_first(head, first, owner, request))
         except BaseException:
             leases.let_go(owner.token)
             if replacing is not None:

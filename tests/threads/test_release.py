@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,7 +19,8 @@ from dspyer.errors import RunStoppedError
 from dspyer.runtime.streams import AsyncEvents
 from dspyer.stores.base import Change, Store, ThreadRow
 from dspyer.stores.memory import Memory
-from dspyer.threads.ownership import leases
+from dspyer.threads.ownership import ThreadLock, is_alive, leases
+from dspyer.threads.start import RunStarter
 from dspyer.threads.thread import Thread
 from tests.persistence.failing import Crash
 from tests.threads.owned_runs import BackgroundRun, Count, Gate, WatchedStore, gated
@@ -291,6 +295,60 @@ def test_a_run_that_is_cancelled_again_and_again_while_it_opens_releases_the_thr
     assert not leases._tokens
     run = thread.run({"n": 1}, abandon=True)
     assert (run.status, run.error) == ("completed", None)
+
+
+def owns_forever(store: Store) -> bool:
+    row = store.thread("t")
+    return bool(leases._tokens) or (row is not None and is_alive(row))
+
+
+@pytest.mark.parametrize("on_conflict", ["raise", "wait"])
+def test_a_keyboard_interrupt_at_any_instruction_of_the_opening_leaves_no_owner(on_conflict: Any) -> None:
+    """The signal is handled between two instructions: also between a call and what keeps its result."""
+    opening = {code.co_name: code for code in CODE_OF_THE_OPENING}
+    at, interrupted = 0, True
+    while interrupted:
+        at += 1
+        store, begun = Memory(), list[int]()
+        graph = Graph(Count, inputs=["n"]).add_node("node", lambda state: begun.append(1), writes=[])
+        thread = graph.add_path(START, "node", END).compile(store=store).thread("t")
+        seen = [0]
+
+        def trace(frame: FrameType, event: str, arg: object, seen: list[int] = seen, at: int = at) -> Any:
+            del arg
+            if opening.get(frame.f_code.co_name) is not frame.f_code or begun:
+                return None
+            frame.f_trace_opcodes = True
+            seen[0] += event == "opcode"
+            if seen[0] == at:
+                raise KeyboardInterrupt
+            return trace
+
+        interrupted = False
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            thread.run({"n": 1}, on_conflict=on_conflict)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(before)
+        assert not owns_forever(store), at
+        assert not begun or not interrupted
+    assert at > 100
+
+
+CODE_OF_THE_OPENING = [
+    method.__code__
+    for method in (
+        inspect.unwrap(ThreadLock.held),
+        ThreadLock._acquire,
+        ThreadLock._try_acquire,
+        RunStarter.start_new,
+        RunStarter.acquire,
+        RunStarter._write_first,
+    )
+]
 
 
 def test_closing_a_stream_that_waits_for_its_thread_ends_the_wait() -> None:
