@@ -8,7 +8,8 @@ the epoch that was read; if another run wrote meanwhile, start over.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
 from typing import Any
@@ -59,14 +60,15 @@ class MergeOnFinish:
         started = replace(request, run_start=first.start, records=first.records, journal=journal)
         hand_over(OwnedRun(started, journal, new_owner()))
 
-    def finish(self, run: Run, lock: ThreadLock) -> Run:
-        """Merge a finished run that does not own its thread into it; a no-op for a run that owns it.
+    def attempts(self, run: Run, lock: ThreadLock) -> Iterator[float]:
+        """Merge a finished run that does not own its thread into it; nothing to do for a run that owns it.
 
-        A run that cannot be merged becomes a failed one; its commits stay in the store.
+        Yields the seconds to sleep before each next attempt: the caller sleeps, and may give up there. A run that
+        cannot be merged becomes a failed one; its commits stay in the store.
         """
         journal = None if lock.owned is None else lock.owned.journal
         if journal is None or journal.thread or run.status in ("failed", "stopped"):
-            return run
+            return
         thread = self._starter.thread
         try:
             if run.status != "completed":
@@ -74,26 +76,23 @@ class MergeOnFinish:
                     'the run waits for answers, and resume() cannot find a run with on_conflict="merge": use '
                     f'on_conflict="wait" on thread {thread!r}, or supply the answers with compile(answers={{...}})'
                 )
-            self._merge(Point(journal.run, journal.seq - 1), lock.patience)
+            yield from self._merge(Point(journal.run, journal.seq - 1), lock.patience)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is the error of the run
             run.status, run.error = "failed", error
             if not isinstance(error, StoreError):  # a store that fails cannot be written to
                 journal.write(
                     [end_row("failed", None, [(Failure.of(error, node=f"join:{thread}"), error)])], flush=True
                 )
-        return run
 
-    def _merge(self, run_end: Point, patience: float) -> None:
-        """Merge the run that ends at a row, as soon as no run owns the thread."""
+    def _merge(self, run_end: Point, patience: float) -> Iterator[float]:
+        """Merge the run that ends at a row, as soon as no run owns the thread; yields the pauses between attempts."""
         for pause in pauses(patience):
-            try:
+            with suppress(ConcurrentRunError):
                 self._try_merge(run_end)
-            except ConcurrentRunError:
-                # Wait for the owner of the thread to finish, or try again after another merge: 1 ms doubling to 50 ms,
-                # `patience` seconds in all. No jitter: of merges that collide, one has succeeded.
-                time.sleep(pause)
-            else:
                 return
+            # Wait for the owner of the thread to finish, or try again after another merge: 1 ms doubling to 50 ms,
+            # `patience` seconds in all. No jitter: of merges that collide, one has succeeded.
+            yield pause
         self._try_merge(run_end)  # the time is over: a last attempt, whose error is raised
 
     def _try_merge(self, run_end: Point) -> None:

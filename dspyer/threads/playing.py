@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-import anyio.to_thread
+import anyio
 
+from dspyer.blocking import cancellation_count, run_in_thread
 from dspyer.budget import Budget
 from dspyer.errors import ThreadError
 from dspyer.nodes.binding import resources_of
@@ -80,7 +83,7 @@ class RunPlayer:
 
     def play(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe = ignore) -> Run:
         """The run, once it has ended."""
-        return self._merge_on_finish.finish(self._play_held(inputs, lock, observe), lock)
+        return self._finish(self._play_held(inputs, lock, observe), lock)
 
     async def aplay(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe = ignore) -> Run:
         """The same in async code."""
@@ -94,10 +97,23 @@ class RunPlayer:
         async with lock.aheld() as owned:
             return await self._program._arun(inputs, owned.request, observe)
 
+    def _finish(self, run: Run, lock: ThreadLock) -> Run:
+        for pause in self._merge_on_finish.attempts(run, lock):
+            time.sleep(pause)
+        return run
+
     async def _afinish(self, run: Run, lock: ThreadLock) -> Run:
         if lock.owned is None or lock.owned.journal.thread:  # it owns its thread: no worker thread is needed
             return run
-        return await anyio.to_thread.run_sync(self._merge_on_finish.finish, run, lock)
+        before = cancellation_count()
+        attempt = partial(next, self._merge_on_finish.attempts(run, lock), None)
+        while True:
+            pause = await run_in_thread(attempt)
+            if cancellation_count() > before:
+                raise asyncio.CancelledError  # held back until the attempt has ended: none is made any more
+            if pause is None:
+                return run
+            await anyio.sleep(pause)
 
 
 def stop_run(starter: RunStarter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from dspyer.events import Commit
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Point, Row, Snapshot, Store
 from dspyer.stores.content import Content
+from dspyer.threads.merge_on_finish import MergeOnFinish
 from dspyer.threads.thread import Thread
 from tests.persistence.processes import end_of, fork
 
@@ -315,3 +317,58 @@ def test_a_run_that_owns_the_thread_is_not_disturbed_by_a_merge() -> None:
     with pytest.raises(ConcurrentRunError):
         store.write(Change("t", row.epoch, row.epoch + 1, head=row.head, lease=0.0))
     check(thread, 2)
+
+
+def test_a_cancelled_run_that_waits_for_its_merge_does_not_merge_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, begun, tried = Memory(), threading.Event(), list[Point]()
+    merge = MergeOnFinish._try_merge
+
+    def count(self: MergeOnFinish, run_end: Point) -> None:
+        tried.append(run_end)
+        begun.set()
+        merge(self, run_end)
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(program(store).thread("t").arun({"who": "guest"}, on_conflict="merge"))
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        tried.clear()
+
+    def hook(who: str) -> None:
+        if who == "owner":
+            asyncio.run(cancelled())
+
+    monkeypatch.setattr(MergeOnFinish, "_try_merge", count)
+    thread = program(store, hook).thread("t")
+    thread.run({"who": "first"})
+    assert thread.run({"who": "owner"}).status == "completed"
+    time.sleep(0.15)  # three times the longest pause between two attempts
+    assert not tried
+    check(thread, 2)
+
+
+def test_a_run_that_is_cancelled_in_its_merge_ends_when_it_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    thread = program(Memory()).thread("t")
+    begun, cancelled = threading.Event(), threading.Event()
+    merge = MergeOnFinish._try_merge
+
+    def hold(self: MergeOnFinish, run_end: Point) -> None:
+        begun.set()
+        assert cancelled.wait(10)
+        time.sleep(0.05)
+        merge(self, run_end)
+
+    async def main() -> None:
+        task = asyncio.create_task(thread.arun({"who": "guest"}, on_conflict="merge"))
+        await asyncio.to_thread(begun.wait, 10)
+        task.cancel()
+        await asyncio.sleep(0)
+        cancelled.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        check(thread, 1)
+
+    monkeypatch.setattr(MergeOnFinish, "_try_merge", hold)
+    asyncio.run(main())
