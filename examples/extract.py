@@ -18,7 +18,7 @@ import dspy
 from model import language_model
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Run
+from dspyer import END, START, CompiledGraph, Graph, Thread
 from dspyer.testing import ScriptedLM
 from dspyer.testing.prompt import Prompt
 
@@ -71,7 +71,7 @@ def invoice_program() -> CompiledGraph:
     graph = Graph(Invoice)
     graph.add_node("extract", dspy.Predict(Extract))
     graph.add_check("adds_up", adds_up, of="extract", max_fixes=1, accept=True)
-    return graph.add_path(START, "extract", END).compile()
+    return graph.add_path(START, "extract", END).compile(store=":memory:")
 
 
 def read_invoice(prompt: Prompt) -> dict[str, Any]:
@@ -89,11 +89,10 @@ def read_invoice(prompt: Prompt) -> dict[str, Any]:
     return {"lines": lines, "total": float(total)}
 
 
-def share(runs: list[Run]) -> str:
+def figures(letters: Thread) -> str:
     """How often the first output passed, how often a correction helped, and what is left."""
-    left = sum(bool(run.state["problems"]) for run in runs)
-    first = sum("extract_fix" not in run.counts for run in runs)
-    return f"first try {first} of {len(runs)}, corrected {len(runs) - first - left}, left {left}"
+    one = letters.stats().nodes["extract"]
+    return f"first try {one.first_try} of {one.visits}, corrected {one.corrected}, left {one.accepted}"
 
 
 def main() -> None:
@@ -101,21 +100,26 @@ def main() -> None:
     program = invoice_program()
     print(program.graph.explain(), "\n")
 
-    runs = [program.run({"text": text}) for text in TRAIN]
-    print("the letters to learn from:", share(runs))
-    repairs = [repair for run in runs for repair in run.repairs()]
+    train, written, tuned = (program.thread(name) for name in ("train", "as written", "tuned"))
+    for text in TRAIN:
+        train.run({"text": text})
+    print("the letters to learn from:", figures(train))
+    repairs = train.repairs()
     for repair in repairs[:1]:
         print("  ", repair.text)
         print("   refused ", [line.amount for line in repair.rejected[0]["lines"]], repair.problems[0][0])
         print("   accepted", [line.amount for line in repair.lines])
 
-    print("the others, as written:   ", share([program.run({"text": text}) for text in TEST]))
+    for text in TEST:
+        written.run({"text": text})
+    print("the others, as written:   ", figures(written))
     program.extract = dspy.LabeledFewShot(k=2).compile(program.extract, trainset=repairs)
-    tuned = [program.run({"text": text}) for text in TEST]
-    print(f"tuned with {len(repairs)} repairs:     ", share(tuned))
-    for run in tuned:
-        if run.state["problems"]:
-            print("   to be looked at:", run.state["text"], "--", *run.state["problems"])
+    left = [run.state for run in [tuned.run({"text": text}) for text in TEST] if run.state["problems"]]
+    print(f"tuned with {len(repairs)} repairs:     ", figures(tuned))
+    for state in left:
+        print("   to be looked at:", state["text"], "--", *state["problems"])
+    print()
+    print(tuned.stats())
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ SHOWN = {
         "the others, as written:    first try 1 of 5, corrected 3, left 1",
         "tuned with 3 repairs:      first try 4 of 5, corrected 0, left 1",
         "to be looked at: 2 x ticket 9.00; fee 1.00; total 24.00 -- the lines miss the total by 5.00",
+        "extract           5     80.0 %    20.0 %",
     ],
     "killed.py": [
         "The first process: killed by SIGKILL",
