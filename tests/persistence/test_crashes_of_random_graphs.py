@@ -69,7 +69,7 @@ def attempt(thread: Thread, whole: Counter[Called]) -> Run:
         assert CALLS.take() <= left
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(plans(), st.integers(0, 2**32), st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=6))
 def test_a_run_recovers_from_crashes_at_any_writes(plan: Plan, seed: int, crashes: list[tuple[int, bool]]) -> None:
     check(plan, seed, crashes, FailingMemory())

@@ -190,7 +190,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.usefixtures("often")
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(states=st.lists(st.dictionaries(st.text(max_size=2), VALUES, max_size=8), min_size=1, max_size=4))
 def test_any_state_is_restored_with_the_same_digest(states: list[dict[str, Any]]) -> None:
     forms, blobs = SnapshotEncoder(), dict[str, bytes]()

@@ -70,7 +70,7 @@ def test_every_commit_can_be_read_copied_and_resumed(name: str, mode: str) -> No
         assert thread.history() == history
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(plans(), st.integers(0, 2**32))
 def test_copies_of_random_graphs_at_every_commit(plan: Plan, seed: int) -> None:
     store = FailingMemory()
