@@ -26,6 +26,10 @@ from dspyer.errors import AttemptOverError
 from dspyer.stopping import OVER, current_limit
 
 
+NO_TIME = 1e-9
+"""Seconds that are the rest of a rounded sum, and no time to wait."""
+
+
 class RateLimits(NamedTuple):
     """The limits of a gate, per LM. None is no limit."""
 
@@ -221,7 +225,7 @@ class Gate:
     def _take_time(self, tokens: int, requests: int) -> Generator[tuple[Any, Any], Any, bool]:
         at = self._reserve(tokens, requests)
         try:
-            while (left := at - clock.now()) > 0:
+            while (left := at - clock.now()) > NO_TIME:
                 yield Sleep(left), None
         except BaseException:
             self._return(at, tokens)
