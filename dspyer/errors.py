@@ -617,6 +617,26 @@ def without_traceback(error: DspyerError) -> DspyerError:
     return found
 
 
+def drop_tracebacks(error: BaseException) -> None:
+    """Remove the tracebacks of an exception and of those that led to it, in place.
+
+    Example:
+        >>> error = ValueError("odd").with_traceback(None)
+        >>> drop_tracebacks(error)
+        >>> error.__traceback__ is None
+        True
+    """
+    found: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while found:
+        one = found.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            BaseException.with_traceback(one, None)  # not an assignment: a frozen class would refuse it
+            found += [one.__cause__, one.__context__]
+            found += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+
+
 def unwrap_stop_iteration(error: BaseException) -> BaseException:
     """Return the `StopIteration` that Python replaced by a `RuntimeError` (PEP 479), any other exception unchanged.
 

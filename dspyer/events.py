@@ -327,7 +327,10 @@ class NodeFailed(NamedTuple):
 
 
 class AttemptFailed(NamedTuple):
-    """An attempt of a node, or of an item of a map, has raised `error`; another one follows after `pause` seconds."""
+    """An attempt of a node, or of an item of a map, has raised `error`; another one follows after `pause` seconds.
+
+    The error has no traceback: that would keep the values of the attempt as long as the event.
+    """
 
     node: str
     branch: BranchPath

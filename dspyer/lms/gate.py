@@ -25,7 +25,6 @@ from dspyer.dspy_module.request_gate import current_gate
 from dspyer.errors import AttemptOverError
 from dspyer.stopping import OVER, current_limit
 
-
 NO_TIME = 1e-9
 """Seconds that are the rest of a rounded sum, and no time to wait."""
 

@@ -17,7 +17,7 @@ from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, UnreadablePatch, first_version, read_commit_content
 from dspyer.persistence.snapshots import latest_snapshot
 from dspyer.scheduler.join import Join, RecordedResolutions
-from dspyer.scheduler.lineage import LogEntry
+from dspyer.scheduler.lineage import LineageCounts, LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row
 
@@ -136,7 +136,7 @@ class History:
         self.steps.append(0)
         self.settled.append(True)
         self._index_of[root] = len(self.log)
-        self.log.append(LogEntry(commit, state, (), None))
+        self.log.append(LogEntry(commit, state, (), LineageCounts()))
 
     def _add(self, run_rows: RunRows) -> None:
         """Add a run. Rows that it shares with a run in the log, which it continues, are in the log already."""

@@ -31,6 +31,7 @@ from dspyer.errors import (
     always_raised,
     annotate,
     brief,
+    drop_tracebacks,
     error_text,
     unwrap_stop_iteration,
 )
@@ -429,6 +430,8 @@ class Session(NotLive):
         self.publish(AttemptFailed(attempt.node, attempt.branch, attempt.execution, number, error, pause))
         shown = error if self.redactor is None else self.redactor.error(error)
         logger.info("%s, attempt %d failed, the next one in %.1f s: %r", attempt.who, number, pause, shown)
+        # The event outlives the attempt. A traceback would keep the frames of the attempt, and all their values.
+        drop_tracebacks(error)
 
     def lose_steps(self, attempt: Attempt, number: int, steps: Steps) -> None:
         """Keeps the steps of an attempt that raised: they are paid for, and led to nothing. From any thread.

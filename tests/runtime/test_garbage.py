@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import weakref
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -17,9 +18,10 @@ from tenacity import wait_none
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Send, live, reducers, view
 from dspyer.errors import StoreError
-from dspyer.events import Question
+from dspyer.events import AttemptFailed, Question
 from dspyer.stores import Memory
 from dspyer.stores.base import Change
+from dspyer.testing import no_pauses
 
 
 class Board(BaseModel):
@@ -393,3 +395,37 @@ def test_the_error_of_a_run_keeps_its_traceback_and_not_the_states() -> None:
         after = len([found for found in gc.get_objects() if type(found).__name__ == "Commit"])
     assert error is not None
     assert after < before
+
+
+@pytest.mark.parametrize("how", ["run", "arun", "stream"])
+def test_the_events_of_a_run_do_not_keep_the_values_of_failed_attempts(how: str) -> None:
+    class Large:
+        pass
+
+    kept: list[weakref.ref[Large]] = []
+
+    def fetch(n: int, ctx: Context) -> dict[str, int]:
+        large = Large()
+        kept.append(weakref.ref(large))
+        if ctx.attempt == 1:
+            try:
+                raise KeyError("the cause")
+            except KeyError as cause:
+                raise ConnectionError("no line") from cause
+        return {"n": n + 1}
+
+    graph = Graph().add_node("fetch", fetch, writes=["n"], retry=2).add_path(START, "fetch", END)
+    program = graph.compile()
+    with no_pauses():
+        if how == "run":
+            run = program.run({"n": 0})
+        elif how == "arun":
+            run = asyncio.run(program.arun({"n": 0}))
+        else:
+            with program.stream({"n": 0}) as stream:
+                list(stream)
+            run = stream.run
+    gc.collect()
+    (failed,) = [event for event in run.events if isinstance(event, AttemptFailed)]
+    assert isinstance(failed.error.__cause__, KeyError)
+    assert [large() for large in kept] == [None, None]

@@ -309,6 +309,11 @@ def test_a_pruned_thread_can_be_copied_and_merged() -> None:
     first = left.history()[0]
     assert (first.version, left.at(version - 1)) == (version - 1, state)
     assert left.copy("at the root", at=first.version).state == state
+    early = left.copy("early", at=first.version)
+    do(early, n=100, log=["early"])
+    assert early.merge(left) is not None, "both come from the commit with which the pruned history begins"
+    assert (early.state["n"], early.replay()) == (106, early.state)
+    assert early.history()[0].version == first.version
     twin = left.copy("twin")
     do(twin, n=10, log=["twin"])
     assert left.merge(twin) is not None
