@@ -64,28 +64,23 @@ def drive(session: Session, **overrides: Any) -> None:
 
 
 def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Executing) -> None:
+    work = run_script if session.spending is None else partial(run_within, session.spending, run_script)
     while True:
         started = session.start_ready()
         if session.pending is not None and _must_not_start(session, started, _write(session)):
             started = []
         if len(started) == 1 and not threads.busy and not session.more_to_start:
             here.enter(session.around + started[0].id)
-            _settle(session, started[0], run_here(steps, *_work(session, started[0])))
+            _settle(session, started[0], run_here(steps, work, script(session, started[0])))
             continue
         for execution in started:
             executing.set(Executing(session.around + execution.id))
-            threads.start(execution, *_work(session, execution))
+            threads.start(execution, work, script(session, execution))
         if not threads.busy:
             return
         _settle(session, *threads.next())
         while session.pending is not None and threads.done:
             _settle(session, *threads.next())
-
-
-def _work(session: Session, execution: Execution) -> tuple[Any, ...]:
-    """The call of an execution, with its arguments."""
-    work = (run_script, script(session, execution))
-    return work if session.spending is None else (run_within, session.spending, *work)
 
 
 def _cancel_async(session: Session, cancel: Callable[[str], None], reason: str) -> None:
@@ -176,6 +171,7 @@ async def _until_end(
 
 
 async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: Executing, before: int) -> None:
+    work = arun_script if session.spending is None else partial(arun_within, session.spending, arun_script)
     while True:
         if cancellation_count() > before:
             raise asyncio.CancelledError  # it was held back while a sync node worked
@@ -192,7 +188,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
         if len(started) == 1 and not tasks.busy and not session.more_to_start:
             try:
                 here.enter(session.around + started[0].id)
-                outcome = await tasks.run_here(steps, *_awork(session, started[0]))
+                outcome = await tasks.run_here(steps, work, script(session, started[0]))
             except asyncio.CancelledError:
                 session.leave_open(started[0])
                 raise
@@ -200,17 +196,12 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             continue
         for execution in started:
             executing.set(Executing(session.around + execution.id))
-            tasks.start(execution, *_awork(session, execution))
+            tasks.start(execution, work, script(session, execution))
         if not tasks.busy:
             return
         _settle(session, *await tasks.next())
         while session.pending is not None and tasks.done:
             _settle(session, *await tasks.next())
-
-
-def _awork(session: Session, execution: Execution) -> tuple[Any, ...]:
-    work = (arun_script, script(session, execution))
-    return work if session.spending is None else (arun_within, session.spending, *work)
 
 
 async def _awrite(session: Session) -> bool:
