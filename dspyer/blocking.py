@@ -78,6 +78,16 @@ def result_of(outcome: Outcome) -> Any:
         del outcome, error  # the traceback refers to this frame: its variables would close a cycle
 
 
+def _take_result(work: DaemonCall[T] | _Work[T]) -> T:
+    """Return the result of work that has ended, or raise its exception; the work keeps no reference to either."""
+    outcome, work._outcome = work._outcome, (None, None)
+    try:
+        found: T = result_of(outcome)
+    finally:
+        del outcome  # the traceback of an error refers to this frame: its variables would close a cycle
+    return found
+
+
 class DaemonCall(Generic[T]):
     """Work in a daemon thread of its own, with a copy of the caller's context variables. It starts at once.
 
@@ -136,13 +146,8 @@ class DaemonCall(Generic[T]):
         await ended
 
     def result(self) -> T:
-        """Return the result, or raise the exception of the work. Can be called once, as `_Work.result`."""
-        outcome, self._outcome = self._outcome, (None, None)
-        try:
-            found: T = result_of(outcome)
-        finally:
-            del outcome
-        return found
+        """Return the result, or raise the exception of the work. Can be called once: it keeps no reference to it."""
+        return _take_result(self)
 
 
 def _loop_token() -> anyio.lowlevel.EventLoopToken | None:
@@ -278,12 +283,7 @@ class _Work(Generic[T]):
 
     def result(self) -> T:
         """Return the result, or raise the exception of the work. Can be called once: it keeps no reference to it."""
-        outcome, self._outcome = self._outcome, (None, None)
-        try:
-            found: T = result_of(outcome)
-        finally:
-            del outcome
-        return found
+        return _take_result(self)
 
 
 def _complete(ended: asyncio.Future[None]) -> None:

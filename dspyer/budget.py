@@ -78,7 +78,7 @@ class Budget:
         raise TypeError(f"budget={given!r}: give a dspyer.Budget, for example Budget(cost=0.50), or None")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        limits = {name: getattr(self, name) for name in ("tokens", "cost", "requests", "seconds")}
+        limits = {name: getattr(self, name) for name in _LIMITS}
         return partial(type(self), **limits, prices=dict(self.prices)), ()
 
 

@@ -186,7 +186,7 @@ def _validated(session: Session, execution: Execution, call: Call, reply: Reply)
     """Layer 4: the output of an attempt, or of the cache."""
     schema = session.graph.topology.schema
     updates = _given(session, call, reply)
-    condensers = session.graph.condensers.get(execution.node) if session.graph.condensers else None
+    condensers = session.graph.condensers.get(execution.node)
     if condensers is None:
         patch, after = _folded(session, execution, call, updates, reply.whole)
         return _Output(call, reply.goto, updates, patch, after)
