@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dspy
@@ -35,6 +36,23 @@ def reading(store: str | None = ":memory:") -> Any:
 
 def run(runner: Any, mode: str, budget: Budget) -> Any:
     return runner.run({}, budget=budget) if mode == "sync" else asyncio.run(runner.arun({}, budget=budget))
+
+
+@contextmanager
+def taken_slot() -> Iterator[tuple[OpenAIServer, Any, Callable[[], None]]]:
+    """A server, and an LM with one slot that another caller has until it is released."""
+    with OpenAIServer(lambda messages: ANSWER, faults=[Hold()]) as server:
+        lm = reliable(server.lm(), max_concurrency=1)
+        other = threading.Thread(target=lm, args=("a question",))
+        other.start()
+        while not server.requests:
+            time.sleep(0.001)
+
+        def release() -> None:
+            server.release()
+            other.join(PATIENCE)
+
+        yield server, lm, release
 
 
 WAITS: dict[str, tuple[Callable[[Any], Any], Budget, list[Fault | None]]] = {
@@ -85,17 +103,11 @@ def test_no_caller_waits_for_a_request_that_the_budget_refuses(wait: str, mode: 
 
 @MODES
 def test_a_caller_that_waits_for_a_slot_is_ended_and_loses_none(mode: str) -> None:
-    with OpenAIServer(lambda messages: ANSWER, faults=[Hold()]) as server:
-        lm = reliable(server.lm(), max_concurrency=1)
-        other = threading.Thread(target=lm, args=("a question",))
-        other.start()
-        while not server.requests:
-            time.sleep(0.001)
+    with taken_slot() as (server, lm, release):
         with dspy.context(lm=lm):
             found = run(reading(None), mode, Budget(seconds=0.2))
             assert (found.status, len(server.requests)) == ("stopped", 1)
-            server.release()
-            other.join(PATIENCE)
+            release()
             assert run(reading(None), mode, Budget(seconds=PATIENCE)).status == "completed"
         assert len(server.requests) == 6
 
@@ -103,12 +115,7 @@ def test_a_caller_that_waits_for_a_slot_is_ended_and_loses_none(mode: str) -> No
 @MODES
 def test_the_limit_that_one_caller_reaches_ends_the_wait_of_the_others(mode: str) -> None:
     """Two runs share an LM: one holds the slot, and the other reaches its limit elsewhere."""
-    with OpenAIServer(lambda messages: ANSWER, faults=[Hold()]) as server:
-        lm = reliable(server.lm(), max_concurrency=1)
-        other = threading.Thread(target=lm, args=("a question",))
-        other.start()
-        while not server.requests:
-            time.sleep(0.001)
+    with taken_slot() as (server, lm, release):
         with OpenAIServer(lambda messages: ANSWER) as free:
             direct = dspy.Predict("doc -> note")
             direct.lm = free.lm()
@@ -124,18 +131,12 @@ def test_the_limit_that_one_caller_reaches_ends_the_wait_of_the_others(mode: str
                 found = run(program, mode, Budget(requests=1))
             assert found.status == "stopped"
             assert (len(free.requests), len(server.requests)) == (1, 1)
-        server.release()
-        other.join(PATIENCE)
+        release()
         assert len(lm("another question")) == 1
 
 
 def test_a_sync_node_that_timed_out_gives_up_its_place_for_a_slot() -> None:
-    with OpenAIServer(lambda messages: ANSWER, faults=[Hold()]) as server:
-        lm = reliable(server.lm(), max_concurrency=1)
-        other = threading.Thread(target=lm, args=("a question",))
-        other.start()
-        while not server.requests:
-            time.sleep(0.001)
+    with taken_slot() as (server, lm, release):
         program = Graph(inputs=["doc"]).add_node("read", dspy.Predict("doc -> note"), timeout=0.1)
         with dspy.context(lm=lm):
             assert program.add_path(START, "read", END).compile().run({"doc": "a"}).status == "failed"
@@ -143,6 +144,5 @@ def test_a_sync_node_that_timed_out_gives_up_its_place_for_a_slot() -> None:
         while any(one.name == "dspyer-timed" for one in threading.enumerate()):
             assert time.monotonic() < end, "the thread still waits for a slot"
             time.sleep(0.01)
-        server.release()
-        other.join(PATIENCE)
+        release()
         assert len(server.requests) == 1
