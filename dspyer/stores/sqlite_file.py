@@ -591,7 +591,24 @@ def check_file(path: Path) -> None:
     """Raise `StoreError` if a file is not a store, or one of a later version; nothing in it is changed."""
     if not path.exists() or not path.stat().st_size:
         return
-    connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=5)
+    try:
+        application, version, tables = _contents(path, "ro")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+            raise
+        # A process was killed while it made the file. Only a connection that may write can undo its transaction.
+        application, version, tables = _contents(path, "rw")
+    if application == APPLICATION:
+        check_version(path, version)
+    elif application or version or tables:
+        raise StoreError(
+            f"{str(path)!r} is a SQLite file of something else than dspyer: nothing was changed. Name another file."
+        )
+
+
+def _contents(path: Path, mode: str) -> tuple[int, int, int]:
+    """The application id and version of a SQLite file, and its number of tables; `StoreError` for any other file."""
+    connection = sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, timeout=5)
     try:
         connection.execute("BEGIN")  # one snapshot for all three reads: another process may be making the file
         application, version = _application_and_version(connection)
@@ -602,12 +619,7 @@ def check_file(path: Path) -> None:
         raise StoreError(f"{str(path)!r} is no SQLite file: nothing was changed. Name another file.") from error
     finally:
         connection.close()
-    if application == APPLICATION:
-        check_version(path, version)
-    elif application or version or tables:
-        raise StoreError(
-            f"{str(path)!r} is a SQLite file of something else than dspyer: nothing was changed. Name another file."
-        )
+    return application, version, tables
 
 
 # --- tables and their versions

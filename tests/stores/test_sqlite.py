@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import shutil
 import sqlite3
 import threading
 import time
@@ -576,4 +577,22 @@ def test_two_processes_create_the_file_at_once(path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(sqlite_file, "_application_and_version", slow)
     with SQLite(path) as store:
+        assert store.threads() == ["t"]
+
+
+def test_a_process_killed_while_it_made_the_file_does_not_lock_others_out(path: Path, tmp_path: Path) -> None:
+    """The rollback journal that it leaves can only be undone by a connection that may write."""
+    made = tmp_path / "made.db"
+    dying = sqlite3.connect(made, isolation_level=None)
+    dying.execute("PRAGMA cache_size=1")  # pages go to the file before the transaction ends
+    dying.execute("CREATE TABLE first (v)")
+    dying.execute("DROP TABLE first")
+    dying.execute("BEGIN IMMEDIATE")
+    dying.execute("CREATE TABLE cats (name)")
+    dying.executemany("INSERT INTO cats VALUES (?)", [("x" * 3_000,)] * 100)
+    for ending in ("", "-journal"):  # what is on the disk when the process is killed now
+        shutil.copy(f"{made}{ending}", f"{path}{ending}")
+    dying.close()
+    with SQLite(path) as store:
+        begin(store, "t", "r", 1)
         assert store.threads() == ["t"]
