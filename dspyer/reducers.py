@@ -19,6 +19,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, get_args, get_origin
 
 from dspyer import message_list
@@ -37,6 +38,7 @@ __all__ = [
     "add_messages",
     "append",
     "conversation",
+    "each",
     "extend",
     "increment",
     "log",
@@ -175,6 +177,8 @@ class Reducer:
         return self.fold(frozen, freeze(update))
 
     def __repr__(self) -> str:
+        if isinstance(self.function, partial) and self.function.func is _fold_each:
+            return f"reducers.each({self.function.args[0]!r})"
         return f"reducers.{self.name}" if BUILT_IN.get(self.name) is self else f"Reducer({self.name})"
 
     def __deepcopy__(self, memo: object) -> Reducer:
@@ -183,6 +187,8 @@ class Reducer:
     def __reduce__(self) -> str | tuple[Any, ...]:
         if BUILT_IN.get(self.name) is self:
             return self.name  # pickled by reference, as a name of this module
+        if isinstance(self.function, partial) and self.function.func is _fold_each:
+            return each, self.function.args
         return Reducer, tuple(getattr(self, field.name) for field in fields(self))
 
 
@@ -440,6 +446,85 @@ def _greater(current: Any, update: Any) -> Any:
 
 min = Reducer("min", _lesser, DELETE, _any_update, without_none)  # noqa: A001  # users write `reducers.min`
 max = Reducer("max", _greater, DELETE, _any_update, without_none)  # noqa: A001  # users write `reducers.max`
+
+
+# --- each: mappings whose values have a reducer
+
+
+@lru_cache(maxsize=256)
+def each(reducer: Reducer | Callable[[Any, Any], Any]) -> Reducer:
+    """A reducer of a mapping that folds each of its values with another reducer.
+
+    An update is a mapping from keys to updates of their values. A key that it does not name keeps its value. A new key
+    starts with the empty value of the other reducer; with `min`, `max` and functions the first update is the value.
+
+    Args:
+        reducer: the reducer of the values, or a function `(current, update) -> new`.
+
+    Returns:
+        The reducer of the mapping.
+
+    Raises:
+        TypeError: if it is no reducer, or one with which two branches may write different values for one place
+            (`patch`, `replace`, `update`, `add_messages`): at a join, one of the values would be lost.
+
+    Example:
+        >>> notes = each(append)
+        >>> notes({"north": ["calm"]}, {"north": "windy", "south": "rain"})["north"]
+        FrozenList(['calm', 'windy'])
+    """
+    inner = Reducer.of(reducer)
+    if not inner.folds or inner.keyed is not None:
+        advice = {
+            "replace": "reducers.update sets keys, and reports two branches that set one key differently",
+            "patch": "a field without a reducer merges mappings, and reports two branches that differ",
+            "update": "a field without a reducer merges mappings of mappings, and reports two branches that differ",
+            "add_messages": "use each(conversation), whose messages are only added",
+        }.get(inner.name, "give the values a reducer that keeps every update")
+        raise TypeError(f"each({inner.name}): {advice}")
+    return Reducer(
+        f"each({inner.name})",
+        partial(_fold_each, inner),
+        FrozenDict(),
+        partial(_check_each, inner),
+        None if inner.update_type is None else partial(_each_type, inner),
+        None if inner.assign_ids is None else partial(_assign_ids_each, inner),
+        hint=inner.hint,
+        append_only=inner.append_only,
+    )
+
+
+def _fold_each(inner: Reducer, current: FrozenDict[Any, Any], update: FrozenDict[Any, Any]) -> FrozenDict[Any, Any]:
+    for key, value in update.raw_items():
+        current = current.set(key, inner.fold(current.raw(key, DELETE), value))
+    return current
+
+
+def _check_each(inner: Reducer, update: Any) -> None:
+    if not isinstance(update, Mapping):
+        raise _refused(f"each({inner.name})", "a dict of updates by key", update, 'return for example {"key": update}')
+    for key, value in update.items():
+        if value is DELETE or isinstance(value, (Replace, Updates)):
+            raise NodeOutputError(
+                f"reducer 'each({inner.name})' takes one update for the key {key!r}, not {brief(value)}; return "
+                "Replace({...}) with the whole dict, or several updates as Updates({...}, {...})"
+            )
+        if inner.check is not None:
+            inner.check(value)
+
+
+def _each_type(inner: Reducer, annotation: Any) -> Any:
+    key, value = _type_arguments(annotation, f"each({inner.name})", dict)
+    assert inner.update_type is not None  # else there would be no type of updates
+    update = inner.update_type(value)
+    return dict[key, update]  # type: ignore[valid-type]  # a type made at run time
+
+
+def _assign_ids_each(inner: Reducer, update: Any, commit_id: str, current: Any) -> dict[Any, Any]:
+    values = current if isinstance(current, FrozenDict) else FrozenDict()
+    assign: Any = inner.assign_ids
+    items = update.raw_items() if isinstance(update, FrozenDict) else update.items()
+    return {key: assign(value, commit_id, values.raw(key, DELETE)) for key, value in items}
 
 
 BUILT_IN: Mapping[str, Reducer] = types.MappingProxyType(

@@ -55,6 +55,7 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.display.timeline.Lanes",  # as `run.lanes()`
         "dspyer.display.tokens.TokenRow",  # as `run.view_tokens().rows`
         "dspyer.display.tokens.Tokens",  # as `run.view_tokens()`
+        "dspyer.reducers.each",  # in a module of public names
         "dspyer.stores.base",  # by authors of stores
         "dspyer.stores.postgres.Postgres",  # by its address; importing it needs a driver
         "dspyer.stores.encrypted.Encrypted",  # importing it needs an extra

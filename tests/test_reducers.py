@@ -8,15 +8,15 @@ import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, NamedTuple, TypedDict
+from typing import Annotated, Any, NamedTuple, TypedDict
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from dspyer import END, START, Graph, reducers
 from dspyer import message_list as messages
-from dspyer import reducers
 from dspyer.errors import ImmutableError, NodeOutputError, UnsupportedValueError
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Reducer, Updates
@@ -73,6 +73,28 @@ ROWS = [
     Row(reducers.max, numbers, numbers, regroups=True),
     Row(reducers.patch, st.dictionaries(words, numbers), st.dictionaries(words, numbers | st.none()), {}),
     Row(reducers.replace, numbers, numbers),
+    Row(
+        reducers.each(reducers.extend),
+        st.dictionaries(words, st.lists(words)),
+        st.dictionaries(words, st.lists(words)),
+        {},
+        regroups=True,
+    ),
+    Row(
+        reducers.each(reducers.conversation),
+        st.dictionaries(words, st.lists(said, unique_by=lambda each: each["id"])),
+        st.dictionaries(words, st.lists(said)),
+        {},
+        regroups=True,
+    ),
+    Row(
+        reducers.each(reducers.each(reducers.increment)),
+        st.dictionaries(words, st.dictionaries(words, numbers)),
+        st.dictionaries(words, st.dictionaries(words, numbers)),
+        {},
+        regroups=True,
+    ),
+    Row(reducers.each(reducers.append), st.dictionaries(words, st.lists(words)), st.dictionaries(words, words), {}),
     Row(Reducer.of(operator.add), st.lists(words), st.lists(words), [], regroups=True),
     Row(Reducer.of(lambda current, update: current * 2 + update), numbers, numbers),
 ]
@@ -121,10 +143,64 @@ def test_law_updates_can_be_combined_where_the_row_claims_it(row: Row, data: st.
     assert same(in_turn, at_once)
 
 
+@pytest.mark.parametrize("inner", [reducers.extend, reducers.append, reducers.max, reducers.conversation, operator.add])
+@settings(max_examples=30)
+@given(data=st.data())
+def test_law_each_key_folds_like_a_field_of_its_own(inner: Any, data: st.DataObject) -> None:
+    one = {
+        reducers.append: words,
+        reducers.max: numbers,
+        reducers.conversation: st.lists(said),
+    }.get(inner, st.lists(words))
+    updates = data.draw(st.lists(st.dictionaries(words, one), max_size=4))
+    value: Any = DELETE
+    alone: dict[str, Any] = {}
+    for update in updates:
+        value = reducers.each(inner)(value, update)
+        alone |= {key: Reducer.of(inner)(alone.get(key, DELETE), part) for key, part in update.items()}
+    assert (value if updates else {}) == alone
+
+
+@pytest.mark.parametrize(
+    ("inner", "text"),
+    [
+        (reducers.replace, r"each\(replace\): reducers.update sets keys"),
+        (reducers.patch, r"each\(patch\): a field without a reducer merges"),
+        (reducers.update, r"each\(update\): a field without a reducer merges mappings of mappings"),
+        (reducers.add_messages, r"each\(add_messages\): use each\(conversation\)"),
+        (3, "3 is no reducer"),
+    ],
+)
+def test_each_refuses_reducers_that_would_lose_a_value_at_a_join(inner: Any, text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        reducers.each(inner)
+
+
+def test_each_in_a_graph_two_branches_write_one_key_and_new_keys() -> None:
+    class Pads(BaseModel):
+        pads: Annotated[dict[str, list[dict[str, Any]]], reducers.each(reducers.conversation)] = {}
+
+    def said_by(*names: str) -> Callable[[], dict[str, Any]]:
+        return lambda: {"pads": {name: {"role": "user", "content": name} for name in names}}
+
+    graph = Graph(Pads).add_node("one", said_by("a", "b"), writes=["pads"])
+    graph.add_node("two", said_by("b", "c"), writes=["pads"]).add_node("end", lambda: None, writes=[])
+    graph.add_edge(START, ["one", "two"]).add_edge(["one", "two"], "end").add_edge("end", END)
+    run = graph.compile(store=":memory:").thread("t").run({})
+    assert {key: len(chat) for key, chat in run.state["pads"].items()} == {"a": 1, "b": 2, "c": 1}
+    assert len({message["id"] for message in run.state["pads"]["b"]}) == 2
+    assert not run.conflicts
+    drop = Graph(Pads).add_node("drop", lambda: {"pads": Replace({})}, writes=["pads"]).add_path(START, "drop", END)
+    with pytest.raises(NodeOutputError, match="never removed"):
+        drop.compile()()
+
+
 @pytest.mark.parametrize(
     ("reducer", "update", "value"),
     [
         (reducers.append, "a", ["a"]),
+        (reducers.each(reducers.append), {"k": "a"}, {"k": ["a"]}),
+        (reducers.each(reducers.min), {"k": 3}, {"k": 3}),
         (reducers.extend, ["a"], ["a"]),
         (reducers.update, {"a": 1}, {"a": 1}),
         (reducers.increment, 2, 2),
@@ -174,6 +250,13 @@ def test_each_reducer_folds_as_documented(reducer: Reducer, current: Any, update
         (reducers.extend, None, "leave the field out to change nothing, or return DELETE to reset it"),
         (reducers.update, ["a"], "reducer 'update' takes a dict of the keys to set, not list ['a']"),
         (reducers.update, {"a": DELETE}, "Replace({...}) with the whole dict"),
+        (
+            reducers.each(reducers.append),
+            ["a"],
+            "reducer 'each(append)' takes a dict of updates by key, not list ['a']",
+        ),
+        (reducers.each(reducers.extend), {"k": "a"}, "reducer 'extend' takes a list of items, not str 'a'"),
+        (reducers.each(reducers.extend), {"k": DELETE}, "takes one update for the key 'k', not"),
         (reducers.increment, "5", "reducer 'increment' takes the amount to add, not str '5'"),
         (reducers.increment, True, "return a number"),
         (reducers.increment, None, "leave the field out"),
@@ -331,6 +414,10 @@ def test_objects_that_are_no_reducers_are_refused(thing: Any, text: str) -> None
         (reducers.union, frozenset[str], set[str]),
         (reducers.increment, int | None, int),
         (reducers.max, float, float),
+        (reducers.each(reducers.append), dict[str, list[int]], dict[str, int]),
+        (reducers.each(reducers.append), Any, dict[Any, Any]),
+        (reducers.each(reducers.append), list[int], TypeError),
+        (reducers.each(reducers.append), dict[str, int], TypeError),
         (reducers.extend, str, TypeError),
         (reducers.append, dict[str, int], TypeError),
         (reducers.update, list[int], TypeError),
@@ -342,7 +429,7 @@ def test_objects_that_are_no_reducers_are_refused(thing: Any, text: str) -> None
 def test_the_type_of_an_update(reducer: Reducer, annotation: Any, expected: Any) -> None:
     assert reducer.update_type is not None
     if expected is TypeError:
-        with pytest.raises(TypeError, match=f"reducer '{reducer.name}' needs a field of"):
+        with pytest.raises(TypeError, match=r"reducer '.*' needs a field of"):
             reducer.update_type(annotation)
     else:
         assert reducer.update_type(annotation) == expected
@@ -364,4 +451,8 @@ def test_reducers_can_be_copied_and_pickled() -> None:
         assert copy.deepcopy(reducer) is reducer
         assert pickle.loads(pickle.dumps(reducer)) is reducer
         assert repr(reducer) == f"reducers.{reducer.name}"
+    each = reducers.each(reducers.each(reducers.append))
+    assert pickle.loads(pickle.dumps(each)) is each
+    assert copy.deepcopy(each) is each
+    assert repr(each) == "reducers.each(reducers.each(reducers.append))"
     assert pickle.loads(pickle.dumps(Reducer.of(operator.add))) == Reducer.of(operator.add)

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from dspyer.budget import Budget
 from dspyer.cache import Cache
 from dspyer.display.redaction import Redact
-from dspyer.errors import GraphError
+from dspyer.errors import GraphError, annotate
 from dspyer.graph.compile import Limits, compile_graph, source_text
 from dspyer.graph.declarations import (
     EdgeDeclaration,
@@ -120,7 +120,7 @@ class Graph:
         *,
         reads: Collection[str] | Mapping[str, str | View | Fill] | None = None,
         writes: Collection[str] | Mapping[str, str] | None = None,
-        modules: Mapping[str, dspy.Module] | None = None,
+        modules: Mapping[str, dspy.Module | Graph] | None = None,
         frozen: bool | None = None,
         goto: Sequence[str] = (),
         condense: Mapping[str, dspy.Module] | None = None,
@@ -128,15 +128,16 @@ class Graph:
         timeout: float | None = None,
         cache: Cache | bool = False,
     ) -> Graph:
-        """Add a node: a function of the state's fields, a `dspy.Module`, or a compiled graph.
+        """Add a node: a function of the state's fields, a `dspy.Module`, or another graph.
 
         Args:
             name: name of the node, an identifier; `add_node(search)` takes the function's own.
-            node: the function or module.
+            node: the function, module or graph. A `Graph` is compiled as it is now, without options.
             reads: the fields that the node sees, as a list, or as a map from its own names to the state's, to views of
                 its fields, `{"findings": view("findings").new()}`, or to templates, `{"task": fill("Find {topic}")}`.
             writes: the fields that the node may write, as a list, or as a map from its own names to the state's.
-            modules: DSPy modules that the function calls, by the name of its parameter.
+            modules: DSPy modules that the function calls, by the name of its parameter. Programs and graphs too, which
+                the function calls with `ctx.call`.
             frozen: True hides the node's modules from optimizers, False opens modules that one has compiled before.
             goto: the targets that a `Command` of the node may name.
             condense: by field, a module with one input and one output that shortens what the node writes there before
@@ -152,7 +153,7 @@ class Graph:
             The graph itself, changed.
 
         Raises:
-            GraphError: if the name is taken, reserved or no identifier.
+            GraphError: if the name is taken, reserved or no identifier, or a `Graph` that it gets cannot be compiled.
 
         Example:
             >>> graph = Graph().add_node("double", lambda state: {"n": 2 * state["n"]}, writes=["n"])
@@ -168,11 +169,11 @@ class Graph:
             raise GraphError(f"node {name!r} has no function or module: write add_node({name!r}, function)")
         self._nodes[name] = node_options(
             name,
-            node,
+            _compiled(node, name),
             self._options.schema,
             reads=reads,
             writes=writes,
-            modules=modules,
+            modules=_compiled_modules(modules, name),
             goto=goto,
             frozen=frozen,
             condense=condense,
@@ -197,7 +198,7 @@ class Graph:
         timeout: float | None = None,
         reads: Collection[str] | Mapping[str, str | View | Fill] | None = None,
         writes: Collection[str] | Mapping[str, str] | None = None,
-        modules: Mapping[str, dspy.Module] | None = None,
+        modules: Mapping[str, dspy.Module | Graph] | None = None,
         frozen: bool | None = None,
     ) -> Graph:
         """Add one node that runs another once per item of a list, and commits all results once, in the order of the
@@ -205,9 +206,9 @@ class Graph:
 
         Args:
             name: name of the node.
-            node: what runs for each item. Its result is the value that it returns; of a dict or a module with one
-                output that output's value, of several a dict of them. Without `failures`, an item that raises ends the
-                run.
+            node: what runs for each item, a function, module or graph. Its result is the value that it returns; of a
+                dict or a module with one output that output's value, of several a dict of them. Without `failures`, an
+                item that raises ends the run.
             over: the field with the items.
             item: the name under which `node` gets one item.
             into: the field that gets the list of results.
@@ -228,7 +229,7 @@ class Graph:
             The graph itself, changed.
 
         Raises:
-            GraphError: if the name is taken, reserved or no identifier.
+            GraphError: if the name is taken, reserved or no identifier, or a `Graph` that it gets cannot be compiled.
 
         Example:
             >>> size = lambda doc: {"size": len(doc)}
@@ -245,11 +246,11 @@ class Graph:
         check_name(name, self._nodes)
         self._nodes[name] = node_options(
             name,
-            node,
+            _compiled(node, name),
             self._options.schema,
             reads=reads,
             writes=writes,
-            modules=modules,
+            modules=_compiled_modules(modules, name),
             map=MapOptions(over, item, into, max_concurrency, failures, min_success),
             frozen=frozen,
             retry=retry,
@@ -291,11 +292,11 @@ class Graph:
     def add_check(
         self,
         name: str,
-        check: Callable[..., object] | type[BaseModel] | dspy.Module,
+        check: Callable[..., object] | type[BaseModel] | dspy.Module | Graph,
         *,
         of: str,
         max_fixes: int = 2,
-        fix: dspy.Module | Callable[..., Any] | None = None,
+        fix: dspy.Module | Graph | Callable[..., Any] | None = None,
         into: str = "problems",
         accept: bool = False,
     ) -> Graph:
@@ -334,8 +335,9 @@ class Graph:
             (['START', 'draft', 'short', 'draft_fix', 'short'], '4')
         """
         check_name(name, self._nodes)
+        checks, fixes = _compiled(check, name), _compiled(fix, name)
         self._nodes[name] = node_options(
-            name, CheckOptions(check, of, max_fixes, fix, into, accept), self._options.schema
+            name, CheckOptions(checks, of, max_fixes, fixes, into, accept), self._options.schema
         )
         return self
 
@@ -584,6 +586,24 @@ class Graph:
             raise AttributeError(f"a Graph has no {name!r}: {_COMPILE_FIRST}")
         hint = f": {_OTHERS[name]}" if name in _OTHERS else ""
         raise AttributeError(f"'Graph' object has no attribute {name!r}{hint}")
+
+
+def _compiled(node: Any, name: str) -> Any:
+    """What node `name` was given; if it is a graph, its program."""
+    if not isinstance(node, Graph):
+        return node
+    try:
+        return node.compile()
+    except Exception as error:
+        annotate(error, f"in the graph {node._options.name!r} that was given for node {name!r}")
+        raise
+
+
+def _compiled_modules(modules: Mapping[str, Any] | None, name: str) -> Mapping[str, Any] | None:
+    """The modules that node `name` was given, graphs as their programs."""
+    if not isinstance(modules, Mapping):
+        return modules
+    return {parameter: _compiled(module, name) for parameter, module in modules.items()}
 
 
 _OTHERS = {

@@ -47,7 +47,7 @@ def _refusal(node: object) -> str | None:
         return _refused_class(node)
     if isinstance(node, dspy.Parallel):
         return "is dspy.Parallel, which is no module: fork with add_edge, or run one node per item with add_map"
-    if hasattr(node, "add_node"):
+    if hasattr(node, "add_node"):  # a graph of another library; one of dspyer is compiled by `Graph.add_node`
         return f"is a {type(node).__name__} that is not compiled: call .compile() on it and give what that returns"
     if not callable(node):
         return f"is {brief(node)}, of type {type(node).__name__}: give a function or a dspy.Module"

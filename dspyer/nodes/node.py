@@ -88,14 +88,18 @@ class Command(Generic[TargetT]):
     Args:
         update: a patch, as a node returns it; None writes nothing.
         goto: where to go instead of along the node's edges: a name, a `Send` or a list of them; None takes the edges.
+            In a tool of an agent, the name of the mode that takes the next turn.
+        result: what the model is shown of the call, if the node is a tool of an agent. Any other node that gives one
+            fails.
 
     Example:
         >>> Command(update={"score": 1}, goto="judge")
-        Command(update={'score': 1}, goto='judge')
+        Command(update={'score': 1}, goto='judge', result=None)
     """
 
     update: object = None
     goto: Goto | Sequence[Goto] | None = None
+    result: object = None
 
 
 class StartRule(Protocol):

@@ -117,7 +117,13 @@ def declared_result(annotation: Any, schema: Schema) -> DeclaredResult:
 
 
 def goto_of(command: Command[Any], declared: tuple[str, ...], who: str) -> tuple[Goto, ...] | None:
-    """The targets of a `Command`, all declared; None if it takes the node's edges."""
+    """The targets of a `Command` of a node that is no tool, all declared; None if it takes the node's edges."""
+    if command.result is not None:
+        raise NodeOutputError(
+            f"{who} returned Command(result={brief(command.result)}), which is what a model is shown of the call of a "
+            "tool, and the node is no tool: return the value in update={...}, or give the function to an agent, "
+            "agents.tool_loop(signature, tools=[...])"
+        )
     if command.goto is None:
         return None
     goto = (command.goto,) if isinstance(command.goto, (str, Send)) else tuple(command.goto)

@@ -77,6 +77,10 @@ def test_what_a_function_returns_becomes_updates(result: object, expected: Reply
         ([Send("judge")], ["return Command(goto=...)"]),
         ({1: "a"}, ["the key 1"]),
         (Command("text"), ["of type str"]),
+        (
+            Command({"title": "a"}, result="seen"),
+            ["node 'node' returned Command(result='seen')", "return the value in update={...}", "agents.tool_loop"],
+        ),
         (ImmutableState({"title": "a"}), ["returned the whole state", "state.diff(new)"]),
     ],
 )

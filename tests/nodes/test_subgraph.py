@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -10,8 +10,8 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import reducers
-from dspyer.errors import UnsetFieldError
+from dspyer import END, START, Graph, reducers
+from dspyer.errors import GraphError, UnsetFieldError
 from dspyer.nodes.node import Call, Reply
 from dspyer.nodes.subgraph import SubgraphNode, is_program
 from dspyer.patch import DELETE
@@ -247,3 +247,55 @@ def test_a_worker_of_a_map_gives_the_values_of_its_outputs(
         expected = None
     assert given.updates == {"results": [expected, expected]}
     assert program.given == [{"question": "t1"}, {"question": "t2"}]
+
+
+# --- graphs that are not compiled
+
+
+def shout() -> Graph:
+    graph = Graph(name="Shout").add_node("shout", lambda text: {"loud": text.upper()}, writes=["loud"])
+    return graph.add_path(START, "shout", END)
+
+
+def use_in_function(text: str, inner: Any) -> dict[str, Any]:
+    return {"found": inner(text=text).loud}
+
+
+def twice(loud: str) -> list[str]:
+    return [] if loud.isupper() else ["too quiet"]
+
+
+ADDED: dict[str, Callable[[Graph], Graph]] = {
+    "as a node": lambda graph: graph.add_node("made", shout(), writes={"loud": "found"}),
+    "per item": lambda graph: graph.add_map("made", shout(), over="text", item="text", into="found"),
+    "bound to a function": lambda graph: graph.add_node("made", use_in_function, modules={"inner": shout()}),
+}
+
+
+@pytest.mark.parametrize("add", ADDED.values(), ids=ADDED)
+def test_a_graph_is_compiled_where_a_program_may_be(add: Callable[[Graph], Graph]) -> None:
+    program = add(Graph(outputs=["found"])).add_path(START, "made", END).compile()
+    text: Any = ["hey"] if program.graph.nodes["made"].map_fields else "hey"
+    assert program(text=text).found == (["HEY"] if text == ["hey"] else "HEY")
+
+
+def test_a_graph_that_was_given_may_be_changed_afterwards() -> None:
+    inner = shout()
+    program = Graph().add_node("made", inner).add_path(START, "made", END).compile()
+    inner.add_node("more", lambda: {"x": 1})  # which no edge reaches
+    assert program(text="hey").loud == "HEY"
+
+
+def test_a_graph_as_a_check() -> None:
+    judge = Graph(name="Judge").add_node("judge", lambda loud: {"problems": twice(loud)}, writes=["problems"])
+    graph = Graph().add_node("say", lambda text: {"loud": text}, writes=["loud"])
+    graph.add_check("judged", judge.add_path(START, "judge", END), of="say", fix=shout(), max_fixes=1)
+    run = graph.add_path(START, "say", END).compile().run({"text": "hey"})
+    assert run.state["loud"] == "HEY"
+    assert [commit.node for commit in run.commits][1:] == ["say", "judged", "say_fix", "judged"]
+
+
+def test_what_is_wrong_with_a_graph_names_the_node_that_got_it() -> None:
+    with pytest.raises(GraphError) as refusal:
+        Graph().add_node("made", Graph(name="Empty"))
+    assert "in the graph 'Empty' that was given for node 'made'" in "".join(refusal.value.__notes__)
