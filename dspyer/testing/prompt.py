@@ -71,10 +71,11 @@ class Tool(NamedTuple):
 
 
 class ToolCall(NamedTuple):
-    """A native tool call in an answer: providers return it apart from the text."""
+    """A native tool call in an answer: providers return it apart from the text. Without an id it gets a new one."""
 
     name: str
     args: Mapping[str, Any]
+    id: str | None = None
 
 
 class LMAnswer(NamedTuple):

@@ -39,7 +39,9 @@ class ScriptedLM(TextLM):
             - a function from `Prompt` to answer.
 
             An answer is a text (the raw answer of the LM), a dict of output fields (written in the form that the
-            adapter asks for), an exception to raise, or a function from `Prompt` to one of these.
+            adapter asks for), an exception to raise, or a function from `Prompt` to one of these. A field of tool calls
+            is a list of `{"name": ..., "args": {...}}`, each with an `id` if it matters: they are returned as native
+            calls if the request offers tools.
         model: name of the model, in histories and usage.
         **kwargs: settings of `dspy.LM`; by default it does not cache and does not retry.
 
@@ -369,7 +371,7 @@ def _tool_calls(value: Any) -> tuple[ToolCall, ...] | None:
         found = dspy.ToolCalls.model_validate(value)
     except ValidationError:
         return None
-    return tuple(ToolCall(call.name, call.args or {}) for call in found.tool_calls)
+    return tuple(ToolCall(call.name, call.args or {}, call.id) for call in found.tool_calls)
 
 
 def _list_if_any(verb: str, names: Sequence[str]) -> list[str]:

@@ -72,8 +72,8 @@ class TextEngine:
         # Calls are numbered through the whole conversation, so that no two of them share an id.
         before = sum(part.type == "tool_call" for message in request.messages for part in message.parts)
         parts: list[Any] = [
-            ToolCallPart(id=f"call_{number}", name=name, input=dict(args))
-            for number, (name, args) in enumerate(answer.calls, before)
+            ToolCallPart(id=call.id or f"call_{number}", name=call.name, input=dict(call.args))
+            for number, call in enumerate(answer.calls, before)
         ]
         outputs = [answer.text, *(f"{call.name} {json.dumps(call.input)}" for call in parts)]
         usage = Usage(input_tokens=_input_tokens(request), output_tokens=sum(map(count_tokens, outputs)))

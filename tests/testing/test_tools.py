@@ -109,6 +109,19 @@ def test_a_tool_that_must_be_called_is_called(lm: dspy.LM) -> None:
     assert found.termination_reason == "forced_submit"
 
 
+@adapters
+def test_a_script_may_give_ids(adapter: dspy.Adapter) -> None:
+    """A call without an id gets a new one: from a provider if the calls are native, else from the agent."""
+    calls = [{"id": "mine", "name": "people", "args": {"city": "Rome"}}, {"name": "weather", "args": {"city": "Rome"}}]
+    with (
+        dspy.context(adapter=adapter),
+        ScriptedLM([{"next_thought": "both", "tool_calls": calls}, called("submit", answer="4")]),
+    ):
+        found = agent()(question="q")
+    ids = [call.id for call in found.history.messages[0]["tool_calls"].tool_calls]
+    assert ids == ["mine", "call_1" if adapter in NATIVE else "call_0_1"]
+
+
 def test_a_signature_of_calls_alone_is_answered() -> None:
     calls = dspy.Predict("question, tools: list[dspy.Tool] -> calls: dspy.ToolCalls")
     tools = [dspy.Tool(people), dspy.Tool(weather)]
