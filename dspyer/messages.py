@@ -7,6 +7,7 @@ signature, from which the `dspy.History` of the node's next visit is made.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any
 
@@ -95,3 +96,28 @@ def turns_in(messages: Iterable[Mapping[str, Any]], fields: Collection[str], req
     turns = [message[TURN] for message in messages if isinstance(message.get(TURN), Mapping)]
     turns = [turn for turn in turns if all(name in turn for name in required)]
     return [{name: value for name, value in turn.items() if not fields or name in fields} for turn in turns]
+
+
+def call_ids(given: Iterable[str | None], messages: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The ids of the tool calls of a new turn: those that the model gave, where no call of the conversation has them.
+
+    The others are `call_<turn>_<place>`, as in `dspy.ReActV2`: the number of turns with calls so far, and the place of
+    the call in its turn.
+
+    Example:
+        >>> call_ids([None, "abc"], [])
+        ['call_0_0', 'abc']
+    """
+    taken: set[str | None] = set()
+    turn = 0
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            turn += 1
+            taken.update(call.get("id") for call in calls)
+    wanted, ids = list(given), list[str]()
+    for place, given_id in enumerate(wanted):
+        numbered = (f"call_{number}_{place}" for number in itertools.count(turn))
+        free = (each for each in numbered if each not in taken and each not in wanted)
+        ids.append(next(free) if given_id is None or given_id in taken else given_id)
+        taken.add(ids[-1])
+    return ids
