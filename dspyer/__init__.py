@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspyer import errors, events, lms, optimize, policies, reducers, stores
+    from dspyer import agents, errors, events, lms, optimize, policies, reducers, stores
     from dspyer.budget import Budget
     from dspyer.cache import Cache
     from dspyer.errors import DspyerError, short_error
@@ -68,6 +68,7 @@ __all__ = [
     "Thread",
     "Updates",
     "View",
+    "agents",
     "errors",
     "events",
     "fill",

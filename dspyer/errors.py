@@ -146,6 +146,24 @@ class CheckError(DspyerError, ValueError):
         return type(self), (str(self), self.problems)
 
 
+class AgentError(DspyerError):
+    """An agent gave no final output. The cause is what its last response raised, if it raised anything.
+
+    Attributes:
+        reason: why no ordinary turn followed: `"max_turns"`, `"parse_error"`, `"empty_tool_calls"` or
+            `"context_window_exceeded"`.
+        turns: the turns that the run had taken.
+    """
+
+    def __init__(self, text: str, reason: str = "", turns: int = 0) -> None:
+        super().__init__(text)
+        self.reason = reason
+        self.turns = turns
+
+    def __reduce__(self) -> tuple[type[AgentError], tuple[object, ...]]:
+        return type(self), (str(self), self.reason, self.turns)
+
+
 class MergeConflictError(DspyerError, ValueError):
     """Two sides of a merge changed one path, and its policy is `"raise"`.
 

@@ -8,11 +8,13 @@ signature, from which the `dspy.History` of the node's next visit is made.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Collection, Iterable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from dspyer import reducers
 from dspyer.message_list import TURN, check_chat
+from dspyer.values.frozen import FrozenDict, FrozenList
 from dspyer.views import text_of
 
 Messages = Annotated[list[dict[str, Any]], reducers.conversation]
@@ -121,3 +123,86 @@ def call_ids(given: Iterable[str | None], messages: Iterable[Mapping[str, Any]])
         ids.append(next(free) if given_id is None or given_id in taken else given_id)
         taken.add(ids[-1])
     return ids
+
+
+# --- the conversation of an agent
+
+
+def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """The user message of a task: its inputs as text, and under `turn` by name.
+
+    Example:
+        >>> task_message({"question": "Why?"})
+        {'role': 'user', 'content': 'Why?', 'turn': {'question': 'Why?'}}
+    """
+    texts = {name: text_of(value) for name, value in inputs.items()}
+    text = next(iter(texts.values())) if len(texts) == 1 else "\n".join(map(": ".join, texts.items()))
+    return {"role": "user", "content": text, TURN: dict(inputs)}
+
+
+def tool_message(call_id: str, name: str, value: Any, error: bool = False) -> dict[str, Any]:
+    """The result of a tool call: its value, and the value as text for other readers.
+
+    Example:
+        >>> tool_message("call_0_0", "add", 3)["content"]
+        '3'
+    """
+    return {
+        "role": "tool",
+        "name": name,
+        "tool_call_id": call_id,
+        "content": text_of(value),
+        "value": value,
+        "error": error,
+    }
+
+
+class RequestedCall(NamedTuple):
+    """A call of a tool, as an assistant message has it."""
+
+    id: str
+    name: str
+    args: dict[str, Any]
+
+
+class LastTurn(NamedTuple):
+    """The last turn of a conversation: the mode that took it, and its calls without a result, in their order."""
+
+    mode: str
+    unanswered: list[RequestedCall]
+
+
+def last_turn(messages: FrozenList[Any]) -> LastTurn:
+    """The last turn of a conversation that has one."""
+    answered = set()
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages.raw(index)
+        role = message.raw("role")
+        if role == "tool":
+            answered.add(message.raw("tool_call_id"))
+        elif role == "assistant":
+            calls = [call for call in tool_calls_of(message) if call.id not in answered]
+            return LastTurn(message.raw("name"), calls)
+    raise ValueError("the conversation has no turn")
+
+
+def tool_calls_of(message: FrozenDict[str, Any]) -> list[RequestedCall]:
+    """The tool calls of an assistant message."""
+    found = message.raw("tool_calls", None)
+    return [
+        RequestedCall(call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
+        for call in (() if found is None else found)
+    ]
+
+
+def turns_of_task(messages: FrozenList[Any]) -> int:
+    """The number of turns since the last user message that brought the inputs of a task."""
+    turns = 0
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages.raw(index)
+        role = message.raw("role")
+        if role == "assistant":
+            turns += 1
+        elif role == "user" and TURN in message:
+            break
+    return turns

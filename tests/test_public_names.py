@@ -13,6 +13,7 @@ from typing import get_origin
 import pytest
 
 import dspyer
+import dspyer.agents
 import dspyer.lms
 import dspyer.optimize
 import dspyer.stores
@@ -21,7 +22,7 @@ from dspyer import policies, reducers
 from tests.event_samples import event_types
 
 API = Path(__file__).parent.parent / "docs" / "api"
-MODULES: list[ModuleType] = [dspyer, dspyer.lms, dspyer.optimize, dspyer.stores, dspyer.testing]
+MODULES: list[ModuleType] = [dspyer, dspyer.agents, dspyer.lms, dspyer.optimize, dspyer.stores, dspyer.testing]
 PUBLIC: dict[str, object] = {
     f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__
 }

@@ -11,10 +11,13 @@ from dspyer.errors import GraphError, brief
 from dspyer.nodes.function import build_function
 from dspyer.nodes.interrupt import InterruptOptions, build_interrupt
 from dspyer.nodes.map import build_map_node
+from dspyer.nodes.mode import ModeOptions, build_mode
 from dspyer.nodes.module import build_module
 from dspyer.nodes.node import Built
 from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.settle import BeginOptions, SettleOptions, build_begin, build_settle
 from dspyer.nodes.subgraph import build_subgraph, is_program
+from dspyer.nodes.tool import ToolOptions, build_tool
 
 
 def build_node(options: NodeOptions) -> Built:
@@ -29,6 +32,14 @@ def _build(options: NodeOptions) -> Built:
     node: Any = options.node
     if isinstance(node, InterruptOptions):
         return build_interrupt(node, options)
+    if isinstance(node, ModeOptions):
+        return build_mode(node, options)
+    if isinstance(node, ToolOptions):
+        return build_tool(node, options)
+    if isinstance(node, BeginOptions):
+        return build_begin(node, options)
+    if isinstance(node, SettleOptions):
+        return build_settle(node, options)
     if is_program(node):
         return build_subgraph(node, options)
     if isinstance(node, dspy.Module):

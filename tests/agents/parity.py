@@ -63,7 +63,9 @@ def with_loop(script: AgentScript, adapter: str, mode: str) -> Talk:
     """What the loop does, each run on one thread."""
     agents: Any = importlib.import_module("dspyer.agents")
     lm = recording(script, adapter)
-    program = agents.tool_loop(script.signature, tools=list(script.tools), max_turns=script.max_turns).compile()
+    program = agents.tool_loop(script.signature, tools=list(script.tools), max_turns=script.max_turns).compile(
+        store=":memory:"
+    )
     thread = program.thread("t")
     names = dspy.ensure_signature(script.signature).output_fields
     outcomes: list[Any] = []

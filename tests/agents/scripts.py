@@ -58,7 +58,7 @@ QUESTION = {"question": "How many?"}
 class Report(dspy.Signature):
     """Report on a task.
 
-    Be {brief}: 100 % of it."""
+    Be brief, {"brief": 1}: 100 % of it."""
 
     task: str = dspy.InputField(desc="what to do")
     hints: list[str] = dspy.InputField()

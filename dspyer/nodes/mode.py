@@ -1,0 +1,217 @@
+"""The node of a mode: it takes a turn of an agent, with a predictor of the program and the tools of the mode.
+
+The predictor is that of `dspy.ReActV2`, so the prompt is DSPy's own. Tools are a part of the program and not of the
+state: the node passes them at each call, and takes them out of the trace, from which optimizers make demos.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import dspy
+from dspy.adapters.types.tool import Tool, ToolCalls
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
+
+from dspyer.dspy_module.tracing import step_count
+from dspyer.errors import AgentError, DspyerError
+from dspyer.message_list import TURN
+from dspyer.messages import call_ids, turns_of_task
+from dspyer.nodes.conversation import SUBMIT, THOUGHT, shown, text_input_of
+from dspyer.nodes.node import Built, Call, Node, Reply, Send
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.settle import SETTLE, submitted
+from dspyer.nodes.steps import Script, arun_script, run_script
+from dspyer.nodes.sync_async import acall_module, call_module
+from dspyer.nodes.template_plans import filling, plan_templates
+from dspyer.values.frozen import FrozenList
+
+FORCED = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}, "reasoning_effort": None}
+"""The settings of a last turn, which must submit, as `dspy.ReActV2` gives them."""
+
+
+class ModeOptions(NamedTuple):
+    """What makes a node a mode.
+
+    Attributes:
+        predictor: takes the turns; made by `dspy.ReActV2`.
+        tools: what the model may call, in the order in which it is shown: with `submit`.
+        nodes: the tools among them that are nodes.
+        max_turns: the most ordinary turns of a run.
+    """
+
+    predictor: dspy.Predict
+    tools: tuple[Tool, ...]
+    nodes: frozenset[str]
+    max_turns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ModeNode(Node):
+    """A node that takes a turn: it calls its predictor, commits the message, and sends the calls to the tools."""
+
+    kind: ClassVar[str] = "mode"
+
+    tools: tuple[Tool, ...]
+    nodes: frozenset[str]
+    max_turns: int
+    text_input: str
+
+    @property
+    def conversations(self) -> tuple[str, ...]:
+        """The message fields to which each call adds its turn."""
+        return ("messages",)
+
+    def call(self, call: Call) -> Reply:
+        """Take a turn."""
+        with filling(self.templates, call):
+            return run_script(self._turn(call))
+
+    async def acall(self, call: Call) -> Reply:
+        """The same from async code."""
+        with filling(self.templates, call):
+            return await arun_script(self._turn(call))
+
+    def _turn(self, call: Call) -> Script[Reply]:
+        messages: FrozenList[Any] = call.state.raw("messages")
+        taken = turns_of_task(messages)
+        reason, cause = "max_turns", None
+        if taken < self.max_turns:
+            try:
+                prediction = yield Prediction(self.name, self.tools, self.text_input), call
+                calls = _tool_calls(prediction)
+            except ContextWindowExceededError as error:
+                reason, cause = "context_window_exceeded", error
+            except (AdapterParseError, ValueError) as error:
+                if isinstance(error, DspyerError):
+                    raise
+                reason, cause = "parse_error", error
+            else:
+                if calls:
+                    return self._reply(prediction, with_ids(calls, messages))
+                reason = "empty_tool_calls"
+        return (yield from self._last_turn(call, messages, reason, taken, cause))
+
+    def _last_turn(
+        self, call: Call, messages: FrozenList[Any], reason: str, taken: int, cause: Exception | None
+    ) -> Script[Reply]:
+        """A turn that must submit."""
+        try:
+            prediction = yield Prediction(self.name, self.tools, self.text_input, FORCED), call
+            calls = [one for one in with_ids(_tool_calls(prediction), messages) if one.name == SUBMIT]
+        except (AdapterParseError, ValueError, ContextWindowExceededError) as error:
+            if isinstance(error, DspyerError):
+                raise
+            raise self._failure(reason, taken, f"the last turn failed: {error}") from error
+        if not calls:
+            raise self._failure(reason, taken, "the last turn did not call `submit`") from cause
+        found = [submitted(self.tools[-1], one.args) for one in calls]
+        if not any(isinstance(one.value, Mapping) for one in found):
+            raise self._failure(reason, taken, f"its `submit` was refused: {found[-1].text}") from found[-1].cause
+        return self._reply(prediction, calls)
+
+    def _failure(self, reason: str, turns: int, text: str) -> AgentError:
+        why = {
+            "max_turns": f"{turns} turns were taken, the most that it may take",
+            "parse_error": "a response could not be read",
+            "empty_tool_calls": "a response called no tool",
+            "context_window_exceeded": "the prompt is longer than the model reads",
+        }[reason]
+        return AgentError(f"{self.who} gave no final output: {why}, and {text}", reason, turns)
+
+    def _reply(self, prediction: dspy.Prediction, calls: Sequence[ToolCalls.ToolCall]) -> Reply:
+        thought = getattr(prediction, "next_thought", None)
+        text = None if thought is None else str(thought)
+        message = {
+            "role": "assistant",
+            "name": self.name,
+            "content": text or "",
+            "tool_calls": [
+                {
+                    "id": one.id,
+                    "type": "function",
+                    "function": {"name": one.name, "arguments": json.dumps(one.args, ensure_ascii=False)},
+                }
+                for one in calls
+            ],
+            TURN: {THOUGHT: text},
+        }
+        sends = [
+            Send(one.name, {"call": {"id": one.id, "name": one.name, "args": one.args}})
+            for one in calls
+            if one.name in self.nodes
+        ]
+        return Reply({"messages": message}, tuple(sends) or (SETTLE,), True)
+
+
+class Prediction(NamedTuple):
+    """The call of a predictor, as a step of a script: with the history of the conversation and the tools."""
+
+    mode: str
+    tools: tuple[Tool, ...]
+    text_input: str
+    config: Mapping[str, Any] | None = None
+
+    def call(self, call: Call) -> dspy.Prediction:
+        """Make it in sync code."""
+        before = step_count()
+        found: dspy.Prediction = call_module(getattr(call.program, self.mode), self._inputs(call))
+        without_tools(before)
+        return found
+
+    async def acall(self, call: Call) -> dspy.Prediction:
+        """Make it in async code."""
+        before = step_count()
+        found: dspy.Prediction = await acall_module(getattr(call.program, self.mode), self._inputs(call))
+        without_tools(before)
+        return found
+
+    def _inputs(self, call: Call) -> dict[str, Any]:
+        found = shown(call.state.raw("messages").raw_items(), self.text_input)
+        inputs = {**found.inputs, "history": found.history, "tools": list(self.tools)}
+        return inputs if self.config is None else {**inputs, "config": dict(self.config)}
+
+
+def without_tools(count: int) -> None:
+    """Take the tools out of the steps of the recording around the caller, but for the first `count`."""
+    trace = dspy.settings.get("trace")
+    for index in range(count, len(trace or ())):
+        predictor, inputs, outputs = trace[index]
+        if "tools" in inputs:
+            trace[index] = predictor, {name: value for name, value in inputs.items() if name != "tools"}, outputs
+
+
+def _tool_calls(prediction: dspy.Prediction) -> list[ToolCalls.ToolCall]:
+    found = getattr(prediction, "tool_calls", None)
+    return [] if found is None else ToolCalls.model_validate(found).tool_calls
+
+
+def with_ids(calls: Sequence[ToolCalls.ToolCall], messages: FrozenList[Any]) -> list[ToolCalls.ToolCall]:
+    """The calls, each with an id that no other call of the conversation has."""
+    ids = call_ids([call.id for call in calls], messages)
+    return [
+        call if call.id == known else call.model_copy(update={"id": known})
+        for call, known in zip(calls, ids, strict=True)
+    ]
+
+
+def build_mode(mode: ModeOptions, options: NodeOptions) -> Built:
+    """A node that takes turns, and what is wrong with it."""
+    reads = {"messages": "messages"}
+    templates, wrong, missing = plan_templates([mode.predictor], options, reads.values(), options.who)
+    node = ModeNode(
+        name=options.name,
+        reads=templates.all_reads(reads),
+        optional=templates.optional_fields(reads, frozenset()),
+        templates=templates,
+        writes={"messages": "messages"},
+        goto=(*mode.nodes, SETTLE),
+        sends=True,
+        tools=mode.tools,
+        nodes=mode.nodes,
+        max_turns=mode.max_turns,
+        text_input=text_input_of(mode.predictor.signature),
+    )
+    return Built(node, mode.predictor, tuple(wrong), tuple(missing))
