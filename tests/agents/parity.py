@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ import dspy
 import pytest
 from pydantic_core import to_jsonable_python
 
+from dspyer import CompiledGraph, agents
 from dspyer.errors import short_error
 from tests.agents.recording import RecordingLM
 from tests.agents.scripts import GARBLED, AgentScript
@@ -61,22 +61,29 @@ def with_react(script: AgentScript, adapter: str, mode: str) -> Talk:
 
 def with_loop(script: AgentScript, adapter: str, mode: str) -> Talk:
     """What the loop does, each run on one thread."""
-    agents: Any = importlib.import_module("dspyer.agents")
     lm = recording(script, adapter)
-    program = agents.tool_loop(script.signature, tools=list(script.tools), max_turns=script.max_turns).compile(
-        store=":memory:"
-    )
-    thread = program.thread("t")
+    thread = program_of(script).thread(f"{adapter} {mode}")
     names = dspy.ensure_signature(script.signature).output_fields
     outcomes: list[Any] = []
     with dspy.context(lm=lm, adapter=ADAPTERS[adapter]()):
         for inputs in script.runs:
             run = thread.run(inputs) if mode == "sync" else asyncio.run(thread.arun(inputs))
-            outcomes.append({name: run.state[name] for name in names} if run.error is None else None)
+            outcomes.append(None if run.error else {name: run.state.to_dict()[name] for name in names})
             if run.error is not None:
                 break
     lm.assert_used()
     return Talk([without_ids(request, script) for request in lm.requests], plain(outcomes))
+
+
+PROGRAMS: dict[str, CompiledGraph] = {}
+
+
+def program_of(script: AgentScript) -> CompiledGraph:
+    """The loop of a script, compiled once."""
+    if script.name not in PROGRAMS:
+        graph = agents.tool_loop(script.signature, tools=list(script.tools), max_turns=script.max_turns)
+        PROGRAMS[script.name] = graph.compile(store=":memory:")
+    return PROGRAMS[script.name]
 
 
 def call(program: Any, mode: str, **inputs: Any) -> Any:
