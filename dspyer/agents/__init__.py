@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from dspyer.agents.loop import tool_loop
+from dspyer.agents.tools import tool
 
-__all__ = ["tool_loop"]
+__all__ = ["tool", "tool_loop"]

@@ -10,18 +10,19 @@ from dspy.adapters.types.tool import Tool
 from pydantic import BaseModel, create_model
 from pydantic_core import PydanticUndefined
 
+from dspyer.agents.tools import add_tool, as_tools
 from dspyer.graph.builder import Graph
 from dspyer.messages import Messages
 from dspyer.nodes.conversation import SUBMIT
 from dspyer.nodes.mode import ModeOptions
 from dspyer.nodes.settle import BEGIN, SETTLE, BeginOptions, SettleOptions
-from dspyer.nodes.tool import ToolOptions
+from dspyer.nodes.tool import ToolSpec
 from dspyer.scheduler.topology import START
 
 
 def tool_loop(
     signature: str | type[dspy.Signature],
-    tools: Iterable[Callable[..., Any] | Tool],
+    tools: Iterable[Callable[..., Any] | Tool | ToolSpec],
     *,
     max_turns: int = 20,
     config: Mapping[str, Any] | None = None,
@@ -46,6 +47,7 @@ def tool_loop(
     Example:
         >>> from dspyer.testing import ScriptedLM
         >>> def add(a: int, b: int) -> int:
+        ...     "Adds two numbers."
         ...     return a + b
         >>> program = tool_loop("question -> answer: int", [add]).compile()
         >>> calls = [{"name": "add", "args": {"a": 1, "b": 2}}], [{"name": "submit", "args": {"answer": 3}}]
@@ -55,16 +57,16 @@ def tool_loop(
     """
     task = dspy.signatures.signature.ensure_signature(signature)
     graph, outputs = _graph(task, schema, name), tuple(task.output_fields)
-    known = [tool if isinstance(tool, Tool) else Tool(tool) for tool in tools]
-    names = frozenset(str(tool.name) for tool in known)
-    react = dspy.ReActV2(task, list(known))
+    known = as_tools(tools)
+    names = frozenset(tool.name for tool in known)
+    react = dspy.ReActV2(task, [tool.tool for tool in known])
     react.react.update_config(**(config or {}))
     react.react.lm = lm
     graph.add_node(BEGIN, BeginOptions(tuple(task.input_fields), ("react",)))
     graph.add_node("react", ModeOptions(react.react, tuple(react.tools.values()), names, max_turns))
     for tool in known:
-        graph.add_node(str(tool.name), ToolOptions(tool))
-        graph.add_edge(str(tool.name), SETTLE)
+        add_tool(graph, tool, () if schema is None else tuple(schema.model_fields))
+        graph.add_edge(tool.name, SETTLE)
     graph.add_node(SETTLE, SettleOptions(react.tools[SUBMIT], outputs, ("react",)))
     return graph.add_edge(START, BEGIN)
 

@@ -71,7 +71,8 @@ class GraphSpec:
         routers: all routers, in the order of declaration.
         checks: the checks, by their names.
         checked: the check that follows a node, by the names of the nodes that have one and of their fixes.
-        layered: the nodes with a policy, condensers, error edges or a check: those whose call something surrounds.
+        layered: the nodes with a policy, condensers, error edges or a check, and tools: those whose call something
+            surrounds.
         needs_resources: whether a node or router has a parameter for a resource.
         counts: whether a template or run value of a node, condenser or router uses counts of node calls.
 
@@ -128,7 +129,8 @@ class GraphSpec:
         checked = {name: check for check in checks.values() for name in (check.of, check.fix) if name is not None}
         object.__setattr__(self, "checks", checks)
         object.__setattr__(self, "checked", checked)
-        layered = frozenset((*self.policies, *self.condensers, *self.error_edges, *checked))
+        reporting = [name for name, node in self.nodes.items() if node.reports_errors]
+        layered = frozenset((*self.policies, *self.condensers, *self.error_edges, *checked, *reporting))
         object.__setattr__(self, "layered", layered)
         object.__setattr__(self, "needs_resources", any(part.resources for part in parts))
         object.__setattr__(self, "counts", any(is_counted(name) for part in parts for name in part.templates.names))

@@ -300,6 +300,11 @@ class Node:
         return False
 
     @property
+    def reports_errors(self) -> bool:
+        """Whether what its last attempt raised can become its output (`error_reply`)."""
+        return False
+
+    @property
     def map_fields(self) -> tuple[str, str, str, str | None] | None:
         """Of a map: the field with the items, the name of one item, the fields for results and failures. Else None."""
         return None
@@ -328,6 +333,11 @@ class Node:
         """What a call reads, by the node's own names: fields, views and templates, without resources and modules."""
         del call
         return {}
+
+    def error_reply(self, call: Call, error: Exception) -> Reply | None:
+        """The output instead of what its last attempt raised; None if the node fails. Asked if it `reports_errors`."""
+        del call, error
+        return None
 
     def call(self, call: Call) -> Reply:
         """Call the node from sync code."""

