@@ -106,8 +106,8 @@ class ToolOptions(NamedTuple):
     Attributes:
         spec: the tool.
         messages: the field for its results.
-        handoffs: the field for the handoffs that it asks for, each `{"message": its result, "goto": the mode}`; None for
-            an agent without handoffs.
+        handoffs: the field for its handoffs, each `{"message": the result, "goto": the mode}`; None if the agent has
+            none.
     """
 
     spec: ToolSpec
