@@ -115,7 +115,7 @@ class ToolOptions(NamedTuple):
     handoffs: str | None = None
 
 
-class Outcome(NamedTuple):
+class ToolOutcome(NamedTuple):
     """What one call of a tool gave.
 
     Attributes:
@@ -131,7 +131,7 @@ class Outcome(NamedTuple):
     goto: str | None = None
 
     @classmethod
-    def of(cls, result: object, who: str) -> Outcome:
+    def of(cls, result: object, who: str) -> ToolOutcome:
         """The outcome of what a tool returned."""
         if not isinstance(result, Command):
             return cls(storable(result), {})
@@ -253,7 +253,7 @@ class ToolNode(Node):
         text = short_error(error, step=self.name)
         return Reply({self.messages: tool_message(_call_of(call)["id"], self.name, text, True)})
 
-    def _reply(self, call: Call, outcome: Outcome) -> Reply:
+    def _reply(self, call: Call, outcome: ToolOutcome) -> Reply:
         message = tool_message(_call_of(call)["id"], self.name, outcome.value)
         updates = dict(permitted(outcome.update, self.fields, self.who))
         if outcome.goto is None:
@@ -276,23 +276,23 @@ class CallStep(NamedTuple):
     node: ToolNode
     args: Mapping[str, Any]
 
-    def call(self, call: Call) -> Outcome:
+    def call(self, call: Call) -> ToolOutcome:
         """Call it from sync code."""
         node, hidden = self.node, self._hidden(call)
 
         def fn(**args: Any) -> Any:
             return call_function(node.fn, {**args, **hidden}, node.asynchronous)
 
-        return Outcome.of(bound(node.tool, fn)(**self.args), node.who)
+        return ToolOutcome.of(bound(node.tool, fn)(**self.args), node.who)
 
-    async def acall(self, call: Call) -> Outcome:
+    async def acall(self, call: Call) -> ToolOutcome:
         """Call it from async code."""
         node, hidden = self.node, self._hidden(call)
 
         async def fn(**args: Any) -> Any:
             return await acall_function(node.fn, {**args, **hidden}, node.asynchronous)
 
-        return Outcome.of(await bound(node.tool, fn).acall(**self.args), node.who)
+        return ToolOutcome.of(await bound(node.tool, fn).acall(**self.args), node.who)
 
     def _hidden(self, call: Call) -> dict[str, Any]:
         return self.node.binding.bind(call._replace(overlay=None))
