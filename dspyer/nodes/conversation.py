@@ -6,20 +6,27 @@ handled, the thought, the tool calls with their results in the order of the call
 
 A message that is neither a turn nor a task's inputs (a user message without `turn`, a message of another node) is text.
 DSPy shows only the fields of a signature, so texts are shown in an input: the first one of type str.
+
+Nothing of this is stored: a conversation is rendered again at each call, from the `Piece` that is kept of each message.
 """
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, cast
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import dspy
 from dspy.adapters.types.tool import ToolCallResults
 
+from dspyer.errors import annotate
 from dspyer.hints import without_none
 from dspyer.message_list import TURN
-from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.views import indented, label, text_of
 
 SUBMIT = "submit"
@@ -28,12 +35,37 @@ SUBMIT = "submit"
 THOUGHT = "next_thought"
 
 
+class ShownCall(NamedTuple):
+    """A tool call with its result, as `tool(render=...)` gets it.
+
+    Attributes:
+        name: the tool.
+        args: the arguments, by name.
+        value: the result.
+        error: whether the result is an error.
+        age: how many turns of the conversation came after that of the call; 0 for the last turn.
+        mode: the mode that is shown the call.
+    """
+
+    name: str
+    args: dict[str, Any]
+    value: Any
+    error: bool
+    age: int
+    mode: str
+
+
+Render = Callable[[ShownCall], Any]
+"""How a tool shows a call: returns the value to show, a `ShownCall` to show other arguments too, or None
+to leave out the call with its result."""
+
+
 class ShownConversation(NamedTuple):
     """What a predictor is shown of a conversation.
 
     Attributes:
         inputs: the inputs that no turn has handled yet, by name.
-        events: the turns, first to last, for a `dspy.History`.
+        events: the turns, first to last, for a `dspy.History`. They are kept and shared: `history` copies them.
     """
 
     inputs: dict[str, Any]
@@ -43,6 +75,20 @@ class ShownConversation(NamedTuple):
     def history(self) -> dspy.History:
         """The turns as DSPy takes them."""
         return dspy.History(messages=self.events)
+
+
+class Shown(NamedTuple):
+    """How conversations are shown to a predictor.
+
+    Attributes:
+        text_input: the input that shows texts, see `text_input_of`.
+        renders: how tools show their calls, by tool; other tools show the call and its result as they are.
+        mode: the mode of the predictor.
+    """
+
+    text_input: str
+    renders: Mapping[str, Render] = MappingProxyType({})
+    mode: str = ""
 
 
 def text_input_of(signature: type[dspy.Signature]) -> str:
@@ -57,106 +103,64 @@ def text_input_of(signature: type[dspy.Signature]) -> str:
     return (texts or names)[0]
 
 
-def shown(messages: Iterable[Mapping[str, Any]], text_input: str) -> ShownConversation:
+def shown(
+    messages: Iterable[Mapping[str, Any]], how: Shown, whole: Iterable[Mapping[str, Any]] | None = None
+) -> ShownConversation:
     """The inputs and events for the next call of a predictor, from the messages that it is to see.
 
-    `text_input` is the input that shows texts. The messages may be frozen or plain.
+    The messages may be frozen or plain. `whole` is the conversation that they were selected from, if it is another: the
+    ages of calls are counted there.
 
     Example:
         >>> calls = [{"id": "call_0_0", "type": "function", "function": {"name": "tide", "arguments": "{}"}}]
         >>> task = {"role": "user", "content": "High tide?", "turn": {"question": "High tide?"}}
         >>> turn = {"role": "assistant", "content": "I look it up.", "tool_calls": calls}
         >>> result = {"role": "tool", "name": "tide", "tool_call_id": "call_0_0", "content": "9:40", "value": "9:40"}
-        >>> shown([task], "question").inputs
+        >>> shown([task], Shown("question")).inputs
         {'question': 'High tide?'}
-        >>> shown([task, turn, result], "question").events[0]["tool_calls"].tool_call_results.tool_call_results[0].value
-        '9:40'
+        >>> event = shown([task, turn, result], Shown("question")).events[0]
+        >>> event["question"], event["tool_calls"].tool_call_results.tool_call_results[0].value
+        ('High tide?', '9:40')
     """
-    found = list(messages)
+    found = [converted(message) for message in messages]
     results = _results_by_turn(found)
-    pending: list[Mapping[str, Any]] = []
+    ages: Mapping[str, int] = {}
+    if how.renders:
+        ages = _ages(found if whole is None else [converted(message) for message in whole])
+    pending: list[Piece] = []
     events = []
-    for place, message in enumerate(found):
-        if _get(message, "role") == "tool":
-            continue
-        if not is_turn(message):
-            pending.append(message)
-            continue
-        turn = _turn_values(message, results.get(place, {}))
-        if turn:
-            events.append({**_inputs(pending, text_input), **turn})
-            pending = []
-    return ShownConversation(_inputs(pending, text_input), events)
+    for place, piece in enumerate(found):
+        if piece.calls:
+            event = piece.event(results[place], how, ages)
+            if event:
+                events.append({**_inputs(pending, how.text_input), **event} if pending else event)
+                pending = []
+        elif not piece.is_silent:
+            pending.append(piece)
+    return ShownConversation(_inputs(pending, how.text_input), events)
 
 
-def is_turn(message: Mapping[str, Any]) -> bool:
-    """Whether a message is a turn of a predictor with tools: it calls tools, or holds what such a predictor thought."""
-    if _get(message, "role") != "assistant":
-        return False
-    turn = _get(message, TURN)
-    return bool(_get(message, "tool_calls")) or (isinstance(turn, Mapping) and THOUGHT in turn)
-
-
-def is_task(message: Mapping[str, Any]) -> bool:
-    """Whether a message holds the inputs of a task."""
-    return _get(message, "role") == "user" and isinstance(_get(message, TURN), Mapping)
-
-
-def _results_by_turn(messages: list[Mapping[str, Any]]) -> dict[int, dict[str, Mapping[str, Any]]]:
-    """The results by the place of the turn that made the call, and by the call's id."""
+def _results_by_turn(pieces: list[Piece]) -> dict[int, dict[str, Piece]]:
+    """The turns with calls by their place, each with its results by the id of the call."""
     callers: dict[str, int] = {}
-    results: dict[int, dict[str, Mapping[str, Any]]] = {}
-    for place, message in enumerate(messages):
-        if _get(message, "role") == "tool":
-            call_id = _get(message, "tool_call_id")
-            if call_id in callers:
-                results[callers[call_id]].setdefault(call_id, message)
-        elif calls := _get(message, "tool_calls"):
+    results: dict[int, dict[str, Piece]] = {}
+    for place, piece in enumerate(pieces):
+        if piece.calls:
             results[place] = {}
-            callers.update(dict.fromkeys([_get(call, "id") for call in _items(calls)], place))
+            for call in piece.calls:
+                callers[call.id] = place
+        elif piece.call_id in callers:
+            results[callers[piece.call_id]].setdefault(piece.call_id, piece)
     return results
 
 
-def _turn_values(message: Mapping[str, Any], results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The part of an event that a turn brings; empty if none of its calls is shown.
-
-    A call without a result is left out: the tool runs, or the context left the result out.
-    """
-    calls, values, outputs = [], [], {}
-    for call in _items(_get(message, "tool_calls") or ()):
-        call_id, function = _get(call, "id"), _get(call, "function")
-        result = results.get(call_id)
-        if result is None:
-            continue
-        name = _get(function, "name")
-        value, failed = _value_of(result), bool(_get(result, "error"))
-        calls.append(dspy.ToolCalls.ToolCall(id=call_id, name=name, args=json.loads(_get(function, "arguments"))))
-        values.append(ToolCallResults.ToolCallResult(call_id=call_id, name=name, value=value, is_error=failed))
-        if name == SUBMIT and not failed and isinstance(value, dict):
-            outputs.update(value)
-    if not calls:
-        return {}
-    shown_calls = dspy.ToolCalls(tool_calls=calls, tool_call_results=ToolCallResults(tool_call_results=values))
-    return {**_thought_of(message), "tool_calls": shown_calls, **outputs}
+def _ages(pieces: Iterable[Piece]) -> dict[str, int]:
+    """The number of later turns, by the ids of calls."""
+    turns = [piece.calls for piece in pieces if piece.calls]
+    return {call.id: len(turns) - place - 1 for place, calls in enumerate(turns) for call in calls}
 
 
-def _value_of(result: Mapping[str, Any]) -> Any:
-    return thaw(_get(result, "value" if "value" in result else "content"))
-
-
-def _thought_of(message: Mapping[str, Any]) -> dict[str, Any]:
-    turn = _get(message, TURN)
-    if isinstance(turn, Mapping) and THOUGHT in turn:
-        thought = thaw(_get(turn, THOUGHT))
-    else:
-        content = thaw(_get(message, "content"))
-        thought = text_of(content) if content else None
-    if thought is None:
-        return {}
-    return {THOUGHT: dspy.Reasoning(content=thought) if isinstance(thought, str) else thought}
-
-
-def _inputs(messages: list[Mapping[str, Any]], text_input: str) -> dict[str, Any]:
+def _inputs(pieces: list[Piece], text_input: str) -> dict[str, Any]:
     """The inputs that messages bring: those of the last task among them, and the texts in the input for texts.
 
     No turn handled the inputs of an earlier task: its run failed before the first. So they are not shown.
@@ -164,28 +168,138 @@ def _inputs(messages: list[Mapping[str, Any]], text_input: str) -> dict[str, Any
     inputs: dict[str, Any] = {}
     before: list[str] = []
     after: list[str] = []
-    for message in messages:
-        if is_task(message):
-            inputs, before, after = thaw(_get(message, TURN)), [*before, *after], []
+    for piece in pieces:
+        if piece.task is not None:
+            inputs, before, after = dict(piece.task), [*before, *after], []
         else:
-            after.append(_text(message))
+            after.append(piece.text)
     if before or after:
         own = inputs.get(text_input)
         inputs[text_input] = "\n\n".join([*before, *(() if own is None else [text_of(own)]), *after])
     return inputs
 
 
-def _text(message: Mapping[str, Any]) -> str:
-    """A message as text, with its author if it is another than the user."""
-    text = text_of(thaw(_get(message, "content")))
-    role, name = _get(message, "role"), _get(message, "name")
-    author = name or (role if role != "user" else None)
+# --- messages, each converted once
+
+
+class CallOfTurn(NamedTuple):
+    """A call of a tool. `arguments` are JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Piece:
+    """A message as it is shown.
+
+    Attributes:
+        task: of a user message, the inputs of the task; else None.
+        calls: of a turn, its calls.
+        thought: of a turn, the thought as part of an event.
+        call_id: of a result, the id of the call; else "".
+        value: of a result, its value.
+        error: of a result, whether it is an error.
+        is_silent: whether it brings no inputs: a result, and a turn without calls, which DSPy does not show.
+        text: of any other message its content, with its author if it is another than the user.
+    """
+
+    def __init__(self, message: Mapping[str, Any]) -> None:
+        plain = thaw(message)
+        role, turn = plain.get("role"), plain.get(TURN)
+        turn = turn if isinstance(turn, dict) else None
+        self.task: dict[str, Any] | None = turn if role == "user" else None
+        self.call_id: str = plain["tool_call_id"] if role == "tool" else ""
+        self.value = plain.get("value", plain.get("content")) if role == "tool" else None
+        self.error = bool(plain.get("error"))
+        self.calls = [
+            CallOfTurn(call["id"], call["function"]["name"], call["function"]["arguments"] or "{}")
+            for call in plain.get("tool_calls") or ()
+        ]
+        self.is_silent = role == "tool" or (role == "assistant" and turn is not None and THOUGHT in turn)
+        self.thought = _thought_of(turn, plain.get("content")) if self.calls else {}
+        self.text = "" if self.is_silent or self.calls or self.task is not None else _text(plain)
+        self._last: tuple[list[Piece], dict[str, Any]] = [], {}
+
+    def event(self, results: Mapping[str, Piece], how: Shown, ages: Mapping[str, int]) -> dict[str, Any]:
+        """The part of an event that a turn brings; empty if none of its calls is shown.
+
+        A call without a result is left out: its tool runs, or the result was not selected.
+        """
+        if how.renders and any(call.name in how.renders for call in self.calls):
+            return self._event(results, how, ages)
+        found = list(results.values())
+        known, event = self._last
+        if known != found:  # pieces are compared by identity
+            event = self._event(results, how, ages)
+            self._last = found, event
+        return event
+
+    def _event(self, results: Mapping[str, Piece], how: Shown, ages: Mapping[str, int]) -> dict[str, Any]:
+        calls, values, outputs = [], [], dict[str, Any]()
+        for call_id, name, arguments in self.calls:
+            if call_id not in results:
+                continue
+            args, value, error = json.loads(arguments), results[call_id].value, results[call_id].error
+            if name == SUBMIT and not error and isinstance(value, dict):
+                outputs.update(value)
+            if name in how.renders:
+                call = ShownCall(name, args, copy.deepcopy(value), error, ages[call_id], how.mode)
+                args, value = _rendered(how.renders[name], call)
+                if value is None:
+                    continue
+            calls.append(dspy.ToolCalls.ToolCall(id=call_id, name=name, args=args))
+            values.append(ToolCallResults.ToolCallResult(call_id=call_id, name=name, value=value, is_error=error))
+        if not calls:
+            return {}
+        both = ToolCallResults(tool_call_results=values)
+        return {**self.thought, "tool_calls": dspy.ToolCalls(tool_calls=calls, tool_call_results=both), **outputs}
+
+
+def _rendered(render: Render, call: ShownCall) -> tuple[dict[str, Any], Any]:
+    """The arguments and the value to show; the value None leaves out the call."""
+    try:
+        value = render(call)
+    except Exception as error:
+        annotate(error, f"in the render of the tool {call.name!r}")
+        raise
+    return (value.args, value.value) if isinstance(value, ShownCall) else (call.args, value)
+
+
+def _thought_of(turn: dict[str, Any] | None, content: Any) -> dict[str, Any]:
+    spoken = text_of(content) if content else None
+    thought = turn[THOUGHT] if turn is not None and THOUGHT in turn else spoken
+    if thought is None:
+        return {}
+    return {THOUGHT: dspy.Reasoning(content=thought) if isinstance(thought, str) else thought}
+
+
+def _text(message: dict[str, Any]) -> str:
+    author = message.get("name") or (message["role"] if message["role"] != "user" else None)
+    text = text_of(message.get("content"))
     return text if author is None else indented(f"{label(author)}: {text}")
 
 
-def _get(message: Any, key: str) -> Any:
-    return message.raw(key, None) if isinstance(message, FrozenDict) else message.get(key)
+_pieces: dict[int, tuple[weakref.ref[FrozenDict[str, Any]], Piece]] = {}
 
 
-def _items(values: Any) -> Iterable[Any]:
-    return values.raw_items() if isinstance(values, FrozenList) else cast(Iterable[Any], values)
+def converted(message: Mapping[str, Any]) -> Piece:
+    """A message as it is shown; that of a frozen message is kept as long as the message lives.
+
+    So a turn converts only the messages that are new. No lock is needed: at worst two threads convert one message.
+    """
+    if not isinstance(message, FrozenDict):
+        return Piece(message)
+    key = id(message)
+    known = _pieces.get(key)
+    if known is not None and known[0]() is message:
+        return known[1]
+    piece = Piece(message)
+    _pieces[key] = weakref.ref(message, partial(_forget, key)), piece
+    return piece
+
+
+def _forget(key: int, ended: weakref.ref[FrozenDict[str, Any]]) -> None:
+    known = _pieces.get(key)
+    if known is not None and known[0] is ended:  # else another message has the identity of the one that ended
+        _pieces.pop(key, None)

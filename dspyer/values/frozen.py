@@ -78,7 +78,7 @@ class FrozenDict(NestedContainer, Mapping[K, V_co]):
         FrozenDict({'name': 'Bob', 'tags': FrozenList(['a'])})
     """
 
-    __slots__ = ("_map",)
+    __slots__ = ("__weakref__", "_map")
 
     _map: MapData[Any, Any]
 

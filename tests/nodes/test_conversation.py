@@ -11,7 +11,7 @@ import pytest
 from dspy.adapters.types.tool import ToolCallResults
 from pydantic import BaseModel
 
-from dspyer.nodes.conversation import shown, text_input_of
+from dspyer.nodes.conversation import Shown, ShownCall, shown, text_input_of
 from dspyer.values.freezing import freeze
 
 ADAPTERS = {
@@ -43,6 +43,7 @@ def tide(place: str) -> dict[str, Any]:
     return {"place": place, "hours": (9, 21), "note": "“neap”", "report": Report(title="t", pages=1)}
 
 
+HOW = Shown("question")
 INPUTS = {"year": 2026, "question": "When does the tide turn?"}
 SUBMIT = ("submit", {"answer": "At nine.", "report": {"title": "Tides", "pages": 3}})
 SCRIPTS: dict[str, list[tuple[str | None, list[tuple[str, dict[str, Any]]]]]] = {
@@ -121,7 +122,7 @@ def test_each_turn_is_given_what_react_gives_its_predictor(script: str) -> None:
     signature, given, history = run_react(script, INPUTS)
     for stage, expected in zip(messages_of(INPUTS, history.messages), given, strict=False):
         for messages in (stage, list(freeze(stage).raw_items())):
-            found = shown(messages, "question")
+            found = shown(messages, HOW)
             mine = {**found.inputs, "history": found.history, "tools": expected["tools"]}
             assert requests(signature, mine) == requests(signature, expected)
 
@@ -133,7 +134,7 @@ def test_the_next_run_is_given_what_react_is_given_with_its_history() -> None:
     count = len(history.messages)
     signature, given, both = run_react("errors", again, dspy.History(messages=list(history.messages)))
     for stage, expected in zip(messages_of(again, both.messages[count:]), given, strict=False):
-        found = shown([*first, *stage], "question")
+        found = shown([*first, *stage], HOW)
         mine = {**found.inputs, "history": found.history, "tools": expected["tools"]}
         assert requests(signature, mine) == requests(signature, expected)
 
@@ -173,7 +174,7 @@ HINT = {"role": "user", "content": "Ask the harbour."}
     ],
 )
 def test_which_inputs_are_shown_and_where(messages: Any, inputs: Any, events: Any) -> None:
-    found = shown(list(freeze(messages).raw_items()), "question")
+    found = shown(list(freeze(messages).raw_items()), HOW)
     assert found.inputs == inputs
     own = [{name: value for name, value in event.items() if name in INPUTS} for event in found.events]
     assert own == events
