@@ -23,16 +23,17 @@ from dspyer.failure import Failure
 from dspyer.message_list import ROLES
 from dspyer.patch import DELETE
 from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, is_new
-from dspyer.values.frozen import thaw
+from dspyer.values.frozen import FrozenDict, thaw
 
-ViewForm = Literal["values", "text", "entries", "history"]
-"""The form in which a node gets a view: plain values, text, a list of `Entry`, or messages for a `dspy.History`."""
+ViewForm = Literal["values", "text", "entries", "history", "frozen"]
+"""The form in which a node gets a view: plain values, text, a list of `Entry`, messages for a `dspy.History`, or the
+frozen messages themselves."""
 
 FILTERS = ("new", "own", "others", "by")
 """The steps that select by author or by what the reader has seen."""
 
-CUTS = ("last", "fit")
-"""The steps that keep only the last parts, up to a number of parts or of tokens."""
+CUTS = ("last", "fit", "turns")
+"""The steps that keep only the last parts, up to a number of parts, of tokens or of turns."""
 
 
 # --- what users write
@@ -103,6 +104,8 @@ class View:
 
     def last(self, count: int) -> View:
         """Selects the last entries.
+
+        In a conversation, the result of a tool is left out if its call is not selected. So is it in `fit`.
 
         Args:
             count: the number of entries at most, 1 or more.
@@ -188,6 +191,26 @@ class View:
             view('findings').new().fit(2000)
         """
         return self._with("fit", _whole_number("fit", tokens))
+
+    def turns(self, count: int) -> View:
+        """Selects the last turns of a conversation: messages of assistants, each with the results of its tool calls.
+
+        The user messages just before the first of these turns are selected too, and all messages after it.
+
+        Args:
+            count: the number of turns at most, 1 or more.
+
+        Returns:
+            The view with this step.
+
+        Raises:
+            GraphError: for any other number, or after `then`.
+
+        Example:
+            >>> view("messages").turns(8)
+            view('messages').turns(8)
+        """
+        return self._with("turns", _whole_number("turns", count))
 
     def then(self, fn: Callable[[list[Entry]], Any]) -> View:
         """Passes the result of a function of the entries to the node, unchanged. It is the last step.
@@ -325,13 +348,10 @@ def select_parts(
         if filters:
             owners = [name for name in index.owners if all(_selects(step, name, reader) for step in filters)]
         walk = index.backwards(owners)
-        if remaining and remaining[0].name == "last":
-            walk = itertools.islice(walk, remaining[0].argument)
-        elif remaining and remaining[0].name == "fit":
-            walk = _fitting(kind, walk, remaining[0].argument)
-        found = list(walk)[::-1]
         if remaining and remaining[0].name in CUTS:
-            found, remaining = _without_lone_results(found), remaining[1:]
+            found, remaining = _cut(remaining[0], kind, walk), remaining[1:]
+        else:
+            found = list(walk)[::-1]
     for step in remaining:
         found = _apply_step(step, kind, found, reader, unseen)
     return found
@@ -348,10 +368,8 @@ def select_plain_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> lis
 def _apply_step(
     step: ViewStep, kind: str, parts: list[FieldPart], reader: str, unseen: Callable[[], UnseenParts] | None
 ) -> list[FieldPart]:
-    if step.name == "last":
-        return _without_lone_results(parts[-step.argument :])
-    if step.name == "fit":
-        return _without_lone_results(list(_fitting(kind, reversed(parts), step.argument))[::-1])
+    if step.name in CUTS:
+        return _cut(step, kind, reversed(parts))
     if step.name == "new":
         names = unseen().commits if unseen is not None else frozenset()
         # The call of a tool and its results are new together: a part with `call` is a result of the part in that slot.
@@ -367,12 +385,44 @@ def _selects(step: ViewStep, owner: str, reader: str) -> bool:
     return owner in step.argument if step.name == "by" else (owner == reader) == (step.name == "own")
 
 
+def _cut(step: ViewStep, kind: str, backwards: Iterable[FieldPart]) -> list[FieldPart]:
+    """The last parts, up to a number of parts, tokens or turns, given the parts from the last one back."""
+    if step.name == "last":
+        walk: Iterator[FieldPart] = itertools.islice(backwards, step.argument)
+    elif step.name == "fit":
+        walk = _fitting(kind, backwards, step.argument)
+    else:
+        walk = _of_last_turns(backwards, step.argument)
+    found = list(walk)[::-1]
+    return _without_lone_results(found) if kind == "messages" else found
+
+
 def _without_lone_results(parts: list[FieldPart]) -> list[FieldPart]:
     """Leaves out the results of tools whose call was not selected: no provider accepts a result without its call."""
-    if all(part.call < 0 for part in parts):
-        return parts
-    slots = {part.slot for part in parts}
-    return [part for part in parts if part.call < 0 or part.call in slots]
+    called: set[Any] = set()
+    kept = []
+    for part in parts:
+        message = part.value
+        if isinstance(message, FrozenDict):
+            called.update([call["id"] for call in message.get("tool_calls", None) or ()])
+            if _role(part) == "tool" and message.raw("tool_call_id", None) not in called:
+                continue
+        kept.append(part)
+    return kept
+
+
+def _of_last_turns(backwards: Iterable[FieldPart], count: int) -> Iterator[FieldPart]:
+    """The parts of the last turns, and the user messages just before the first of them, the last one first."""
+    for part in backwards:
+        role = _role(part)
+        if not count and role != "user":
+            return
+        count -= role == "assistant"
+        yield part
+
+
+def _role(part: FieldPart) -> Any:
+    return part.value.raw("role", None) if isinstance(part.value, FrozenDict) else getattr(part.value, "role", None)
 
 
 def _fitting(kind: str, backwards: Iterable[FieldPart], budget: int) -> Iterator[FieldPart]:
@@ -403,6 +453,8 @@ def render(view: View, kind: str, parts: Sequence[FieldPart], form: ViewForm) ->
         return entries(kind, parts)
     if form in ("values", "history"):
         return value_of_parts(kind, parts)
+    if form == "frozen":
+        return [part.value for part in parts]
     return text_of_parts(view, kind, parts)
 
 

@@ -15,9 +15,11 @@ from dspyer.graph.builder import Graph
 from dspyer.messages import Messages
 from dspyer.nodes.conversation import SUBMIT
 from dspyer.nodes.mode import ModeOptions
+from dspyer.nodes.rendering import CONTEXT
 from dspyer.nodes.settle import BEGIN, SETTLE, BeginOptions, SettleOptions
 from dspyer.nodes.tool import ToolSpec
 from dspyer.scheduler.topology import START
+from dspyer.views import View
 
 
 def tool_loop(
@@ -25,6 +27,7 @@ def tool_loop(
     tools: Iterable[Callable[..., Any] | Tool | ToolSpec],
     *,
     max_turns: int = 20,
+    context: View | Callable[..., Any] | None = None,
     config: Mapping[str, Any] | None = None,
     lm: dspy.LM | None = None,
     schema: type[BaseModel] | None = None,
@@ -36,6 +39,8 @@ def tool_loop(
         signature: the inputs and outputs of the task.
         tools: what the model may call.
         max_turns: the most ordinary turns of a run; after them the model must submit.
+        context: selects the messages that the model is shown: a view of `messages`, or a pure function of `messages`
+            and other fields, by name, that returns messages; None for all. The inputs of the task are always shown.
         config: settings of the LM, such as the temperature.
         lm: the LM of the agent; None for the one that is configured.
         schema: a model of further fields of the state.
@@ -63,7 +68,9 @@ def tool_loop(
     react.react.update_config(**(config or {}))
     react.react.lm = lm
     graph.add_node(BEGIN, BeginOptions(tuple(task.input_fields), ("react",)))
-    graph.add_node("react", ModeOptions(react.react, tuple(react.tools.values()), names, max_turns))
+    fn, reads = (None, {CONTEXT: context}) if isinstance(context, View) else (context, None)
+    mode = ModeOptions(react.react, tuple(react.tools.values()), names, max_turns, fn)
+    graph.add_node("react", mode, reads=reads)
     for tool in known:
         add_tool(graph, tool, () if schema is None else tuple(schema.model_fields))
         graph.add_edge(tool.name, SETTLE)

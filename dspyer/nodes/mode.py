@@ -19,9 +19,10 @@ from dspyer.dspy_module.tracing import step_count
 from dspyer.errors import AgentError, DspyerError
 from dspyer.message_list import TURN
 from dspyer.messages import call_ids, turns_of_task
-from dspyer.nodes.conversation import SUBMIT, THOUGHT, shown, text_input_of
-from dspyer.nodes.node import Built, Call, Node, Reply, Send
+from dspyer.nodes.conversation import SUBMIT, THOUGHT, Render
+from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.rendering import ContextFunction, Rendering, plan_rendering
 from dspyer.nodes.settle import SETTLE, submitted
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import acall_module, call_module
@@ -40,12 +41,16 @@ class ModeOptions(NamedTuple):
         tools: what the model may call, in the order in which it is shown: with `submit`.
         nodes: the tools among them that are nodes.
         max_turns: the most ordinary turns of a run.
+        context: selects the messages to show; a view is given as what the node reads, see `plan_rendering`.
+        renders: how tools show their calls, by tool.
     """
 
     predictor: dspy.Predict
     tools: tuple[Tool, ...]
     nodes: frozenset[str]
     max_turns: int
+    context: ContextFunction | None = None
+    renders: Mapping[str, Render] = NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,7 +62,7 @@ class ModeNode(Node):
     tools: tuple[Tool, ...]
     nodes: frozenset[str]
     max_turns: int
-    text_input: str
+    rendering: Rendering
 
     @property
     def conversations(self) -> tuple[str, ...]:
@@ -80,7 +85,7 @@ class ModeNode(Node):
         reason, cause = "max_turns", None
         if taken < self.max_turns:
             try:
-                prediction = yield Prediction(self.name, self.tools, self.text_input), call
+                prediction = yield Prediction(self.name, self.tools, self.rendering), call
                 calls = _tool_calls(prediction)
             except ContextWindowExceededError as error:
                 reason, cause = "context_window_exceeded", error
@@ -99,7 +104,7 @@ class ModeNode(Node):
     ) -> Script[Reply]:
         """A turn that must submit."""
         try:
-            prediction = yield Prediction(self.name, self.tools, self.text_input, FORCED), call
+            prediction = yield Prediction(self.name, self.tools, self.rendering, FORCED), call
             calls = [one for one in with_ids(_tool_calls(prediction), messages) if one.name == SUBMIT]
         except (AdapterParseError, ValueError, ContextWindowExceededError) as error:
             if isinstance(error, DspyerError):
@@ -151,7 +156,7 @@ class Prediction(NamedTuple):
 
     mode: str
     tools: tuple[Tool, ...]
-    text_input: str
+    rendering: Rendering
     config: Mapping[str, Any] | None = None
 
     def call(self, call: Call) -> dspy.Prediction:
@@ -169,7 +174,7 @@ class Prediction(NamedTuple):
         return found
 
     def _inputs(self, call: Call) -> dict[str, Any]:
-        found = shown(call.state.raw("messages").raw_items(), self.text_input)
+        found = self.rendering.shown(call)
         inputs = {**found.inputs, "history": found.history, "tools": list(self.tools)}
         return inputs if self.config is None else {**inputs, "config": dict(self.config)}
 
@@ -199,12 +204,12 @@ def with_ids(calls: Sequence[ToolCalls.ToolCall], messages: FrozenList[Any]) -> 
 
 def build_mode(mode: ModeOptions, options: NodeOptions) -> Built:
     """A node that takes turns, and what is wrong with it."""
-    reads = {"messages": "messages"}
+    rendering, reads, optional, problems = plan_rendering(mode.context, mode.predictor.signature, options, mode.renders)
     templates, wrong, missing = plan_templates([mode.predictor], options, reads.values(), options.who)
     node = ModeNode(
         name=options.name,
         reads=templates.all_reads(reads),
-        optional=templates.optional_fields(reads, frozenset()),
+        optional=templates.optional_fields(reads, optional),
         templates=templates,
         writes={"messages": "messages"},
         goto=(*mode.nodes, SETTLE),
@@ -212,6 +217,6 @@ def build_mode(mode: ModeOptions, options: NodeOptions) -> Built:
         tools=mode.tools,
         nodes=mode.nodes,
         max_turns=mode.max_turns,
-        text_input=text_input_of(mode.predictor.signature),
+        rendering=rendering,
     )
-    return Built(node, mode.predictor, tuple(wrong), tuple(missing))
+    return Built(node, mode.predictor, (*problems, *wrong), tuple(missing))

@@ -126,6 +126,9 @@ MANUAL_AUTHOR = "update"
 
 def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
     """Why the type of its field does not support a view, each with its fix. `name` is the node's name for it."""
+    if any(step.name == "turns" for step in view.steps) and _kind(view.field, schema) != "messages":
+        text = f"{who}: {name!r} reads {view!r}, and only a conversation has turns: give the field the type "
+        return [f"{text}dspyer.Messages, or take a number of entries, .last(n)"]
     if schema.accepts_any_key:
         if not view.needs_parts:
             return []
@@ -144,6 +147,11 @@ def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
     if kind is not None and not issubclass(kind, CONTAINERS):
         return [f"{who}: {name!r} reads {view!r}, but the field holds one {kind.__name__}: read the field itself"]
     return []
+
+
+def _kind(name: str, schema: Schema) -> str:
+    reducer = schema.reducer(name)
+    return "" if reducer is None else reducer.kind
 
 
 def author_problems(view: View, name: str, nodes: Collection[str], who: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from dspy.adapters.types.tool import ToolCallResults
 from pydantic import BaseModel
 
-from dspyer.nodes.conversation import Shown, ShownCall, shown, text_input_of
+from dspyer.nodes.conversation import Shown, shown, text_input_of
 from dspyer.values.freezing import freeze
 
 ADAPTERS = {
