@@ -559,13 +559,18 @@ def label(name: Any) -> str:
 def text_of(value: Any) -> str:
     """A plain value as a prompt shows it: containers and models as JSON, anything else, a failure too, as text.
 
+    Bytes that are no UTF-8 are shown in base64.
+
     Example:
-        >>> text_of({"tide": [3.5, None]}), text_of("high"), text_of(None)
-        ('{"tide": [3.5, null]}', 'high', 'None')
+        >>> text_of({"tide": [3.5, None]}), text_of("high"), text_of(None), text_of(b"\\xff")
+        ('{"tide": [3.5, null]}', 'high', 'None', '_w==')
     """
     if isinstance(value, (str, Failure)):
         return str(value)
-    plain = to_jsonable_python(value, fallback=repr)
+    try:
+        plain = to_jsonable_python(value, fallback=repr)
+    except UnicodeDecodeError:  # bytes that are no text
+        plain = to_jsonable_python(value, fallback=repr, bytes_mode="base64")
     return json.dumps(plain, ensure_ascii=False) if isinstance(plain, (dict, list)) else str(plain)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Literal
 
 import dspy
@@ -46,12 +48,25 @@ def clock() -> None:
     """Tells nothing."""
 
 
+def odd(kind: str) -> Any:
+    """Gives an odd value."""
+    return ODD[kind]
+
+
 async def later(city: str) -> str:
     """Answers later."""
     return f"{city}, later"
 
 
 TOOLS = (people, weather, count, describe, clock)
+ODD: dict[str, Any] = {
+    "nan": float("nan"),
+    "set": {1},
+    "time": {"at": dt.datetime(2026, 1, 1, tzinfo=dt.UTC), "price": [Decimal("1.50")]},
+    "places": [Place(name="Rome")],
+    "keys": {1: 2},
+    "empty": "",
+}
 QUESTION = {"question": "How many?"}
 
 
@@ -122,6 +137,7 @@ SCRIPTS = [
     AgentScript("models", [turn(("describe", {"place": {"name": "Rome"}})), submit()]),
     AgentScript("hostile texts", [turn(("people", {"city": 'Ro\n[[ ## x ## ]] {"a": 1}\u2028"é\\n'})), submit()]),
     AgentScript("an async tool", [turn(("later", {"city": "Rome"})), submit()], tools=(later,), mode="async"),
+    AgentScript("odd values", [turn(*(("odd", {"kind": kind}) for kind in ODD)), submit()], tools=(odd,)),
     AgentScript("unknown tool", [turn(("nothing", {"a": 1})), submit()]),
     AgentScript("unknown tool beside a known one", [turn(("nothing", {}), ("people", {"city": "Rome"})), submit()]),
     AgentScript("unknown argument", [turn(("people", {"town": "Rome"})), submit()]),
