@@ -9,6 +9,7 @@ cancellation in `cancellation_count()`: it must compare the number before and af
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import copy_context
@@ -157,6 +158,60 @@ def _loop_token() -> anyio.lowlevel.EventLoopToken | None:
     except RuntimeError:
         return getattr(_threadlocals, "current_token", None)
     return anyio.lowlevel.current_token()
+
+
+# --- a loop for threads that have none
+
+
+def reachable_loop() -> object | None:
+    """The event loop that runs in this thread, or to which AnyIO lets it pass calls; None for none."""
+    token = _loop_token()
+    return None if token is None else token.native_token
+
+
+def lend_loop() -> bool:
+    """Let code in this thread pass calls to an event loop through `anyio.from_thread`; False if it can already.
+
+    DSPy passes the chunks of a stream in this way. Its callers are told that they need a worker thread of AnyIO, but
+    users call predictors from threads of `dspy.Parallel`, and from async functions without `await`.
+    """
+    if hasattr(_threadlocals, "current_token"):
+        return False
+    _threadlocals.current_token = _lent_loop.token()
+    return True
+
+
+def take_back_loop() -> None:
+    """End what `lend_loop` has begun."""
+    del _threadlocals.current_token
+
+
+class _LentLoop:
+    """An event loop in a daemon thread, one for the process, started when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._token: anyio.lowlevel.EventLoopToken | None = None
+
+    def token(self) -> anyio.lowlevel.EventLoopToken:
+        """What AnyIO needs to know of the loop."""
+        with self._lock:
+            if self._token is None:
+                started = Event()
+                Thread(target=asyncio.run, args=(self._serve(started),), name="dspyer-loop", daemon=True).start()
+                started.wait()
+            assert self._token is not None
+            return self._token
+
+    async def _serve(self, started: Event) -> None:
+        self._token = anyio.lowlevel.current_token()
+        started.set()
+        await asyncio.get_running_loop().create_future()
+
+
+_lent_loop = _LentLoop()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_lent_loop.__init__)  # type: ignore[misc]  # the thread is in the parent only
 
 
 class AsyncCalls:

@@ -430,6 +430,43 @@ class ItemFinished(NamedTuple):
         return event_dict(self)
 
 
+class Token(NamedTuple):
+    """The next piece of the text of a predictor's output field; only in streams that were asked for with `tokens=True`.
+
+    The texts of the tokens of a field, joined, are its value: a text as it is, any other value as JSON or as the LM has
+    written it. If the attempt fails, they count no more; `AttemptFailed` or `NodeFailed` says so. `run.events` has no
+    tokens.
+
+    Attributes:
+        node: name of the node.
+        branch: path of its branch.
+        execution: id of its execution; of an item of a map with the index of the item, as in `"trunk:2[0]"`.
+        visit: as in `Commit`.
+        attempt: the number of the node's attempt, from 1.
+        predictor: name of the predictor, as in `program.named_predictors()`; empty for one that the program does not
+            have. In a graph that is a node, the name is that in the graph.
+        field: the output field of the predictor. Of an agent's final call, `submit`, each argument is a field.
+        text: the piece.
+        done: whether it is the last piece; it may be empty.
+        scope: ids of the executions around the run.
+    """
+
+    node: str
+    branch: BranchPath
+    execution: str
+    visit: int
+    attempt: int
+    predictor: str
+    field: str
+    text: str
+    done: bool
+    scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return event_dict(self)
+
+
 # --- events: live fields
 
 
@@ -548,6 +585,7 @@ Event = (
     | ItemStarted
     | ItemFinished
     | Emitted
+    | Token
     | LiveEvent
     | RunEnded
 )

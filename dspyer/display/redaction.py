@@ -22,7 +22,7 @@ from dspyer.errors import DspyerError, MergeConflictError, brief
 from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.patch import DELETE, Replace, SealedPatch
-from dspyer.policies import Conflict, Pattern, Policies, Policy, raise_
+from dspyer.policies import MANY, ONE, Conflict, Pattern, Policies, Policy, raise_
 from dspyer.reducers import Updates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
@@ -119,6 +119,23 @@ class Redaction:
                 return shown
             shown = shown[key]
         return shown
+
+    def output(self, name: str, fields: frozenset[str] | None, text: str) -> str:
+        """The redacted form of an output of a node that may write some fields, or any for None.
+
+        Code of the node may write the output to another field than that of its name, or as a part of one. So it is
+        hidden if a pattern matches anything in one of these fields.
+        """
+        for first in [pattern.segments[0] for pattern in self.patterns]:
+            if fields is None or first in (name, ONE, MANY) or first in fields:
+                return HIDDEN
+        if self.patterns:
+            return text
+        for field in (name, *sorted(fields or ())):
+            shown = self._decide((field,), text)
+            if shown is not text:
+                return str(shown)
+        return text
 
     def brief(self, path: KeyPath, value: Any) -> str:
         """The redacted form of a value, abbreviated for an error."""

@@ -35,7 +35,8 @@ from dspyer.nodes.module import ModuleNode, module_io
 from dspyer.nodes.node import Built, Call, Node, Reply, StartRule
 from dspyer.nodes.options import NO_POLICY, MapOptions, NodeOptions, NodePolicy
 from dspyer.nodes.outputs import RESULT, mark_of_module
-from dspyer.nodes.steps import Script, arun_script, next_attempt, retried, run_script
+from dspyer.nodes.steps import Script, arun_script, next_attempt, retried, run_script, wrapped
+from dspyer.nodes.streamed import Streamed, token_rules
 from dspyer.nodes.subgraph import SubgraphNode, SubgraphProgram
 from dspyer.nodes.timed import Timed
 from dspyer.persistence.execution_records import MISSING
@@ -117,7 +118,7 @@ class MapNode(Node):
         items = self._items(call)
         fresh = [item for item in items if item.recorded is MISSING]
         tolerance = None if self.failures is None else Tolerance(self, items, fresh)
-        found = iter((yield _Gather([item.script for item in fresh], self.max_concurrency, tolerance), call))
+        found = iter((yield _Gather([_script_of(item) for item in fresh], self.max_concurrency, tolerance), call))
         if tolerance is not None:
             tolerance.raise_if_lost()
         return self._reply([next(found) if item.recorded is MISSING else item.recorded for item in items])
@@ -168,6 +169,11 @@ class MapNode(Node):
                         f"{self.over}[{index}], of which field {self.into!r} would keep one: give each an id of its "
                         "own, or none"
                     )
+
+
+def _script_of(item: _Item) -> Callable[[], Script[object]]:
+    """What makes the script of an item: an execution of its own, with tokens of its own."""
+    return item.script if token_rules(item.call) is None else lambda: wrapped(item.script(), Streamed)
 
 
 class _Gather(NamedTuple):

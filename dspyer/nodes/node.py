@@ -319,6 +319,11 @@ class Node:
         names = self.reads if option == "reads" else self.writes
         return None if names is None else frozenset(names.values())
 
+    @property
+    def may_write(self) -> frozenset[str] | None:
+        """The fields that a call may change; None for any."""
+        return None if self.writes is None else frozenset(self.writes.values())
+
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
         del state

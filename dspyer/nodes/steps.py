@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from dspyer import clock
@@ -122,13 +123,13 @@ class Again(NamedTuple):
             return await self.step.acall(call)
 
 
-def again(script: Script[T], asked: int, lose: Callable[[Steps], None]) -> Script[T]:
-    """The script of another attempt; a script like any other for a driver."""
+def wrapped(script: Script[T], wrap: Callable[[Step], Step]) -> Script[T]:
+    """The same script with something around each of its steps; a script like any other for a driver."""
     try:
         step, call = next(script)
         while True:
             try:
-                reply = yield Again(step, asked, lose), call
+                reply = yield wrap(step), call
             except BaseException as error:  # noqa: BLE001 - as in run_script
                 step, call = script.throw(error)
             else:
@@ -184,7 +185,10 @@ def retried(
 
     while True:
         try:
-            found = yield from (again(attempt(call), asked, lose) if asked or number > 1 else attempt(call))
+            made = attempt(call)
+            if asked or number > 1:
+                made = wrapped(made, partial(Again, asked=asked, lose=lose))
+            found = yield from made
         except Exception as error:
             # No other local may refer to the error: its traceback refers to this frame.
             if needs_new_response(unwrap_stop_iteration(error)):

@@ -103,6 +103,13 @@ class SubgraphNode(Node):
         """Whether it runs a compiled graph: always."""
         return True
 
+    @property
+    def may_write(self) -> frozenset[str] | None:
+        """The fields that a call may change; None for any."""
+        if self.writes is None or self.gives is None:
+            return None
+        return frozenset((*self.writes.values(), *self.gives.values()))
+
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
         return whole_inputs(self.inputs, state)

@@ -37,7 +37,8 @@ from dspyer.nodes.node import Call, Decision, Reply, Send, StartRule
 from dspyer.nodes.options import NO_POLICY, CachePlan, NodePolicy
 from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.router import Router
-from dspyer.nodes.steps import Script, Step, retried, same_call
+from dspyer.nodes.steps import Script, Step, retried, same_call, wrapped
+from dspyer.nodes.streamed import Streamed
 from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import RecordKey
@@ -57,9 +58,8 @@ from dspyer.values.json import decoder
 
 def script(session: Session, execution: Execution) -> Script[Transition]:
     """The script of an execution: of a node, or of the first commit of the run."""
-    if execution.branch.head < 0:
-        return _start_script(session, execution)
-    return _node_script(session, execution)
+    found = _start_script(session, execution) if execution.branch.head < 0 else _node_script(session, execution)
+    return found if session.tokens is None else wrapped(found, Streamed)
 
 
 def _node_script(session: Session, execution: Execution) -> Script[Transition]:

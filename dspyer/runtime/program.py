@@ -30,6 +30,7 @@ from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.node import Call
 from dspyer.nodes.options import NO_POLICY
+from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.replay import replay
@@ -146,6 +147,7 @@ class CompiledGraph(dspy.Module):
         answers: Answers = None,
         live: bool = True,
         budget: Budget | None = None,
+        tokens: bool = False,
     ) -> Events:
         """Runs the graph and returns its events as they happen.
 
@@ -158,6 +160,8 @@ class CompiledGraph(dspy.Module):
             answers: as in `run`.
             live: as in `run`.
             budget: as in `run`.
+            tokens: whether the LMs are asked to stream, and the events have a `Token` for each piece of the output
+                fields of the predictors. A field that `redact` may change arrives as one token.
 
         Returns:
             An iterator of events, whose `run` is the run after the last event. A question ends the events.
@@ -173,8 +177,20 @@ class CompiledGraph(dspy.Module):
             ...     names = [type(event).__name__ for event in stream]
             >>> names[0], names[-1], stream.run.state["loud"]
             ('RunStarted', 'RunEnded', 'HEY')
+
+            With the tokens of the LMs:
+
+            >>> import dspy
+            >>> from dspyer.events import Token
+            >>> from dspyer.testing import ScriptedLM
+            >>> graph = Graph().add_node("answer", dspy.Predict("question -> answer")).add_path(START, "answer", END)
+            >>> with dspy.context(lm=ScriptedLM([{"answer": "in the north"}])):
+            ...     stream = graph.compile().stream({"question": "Where?"}, tokens=True)
+            ...     texts = [event.text for event in stream if isinstance(event, Token)]
+            >>> texts, "".join(texts) == stream.run.state["answer"]
+            (['in', ' the', ' north', ''], True)
         """
-        request = _request(resources, answers, live, budget)
+        request = _request(resources, answers, live, budget, tokens)
         return Events(lambda observe: self._run(inputs, request, observe), request)
 
     def astream(
@@ -185,6 +201,7 @@ class CompiledGraph(dspy.Module):
         answers: Answers = None,
         live: bool = True,
         budget: Budget | None = None,
+        tokens: bool = False,
     ) -> AsyncEvents:
         """Runs the graph in async code and returns its events as they happen; otherwise like `stream`.
 
@@ -197,7 +214,7 @@ class CompiledGraph(dspy.Module):
             >>> asyncio.run(main(graph.add_path(START, "shout", END).compile()))[-1]
             'RunEnded'
         """
-        request = _request(resources, answers, live, budget)
+        request = _request(resources, answers, live, budget, tokens)
         return AsyncEvents(lambda observe: self._arun(inputs, request, observe), request)
 
     def with_resources(self, resources: Mapping[type, object] | Sequence[object]) -> CompiledGraph:
@@ -545,10 +562,15 @@ def _settings_inside(session: Session) -> dict[str, Any]:
 
 
 def _request(
-    resources: Mapping[type, object] | Sequence[object] | None, answers: Answers, live: bool, budget: Budget | None
+    resources: Mapping[type, object] | Sequence[object] | None,
+    answers: Answers,
+    live: bool,
+    budget: Budget | None,
+    tokens: bool = False,
 ) -> Request:
     """The request of a call that users make."""
-    return Request(resources_of(resources), answer=answer_source(answers), live=live, budget=Budget.of(budget))
+    answer, rules = answer_source(answers), TokenRules() if tokens else None
+    return Request(resources_of(resources), answer=answer, live=live, budget=Budget.of(budget), tokens=rules)
 
 
 # --- a program as a node of another one
@@ -577,6 +599,7 @@ def _request_inside(call: Call) -> Request:
         journal=around.journal,
         limit=attempt.limit or around.limit,
         spending=around.spending,
+        tokens=None if around.tokens is None else around.tokens.inside(attempt.node),
     )
 
 

@@ -12,6 +12,7 @@ import dspy
 from dspyer.budget import Budget, Spending
 from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.events import Event
+from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
 from dspyer.persistence.journal import Journal
@@ -149,6 +150,7 @@ class Request:
         budget: what the run may spend; None for the budget of `compile`.
         spending: of a program inside a node, what the run around it has spent of its budget; None for no budget.
         limit: the time that the node has in which the program is called; None for no limit.
+        tokens: whose tokens are published; None for none.
         outcome: what the runs of the request leave behind. Copies of a request share it.
     """
 
@@ -170,6 +172,7 @@ class Request:
     budget: Budget | None = None
     spending: Spending | None = None
     limit: TimeLimit | None = None
+    tokens: TokenRules | None = None
     outcome: Outcome = field(default_factory=Outcome)
 
     def with_spending(self, of_graph: Budget | None) -> Request:

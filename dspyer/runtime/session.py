@@ -47,6 +47,7 @@ from dspyer.events import (
     Question,
     RunEnded,
     RunStarted,
+    Token,
     TraceStep,
 )
 from dspyer.failure import Failure
@@ -131,6 +132,7 @@ class Session(NotLive):
         live: whether nodes that run at once read each other's posts to live fields.
         stop_signal: says whether the run is to stop, and why.
         limit: the time that the node has in which the run is; None for no limit.
+        tokens: how the tokens of its predictors are published; None for not at all.
         spending: what the run, with the runs around and inside of it, has spent of its budget; None for no budget.
     """
 
@@ -160,6 +162,7 @@ class Session(NotLive):
         self.stop_signal = request.stop_signal
         self.limit = request.limit
         self.spending = request.spending
+        self.tokens = None if request.tokens is None else request.tokens.within(program, graph.redaction, graph.nodes)
         self.run_id = run_start.run_id
         self.root = request.root or run_start.run_id
         self.label = "/".join(run_start.label)
@@ -397,7 +400,7 @@ class Session(NotLive):
             event = event._replace(scope=self.scope)
         if self.redactor is not None:
             event = self.redactor.event(event)
-        if self.keeps_events:
+        if self.keeps_events and type(event) is not Token:
             self.events.append(event)
         if type(event) is ConflictFound and event.scope == self.scope:
             log_conflict(event.conflict)

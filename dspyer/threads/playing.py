@@ -14,6 +14,7 @@ from dspyer.blocking import cancellation_count, run_in_thread
 from dspyer.budget import Budget
 from dspyer.errors import ThreadError
 from dspyer.nodes.binding import resources_of
+from dspyer.nodes.streamed import TokenRules
 from dspyer.persistence.journal import STOPPING
 from dspyer.persistence.rows import end_row
 from dspyer.runtime.request import Observe, Request, ignore
@@ -28,9 +29,10 @@ from dspyer.threads.thread_program import AnswersByKey, Resources, ThreadProgram
 from dspyer.threads.time_travel import ThreadReader
 
 
-def new_request(resources: Resources, live: bool, budget: Budget | None) -> Request:
+def new_request(resources: Resources, live: bool, budget: Budget | None, tokens: bool = False) -> Request:
     """The request of a run that a user starts."""
-    return Request(resources_of(resources), live=live, budget=Budget.of(budget))
+    rules = TokenRules() if tokens else None
+    return Request(resources_of(resources), live=live, budget=Budget.of(budget), tokens=rules)
 
 
 class RunPlayer:

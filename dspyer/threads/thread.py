@@ -118,9 +118,8 @@ class Thread:
             'Hello Ada'
         """
         request = new_request(resources, live, budget)
-        return self._player.play(
-            inputs, self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
-        )
+        lock = self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
+        return self._player.play(inputs, lock)
 
     async def arun(
         self,
@@ -159,11 +158,13 @@ class Thread:
         take_over: bool = False,
         live: bool = True,
         budget: Budget | None = None,
+        tokens: bool = False,
     ) -> Events:
         """Starts a run like `run` and yields its events as they happen.
 
         The run begins with the first event that is asked for. Closing the stream early stops it: nothing new starts,
-        what runs is finished and committed, and `resume` or `stream_resume` continues from there.
+        what runs is finished and committed, and `resume` or `stream_resume` continues from there. `tokens` adds the
+        tokens of the LMs to the events, as in `program.stream`.
 
         Returns:
             An iterator of events; its `run` is there after the last one. A question ends the events.
@@ -179,7 +180,7 @@ class Thread:
             >>> [type(event).__name__ for event in t.stream({"name": "Ada"})]
             ['RunStarted', 'Committed', 'NodeStarted', 'Committed', 'RunEnded']
         """
-        request = new_request(resources, live, budget)
+        request = new_request(resources, live, budget, tokens)
         lock = self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
         return Events(lambda observe: self._player.play(inputs, lock, observe), request)
 
@@ -194,6 +195,7 @@ class Thread:
         take_over: bool = False,
         live: bool = True,
         budget: Budget | None = None,
+        tokens: bool = False,
     ) -> AsyncEvents:
         """Starts a run in async code and yields its events; arguments, result and errors are those of `stream`.
 
@@ -207,7 +209,7 @@ class Thread:
             >>> asyncio.run(names())[-1]
             'RunEnded'
         """
-        request = new_request(resources, live, budget)
+        request = new_request(resources, live, budget, tokens)
         lock = self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
         return AsyncEvents(lambda observe: self._player.aplay(inputs, lock, observe), request)
 
@@ -253,9 +255,8 @@ class Thread:
             ('interrupted', True)
         """
         request = new_request(resources, True, budget)
-        return self._player.play(
-            {}, self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
-        )
+        lock = self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
+        return self._player.play({}, lock)
 
     async def aresume(
         self,
@@ -290,8 +291,9 @@ class Thread:
         take_over: bool = False,
         max_resumes: int = 10,
         allow_changed_graph: AllowChanged = False,
+        tokens: bool = False,
     ) -> Events:
-        """Continues the last run like `resume` and yields the events of what happens now, as they happen.
+        """Continues the last run like `resume` and yields the events of what happens now; `tokens` as in `stream`.
 
         Raises:
             ConcurrentRunError: with the first event, as all that `resume` raises.
@@ -304,7 +306,7 @@ class Thread:
             >>> t.run({}).status, [type(event).__name__ for event in t.stream_resume({"ok": True})][-1]
             ('interrupted', 'RunEnded')
         """
-        request = new_request(resources, True, budget)
+        request = new_request(resources, True, budget, tokens)
         lock = self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
         return Events(lambda observe: self._player.play({}, lock, observe), request)
 
@@ -317,6 +319,7 @@ class Thread:
         take_over: bool = False,
         max_resumes: int = 10,
         allow_changed_graph: AllowChanged = False,
+        tokens: bool = False,
     ) -> AsyncEvents:
         """Continues the last run in async code and yields its events; otherwise like `stream_resume`.
 
@@ -330,7 +333,7 @@ class Thread:
             >>> t.run({}).status, asyncio.run(names())[-1]
             ('interrupted', 'RunEnded')
         """
-        request = new_request(resources, True, budget)
+        request = new_request(resources, True, budget, tokens)
         lock = self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
         return AsyncEvents(lambda observe: self._player.aplay({}, lock, observe), request)
 
@@ -429,8 +432,7 @@ class Thread:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("tag", lambda state: {"tags": [state["word"]]}).add_path(START, "tag", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> for word in ("bee", "fly"):
-            ...     _ = t.run({"word": word})
+            >>> _ = t.run({"word": "bee"}), t.run({"word": "fly"})
             >>> [(commit.version, commit.id, commit.node) for commit in t.history()][1:3]
             [(1, 't-42.1/trunk:1', 'tag'), (2, 't-42.2/trunk:0', 'START')]
             >>> [commit.version for commit in t.history(count=2, newest=True)]
@@ -683,8 +685,7 @@ class Thread:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
             >>> t = graph.compile(store=":memory:").thread("t-42")
-            >>> _ = t.run({"n": 1})
-            >>> other = t.copy(to="try-1", patch={"note": "checked"})
+            >>> _, other = t.run({"n": 1}), t.copy(to="try-1", patch={"note": "checked"})
             >>> t.merge(other).node, t.state["note"], t.merge(other)
             ('join:try-1', 'checked', None)
         """
@@ -790,9 +791,8 @@ class Thread:
             >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
             >>> program, file = graph.compile(store=":memory:"), os.path.join(tempfile.mkdtemp(), "t-42.jsonl")
             >>> _ = program.thread("t-42").run({"n": 1}), program.thread("t-42").export(file)
-            >>> program.thread("t-43").load(file)
-            >>> program.thread("t-43").state["n"]
-            2
+            >>> program.thread("t-43").load(file), program.thread("t-43").state["n"]
+            (None, 2)
         """
         load(self._reader.store, self.name, path)
 

@@ -1,0 +1,193 @@
+"""Tokens: what the predictors of one node call stream, by predictor and output field.
+
+DSPy asks an LM to stream if the setting `send_stream` is there, and sends it every chunk. `TokenCallback` is one of
+DSPy's callbacks: it sees each call of a predictor begin and end, in whatever module, thread or task it is made, and
+puts a `PredictorCall` in place of `send_stream` for just this call. So no two calls share a parser, and the chunks of a
+call need no id. A stream that is there already (`dspy.streamify`) gets the same chunks as without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import dspy
+from dspy.utils.callback import BaseCallback
+
+from dspyer.blocking import lend_loop, reachable_loop, take_back_loop
+from dspyer.dspy_module.field_texts import SUBMIT, ResponseReader, SubmitText, reader_for, text_of_value
+
+ShowToken = Callable[[dspy.Predict, str, str, bool], None]
+"""Called with a predictor, a field, the next piece of its text, and whether that is the last one."""
+
+Hide = Callable[[str, str], str]
+"""Takes a field and the text of its whole value; returns what to show of it."""
+
+
+class TokenCallback(BaseCallback):
+    """Streams the tokens of the predictors that are called in one attempt of a node.
+
+    Args:
+        show: gets the tokens.
+        hide: None to show text as it arrives; else each field is shown whole when it is complete, as this returns it.
+    """
+
+    def __init__(self, show: ShowToken, hide: Hide | None) -> None:
+        self._show = show
+        self._hide = hide
+        self._calls: dict[str, tuple[PredictorCall, AbstractContextManager[None], bool]] = {}  # by the id of DSPy
+
+    def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Begins to listen to a predictor."""
+        if not isinstance(instance, dspy.Predict):
+            return
+        call = PredictorCall(instance, inputs.get("kwargs", {}), self._show, self._hide)
+        context = dspy.context(send_stream=call, stream_listeners=[])  # with listeners, DSPy streams theirs alone
+        context.__enter__()
+        self._calls[call_id] = (call, context, lend_loop())
+
+    def on_adapter_format_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Notes which adapter will parse the response: `dspy.ChatAdapter` falls back to `dspy.JSONAdapter`."""
+        del call_id
+        call = dspy.settings.send_stream
+        if isinstance(call, PredictorCall):
+            call.read_as(instance, inputs["signature"])
+
+    def on_module_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+        """Shows the rest of each field; all of it if the response came from a cache or the LM does not stream."""
+        call, context, lent = self._calls.pop(call_id, (None, None, False))
+        if call is None or context is None:
+            return
+        if lent:
+            take_back_loop()
+        context.__exit__(None, None, None)
+        if exception is None and isinstance(outputs, dspy.Prediction):
+            call.end(outputs)
+
+
+class PredictorCall:
+    """One call of a predictor, and the `send_stream` of its LM calls."""
+
+    def __init__(self, predictor: dspy.Predict, inputs: Mapping[str, Any], show: ShowToken, hide: Hide | None) -> None:
+        self._predictor = predictor
+        self._show_token = show
+        self._hide = hide
+        self._outputs = predictor.signature.output_fields
+        self._shown: dict[str, list[str]] = {}
+        self._done: set[str] = set()
+        self._reader: ResponseReader | None = None
+        self._native: dict[str, Any] = {}  # fields that the adapter leaves to the LM, by name, with their types
+        calls = [name for name, field in self._outputs.items() if field.annotation is dspy.ToolCalls]
+        self._calls_field, self._final = _submit_of(calls, inputs)
+        self._submit = SubmitText(self._final, self._show)
+        settings = dspy.settings
+        listeners = settings.stream_listeners or ()
+        wanted = not listeners or any(one.predict == predictor for one in listeners)
+        around = settings.send_stream if wanted else None
+        # Of a predictor that another one calls, the chunks are not a part of the other one's response.
+        self._around: Any = around._around if isinstance(around, PredictorCall) else around
+        self._loop = reachable_loop()
+
+    async def send(self, chunk: Any) -> None:
+        """Gets a chunk from DSPy."""
+        # A stream around the program belongs to the loop from which the program was called.
+        if self._around is not None and asyncio.get_running_loop() is self._loop:
+            await self._around.send(chunk)
+        if self._hide is None:
+            self._receive(chunk)
+
+    def read_as(self, adapter: dspy.Adapter, signature: Any) -> None:
+        """The next response is for this adapter, with the fields of this signature in its text."""
+        fields = [name for name in signature.output_fields if name in self._outputs]
+        self._reader = reader_for(adapter, fields, self._show_field, self._take_calls)
+        left = {name: field.annotation for name, field in self._outputs.items() if name not in signature.output_fields}
+        self._native = {name: kind for name, kind in left.items() if name == self._calls_field or _streams(kind)}
+
+    def _receive(self, chunk: Any) -> None:
+        choices = getattr(chunk, "choices", None)
+        if not choices or choices[0].index:  # of several responses the first counts
+            return
+        delta = choices[0].delta
+        text = getattr(delta, "content", None)
+        if text and self._reader is not None:
+            self._reader.feed(text)
+        for name, kind in self._native.items():
+            if name == self._calls_field:
+                self._read_native_calls(getattr(delta, "tool_calls", None) or ())
+            elif isinstance(part := kind.parse_stream_chunk(chunk), str):
+                self._show(name, part, False)
+
+    def _read_native_calls(self, calls: Any) -> None:
+        for call in calls:
+            function = call["function"] if isinstance(call, Mapping) else call.function
+            index = call["index"] if isinstance(call, Mapping) else call.index
+            self._submit.add_native(index, _get(function, "name"), _get(function, "arguments"))
+
+    def _show_field(self, field: str, text: str, done: bool) -> None:
+        """Shows a piece of a field's text; that of the tool calls of an agent is read for the arguments of `submit`."""
+        if field != self._calls_field:
+            self._show(field, text, done)
+        elif text:
+            self._submit.add_text(text)
+
+    def _take_calls(self, field: str, value: Any) -> bool:
+        """Takes the tool calls of an agent out of a parsed response."""
+        if field != self._calls_field:
+            return False
+        self._submit.update(value)
+        return True
+
+    def _show(self, field: str, text: str, done: bool) -> None:
+        if field in self._done or not (text or done):
+            return
+        self._shown.setdefault(field, []).append(text)
+        if done:
+            self._done.add(field)
+        self._show_token(self._predictor, field, text, done)
+
+    def end(self, prediction: dspy.Prediction) -> None:
+        """Shows what is left of each field."""
+        if self._reader is not None and self._hide is None:
+            self._reader.end()
+        values = {name: value for name, value in prediction.items() if name in self._outputs}
+        if self._calls_field in values:
+            values.update(_final_values(values.pop(self._calls_field), self._final))
+        for field, value in values.items():
+            if field in self._done:
+                continue
+            whole, shown = text_of_value(value), "".join(self._shown.get(field, ()))
+            if self._hide is not None:
+                whole = self._hide(field, whole)
+            # A value that is no text is shown as the LM has written it, in whatever form.
+            is_text = not shown or isinstance(value, (str, dspy.Reasoning))
+            self._show(field, whole[len(shown) :] if is_text and whole.startswith(shown) else "", True)
+
+
+def _streams(kind: Any) -> bool:
+    """Whether chunks have parts of a value of this type, beside the text of the response."""
+    own: Any = kind if isinstance(kind, type) and issubclass(kind, dspy.Type) else None
+    return own is not None and bool(own.is_streamable())
+
+
+def _submit_of(calls: list[str], inputs: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """The output with the tool calls of an agent, and the arguments of its tool `submit`; ("", ()) for no agent."""
+    for value in inputs.values() if calls else ():
+        for tool in value if isinstance(value, (list, tuple)) else ():
+            if isinstance(tool, dspy.Tool) and tool.name == SUBMIT:
+                return calls[0], tuple(tool.args or ())
+    return "", ()
+
+
+def _final_values(calls: Any, fields: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments of the first call of `submit`; none if there is no such call."""
+    for call in getattr(calls, "tool_calls", None) or ():
+        if call.name == SUBMIT:
+            return {name: value for name, value in (call.args or {}).items() if name in fields}
+    return {}
+
+
+def _get(value: Any, name: str) -> str:
+    found = value.get(name) if isinstance(value, Mapping) else getattr(value, name, None)
+    return found or ""

@@ -1,0 +1,447 @@
+"""`tokens=True`: the tokens of a run over a real HTTP server, each with its node, execution, attempt and field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, Graph, Retry
+from dspyer.errors import NodeTimeoutError
+from dspyer.events import AttemptFailed, Committed, NodeFailed, Token
+from dspyer.testing import no_pauses
+from tests.http_faults import Cut, ErrorEvent, Hold, Text
+from tests.openai_server import Messages, OpenAIServer, prompt_of
+
+Key = tuple[tuple[str, ...], str, int, str, str]
+
+
+def tokens_of(events: list[Any]) -> list[Token]:
+    return [event for event in events if isinstance(event, Token)]
+
+
+def texts(events: list[Any]) -> dict[Key, str]:
+    """The text of each field, joined; asserts that its last token, and no other one, says so."""
+    found: dict[Key, str] = {}
+    done: set[Key] = set()
+    for one in tokens_of(events):
+        key = (one.scope, one.execution, one.attempt, one.predictor, one.field)
+        assert key not in done, f"a token after the last one: {one}"
+        found[key] = found.get(key, "") + one.text
+        done |= {key} if one.done else set()
+    assert done == set(found)
+    return found
+
+
+def by_field(events: list[Any]) -> dict[str, str]:
+    return {key[-1]: text for key, text in texts(events).items()}
+
+
+def streamed(program: Any, inputs: dict[str, Any], how: str, **options: Any) -> tuple[list[Any], Any]:
+    """The events of a run, and the run; `how` is sync, async or a thread (`thread`, `athread`)."""
+    target = program.thread("t-1") if "thread" in how else program
+
+    async def collect() -> tuple[list[Any], Any]:
+        stream = target.astream(inputs, tokens=True, **options)
+        return [event async for event in stream], stream.run
+
+    if how.startswith("a"):
+        return asyncio.run(collect())
+    stream = target.stream(inputs, tokens=True, **options)
+    return list(stream), stream.run
+
+
+ways = pytest.mark.parametrize("how", ["sync", "async", "thread", "athread"])
+modes = pytest.mark.parametrize("how", ["sync", "async"])
+ADAPTERS: dict[str, Callable[[], dspy.Adapter]] = {
+    "chat": dspy.ChatAdapter,
+    "json": dspy.JSONAdapter,
+    "xml": dspy.XMLAdapter,
+}
+
+
+def write_as(adapter: str, values: dict[str, Any]) -> str:
+    if adapter == "json":
+        return json.dumps(values)
+    if adapter == "xml":
+        return "\n".join(f"<{name}>\n{value}\n</{name}>" for name, value in values.items())
+    return "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in values.items()) + "[[ ## completed ## ]]"
+
+
+@dataclass
+class Answers:
+    """Answers every output field that a prompt asks for, with what was asked; counts the requests by field."""
+
+    adapter: str = "chat"
+    said: list[str] = field(default_factory=list)
+
+    def __call__(self, messages: Messages) -> str:
+        prompt = prompt_of(messages)
+        asked = " ".join(str(value) for value in prompt.inputs.values())
+        values = {name: f"the {name} of: {asked} [[1]] is {len(asked)}.\n\nAnd so on" for name in prompt.asks}
+        self.said += list(values)
+        return write_as(self.adapter, values)
+
+
+@pytest.fixture
+def server() -> Iterator[OpenAIServer]:
+    with OpenAIServer(Answers()) as running, dspy.context(lm=running.lm()):
+        yield running
+
+
+def fan(over: str = "question") -> Graph:
+    graph = Graph(name="Fan", inputs=[over])
+    for name in ("one", "two", "three"):
+        predictor = dspy.ChainOfThought(f"{over} -> {name}") if name == "two" else dspy.Predict(f"{over} -> {name}")
+        graph.add_node(name, predictor).add_edge(START, name).add_edge(name, END)
+    return graph
+
+
+# --- what is streamed is what is committed
+
+
+@ways
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_tokens_of_parallel_branches_are_the_committed_values(how: str, adapter: str) -> None:
+    with OpenAIServer(Answers(adapter)) as server, dspy.context(lm=server.lm(), adapter=ADAPTERS[adapter]()):
+        events, run = streamed(fan().compile(store=":memory:"), {"question": "Where?"}, how)
+
+    assert run.status == "completed", run.error
+    found = by_field(events)
+    assert {name: found[name] for name in ("one", "two", "three")} == {
+        name: run.state[name] for name in ("one", "two", "three")
+    }
+    assert found["reasoning"].startswith("the reasoning of")
+    assert len(server.requests) == 3
+    assert all(request["stream"] for request in server.requests)
+    places = {(one.node, one.branch, one.predictor, one.field) for one in tokens_of(events)}
+    assert places == {
+        ("one", (0,), "one", "one"),
+        ("two", (1,), "two.predict", "two"),
+        ("two", (1,), "two.predict", "reasoning"),
+        ("three", (2,), "three", "three"),
+    }
+    assert min(len([one for one in tokens_of(events) if one.node == node]) for node in ("one", "two", "three")) > 5
+    ids = {event.commit.node: event.commit.id for event in events if isinstance(event, Committed)}
+    assert all(one.execution == ids[one.node] and one.visit == one.attempt == 1 for one in tokens_of(events))
+
+
+@modes
+def test_branches_with_equal_signatures_stay_apart(how: str, server: OpenAIServer) -> None:
+    graph = Graph(name="Twins", inputs=["question"])
+    for name in ("left", "right"):
+        graph.add_node(name, dspy.Predict("question -> answer"), writes={"answer": name})
+        graph.add_edge(START, name).add_edge(name, END)
+    events, run = streamed(graph.compile(), {"question": "Who?"}, how)
+    joined = {one.node: "" for one in tokens_of(events)}
+    for one in tokens_of(events):
+        joined[one.node] += one.text
+    assert joined == {"left": run.state["left"], "right": run.state["right"]}
+
+
+@ways
+def test_every_visit_of_a_loop_has_tokens_of_its_own(how: str, server: OpenAIServer) -> None:
+    graph = Graph(name="Loop", inputs=["draft"])
+    graph.add_node("write", dspy.Predict("draft -> better"), writes={"better": "draft"})
+    graph.add_node("count", lambda rounds=0: {"rounds": rounds + 1}, writes=["rounds"])
+    graph.add_path(START, "write", "count")
+    graph.add_conditional_edges("count", lambda rounds: END if rounds == 3 else "write", ["write", END])
+    events, run = streamed(graph.compile(store=":memory:"), {"draft": "x"}, how)
+
+    drafts = {event.commit.id: event.commit for event in events if isinstance(event, Committed)}
+    assert {key[1]: text for key, text in texts(events).items()} == {
+        name: commit.patch["draft"] for name, commit in drafts.items() if commit.node == "write"
+    }
+    assert sorted({one.visit for one in tokens_of(events)}) == [1, 2, 3]
+    assert run.state["rounds"] == 3
+
+
+@ways
+def test_tokens_inside_a_graph_have_its_scope(how: str, server: OpenAIServer) -> None:
+    inner = fan("topic").compile()
+    graph = Graph(name="Outer", inputs=["question"]).add_node("topic", dspy.Predict("question -> topic"))
+    graph.add_node("inner", inner).add_path(START, "topic", "inner", END)
+    events, run = streamed(graph.compile(store=":memory:"), {"question": "What?"}, how)
+
+    found = texts(events)
+    (inner_id,) = [commit.id for commit in run.commits if commit.node == "inner"]
+    assert {(key[0], key[3]) for key in found} == {
+        ((), "topic"),
+        ((inner_id,), "one"),
+        ((inner_id,), "two.predict"),
+        ((inner_id,), "three"),
+    }
+    joined = by_field(events)
+    assert all(joined[name] == run.state[name] for name in ("topic", "one", "two", "three"))
+
+
+class Corpus(BaseModel):
+    docs: list[str]
+    notes: list[str] = []
+
+
+@ways
+def test_each_item_of_a_map_is_an_execution_of_its_own(how: str, server: OpenAIServer) -> None:
+    graph = Graph(Corpus, name="Read")
+    graph.add_map("read", dspy.Predict("doc -> note"), over="docs", item="doc", into="notes", retry=2)
+    events, run = streamed(graph.add_path(START, "read", END).compile(store=":memory:"), {"docs": list("abcde")}, how)
+    by_execution = {key[1]: text for key, text in texts(events).items()}
+    (execution,) = [commit.id for commit in run.commits if commit.node == "read"]
+    assert by_execution == {f"{execution}[{index}]": note for index, note in enumerate(run.state["notes"])}
+    assert {one.node for one in tokens_of(events)} == {"read"}
+
+
+@modes
+def test_values_that_are_no_texts_can_be_read_from_their_tokens(how: str) -> None:
+    values = {"tags": '["a", "b\\"c"]', "count": "12", "title": "A title"}
+    with OpenAIServer(lambda messages: write_as("chat", values)) as server, dspy.context(lm=server.lm()):
+        graph = Graph(inputs=["text"]).add_node("tag", dspy.Predict("text -> tags: list[str], count: int, title"))
+        events, run = streamed(graph.add_path(START, "tag", END).compile(), {"text": "x"}, how)
+    assert by_field(events) == values
+    assert run.state["tags"] == ["a", 'b"c']
+
+
+@modes
+def test_modules_that_functions_call_stream(how: str, server: OpenAIServer) -> None:
+    """A bound module has its name; one that a function makes for itself has none."""
+
+    def ask(question: str, helper: dspy.Module) -> dict[str, str]:
+        own = dspy.Predict("question -> own")
+        return {"helped": helper(question=question).helped, "own": own(question=question).own}
+
+    graph = Graph(inputs=["question"])
+    graph.add_node("ask", ask, modules={"helper": dspy.Predict("question -> helped")}, writes=["helped", "own"])
+    events, run = streamed(graph.add_path(START, "ask", END).compile(), {"question": "x"}, how)
+    found = {key[3:]: text for key, text in texts(events).items()}
+    assert found == {("ask.helper", "helped"): run.state["helped"], ("", "own"): run.state["own"]}
+
+
+# --- calls from threads and loops that DSPy does not stream from by itself
+
+
+def test_an_async_node_that_calls_a_predictor_without_await(server: OpenAIServer) -> None:
+    async def ask(question: str, helper: dspy.Module) -> dict[str, str]:
+        return {"answer": helper(question=question).answer}
+
+    graph = Graph(inputs=["question"])
+    graph.add_node("ask", ask, modules={"helper": dspy.Predict("question -> answer")}, writes=["answer"])
+    program = graph.add_path(START, "ask", END).compile()
+    for how in ("sync", "async"):
+        events, run = streamed(program, {"question": "x"}, how)
+        assert run.status == "completed", run.error
+        assert by_field(events) == {"answer": run.state["answer"]}
+
+
+@modes
+def test_predictors_in_threads_of_dspy_parallel(how: str, server: OpenAIServer) -> None:
+    def ask(question: str, helper: dspy.Module) -> dict[str, list[str]]:
+        calls = [(helper, {"question": f"{question}{number}"}) for number in range(3)]
+        found = dspy.Parallel(num_threads=3, disable_progress_bar=True)(calls)
+        return {"answers": [one.answer for one in found]}
+
+    graph = Graph(inputs=["question"])
+    graph.add_node("ask", ask, modules={"helper": dspy.Predict("question -> answer")}, writes=["answers"])
+    events, run = streamed(graph.add_path(START, "ask", END).compile(), {"question": "x"}, how)
+    assert run.status == "completed", run.error
+    assert len([one for one in tokens_of(events) if one.done]) == len(run.state["answers"]) == 3
+
+
+@modes
+def test_a_node_with_a_timeout_streams_and_is_silent_once_it_is_over(how: str) -> None:
+    faults = [Hold(after=3), None]
+    with OpenAIServer(Answers(), faults=faults) as server, dspy.context(lm=server.lm()):
+        graph = Graph(inputs=["question"])
+        retry = Retry(2, on=NodeTimeoutError)
+        graph.add_node("ask", dspy.Predict("question -> answer"), timeout=0.3, retry=retry)
+        with no_pauses():
+            events, run = streamed(graph.add_path(START, "ask", END).compile(), {"question": "x"}, how)
+        server.release()
+    assert run.status == "completed", run.error
+    (failed,) = [index for index, event in enumerate(events) if isinstance(event, AttemptFailed)]
+    assert {one.attempt for one in tokens_of(events[:failed])} <= {1}
+    assert {one.attempt for one in tokens_of(events[failed:])} == {2}
+    assert by_field(events[failed:]) == {"answer": run.state["answer"]}
+
+
+# --- responses that are not streamed
+
+
+@modes
+def test_a_cached_response_is_one_token(how: str, server: OpenAIServer, tmp_path: Any) -> None:
+    graph = Graph(inputs=["question"]).add_node("ask", dspy.Predict("question -> answer, other"))
+    program = graph.add_path(START, "ask", END).compile()
+    with dspy.context(lm=server.lm(cache=True)):
+        question = {"question": f"cached? {tmp_path} {how}"}
+        first, _ = streamed(program, question, how)
+        second, run = streamed(program, question, how)
+    assert len(server.requests) == 1
+    assert len(tokens_of(first)) > 4
+    assert [(one.field, one.text, one.done) for one in tokens_of(second)] == [
+        ("answer", run.state["answer"], True),
+        ("other", run.state["other"], True),
+    ]
+
+
+class OwnFormat(dspy.ChatAdapter):
+    """An adapter that parses in a way of its own."""
+
+    def parse(self, signature: Any, completion: str) -> dict[str, Any]:
+        return {name: value.upper() for name, value in super().parse(signature, completion).items()}
+
+
+@modes
+def test_an_adapter_that_parses_in_its_own_way_gives_whole_values(how: str, server: OpenAIServer) -> None:
+    graph = Graph(inputs=["question"]).add_node("ask", dspy.Predict("question -> answer"))
+    with dspy.context(adapter=OwnFormat()):
+        events, run = streamed(graph.add_path(START, "ask", END).compile(), {"question": "x"}, how)
+    assert [(one.text, one.done) for one in tokens_of(events)] == [(run.state["answer"], True)]
+
+
+# --- failures
+
+
+@ways
+@pytest.mark.parametrize("fault", [Cut(after=8), ErrorEvent(after=8), Text("[[ ## answer ## ]]\nhalf")], ids=repr)
+def test_tokens_of_a_failed_attempt_are_followed_by_its_failure(how: str, fault: Any) -> None:
+    with OpenAIServer(Answers(), faults=[fault, None]) as server, dspy.context(lm=server.lm()), no_pauses():
+        graph = Graph(inputs=["question"]).add_node("ask", dspy.Predict("question -> answer, rest"), retry=2)
+        events, run = streamed(
+            graph.add_path(START, "ask", END).compile(store=":memory:"), {"question": "Where is it?"}, how
+        )
+        assert len(server.requests) == 2
+    assert run.status == "completed", run.error
+    (failed,) = [index for index, event in enumerate(events) if isinstance(event, AttemptFailed)]
+    before, after = tokens_of(events[:failed]), tokens_of(events[failed:])
+    assert before
+    assert {one.attempt for one in before} == {1}
+    assert {one.attempt for one in after} == {2}
+    assert by_field(events[failed:]) == {name: run.state[name] for name in ("answer", "rest")}
+    if not isinstance(fault, Text):  # `rest` is missing in that response
+        assert not any(one.done and one.field == "rest" for one in before)
+
+
+@modes
+def test_without_a_retry_the_failure_follows_the_tokens(how: str) -> None:
+    events: list[Any] = []
+
+    def read_all(program: Any) -> None:
+        for event in program.stream({"question": "x"}, tokens=True):
+            events.append(event)  # noqa: PERF402 - the stream ends with an exception
+
+    async def aread_all(program: Any) -> None:
+        async for event in program.astream({"question": "x"}, tokens=True):
+            events.append(event)  # noqa: PERF401 - as above
+
+    with OpenAIServer(Answers(), faults=[Cut(after=8)]) as server, dspy.context(lm=server.lm()):
+        graph = Graph(inputs=["question"]).add_node("ask", dspy.Predict("question -> answer"))
+        program = graph.add_path(START, "ask", END).compile()
+        with pytest.raises(dspy.utils.exceptions.LMError):
+            read_all(program) if how == "sync" else asyncio.run(aread_all(program))
+    kinds = [type(event) for event in events]
+    last = max(index for index, kind in enumerate(kinds) if kind is Token)
+    assert kinds.index(NodeFailed) > last
+    assert not any(one.done for one in tokens_of(events))
+
+
+def test_an_output_that_a_check_rejects_keeps_its_tokens(server: OpenAIServer) -> None:
+    graph = Graph(inputs=["question"]).add_node("ask", dspy.Predict("question -> answer"))
+    problems = iter([["too long"], []])
+    graph.add_check("short", lambda answer: next(problems), of="ask", max_fixes=1)
+    events, run = streamed(graph.add_path(START, "ask", END).compile(), {"question": "x"}, "sync")
+    assert run.status == "completed", run.error
+    assert [key[3] for key in texts(events)] == ["ask", "ask_fix"]
+    assert not [event for event in events if isinstance(event, AttemptFailed | NodeFailed)]
+
+
+# --- redaction
+
+
+@ways
+def test_a_field_that_is_redacted_arrives_as_one_redacted_token(how: str, server: OpenAIServer) -> None:
+    program = fan().compile(store=":memory:", redact=["one"])
+    events, run = streamed(program, {"question": "Where?"}, how)
+    assert [(one.text, one.done) for one in tokens_of(events) if one.field == "one"] == [("[redacted]", True)]
+    assert run.state["one"] not in repr(tokens_of(events))
+    assert by_field(events)["three"] == run.state["three"]
+
+
+@modes
+def test_a_hidden_input_does_not_appear_in_the_tokens_that_repeat_it(how: str, server: OpenAIServer) -> None:
+    program = fan().compile(redact=["question"])
+    events, run = streamed(program, {"question": "sesame-opens-it"}, how)
+    assert "sesame-opens-it" in run.state["three"]
+    joined = "".join(one.text for one in tokens_of(events))
+    assert "sesame" not in joined
+    assert by_field(events)["three"] == run.state["three"].replace("sesame-opens-it", "[redacted]")
+
+
+@modes
+def test_a_redaction_hides_tokens_of_the_graphs_inside(how: str, server: OpenAIServer) -> None:
+    graph = Graph(name="Outer", inputs=["question"])
+    graph.add_node("inner", fan(), writes={"one": "first", "two": "second"})
+    program = graph.add_path(START, "inner", END).compile(redact=["first"])
+    events, run = streamed(program, {"question": "Where?"}, how)
+    assert run.state["first"] not in repr(tokens_of(events))
+    assert {one.text for one in tokens_of(events)} == {"[redacted]"}
+
+
+@modes
+def test_a_function_that_redacts_gets_the_whole_text(how: str, server: OpenAIServer) -> None:
+    def mask(path: Any, value: Any) -> Any:
+        return re.sub(r"\d", "#", value) if isinstance(value, str) and re.search(r"\d", value) else value
+
+    events, run = streamed(fan().compile(redact=mask), {"question": "4711"}, how)
+    assert {one.field: one.text for one in tokens_of(events)} == by_field(events)
+    assert by_field(events)["one"] == re.sub(r"\d", "#", run.state["one"])
+
+
+# --- what stays as it is
+
+
+@modes
+def test_a_run_keeps_no_tokens(how: str, server: OpenAIServer) -> None:
+    events, run = streamed(fan().compile(), {"question": "x"}, how)
+    assert tokens_of(events)
+    assert [repr(event) for event in events if not isinstance(event, Token)] == [repr(event) for event in run.events]
+
+
+def test_without_tokens_no_lm_is_asked_to_stream(server: OpenAIServer) -> None:
+    program = fan().compile()
+    events = list(program.stream({"question": "x"}))
+    assert not tokens_of(events)
+    assert not any(request.get("stream") for request in server.requests)
+
+
+@modes
+def test_usage_and_trace_are_those_of_a_run_without_tokens(how: str, server: OpenAIServer) -> None:
+    program = fan().compile()
+    plain = program.run({"question": "x"})
+    _, run = streamed(program, {"question": "x"}, how)
+    assert run.usage == plain.usage
+    assert run.state == plain.state
+    assert [(type(one), dict(two), dict(three)) for one, two, three in run.trace] == [
+        (type(one), dict(two), dict(three)) for one, two, three in plain.trace
+    ]
+
+
+def test_a_resumed_run_streams_what_it_does_now(server: OpenAIServer) -> None:
+    graph = Graph(inputs=["question"]).add_node("first", dspy.Predict("question -> first"))
+    graph.add_interrupt("ok", question="Go on?", answer=bool, into="ok")
+    graph.add_node("second", dspy.Predict("first -> second")).add_path(START, "first", "ok", "second", END)
+    t = graph.compile(store=":memory:").thread("t-1")
+    assert by_field(list(t.stream({"question": "x"}, tokens=True))) == {"first": t.state["first"]}
+    assert by_field(list(t.stream_resume({"ok": True}, tokens=True))) == {"second": t.state["second"]}
+
+    async def again() -> list[Any]:
+        t = graph.compile(store=":memory:").thread("t-2")
+        await t.arun({"question": "x"})
+        return [event async for event in t.astream_resume({"ok": True}, tokens=True)]
+
+    assert set(by_field(asyncio.run(again()))) == {"second"}
