@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspyer import agents, errors, events, lms, optimize, policies, reducers, stores
+    from dspyer import agents, errors, events, lms, optimize, policies, reducers, search, stores
     from dspyer.budget import Budget
     from dspyer.cache import Cache
     from dspyer.errors import DspyerError, short_error
@@ -81,6 +81,7 @@ __all__ = [
     "prefer",
     "reducers",
     "register_value_type",
+    "search",
     "short_error",
     "stores",
     "to_chat",

@@ -11,6 +11,7 @@
     ├── NodeOutputError (ValueError)        a node: wrong type, unknown key, write without permission
     ├── NodeTimeoutError (TimeoutError)     a node: one attempt took longer than its `timeout`
     ├── MapError                            a map: too many of its items failed
+    ├── SearchError                         a search: every trial failed
     ├── CheckError (ValueError)             a check still finds problems after the last correction
     ├── MergeConflictError (ValueError)     a merge: two sides changed one path, policy "raise"
     ├── AttemptError (ValueError)           a node: a key of `ctx.once` or `ctx.interrupt` used twice in an attempt,
@@ -128,6 +129,21 @@ class MapError(DspyerError):
         self.failures = tuple(failures)
 
     def __reduce__(self) -> tuple[type[MapError], tuple[object, ...]]:
+        return type(self), (str(self), self.failures)
+
+
+class SearchError(DspyerError):
+    """Every trial of a search failed. The first error is its cause, in the process in which that was raised.
+
+    Attributes:
+        failures: a `dspyer.Failure` for each trial, in the order of the trials.
+    """
+
+    def __init__(self, text: str, failures: Iterable[Any] = ()) -> None:
+        super().__init__(text)
+        self.failures = tuple(failures)
+
+    def __reduce__(self) -> tuple[type[SearchError], tuple[object, ...]]:
         return type(self), (str(self), self.failures)
 
 

@@ -26,7 +26,7 @@ LAYERS: list[set[str]] = [
     {"nodes", "dspy_module", "retry", "budget", "cache", "lms"},
     {"graph"},
     {"runtime", "threads"},
-    {"testing", "optimize", "agents"},
+    {"testing", "optimize", "agents", "search"},
     {"__init__"},
 ]
 DSPY_FROM = 9  # the first group that may know DSPy

@@ -16,13 +16,22 @@ import dspyer
 import dspyer.agents
 import dspyer.lms
 import dspyer.optimize
+import dspyer.search
 import dspyer.stores
 import dspyer.testing
 from dspyer import policies, reducers
 from tests.event_samples import event_types
 
 API = Path(__file__).parent.parent / "docs" / "api"
-MODULES: list[ModuleType] = [dspyer, dspyer.agents, dspyer.lms, dspyer.optimize, dspyer.stores, dspyer.testing]
+MODULES: list[ModuleType] = [
+    dspyer,
+    dspyer.agents,
+    dspyer.lms,
+    dspyer.optimize,
+    dspyer.search,
+    dspyer.stores,
+    dspyer.testing,
+]
 PUBLIC: dict[str, object] = {
     f"{module.__name__}.{name}": getattr(module, name) for module in MODULES for name in module.__all__
 }

@@ -5,6 +5,9 @@ same request: it adds a *rollout id*, which DSPy has for that purpose, in the ad
 requests through it (`ReAct`, `BestOfN`, a predictor with an LM of its own), and the trace keeps the program's own
 predictors.
 
+A trial of a search asks in the same way for a response of its own (`in_rollout`): its rollout id is the number of the
+trial, as that of `dspy.BestOfN` is.
+
 An attempt that follows a transport error repeats its requests as they were, so the cache may serve those that
 succeeded. There `dspy.LM` may have repeated the request itself; only its callbacks tell which LM made it.
 """
@@ -15,7 +18,8 @@ import copy
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from typing import Any, Final
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
 
 import dspy
 from dspy.clients.call_context import _adapter_calls  # whether a token was shown, for DSPy's own fallback
@@ -27,6 +31,14 @@ STRIDE: Final = 10**6
 """The distance between the rollout ids of two attempts. `BestOfN` and the like count up from the LM's own id by 1."""
 
 _ADDED = "_dspyer_added_rollouts"
+_ROLLOUT = "_dspyer_rollout"
+
+
+class Rollout(NamedTuple):
+    """What the requests of a trial have: the number of the trial, and the temperature where a predictor has none."""
+
+    number: int
+    temperature: float
 
 
 def with_new_responses(number: int) -> AbstractContextManager[None]:
@@ -37,12 +49,38 @@ def with_new_responses(number: int) -> AbstractContextManager[None]:
     if not number:
         return nullcontext()
     adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    return _with_adapter(adapter, _ADDED, getattr(adapter, _ADDED, 0) + STRIDE * number)
+
+
+def in_rollout(number: int, temperature: float) -> AbstractContextManager[None]:
+    """A block whose requests are those of one trial: each LM has the rollout id `number` there.
+
+    In a trial around this one they differ from the requests of all other trials.
+    """
+    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    around: Rollout | None = getattr(adapter, _ROLLOUT, None)
+    if around is not None:
+        number = _combined(around.number, number)
+    return _with_adapter(adapter, _ROLLOUT, Rollout(number, temperature))
+
+
+def _with_adapter(adapter: Any, name: str, value: object) -> AbstractContextManager[None]:
+    """A block in which the adapter is a copy that changes requests."""
     twin = copy.copy(adapter)
     kind: Any = type(adapter)
     twin.__class__ = _asking_anew(kind)
-    setattr(twin, _ADDED, getattr(adapter, _ADDED, 0) + STRIDE * number)
+    setattr(twin, name, value)
     block: AbstractContextManager[None] = dspy.context(adapter=twin)
     return block
+
+
+def _combined(first: int, second: int) -> int:
+    """A rollout id for a pair of them: large, so that it is none of those that are counted up from a small number.
+
+    A sum would not do: `BestOfN` in a trial counts up from the number of the trial, and so would meet the next trials.
+    """
+    digest = blake2b(f"{first} {second}".encode(), digest_size=6).digest()
+    return 2**48 + int.from_bytes(digest, "big")
 
 
 class AsksAnew:
@@ -58,9 +96,14 @@ class AsksAnew:
 
     def _changed(self, lm: Any, lm_kwargs: Mapping[str, Any]) -> dict[str, Any]:
         given = {**getattr(lm, "kwargs", {}), **lm_kwargs}
-        rollout_id = (given.get("rollout_id") or 0) + getattr(self, _ADDED)
+        rollout_id, temperature = given.get("rollout_id") or 0, given.get("temperature")
+        trial: Rollout | None = getattr(self, _ROLLOUT, None)
+        if trial is not None:
+            rollout_id = _combined(rollout_id, trial.number) if rollout_id else trial.number
+            temperature = lm_kwargs.get("temperature") or trial.temperature
         # At temperature 0 the same prompt gives the same response, which could not be used.
-        return {**lm_kwargs, "rollout_id": rollout_id, "temperature": given.get("temperature") or 1.0}
+        temperature = 1.0 if not temperature and trial is None else temperature
+        return {**lm_kwargs, "rollout_id": rollout_id + getattr(self, _ADDED, 0), "temperature": temperature}
 
 
 @cache

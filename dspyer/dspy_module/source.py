@@ -146,6 +146,13 @@ class CheckText(NamedTuple):
     accept: bool
 
 
+class TrialText(NamedTuple):
+    """A node that tries a module several times and rates what it gives, for `graph_text`."""
+
+    module: object
+    reward: object
+
+
 class EdgeText(NamedTuple):
     """An edge, a fork or a router, for `graph_text`."""
 
@@ -180,7 +187,8 @@ def graph_text(
     Args:
         name: name of the graph.
         schema: model of the state.
-        nodes: by name a function, a module, a `FunctionText`, a `MapText`, an `InterruptText` or a `CheckText`.
+        nodes: by name a function, a module, a `FunctionText`, a `MapText`, an `InterruptText`, a `CheckText` or a
+            `TrialText`.
         edges: all edges in the order of declaration, the error edges last.
         doc: what the graph is for, in the user's words.
     """
@@ -228,6 +236,9 @@ def _node_call(name: str, node: object, sources: dict[str, None]) -> str:
         more += ", accept=True" if node.accept else ""
         check = _value_text(node.check, sources)
         return f'graph.add_check("{name}", {check}, of="{node.of}", max_fixes={node.max_fixes}{more})'
+    if isinstance(node, TrialText):
+        tried, reward = _value_text(node.module, sources), _value_text(node.reward, sources)
+        return f'graph.add_trials("{name}", {tried}, reward={reward})  # the tree keeps the best'
     if isinstance(node, FunctionText):
         modules = ", ".join(f'"{local}": {_value_text(module, sources)}' for local, module in node.modules.items())
         bound = f", modules={{{modules}}}" if modules else ""

@@ -112,6 +112,7 @@ class Graph:
         self._edges: list[EdgeDeclaration | RouterOptions] = []
         self._error_edges: list[ErrorEdge] = []
         self._join_policies: dict[str, Policies] = {}
+        self._least_steps = 0  # how many a search needs, whose rounds are bounded by its trials
 
     def add_node(
         self,
@@ -477,7 +478,7 @@ class Graph:
     def compile(
         self,
         *,
-        max_steps: int = 1000,
+        max_steps: int | None = None,
         max_calls: int | None = None,
         max_concurrency: int = 32,
         store: Store | str | PathLike[str] | None = None,
@@ -497,7 +498,8 @@ class Graph:
         """Check the whole graph and make a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
         Args:
-            max_steps: longest chain of commits in a run: bounds loops, however wide the graph forks.
+            max_steps: longest chain of commits in a run: bounds loops, however wide the graph forks. By default 1000,
+                for a search as many more as its trials need.
             max_calls: most node calls in a run, None for no limit.
             max_concurrency: most nodes of one run that work at the same time.
             store: where `program.thread(...)` keeps its runs: the path of an SQLite file, `":memory:"`, a
@@ -542,6 +544,8 @@ class Graph:
         """
         from dspyer.runtime.program import make_program
 
+        if max_steps is None:
+            max_steps = max(1000, self._least_steps)
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
         optional = {"max_calls": max_calls, "max_demo_turns": max_demo_turns, "warn_at": warn_at}
         check_limits(**{name: limit for name, limit in optional.items() if limit is not None})

@@ -15,6 +15,7 @@ from dspyer.nodes.check import CheckNode, CheckOptions, build_finder, into_probl
 from dspyer.nodes.correction import checked_node_problems, finished_fix, fix_name, plan_fix
 from dspyer.nodes.node import Built, Node
 from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.trial import REWARD
 from dspyer.scheduler.topology import END
 from dspyer.values.scalars import is_whole_number
 
@@ -83,6 +84,8 @@ class BuiltParts(NamedTuple):
             self.nodes[name] = built.node
         if built.module is not None:
             self.modules[name] = built.module
+        if built.judge is not None:
+            self.modules[REWARD] = built.judge
 
 
 def build_checks(

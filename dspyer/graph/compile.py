@@ -24,6 +24,7 @@ from dspyer.dspy_module.source import (
     FunctionText,
     InterruptText,
     MapText,
+    TrialText,
     graph_text,
 )
 from dspyer.errors import GraphError, list_names, suggestion
@@ -40,6 +41,7 @@ from dspyer.nodes.map import MapNode
 from dspyer.nodes.node import Node
 from dspyer.nodes.options import NO_POLICY, CachePlan, NodeOptions, NodePolicy, OfGraph
 from dspyer.nodes.router import Router, RouterOptions, build_router
+from dspyer.nodes.trial import REWARD, TrialNode, TrialOptions
 from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE
 from dspyer.policies import Policies
@@ -250,13 +252,15 @@ class GraphParts(NamedTuple):
         return {node.fix: None for node in self.nodes.values() if isinstance(node, CheckNode) and node.fix is not None}
 
     def attributes(self, frozen: bool) -> frozenset[str]:
-        """The program's attributes of the nodes whose option `frozen` is this."""
-        return frozenset(
+        """The program's attributes of the nodes whose option `frozen` is this; the judge of a search is frozen."""
+        found = {
             name
             for node in self.options
             if node.frozen is frozen
             for name in (node.name, *(each.name for each in self.condensers.get(node.name, {}).values()))
-        )
+        }
+        judged = any(isinstance(node, TrialNode) and node.judged for node in self.nodes.values())
+        return frozenset(found | {REWARD} if judged and frozen else found)
 
 
 def _build_parts(
@@ -469,8 +473,8 @@ def _attempts(parts: GraphParts, policies: Mapping[str, NodePolicy]) -> dict[str
 
 
 def _with_item_policy(node: Node, policy: NodePolicy) -> Node:
-    """A map with the policy of its items; any other node unchanged."""
-    return replace(node, policy=policy) if isinstance(node, MapNode) else node
+    """A map with the policy of its items, or of its trials; any other node unchanged."""
+    return replace(node, policy=policy) if isinstance(node, MapNode | TrialNode) else node
 
 
 def _author_problems(parts: GraphParts) -> list[str]:
@@ -669,6 +673,8 @@ def source_text(
             part = InterruptText(*part)
         elif isinstance(part, CheckOptions):
             part = CheckText(part.check, part.of, part.max_fixes, part.fix, part.into, part.accept)
+        elif isinstance(part, TrialOptions):
+            part = TrialText(part.module, part.reward)
         shown[node.name] = part if node.map is None else MapText(part, node.map.over, node.map.item, node.map.into)
     texts: list[EdgeText | ErrorEdgeText] = []
     for edge in edges:

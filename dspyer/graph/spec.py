@@ -21,6 +21,7 @@ from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import Node, Send
 from dspyer.nodes.options import NodePolicy
 from dspyer.nodes.router import Router
+from dspyer.nodes.trial import TrialNode
 from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability
 from dspyer.scheduler.run_values import is_counted
@@ -71,6 +72,7 @@ class GraphSpec:
         routers: all routers, in the order of declaration.
         checks: the checks, by their names.
         checked: the check that follows a node, by the names of the nodes that have one and of their fixes.
+        searches: the nodes that make the trials of a search, by their names.
         layered: the nodes with a policy, condensers, error edges or a check, and tools: those whose call something
             surrounds.
         needs_resources: whether a node or router has a parameter for a resource.
@@ -116,6 +118,7 @@ class GraphSpec:
     routers: tuple[Router, ...] = field(init=False)
     checks: Mapping[str, CheckNode] = field(init=False)
     checked: Mapping[str, CheckNode] = field(init=False)
+    searches: Mapping[str, TrialNode] = field(init=False)
     layered: frozenset[str] = field(init=False)
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)
@@ -130,6 +133,8 @@ class GraphSpec:
         object.__setattr__(self, "checks", checks)
         object.__setattr__(self, "checked", checked)
         reporting = [name for name, node in self.nodes.items() if node.reports_errors]
+        searches = {name: node for name, node in self.nodes.items() if isinstance(node, TrialNode)}
+        object.__setattr__(self, "searches", searches)
         layered = frozenset((*self.policies, *self.condensers, *self.error_edges, *checked, *reporting))
         object.__setattr__(self, "layered", layered)
         object.__setattr__(self, "needs_resources", any(part.resources for part in parts))

@@ -122,6 +122,12 @@ class AttemptHost(Protocol):
     def lose_steps(self, attempt: Attempt, number: int, steps: Steps) -> None:
         """Keep the DSPy trace of attempt `number`, which raised."""
 
+    def hold_steps(self, attempt: Attempt, steps: Steps) -> None:
+        """Keep the DSPy trace of a trial: it led to the result if the search picks the trial, or one below it."""
+
+    def hold_error(self, trial: int, error: Exception) -> None:
+        """Keep what a trial has raised, by its number: the first of them is the cause if all trials fail."""
+
     def withdraw_posts(self, attempt: Attempt) -> None:
         """Withdraw what an attempt that raised has posted to live fields; the next one reads them from the start."""
 
@@ -182,6 +188,12 @@ class NoRun(NotLive):
 
     def lose_steps(self, attempt: Attempt, number: int, steps: Steps) -> None:
         """Keep nothing: there is no run that would show it."""
+
+    def hold_steps(self, attempt: Attempt, steps: Steps) -> None:
+        """Keep nothing: there is no run whose trace would show it."""
+
+    def hold_error(self, trial: int, error: Exception) -> None:
+        """Keep nothing: a search is more than one node."""
 
 
 class Attempt:
@@ -260,6 +272,12 @@ class Attempt:
             self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix, self.position, index
         )
 
+    def part(self, key: str) -> Attempt:
+        """The attempt of a part of this execution, which is an execution of its own."""
+        suffix = f"[{key}]"
+        place = (self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix)
+        return Attempt(*place, self.position, self.index)
+
     def next(self, number: int) -> Attempt:
         """Another attempt of the same execution, with nothing of this one: no posts, no used keys."""
         place = (self.host, self.node, self.branch, self.execution, self.local_id, self.position, self.index)
@@ -290,7 +308,7 @@ class Attempt:
     @property
     def outer_execution(self) -> str:
         """The id of the execution; of an item, that of its map."""
-        return self.execution if self.index is None else self.execution.rpartition("[")[0]
+        return self.execution if self.index is None else self.execution.partition("[")[0]
 
     def failure(self, error: BaseException, number: int) -> Failure:
         """The record of what attempt `number` of this execution raised."""

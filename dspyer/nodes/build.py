@@ -18,6 +18,7 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.settle import BeginOptions, SettleOptions, build_begin, build_settle
 from dspyer.nodes.subgraph import build_subgraph, is_program
 from dspyer.nodes.tool import ToolOptions, build_tool
+from dspyer.nodes.trial import TrialOptions, build_trial
 
 
 def build_node(options: NodeOptions) -> Built:
@@ -40,6 +41,8 @@ def _build(options: NodeOptions) -> Built:
         return build_begin(node, options)
     if isinstance(node, SettleOptions):
         return build_settle(node, options)
+    if isinstance(node, TrialOptions):
+        return build_trial(node, options)
     if is_program(node):
         return build_subgraph(node, options)
     if isinstance(node, dspy.Module):

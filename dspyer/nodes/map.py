@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, cast
 
 from dspyer.dspy_module.tracing import step_count, take_steps
 from dspyer.errors import (
@@ -118,7 +118,7 @@ class MapNode(Node):
         items = self._items(call)
         fresh = [item for item in items if item.recorded is MISSING]
         tolerance = None if self.failures is None else Tolerance(self, items, fresh)
-        found = iter((yield _Gather([_script_of(item) for item in fresh], self.max_concurrency, tolerance), call))
+        found = iter((yield Gather([script_of(item) for item in fresh], self.max_concurrency, tolerance), call))
         if tolerance is not None:
             tolerance.raise_if_lost()
         return self._reply([next(found) if item.recorded is MISSING else item.recorded for item in items])
@@ -171,17 +171,28 @@ class MapNode(Node):
                     )
 
 
-def _script_of(item: _Item) -> Callable[[], Script[object]]:
+class Item(Protocol):
+    """What is an execution of its own within the call of a node: an item of a map, a trial of a search."""
+
+    @property
+    def call(self) -> Call:
+        """Its call."""
+
+    def script(self) -> Script[object]:
+        """The script that gives its result."""
+
+
+def script_of(item: Item) -> Callable[[], Script[object]]:
     """What makes the script of an item: an execution of its own, with tokens of its own."""
     return item.script if token_rules(item.call) is None else lambda: wrapped(item.script(), Streamed)
 
 
-class _Gather(NamedTuple):
+class Gather(NamedTuple):
     """The step of a map: runs the scripts of its items; gives their results."""
 
     scripts: Sequence[Callable[[], Script[object]]]
-    max_concurrency: int | None
-    rule: StartRule | None
+    max_concurrency: int | None = None
+    rule: StartRule | None = None
 
     def call(self, call: Call) -> list[object]:
         calls = [partial(_run, script) for script in self.scripts]
@@ -200,7 +211,7 @@ async def _arun(script: Callable[[], Script[object]]) -> object:
     return await arun_script(script())
 
 
-class _WriteItem(NamedTuple):
+class WriteItem(NamedTuple):
     """The step that writes the result of an item."""
 
     row: NewRow
@@ -348,7 +359,7 @@ class _Item:
             attempt.raise_if_unanswered()
             result = yield from retried(self.node.policy.retry, self.call, self._attempt, again)
             if attempt.host.journal is not None:
-                yield _WriteItem(attempt.item_row(result)), self.call
+                yield WriteItem(attempt.item_row(result)), self.call
                 attempt.record_result(result)
         except BaseException as error:  # no other local may refer to it: its traceback refers to this frame
             self._note_failure(unwrap_stop_iteration(error), number)

@@ -361,9 +361,12 @@ class Built(NamedTuple):
         module: what the program holds at the attribute of the node's name; None for nothing.
         problems: what is wrong with it, each with its fix.
         unknown: what is wrong with it unless a `Send` brings the missing values.
+        judge: the module that rates what `module` gives, which the program holds at the attribute `reward`; None for
+            none.
     """
 
     node: Node | None
     module: dspy.Module | None = None
     problems: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
+    judge: dspy.Module | None = None

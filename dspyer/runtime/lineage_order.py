@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dspyer.errors import CheckError
 from dspyer.events import BranchPath
 from dspyer.nodes.check import CheckNode, rejected_executions
+from dspyer.nodes.trial import BEST, FINISH, ROOT, TRIALS, TrialNode, path_to
 from dspyer.scheduler.lineage import ancestry
 from dspyer.scheduler.run_state import Branch, FailedBranch, RunState
 
@@ -46,3 +47,22 @@ def unfinished_branches(run: RunState) -> dict[BranchPath, Branch]:
     branches += [execution.branch for execution, _ in run.suspended.values()]
     branches += [branch for failure in run.failures for branch in failure.branches]
     return {branch.path: branch for branch in branches}
+
+
+def credited_in(run: RunState, searches: Mapping[str, TrialNode]) -> dict[str, list[tuple[str, bool]]]:
+    """The trials of each execution that made some: the execution of each, and whether it led to the best trial.
+
+    Before the search has ended, none of them did.
+    """
+    best = ""
+    for entry in run.log:
+        if entry.commit.node == FINISH:
+            best = entry.commit.patch.get(BEST, best)
+    led = {ROOT, *path_to(best)} if best else set()
+    found: dict[str, list[tuple[str, bool]]] = {}
+    for entry in run.log:
+        commit = entry.commit
+        if commit.node in searches:
+            names = [trial["name"] for trial in commit.patch.get(TRIALS, ())]
+            found[commit.id] = [(f"{commit.id}[{index}]", name in led) for index, name in enumerate(names)]
+    return found

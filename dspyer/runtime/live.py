@@ -40,7 +40,8 @@ from dspyer.patch import DELETE, Replace, update_size
 from dspyer.persistence.execution_records import RecordedPost
 from dspyer.persistence.rows import post_row, withdraw_row
 from dspyer.runtime.live_buffer import LiveBuffer, PostConflict, ReaderCursor, single_updates
-from dspyer.runtime.session import LostSteps, Session
+from dspyer.runtime.run_trace import LostSteps
+from dspyer.runtime.session import Session
 from dspyer.scheduler.live_deadlock import HeldCommit, PossibleWriter, WaitingReader, WriteReach, readers_to_release
 from dspyer.scheduler.run_state import Branch, Execution, RunState, Transition
 from dspyer.scheduler.schedule import plan

@@ -39,6 +39,7 @@ from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Observe, Request, RunStart, ignore
 from dspyer.runtime.run import Run
+from dspyer.runtime.run_trace import uncredited
 from dspyer.runtime.session import Session
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.scheduler.lineage import ancestry
@@ -634,12 +635,17 @@ def _inside(call: Call, request: Request) -> Iterator[None]:
 
 
 def _pass_on_lost_steps(call: Call, request: Request) -> None:
-    """Gives the steps of attempts that raised inside a node to the run around it; its trace has the other steps."""
+    """Gives the steps that led to nothing inside a node to the run around it; its trace has the other steps.
+
+    These are the steps of attempts that raised, and of trials that lost.
+    """
     attempt = call.context.delegate
     for session in request.outcome.sessions:
         for execution in sorted(session.lost):
             for lost in session.lost[execution]:
                 attempt.host.lose_steps(attempt, attempt.number, lost.steps)
+        for steps in uncredited(session.run, session.graph, session.traces):
+            attempt.host.lose_steps(attempt, attempt.number, steps)
 
 
 def _pass_on_checks(call: Call, request: Request) -> None:

@@ -16,12 +16,13 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from threading import Lock
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dspyer.display.redaction import Redactor
 from dspyer.dspy_module.lm_records import executing_id
-from dspyer.dspy_module.tracing import Steps, is_rejected, rejected_step, tokens_used
+from dspyer.dspy_module.tracing import Steps, tokens_used
 from dspyer.errors import (
     BudgetError,
     ConcurrentRunError,
@@ -64,10 +65,11 @@ from dspyer.persistence.execution_records import (
 )
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, end_row
 from dspyer.persistence.snapshots import SnapshotState
-from dspyer.runtime.lineage_order import executions_in_order, rejected_in, unfinished_branches
+from dspyer.runtime.lineage_order import unfinished_branches
 from dspyer.runtime.pending_rows import PendingRows
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import Request, RunStart, ignore
+from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of
 from dspyer.runtime.session_views import Fields, SessionViews
 from dspyer.scheduler.run_state import (
     Branch,
@@ -77,7 +79,6 @@ from dspyer.scheduler.run_state import (
     RunState,
     Suspended,
     Transition,
-    execution_id,
     last_attempt,
     path_text,
 )
@@ -93,6 +94,7 @@ if TYPE_CHECKING:
     import dspy
 
 logger = logging.getLogger("dspyer")
+_lock = Lock()  # guards `Session.trial_error`: trials may fail in several threads at once
 
 CAN_RESUME = "What it has committed is kept: continue it with t.resume()"
 CANNOT_RESUME = (
@@ -119,8 +121,9 @@ class Session(NotLive):
         end_written: whether the row that ends the run is written.
         stopped_by_thread: whether `t.stop()` has ended the run, and has written its end.
         events: the events in order of arrival, if a `Run` will be made.
-        traces: the DSPy trace of each execution, by id.
+        traces: the DSPy trace of each execution, by id; that of a trial of a search under the id of the trial.
         lost: the DSPy trace of attempts that raised, by execution, each with the execution (of an item) and the number.
+        trial_error: the number of the first trial that raised, and what it raised.
         failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
             the items of a map are under the execution of the map.
         fields: the items or keys of each field with their authors, for views; computed when first read.
@@ -178,6 +181,7 @@ class Session(NotLive):
         self.events: list[Event] = []
         self.traces: dict[str, Steps] = dict(run_start.kept.traces)
         self.lost: dict[str, list[LostSteps]] = {}
+        self.trial_error: tuple[int, Exception] | None = None
         self.failed_attempts: dict[str, list[Failure]] = {}
         self.inner_checks: dict[tuple[str, ...], LoggedChecks] = {}
         self.view_reads: list[ViewRead] = []
@@ -449,6 +453,17 @@ class Session(NotLive):
             lost = LostSteps(attempt.execution, attempt.index or 0, number, steps)
             self.lost.setdefault(attempt.outer_execution, []).append(lost)
 
+    def hold_steps(self, attempt: Attempt, steps: Steps) -> None:
+        """Keeps the steps of a trial. May be called from any thread."""
+        if steps:
+            self.traces[attempt.execution] = steps
+
+    def hold_error(self, trial: int, error: Exception) -> None:
+        """Keeps what the first of all trials has raised that raise. May be called from any thread."""
+        with _lock:
+            if self.trial_error is None or trial < self.trial_error[0]:
+                self.trial_error = (trial, error)
+
     def set_doing(self, attempt: Attempt, text: str) -> None:
         """Notes what a node is doing. May be called from any thread."""
         self._doing[attempt.outer_execution] = text
@@ -575,8 +590,8 @@ class Session(NotLive):
         if self.kept is None:
             return
         rows = [row.numbered(seq) for seq, row in enumerate(self._commit_rows(self.kept))]
-        committed = [entry.commit.id for entry in self.run.log]
-        traces = {name: self.traces[name] for name in committed if name in self.traces}
+        committed = {entry.commit.id for entry in self.run.log}
+        traces = {name: steps for name, steps in self.traces.items() if name.partition("[")[0] in committed}
         before = self.run_start.kept
         self.records.kept[self.scope] = KeptRun(self.attempts, (*before.rows, *rows), traces)
 
@@ -595,6 +610,7 @@ class Session(NotLive):
             questions = self.redactor.redact(questions)
             error = None if error is None else self.redactor.error(error)
         ended = SessionEnd(self, self.run, status, error, questions, self.events)
+        self.trial_error = None
         del error  # its traceback may refer to this frame
         if ended.error is not None:
             self.run = self.run._replace(failures=())
@@ -670,42 +686,12 @@ class Session(NotLive):
         return RunStoppedError.of(self.stop_signal.reason or "", self.graph.name, fix)
 
     def trace(self, run: RunState) -> list[Any]:
-        """The DSPy trace in lineage order, whichever node finished first; a failed node's steps follow its branch.
-
-        `run` has the failures, which the session drops at its end.
-        """
-        if not self.traces:
-            return []
-        last = len(run.log) - 1
-        rejected = rejected_in(run, self.graph.checks)
-        never_forked = run.ended and run.log[last].commit.id == execution_id((), last)
-        if never_forked and not rejected:
-            return [step for steps in self.traces.values() for step in steps]
-        copies: dict[int, Any] = {}  # one of each predictor: two steps of one predictor stay steps of one
-        trace: list[Any] = []
-        for execution in executions_in_order(run):
-            steps = self.traces.get(execution, ())
-            trace += steps if execution not in rejected else [rejected_step(step, copies) for step in steps]
-        return trace
+        """The DSPy trace of the run; `run` has the failures, which the session drops at its end."""
+        return trace_of(run, self.graph, self.traces)
 
     def trace_steps(self, run: RunState) -> list[TraceStep]:
         """All steps of the DSPy trace, in the order of `trace`, each with what became of it."""
-        if not self.traces and not self.lost:
-            return []
-        found: list[TraceStep] = []
-        rejected, commits = rejected_in(run, self.graph.checks), {entry.commit.id: entry.commit for entry in run.log}
-        failed = {failure.execution: failure for failure in run.failures}
-        for execution in executions_in_order(run):
-            commit = commits.get(execution)
-            node = failed[execution].node if commit is None else commit.node
-            attempt = last_attempt(failed[execution].failed_attempts) if commit is None else commit.attempt
-            for lost in sorted(self.lost.get(execution, ()), key=lambda lost: lost.item):
-                found += [TraceStep(execution, node, *step, lost.attempt, "lost") for step in lost.steps]
-            for predictor, inputs, outputs in self.traces.get(execution, ()):
-                refused = execution in rejected or is_rejected(predictor)  # the latter by a check inside the node
-                status = "rejected" if refused else "used"
-                found.append(TraceStep(execution, node, predictor, inputs, outputs, attempt, status))
-        return found
+        return trace_steps_of(run, self.graph, self.traces, self.lost)
 
     def logged_checks(self) -> list[LoggedChecks]:
         """The commits of this graph and of those inside its nodes, of those in which a check has refused something."""
@@ -722,15 +708,6 @@ class Session(NotLive):
         if redactor is not None and self.run.failures:
             redacted = [failure._replace(error=redactor.error(failure.error)) for failure in self.run.failures]
             self.run = self.run._replace(failures=tuple(redacted))
-
-
-class LostSteps(NamedTuple):
-    """The DSPy trace of an attempt that raised: of a node, or of the item of a map with this index."""
-
-    execution: str
-    item: int
-    attempt: int
-    steps: Steps
 
 
 class SessionEnd(NamedTuple):

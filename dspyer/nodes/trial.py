@@ -1,0 +1,545 @@
+"""The node of a search that makes trials: it runs a module once for each chosen trial, each on a state of its own.
+
+A trial begins with the state of its parent: that of the root, with the patches on the path to it. It stores only its
+own patch, so a trial costs what it changed. Like the items of a map, the trials of a round are executions of their own,
+which run at once; their results, failures too, are recorded, so that a resumed run makes only those that have none.
+
+The steps of a trial are held back from the trace of the node until the search has picked its best trial
+(`runtime.lineage_order.credited_in`); those of the judge are none of its steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+import dspy
+
+from dspyer.dspy_module.lm_requests import in_rollout
+from dspyer.dspy_module.tracing import step_count, take_steps
+from dspyer.errors import Interrupt, NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
+from dspyer.events import ItemFinished, ItemStarted
+from dspyer.nodes.binding import plan_binding
+from dspyer.nodes.callables import read_signature
+from dspyer.nodes.check import FunctionFinder
+from dspyer.nodes.context import Context
+from dspyer.nodes.hidden_modules import hidden_problems
+from dspyer.nodes.map import Gather, WriteItem, script_of
+from dspyer.nodes.module import build_module, module_io
+from dspyer.nodes.node import Built, Call, Node, Reply
+from dspyer.nodes.options import NO_POLICY, MapOptions, NodeOptions, NodePolicy
+from dspyer.nodes.outputs import mark_of_module
+from dspyer.nodes.steps import Script, Step, arun_script, next_attempt, retried, run_script, same_call
+from dspyer.nodes.subgraph import build_subgraph, is_program
+from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.timed import Timed
+from dspyer.patch import DELETE, Replace, apply_value, each_update, resets
+from dspyer.persistence.execution_records import MISSING
+from dspyer.schema.schema import Schema
+from dspyer.schema.type_fit import fits, shown_type, value_type
+from dspyer.state import ImmutableState
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.scalars import is_number
+
+TREE: Final = "tree"
+BEST: Final = "best"
+TRIALS: Final = "trials"
+"""The field with the results of the last round, which `grow` adds to the tree."""
+
+CHOSEN: Final = "chosen"
+"""What `choose` sends: the trials to make."""
+
+FINISH: Final = "finish"
+"""The node that picks the best trial."""
+
+REWARD: Final = "reward"
+"""The attribute of the program with the judge."""
+
+ROOT: Final = "0"
+"""The name in front of all others: that of the state with which the search begins."""
+
+
+class TrialOptions(NamedTuple):
+    """What makes a node one that makes trials.
+
+    Attributes:
+        module: what is run: a module or a program.
+        reward: rates a trial: a function of fields, or a module or program with one number as its output.
+        done: says whether a trial is a solution, which no other trial continues: a function of fields; None for none.
+        rollout_id: the number of the first trial.
+        temperature: that of the requests in a trial, where a predictor has none of its own.
+    """
+
+    module: object
+    reward: object
+    done: object
+    rollout_id: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrialNode(Node):
+    """A node that makes the chosen trials of a search, and commits their results in the order of the choice.
+
+    Attributes:
+        inner: runs the module.
+        reward: rates what the module gave.
+        done: says whether a trial is a solution; None if it cannot be one.
+        judged: whether the reward calls an LM: then what the module gave is recorded before.
+        schema: the fields of the state.
+        rollout_id: the number of the first trial.
+        temperature: that of the requests in a trial.
+        policy: what surrounds each call of the module.
+    """
+
+    kind: ClassVar[str] = "map"
+
+    inner: Node
+    reward: Node
+    done: Node | None
+    judged: bool
+    schema: Schema
+    rollout_id: int
+    temperature: float
+    policy: NodePolicy = NO_POLICY
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to it may bring: the trials to make."""
+        return frozenset([CHOSEN])
+
+    @property
+    def is_subgraph(self) -> bool:
+        """Whether it runs a compiled graph per trial."""
+        return self.inner.is_subgraph
+
+    @property
+    def map_fields(self) -> tuple[str, str, str, str | None]:
+        """The names of the chosen trials and of one of them, and the field for the results."""
+        return CHOSEN, "trial", TRIALS, None
+
+    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
+        """The fields that the code of the module may read or write through `ctx`; None for all."""
+        return self.inner.permitted_fields(option)
+
+    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
+        """The fields that a call of the module reads whole."""
+        return self.inner.whole_fields(state)
+
+    def call(self, call: Call) -> Reply:
+        """Make the trials, as many at once as the runner allows."""
+        return run_script(self._script(call))
+
+    async def acall(self, call: Call) -> Reply:
+        """The same from async code."""
+        return await arun_script(self._script(call))
+
+    def _script(self, call: Call) -> Script[Reply]:
+        chosen = () if call.overlay is None else call.overlay.raw(CHOSEN, ())
+        trials = [self._trial(call, entry, index, len(chosen)) for index, entry in enumerate(_raw_items(chosen))]
+        fresh = [trial for trial in trials if trial.recorded is MISSING]
+        made = iter((yield Gather([script_of(trial) for trial in fresh]), call))
+        results = [next(made) if trial.recorded is MISSING else trial.recorded for trial in trials]
+        return Reply({TRIALS: freeze(results, (TRIALS,))})
+
+    def _trial(self, call: Call, chosen: FrozenDict[str, Any], index: int, count: int) -> _Trial:
+        attempt = call.context.delegate.item(index)
+        place = Place(chosen.raw("name"), chosen.raw("parent"), chosen.raw("number"))
+        before = state_of(call.state, call.state.raw(TREE, None), place.parent, self.schema)
+        inner = _within(call, attempt)._replace(state=before, overlay=None)
+        return _Trial(self, inner, place, index, count, attempt.recorded_result())
+
+
+def _within(call: Call, attempt: Any) -> Call:
+    """The call for an execution inside another one."""
+    outer = call.context
+    name = f"{outer.execution}[{attempt.execution.rpartition('[')[2]}"
+    return call._replace(context=Context(outer.run_id, outer.node, outer.branch, outer.visit, name, attempt))
+
+
+class Place(NamedTuple):
+    """The place of a trial in its tree: its name, that of its parent, and its number in the order of all trials."""
+
+    name: str
+    parent: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One trial of one call; `recorded` is its result of an earlier attempt, `MISSING` if there is none."""
+
+    node: TrialNode
+    call: Call
+    place: Place
+    index: int
+    count: int
+    recorded: Any
+
+    def script(self) -> Script[object]:
+        """The entry of the trial in the tree, frozen."""
+        attempt = self.call.context.delegate
+        self._publish_start()
+        tried = _Tried(self)
+        steps = step_count()
+        try:
+            attempt.raise_if_unanswered()
+            entry = yield from tried.script()
+            result = freeze(entry, (TRIALS, self.index))
+        except BaseException as error:  # no other local may refer to it: its traceback refers to this frame
+            self._note_failure(unwrap_stop_iteration(error), tried.number)
+            if always_raised(error):
+                raise
+            attempt.host.lose_steps(attempt, tried.number, take_steps(steps))
+            raised = unwrap_stop_iteration(error)
+            assert isinstance(raised, Exception)
+            attempt.host.hold_error(self.place.number, raised)
+            failure = attempt.failure(raised, tried.number)
+            del raised
+            entry = self._entry({}, {}, None, True) | {"failure": failure}
+            result = freeze(entry, (TRIALS, self.index))
+        else:
+            self._publish_end("completed")
+            attempt.host.lose_steps(attempt, tried.number, take_steps(steps + tried.steps))  # those of the judge
+            attempt.host.hold_steps(attempt, take_steps(steps))
+        if attempt.host.journal is not None:
+            yield WriteItem(attempt.item_row(result)), self.call
+            attempt.record_result(result)
+        return result
+
+    def _entry(
+        self, patch: Mapping[str, Any], whole: Mapping[str, Any], reward: float | None, done: bool
+    ) -> dict[str, Any]:
+        found = {
+            "name": self.place.name,
+            "parent": self.place.parent,
+            "patch": patch,
+            "reward": reward,
+            "value": reward or 0.0,
+            "visits": 1,
+            "done": done,
+            "failure": None,
+        }
+        return found | {"whole": whole} if whole else found
+
+    def finished(self, change: Change, reward: float, done: bool) -> dict[str, Any]:
+        """The entry of a trial that did not fail."""
+        return self._entry(change.patch, change.whole, reward, done)
+
+    def _publish_start(self) -> None:
+        attempt = self.call.context.delegate
+        event = ItemStarted(attempt.node, attempt.branch, attempt.execution, self.index, self.count)
+        attempt.host.publish(event)
+
+    def _publish_end(self, status: str) -> None:
+        attempt = self.call.context.delegate
+        event = ItemFinished(attempt.node, attempt.branch, attempt.execution, self.index, self.count, status)
+        attempt.host.publish(event)
+
+    def _note_failure(self, error: BaseException, number: int) -> None:
+        status = "interrupted" if isinstance(error, Interrupt) else "failed"
+        self._publish_end(status if isinstance(error, (Interrupt, Exception)) else "stopped")
+        annotate(error, f"in the trial {self.place.name!r} of the search {self.node.name!r}, attempt {number}")
+
+
+class _Tried:
+    """The attempts of one trial.
+
+    Attributes:
+        number: the number of the attempt of the module.
+        steps: how many steps of the DSPy trace the module made.
+    """
+
+    def __init__(self, trial: _Trial) -> None:
+        self._trial = trial
+        self._node = trial.node
+        self.number = 1
+        self.steps = 0
+
+    def script(self) -> Script[dict[str, Any]]:
+        """Run the module, rate what it gave, and return the entry."""
+        trial, node = self._trial, self._node
+        policy, begun = node.policy, step_count()
+        change = self._recorded()
+        if change is None:
+            change = yield from retried(policy.retry, trial.call, self._attempt, self._again)
+            yield from self._record(change)
+        self.steps = step_count() - begun
+        after = trial.call._replace(state=change.applied(trial.call.state, node.schema))
+        judge = _within(after, trial.call.context.delegate.part(REWARD))
+        reward = yield from retried(policy.retry, judge, self._judge, same_call)
+        done = False if node.done is None else (yield from self._done(after))
+        return trial.finished(change, reward, done)
+
+    def _again(self, call: Call, failed: int, error: Exception, pause: float) -> Call:
+        self.number = failed + 1
+        return next_attempt(call, failed, error, pause)
+
+    def _attempt(self, call: Call) -> Script[Change]:
+        node, number = self._node, self._trial.place.number + self._node.rollout_id
+        step: Step = InRollout(node.inner, number, node.temperature)
+        try:
+            reply: Reply = yield step if node.policy.timeout is None else Timed(step, node.policy.timeout), call
+            if reply.goto is not None:
+                raise NodeOutputError(f"{node.who}: its module returned Command(goto=...), and a trial goes nowhere")
+            commit_id = call.context.execution
+            patch, after = node.schema.commit(
+                call.state, reply.updates, node=node.name, commit_id=commit_id, whole_values=reply.whole
+            )
+        except NodeOutputError as error:
+            mark_of_module(error, node.inner)
+            raise
+        call.context.delegate.finish()
+        return Change.of(patch, after, node.schema)
+
+    def _judge(self, call: Call) -> Script[float]:
+        rated = self._node.reward
+        try:
+            reply: Reply = yield rated, call
+            reward = _number(thaw(reply.updates.get(REWARD)), self._node.who)
+        except NodeOutputError as error:
+            error.of_module = error.of_module or self._node.judged
+            raise
+        call.context.delegate.finish()
+        return reward
+
+    def _done(self, call: Call) -> Script[bool]:
+        assert self._node.done is not None
+        reply: Reply = yield self._node.done, _within(call, call.context.delegate.part("done"))
+        found: Any = reply.updates.get("done")
+        if not isinstance(found, bool):
+            raise NodeOutputError(f"{self._node.who}: done gave {brief(found)}: it says True or False")
+        return found
+
+    # What a module gave was paid for. It is recorded before a judge is called, which may be the call that fails.
+
+    def _recorded(self) -> Change | None:
+        if not self._node.judged:
+            return None
+        attempt = self._trial.call.context.delegate.part("module")
+        found = attempt.recorded_result()
+        return None if found is MISSING else Change(found.raw("patch"), found.raw("whole"))
+
+    def _record(self, change: Change) -> Script[None]:
+        attempt = self._trial.call.context.delegate
+        if self._node.judged and attempt.host.journal is not None:
+            part = attempt.part("module")
+            frozen = freeze(change._asdict(), (TRIALS, self._trial.index))
+            yield WriteItem(part.item_row(frozen)), self._trial.call
+            part.record_result(frozen)
+
+
+class InRollout(NamedTuple):
+    """The step of a node whose requests to LMs are those of one trial."""
+
+    step: Step
+    number: int
+    temperature: float
+
+    def call(self, call: Call) -> Any:
+        """Make the step in sync code."""
+        with in_rollout(self.number, self.temperature):
+            return self.step.call(call)
+
+    async def acall(self, call: Call) -> Any:
+        """Make the step in async code."""
+        with in_rollout(self.number, self.temperature):
+            return await self.step.acall(call)
+
+
+def _raw_items(values: Any) -> Sequence[Any]:
+    return list(values.raw_items()) if isinstance(values, FrozenList) else list(values)
+
+
+def _number(found: object, who: str) -> float:
+    """The reward as a number; True counts as 1."""
+    value: Any = found
+    if (is_number(found) or isinstance(found, bool)) and not math.isnan(value):
+        return float(value)
+    what = "NaN" if is_number(found) else brief(found)
+    raise NodeOutputError(f"{who}: the reward is {what}: a reward is a number, the higher the better")
+
+
+# --- what a trial has changed
+
+
+class Change(NamedTuple):
+    """What a trial has changed of its parent's state, as values that a state can hold.
+
+    Attributes:
+        patch: an RFC 7396 merge patch; of a field with a reducer the list of its updates.
+        whole: the new values of fields for which such a patch cannot be written: it knows no None as a value.
+    """
+
+    patch: Mapping[str, Any]
+    whole: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, patch: Mapping[str, Any], after: ImmutableState, schema: Schema) -> Change:
+        """The change of a patch of `Schema.commit`; `after` is the state with it."""
+        found: dict[str, Any] = {}
+        whole: dict[str, Any] = {}
+        for field, update in patch.items():
+            folds = schema.reducer(field) is not None
+            written = [list(each_update(update))] if folds and not resets(update) else _as_merge_patch(update)
+            if written and not (folds and resets(update)):
+                found[field] = written[0]
+            elif field in after:
+                whole[field] = after.raw(field)
+            else:
+                found[field] = None
+        return cls(found, whole)
+
+    def applied(self, state: ImmutableState, schema: Schema) -> ImmutableState:
+        """The state with this change."""
+        for field, update in _raw_pairs(self.patch):
+            value = state.raw(field, DELETE)
+            if update is not None and schema.reducer(field) is not None:
+                for part in _raw_items(update):
+                    value = schema.fold(field, value, part)
+            else:
+                value = apply_value(value, update)
+            state = state.discard(field) if value is DELETE else state.set(field, value)
+        for field, value in _raw_pairs(self.whole):
+            state = state.set(field, value)
+        return state
+
+
+def _as_merge_patch(update: Any) -> list[Any]:
+    """An update of `diff` as one of a JSON merge patch, in a list; `[]` if it cannot be written as one."""
+    if update is DELETE:
+        return [None]
+    if isinstance(update, Replace):
+        return [] if update.frozen is None or isinstance(update.frozen, FrozenDict) else [update.frozen]
+    if not isinstance(update, dict):
+        return [update]
+    found = {key: _as_merge_patch(part) for key, part in update.items()}
+    return [{key: part[0] for key, part in found.items()}] if all(found.values()) else []
+
+
+def _raw_pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    return iter(values.raw_items() if isinstance(values, FrozenDict) else values.items())
+
+
+def change_of(entry: FrozenDict[str, Any]) -> Change:
+    """The change of an entry of the tree."""
+    return Change(entry.raw("patch"), entry.raw("whole", {}))
+
+
+def path_to(name: str) -> list[str]:
+    """The names of the trials on the path to one, itself included; the root is none.
+
+    Example:
+        >>> path_to("0.1.0")
+        ['0.1', '0.1.0']
+    """
+    parts = name.split(".")
+    return [".".join(parts[: end + 1]) for end in range(1, len(parts))]
+
+
+def state_of(root: ImmutableState, tree: Any, name: str, schema: Schema) -> ImmutableState:
+    """The state of a trial: that of the root with the changes on its path. Reads the entries of the path alone."""
+    for above in path_to(name):
+        root = change_of(tree.raw(above)).applied(root, schema)
+    return root
+
+
+# --- building the node
+
+
+def build_trial(asked: TrialOptions, options: NodeOptions) -> Built:
+    """The node that makes trials, and what is wrong with it."""
+    module = _build_part(asked.module, options, {})
+    reward = build_reward(asked.reward, options._replace(name=REWARD, reads=None, writes=None))
+    done = None
+    if asked.done is not None:
+        done = _build_function(asked.done, options._replace(name="done", reads=None, writes=None), "done")
+    parts = [module, reward, *([] if done is None else [done])]
+    problems = tuple(problem for part in parts for problem in (*part.problems, *part.unknown))
+    if module.node is None or reward.node is None or (done is not None and done.node is None):
+        return Built(None, module.module, problems, judge=reward.module)
+    inner = module.node
+    nodes = [part.node for part in parts if part.node is not None]
+    reads = {field: field for node in nodes for field in (node.reads or {}).values()}
+    node = TrialNode(
+        name=options.name,
+        reads=reads | {TREE: TREE},
+        # A reward reads what the module writes.
+        optional=frozenset(reads) - (frozenset((inner.reads or {}).values()) - inner.optional),
+        writes={TRIALS: TRIALS},
+        resources={name: kind for node in nodes for name, kind in node.resources.items()},
+        templates=inner.templates,
+        inner=inner,
+        reward=reward.node,
+        done=None if done is None else done.node,
+        judged=reward.module is not None,
+        schema=options.schema,
+        rollout_id=asked.rollout_id,
+        temperature=asked.temperature,
+    )
+    return Built(node, module.module, problems, judge=reward.module)
+
+
+def _build_part(module: Any, options: NodeOptions, changes: Mapping[str, Any]) -> Built:
+    build = build_subgraph if is_program(module) else build_module
+    return build(module, options._replace(node=module, **changes))
+
+
+def build_reward(reward: object, options: NodeOptions) -> Built:
+    """The node that rates a trial, and what is wrong with it. Its reply has the reward."""
+    if not isinstance(reward, dspy.Module):
+        return _build_function(reward, options, REWARD)
+    name, problem = _rated_output(reward, options.who)
+    if problem:
+        return Built(None, reward, (problem,))
+    one = MapOptions("", "", REWARD)  # its output is no field of the state, as that of the node of a map is none
+    return _build_part(reward, options, {"writes": {name: REWARD}, "map": one})
+
+
+def _rated_output(reward: dspy.Module, who: str) -> tuple[str, str]:
+    """The output of a judge, or what is wrong with its outputs."""
+    line = "a judge has one output, a number: dspy.Predict('question, answer -> quality: float')"
+    if is_program(reward):
+        program: Any = reward
+        names = program.graph.writes if program.graph.outputs is None else program.graph.outputs
+        schema = program.graph.topology.schema
+        kinds = {name: value_type(schema, name) if name in schema.fields else Any for name in names or ()}
+    else:
+        found = module_io(reward)
+        kinds = {name: found.type_of(name) for name in found.outputs or ()}
+    if len(kinds) != 1:
+        return "", f"{who}: its outputs are {list_names(kinds) if kinds else 'not known'}: {line}"
+    [(name, kind)] = kinds.items()
+    if not fits(kind, float):
+        return name, f"{who}: its output {name!r} is {shown_type(kind)}: {line}"
+    return name, ""
+
+
+def _build_function(fn: Any, options: NodeOptions, into: str) -> Built:
+    if not callable(fn) or isinstance(fn, type):
+        what = "a function of fields" if into != REWARD else "a function of fields, or a module with one number"
+        return Built(None, None, (f"{options.who} is {brief(fn)}, of type {type(fn).__name__}: give {what}",))
+    plan = plan_binding(read_signature(fn, options.who), options, options.who)
+    hidden = hidden_problems(fn, options.who, "give the module itself as the reward, reward={name}")
+    reads, optional = plan.binding.facts()
+    node = FunctionFinder(
+        name=options.name,
+        reads=reads,
+        optional=optional,
+        writes={into: into},
+        resources={resource.name: resource.kind for resource in plan.binding.resources if not resource.default},
+        whole_state=plan.binding.whole_state,
+        fn=fn,
+        binding=plan.binding,
+        asynchronous=is_async(fn),
+        into=into,
+    )
+    return Built(node, None, (*plan.problems, *hidden), tuple(plan.unknown))
+
+
+def with_policy(node: TrialNode, policy: NodePolicy) -> TrialNode:
+    """The node with the policy of its trials."""
+    return replace(node, policy=policy)

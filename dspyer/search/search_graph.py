@@ -1,0 +1,704 @@
+"""The graph of a search: `choose -> trial -> grow -> choose -> ... -> finish`.
+
+`choose` asks the policy for the trials of a round, `trial` makes them (`nodes.trial`), `grow` adds them to the tree,
+and `finish` writes the fields of the best one. All but `trial` are pure, so a run that is resumed, or replayed, comes
+to the same tree.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import dspy
+from pydantic import Field, create_model
+from typing_extensions import TypedDict
+
+from dspyer.errors import GraphError, NodeOutputError, SearchError, annotate, brief, list_names, with_article
+from dspyer.failure import Failure
+from dspyer.graph.builder import Graph
+from dspyer.nodes.binding import is_record, is_value_class
+from dspyer.nodes.callables import read_signature
+from dspyer.nodes.context import Context
+from dspyer.nodes.field_names import name_map
+from dspyer.nodes.module import module_io
+from dspyer.nodes.node import Command, Send
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.subgraph import SubgraphProgram, is_program
+from dspyer.nodes.trial import BEST, CHOSEN, FINISH, REWARD, ROOT, TREE, TRIALS, TrialOptions, change_of, path_to
+from dspyer.patch import DELETE, Replace, apply_value
+from dspyer.reducers import Updates
+from dspyer.scheduler.topology import END, START
+from dspyer.schema.schema import Schema
+from dspyer.search.choosers import Beam, BestOf, MonteCarlo
+from dspyer.search.trees import Tree
+from dspyer.state import ImmutableState
+from dspyer.threads.graph_fingerprint import named_classes
+from dspyer.values.scalars import is_number, is_whole_number
+
+Choose = Callable[[Tree], Iterable[tuple[str, int]]]
+Names = Collection[str] | Mapping[str, str]
+"""Names of fields: a list, or a map from a module's own names to those of the state."""
+
+
+class TrialEntry(TypedDict, total=False):
+    """An entry of the field `tree`: the attributes of a `Trial`. Without a value: `whole` empty, `closed` False."""
+
+    name: str
+    parent: str
+    patch: dict[str, Any]
+    whole: dict[str, Any]
+    reward: float | None
+    value: float
+    visits: int
+    done: bool
+    failure: Failure | None
+    closed: bool
+
+
+# --- the public functions
+
+
+def tree(
+    module: dspy.Module | Graph,
+    reward: Callable[..., float] | dspy.Module | Graph,
+    choose: Choose,
+    *,
+    done: Callable[..., bool] | None = None,
+    reads: Names | None = None,
+    writes: Names | None = None,
+    rollout_id: int = 0,
+    temperature: float = 1.0,
+    name: str = "Search",
+) -> Graph:
+    """The graph of a search whose policy is a function: it decides which trials each round makes.
+
+    The state has the fields of `module`, `tree` with all trials by name, and `best`, the name of the best one. A trial
+    begins with the state of its parent, and stores only what it changed. The result does not depend on timing: the
+    policy sees completed rounds only, and each trial has a number, its rollout id for DSPy's cache.
+
+    Args:
+        module: what a trial runs, a DSPy module, a program or a graph: it maps a state to the next one, so what it
+            writes must be what it reads. `reads=` and `writes=` map its names, as in `Graph.add_node`.
+        reward: rates the state after a trial, the higher the better: a function of fields, or a judge, which is a
+            module, program or graph with one number as its output. Parameters that are no fields become inputs.
+        choose: the policy, a pure function of a `Tree`: returns the trials of the next round, each as the name of its
+            parent and its place among the children, counted from 0; an empty list ends the search.
+        done: a function of fields that says whether a trial is a solution: no trial continues it, and the best of the
+            solutions is the result. Without it, that is the best trial.
+        reads: the inputs of `module`, or a map from its names to fields.
+        writes: the outputs of `module`, or a map from its names to fields.
+        rollout_id: the number of the first trial. A search with another one asks LMs for other responses.
+        temperature: of the requests in a trial, wherever a predictor has none of its own.
+        name: the name of the graph.
+
+    Returns:
+        The graph. `program.trial` is the module, and `program.reward` the judge, which optimizers leave alone.
+
+    Raises:
+        GraphError: if an argument is not what it must be.
+
+    Example:
+        >>> import dspy
+        >>> class Step(dspy.Module):
+        ...     def forward(self, n):
+        ...         return dspy.Prediction(n=n + 3)
+        >>> def chain(tree):  # continues the last trial, three times
+        ...     return [] if len(tree) == 3 else [(([tree.root, *tree.values()])[-1].name, 0)]
+        >>> program = tree(Step(), lambda n: -abs(n - 7), chain, writes=["n"]).compile()
+        >>> run = program.run({"n": 1})
+        >>> run.state["n"], run.state["best"], len(run.state["tree"])
+        (7, '0.0.0', 3)
+    """
+    if not callable(choose):
+        raise GraphError(
+            f"choose is {brief(choose)}: give a function of a tree, choose(tree) -> [(parent, place), ...]"
+        )
+    return _search(module, reward, choose, _Options(done, reads, writes, rollout_id, temperature, name))
+
+
+def best_of(
+    module: dspy.Module | Graph,
+    n: int,
+    reward: Callable[..., float] | dspy.Module | Graph,
+    *,
+    threshold: float | None = None,
+    per_round: int = 1,
+    reads: Names | None = None,
+    writes: Names | None = None,
+    rollout_id: int = 0,
+    temperature: float = 1.0,
+    name: str = "BestOf",
+) -> Graph:
+    """The graph of a search that runs a module up to `n` times on the same inputs and keeps the best result.
+
+    With `per_round=1` it makes the requests of `dspy.BestOfN`, and picks the same result. It differs where a trial is
+    lost: its result survives crashes, its trials run at once with `per_round`, and if all of them fail it raises.
+
+    Args:
+        module: what a trial runs: a DSPy module, a program or a graph.
+        n: the most trials.
+        reward: as in `tree`.
+        threshold: a reward that is good enough: the search ends after the round in which a trial reaches it. None for
+            `n` trials in any case.
+        per_round: how many trials run at once.
+        reads: as in `tree`.
+        writes: as in `tree`.
+        rollout_id: as in `tree`.
+        temperature: as in `tree`.
+        name: the name of the graph.
+
+    Returns:
+        The graph.
+
+    Raises:
+        GraphError: if an argument is not what it must be.
+
+    Example:
+        >>> import dspy
+        >>> from dspyer.testing import ScriptedLM
+        >>> short = lambda answer: -len(answer)
+        >>> program = best_of(dspy.Predict("question -> answer"), 3, short).compile()
+        >>> with ScriptedLM([{"answer": "It is 4."}, {"answer": "4"}, {"answer": "four"}]):
+        ...     run = program.run({"question": "2 + 2?"})
+        >>> run.state["answer"], run.state["best"]
+        ('4', '0.1')
+    """
+    _check_counts(n=n, per_round=per_round)
+    _check_number("threshold", threshold)
+    policy = BestOf(n, threshold, per_round)
+    options = _Options(None, reads, writes, rollout_id, temperature, name)
+    return _search(module, reward, policy, options, Bounds(1, None, n, math.ceil(n / per_round)))
+
+
+def beam(
+    module: dspy.Module | Graph,
+    reward: Callable[..., float] | dspy.Module | Graph,
+    *,
+    width: int,
+    branch: int,
+    depth: int,
+    done: Callable[..., bool] | None = None,
+    threshold: float | None = None,
+    reads: Names | None = None,
+    writes: Names | None = None,
+    rollout_id: int = 0,
+    temperature: float = 1.0,
+    name: str = "Beam",
+) -> Graph:
+    """The graph of a beam search: the `width` best trials of each level are continued `branch` times each.
+
+    A level is a round: its trials run at once. Trials that are done, or failed, leave the beam. The search makes at
+    most `branch + (depth - 1) * width * branch` trials.
+
+    Args:
+        module: as in `tree`.
+        reward: as in `tree`.
+        width: how many trials of a level are continued.
+        branch: how many trials continue each of them, and the root.
+        depth: the number of levels.
+        done: as in `tree`.
+        threshold: the search ends after the round in which a trial reaches this reward; with `done=`, one that is done.
+        reads: as in `tree`.
+        writes: as in `tree`.
+        rollout_id: as in `tree`.
+        temperature: as in `tree`.
+        name: the name of the graph.
+
+    Returns:
+        The graph.
+
+    Raises:
+        GraphError: if an argument is not what it must be.
+
+    Example:
+        >>> import dspy
+        >>> class Double(dspy.Module):
+        ...     def forward(self, n):
+        ...         return dspy.Prediction(n=2 * n)
+        >>> solved = lambda n: n >= 40
+        >>> graph = beam(Double(), lambda n: -abs(n - 40), width=1, branch=2, depth=9, done=solved, writes=["n"])
+        >>> run = graph.compile().run({"n": 5})
+        >>> run.state["n"], run.state["best"]
+        (40, '0.0.0.0')
+    """
+    _check_counts(width=width, branch=branch, depth=depth)
+    _check_number("threshold", threshold)
+    _warn_of_depth("beam", depth, done)
+    policy = Beam(width, branch, depth, threshold, done is not None)
+    options = _Options(done, reads, writes, rollout_id, temperature, name)
+    bounds = Bounds(depth, None, branch + (depth - 1) * width * branch, depth)
+    return _search(module, reward, policy, options, bounds)
+
+
+def mcts(
+    module: dspy.Module | Graph,
+    reward: Callable[..., float] | dspy.Module | Graph,
+    *,
+    branch: int,
+    depth: int,
+    max_trials: int,
+    done: Callable[..., bool] | None = None,
+    c: float = 1.4,
+    per_round: int = 1,
+    threshold: float | None = None,
+    reads: Names | None = None,
+    writes: Names | None = None,
+    rollout_id: int = 0,
+    temperature: float = 1.0,
+    name: str = "MCTS",
+) -> Graph:
+    """The graph of a Monte Carlo tree search by upper confidence bounds.
+
+    Each trial continues the parent with the best mean reward below it, plus a bound for how little it was tried.
+    Trials of one round look elsewhere: each that is chosen counts as a visit without a reward when the next is chosen.
+
+    Args:
+        module: as in `tree`.
+        reward: as in `tree`; `c` fits to rewards between 0 and 1.
+        branch: how many trials continue each trial, and the root.
+        depth: the longest path.
+        max_trials: the most calls of `module`, retries apart.
+        done: as in `tree`.
+        c: how much the search explores: 0 follows the best mean alone.
+        per_round: how many trials run at once.
+        threshold: the search ends after the round in which a trial reaches this reward; with `done=`, one that is done.
+        reads: as in `tree`.
+        writes: as in `tree`.
+        rollout_id: as in `tree`.
+        temperature: as in `tree`.
+        name: the name of the graph.
+
+    Returns:
+        The graph.
+
+    Raises:
+        GraphError: if an argument is not what it must be.
+
+    Example:
+        >>> import dspy
+        >>> class Double(dspy.Module):
+        ...     def forward(self, n):
+        ...         return dspy.Prediction(n=2 * n)
+        >>> solved = lambda n: n >= 40
+        >>> near = lambda n: 1 / (1 + abs(n - 40))
+        >>> graph = mcts(Double(), near, branch=1, depth=5, max_trials=10, done=solved, writes=["n"])
+        >>> run = graph.compile().run({"n": 5})
+        >>> run.state["n"], run.state["best"], len(run.state["tree"])
+        (40, '0.0.0.0', 3)
+    """
+    _check_counts(branch=branch, depth=depth, max_trials=max_trials, per_round=per_round)
+    _check_number("threshold", threshold)
+    _check_number("c", c)
+    _warn_of_depth("mcts", depth, done)
+    policy = MonteCarlo(branch, depth, max_trials, c, per_round, threshold, done is not None)
+    options = _Options(done, reads, writes, rollout_id, temperature, name)
+    return _search(module, reward, policy, options, Bounds(depth, branch, max_trials, max_trials))
+
+
+# --- the arguments
+
+
+class _Options(NamedTuple):
+    """The options that all searches have."""
+
+    done: Any
+    reads: Any
+    writes: Any
+    rollout_id: Any
+    temperature: Any
+    name: str
+
+
+class Bounds(NamedTuple):
+    """What is known of the size of a search.
+
+    Attributes:
+        depth: the longest path; None for unknown.
+        branch: how many trials continue each one, if the search marks those below which all are tried; else None.
+        trials: the most trials; None for unknown.
+        rounds: the most rounds; None for unknown.
+    """
+
+    depth: int | None = None
+    branch: int | None = None
+    trials: int | None = None
+    rounds: int | None = None
+
+
+def _check_counts(**counts: Any) -> None:
+    for name, count in counts.items():
+        if not is_whole_number(count) or count < 1:
+            raise GraphError(f"{name}={count!r}: it must be a whole number of at least 1")
+
+
+def _check_number(name: str, number: Any) -> None:
+    if number is not None and (not is_number(number) or math.isnan(number)):
+        raise GraphError(f"{name}={number!r}: give a number")
+
+
+def _warn_of_depth(kind: str, depth: int, done: object) -> None:
+    if done is None and depth > 1:
+        warnings.warn(
+            f"{kind}(depth={depth}) without done=: nothing says that a trial is a solution, so the search goes on to "
+            "its end and picks the best trial of any depth. Give done=, a function of fields",
+            stacklevel=3,  # the line of the user
+        )
+
+
+def _check_options(options: _Options, bounds: Bounds) -> None:
+    temperature, rollout_id = options.temperature, options.rollout_id
+    if not is_number(temperature) or not math.isfinite(temperature) or temperature < 0:
+        raise GraphError(f"temperature={temperature!r}: give a number greater than 0")
+    if temperature == 0 and bounds.trials != 1:
+        raise GraphError(
+            "temperature=0: an LM gives one response to equal requests then, and all trials would be the same one. "
+            "Give a temperature greater than 0"
+        )
+    if not is_whole_number(rollout_id) or rollout_id < 0:
+        raise GraphError(f"rollout_id={rollout_id!r}: give a whole number of at least 0")
+
+
+# --- the graph
+
+
+def _search(
+    module: Any,
+    reward: Any,
+    choose: Choose,
+    options: _Options,
+    bounds: Bounds = Bounds(),  # noqa: B008 - immutable
+) -> Graph:
+    """The graph of a search."""
+    _check_options(options, bounds)
+    module, reward = _program(module, "module"), _program(reward, REWARD)
+    fields = _fields_of(module, reward, options)
+    if bounds.depth != 1 and fields.given is not None:
+        lost = [name for name in fields.given if name not in fields.inputs]
+        if lost:
+            raise GraphError(_deeper_text(fields, lost))
+    schema = _schema(fields, options.name)
+    known = [name for name in fields.types if name not in (TREE, BEST)]
+    graph = Graph(
+        schema,
+        name=options.name,
+        inputs=fields.inputs,
+        required=fields.required,
+        outputs=[*(fields.given or ()), BEST],
+        keep=known,
+    )
+    folded = frozenset(name for name in fields.types if Schema.of(schema).reducer(name) is not None)
+    graph.add_node("choose", _choose_node(choose), goto=["trial", FINISH])
+    trial = TrialOptions(module, reward, options.done, options.rollout_id, float(options.temperature))
+    graph._nodes["trial"] = NodeOptions("trial", Schema.of(schema), trial, fields.reads, fields.writes)
+    graph.add_node("grow", _grow_node(bounds))
+    graph.add_node(
+        FINISH, _finish_node(options.name, folded), reads=[TREE, *known], writes=[BEST, *(fields.given or ())]
+    )
+    graph.add_path(START, "choose").add_path("trial", "grow", "choose").add_edge(FINISH, END)
+    if bounds.rounds is not None:
+        graph._least_steps = 3 * bounds.rounds + 3
+    return graph
+
+
+def _program(given: Any, what: str) -> Any:
+    """A module, or the function of a reward; a graph is compiled."""
+    if not isinstance(given, Graph):
+        if what == "module" and not isinstance(given, dspy.Module):
+            kind = type(given).__name__
+            raise GraphError(
+                f"the module of a search is {brief(given)}, {with_article(kind)}: give a dspy.Module, a program or a "
+                "Graph"
+            )
+        return given
+    try:
+        return given.compile()
+    except Exception as error:
+        annotate(error, f"in the graph that was given as the {what} of a search")
+        raise
+
+
+class _Fields(NamedTuple):
+    """The fields of a search.
+
+    Attributes:
+        types: their types, with the default; of a program's fields with the reducer.
+        inputs: those that a run may be given.
+        required: those that a run must be given.
+        given: those that the module writes; None for unknown.
+        reads: the option `reads` of the module, in full form.
+        writes: the option `writes` of the module, in full form.
+    """
+
+    types: dict[str, Any]
+    inputs: list[str]
+    required: list[str]
+    given: list[str] | None
+    reads: dict[str, str] | None
+    writes: dict[str, str] | None
+
+
+def _fields_of(module: Any, reward: Any, options: _Options) -> _Fields:
+    reads = _names("reads", options.reads)
+    writes = _names("writes", options.writes)
+    inputs, optional, outputs = _io(module)
+    types: dict[str, Any] = {}
+    found: list[str] = []
+    needed: list[str] = []
+    for name, kind in inputs.items():
+        field = name if reads is None else reads.get(name, name)
+        types.setdefault(field, kind)
+        found.append(field)
+        needed += () if name in optional else (field,)
+    for name, field in (reads or {}).items():
+        if name not in inputs:
+            types.setdefault(field, (Any, Field()))
+            found.append(field)
+    given = list(outputs) if writes is None and outputs is not None else None if writes is None else [*writes.values()]
+    if given is None:
+        raise GraphError(
+            f"a module of class {type(module).__name__} does not say what it gives: name it, writes=['a name']"
+        )
+    for name in given if writes is None else writes:
+        field = name if writes is None else writes[name]
+        types.setdefault(field, (outputs or {}).get(name, (Any, Field())))
+    for name in _judged_inputs(reward, options.done):
+        if name not in types and name not in (TREE, BEST, TRIALS):
+            types[name] = (Any, Field())
+            found.append(name)
+            needed.append(name)
+    taken = [name for name in (TREE, BEST, TRIALS) if name in types]
+    if taken:
+        raise GraphError(
+            f"{list_names(taken)}: a search has fields of this name itself: map that of the module to another field, "
+            f"reads={{{taken[0]!r}: 'a field'}} or writes={{...}}"
+        )
+    return _Fields(types, list(dict.fromkeys(found)), list(dict.fromkeys(needed)), given, reads, writes)
+
+
+def _names(option: str, given: Any) -> dict[str, str] | None:
+    names, problems = name_map(given, option, "the module of a search")
+    if isinstance(given, Mapping):
+        problems += [
+            f"the module of a search: {option}[{own!r}] is {brief(field)}: it must be the name of a field"
+            for own, field in given.items()
+            if not isinstance(field, str)
+        ]
+    if problems:
+        raise GraphError(problems)
+    return None if names is None else dict(names)
+
+
+Types = dict[str, Any]
+
+
+def _io(module: Any) -> tuple[Types, Collection[str], Types | None]:
+    """The inputs of a module with their types, those that may be left out, and its outputs; None for unknown."""
+    if not is_program(module):
+        found = module_io(module)
+        inputs = {name: _field(kind) for name, kind in found.inputs.items()}
+        if found.outputs is None:
+            return inputs, found.optional, None
+        return inputs, found.optional, {name: _field(found.type_of(name)) for name in found.outputs}
+    graph = cast(SubgraphProgram, module).graph
+    schema = graph.topology.schema
+    names = list(graph.inputs if graph.outputs is None else dict.fromkeys((*graph.inputs, *graph.outputs)))
+    kinds = {name: _field_of_model(schema, name) for name in names}
+    changed = [name for name in graph.inputs if graph.writes is None or name in graph.writes]
+    outputs = (
+        None if graph.outputs is None else [*graph.outputs, *(name for name in changed if name not in graph.outputs)]
+    )
+    if outputs is None and graph.writes is not None:
+        outputs = list(graph.writes)
+    given = None if outputs is None else {name: kinds.get(name, (Any, Field())) for name in outputs}
+    optional = frozenset(graph.inputs) - graph.required
+    return {name: kinds[name] for name in graph.inputs}, optional, given
+
+
+def _field(kind: Any) -> tuple[Any, Any]:
+    """A field for an input or output of a DSPy module. DSPy checks no plain types, so a search does not either.
+
+    A class must be named, since a store reads only objects of classes that the schema names.
+    """
+    try:
+        names = named_classes(Schema.of(create_model("Probe", value=(kind, Field()))))
+    except Exception:  # noqa: BLE001 - a type that pydantic or a state does not know
+        return (Any, Field())
+    return (kind if names else Any, Field())
+
+
+def _field_of_model(schema: Schema, name: str) -> tuple[Any, Any]:
+    """A field of a program, with its type, default and reducer."""
+    if schema.model is None or name not in schema.model.model_fields:
+        return (Any, Field())
+    info = schema.model.model_fields[name]
+    return (info.annotation, info)
+
+
+def _judged_inputs(reward: Any, done: Any) -> list[str]:
+    """What a reward and `done` read and cannot do without."""
+    found: list[str] = []
+    for part in (reward, done):
+        if isinstance(part, dspy.Module):
+            if is_program(part):
+                found += sorted(cast(SubgraphProgram, part).graph.required)
+            else:
+                inputs = module_io(part)
+                found += [name for name in inputs.inputs if name not in inputs.optional]
+        elif callable(part) and not isinstance(part, type):
+            own = read_signature(part, "").parameters
+            plain = [one.name for one in own if not one.default and one.name not in ("state", "ctx") and _is_plain(one)]
+            found += plain
+    return found
+
+
+def _is_plain(parameter: Any) -> bool:
+    """Whether a parameter is not a resource: it has no annotation, or one that is a value of a state."""
+    kind = parameter.annotation
+    return not isinstance(kind, type) or kind is Any or is_value_class(kind) or is_record(kind)
+
+
+def _schema(fields: _Fields, name: str) -> Any:
+    own: dict[str, Any] = {
+        TREE: (dict[str, TrialEntry], {}),
+        BEST: (str, Field()),
+        TRIALS: (list[TrialEntry], []),
+    }
+    try:
+        return create_model(name, **fields.types, **own)
+    except Exception as error:
+        annotate(error, "these are the fields of the module of a search")
+        raise
+
+
+def _deeper_text(fields: _Fields, lost: Sequence[str]) -> str:
+    return (
+        f"a search of more than one level continues what its module gave, and {list_names(lost)} is none of its inputs "
+        f"({list_names(fields.inputs)}): map it to one, for example writes={{{lost[0]!r}: "
+        f"{(fields.inputs or ['a field'])[0]!r}}}"
+    )
+
+
+# --- the nodes
+
+
+def _choose_node(choose: Choose) -> Callable[..., Any]:
+    def choose_trials(tree, trials):  # type: ignore[no-untyped-def]
+        seen = Tree(tree, [trial["name"] for trial in trials])
+        chosen = _checked(choose(seen), seen)
+        return Command(goto=Send("trial", {CHOSEN: chosen}) if chosen else FINISH)
+
+    choose_trials.__name__ = "choose"
+    return choose_trials
+
+
+def _checked(found: Any, tree: Tree) -> list[dict[str, Any]]:
+    """The chosen trials, each with its name and number; an error if they are no places of the tree."""
+    shape = "choose must return a list of (parent, place), such as [('0', 0), ('0', 1)]"
+    if found is None or isinstance(found, str | Mapping) or not isinstance(found, Iterable):
+        raise NodeOutputError(f"{shape}, and it returned {brief(found)}. An empty list ends the search")
+    chosen: list[dict[str, Any]] = []
+    new: dict[str, int] = {}
+    for pair in found:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise NodeOutputError(f"{shape}, and {brief(pair)} is in it")
+        parent, place = pair
+        if parent != ROOT and parent not in tree:
+            raise NodeOutputError(f"choose named the parent {parent!r}, which is no trial of an earlier round, nor '0'")
+        if parent != ROOT and tree[parent].done:
+            why = "failed" if tree[parent].failure is not None else "is done"
+            raise NodeOutputError(f"choose named the parent {parent!r}, which {why}: nothing continues it")
+        if parent not in new:
+            new[parent] = len(tree.children(parent))
+        if not is_whole_number(place) or place != new[parent]:
+            raise NodeOutputError(
+                f"choose named place {place!r} below {parent!r}, where the next one is {new[parent]}: places are "
+                "counted from 0, without a gap"
+            )
+        new[parent] += 1
+        chosen.append({"name": f"{parent}.{place}", "parent": parent, "number": len(tree) + len(chosen)})
+    return chosen
+
+
+def _grow_node(bounds: Bounds) -> Callable[..., Any]:
+    def grow(tree, trials):  # type: ignore[no-untyped-def]
+        changes: dict[str, dict[str, Any]] = {}
+        entries: dict[str, Any] = {}
+        for trial in trials:
+            entries[trial["name"]] = trial
+            for name in path_to(trial["parent"]):
+                before = tree[name]
+                change = changes.setdefault(name, {"value": before["value"], "visits": before["visits"]})
+                change["value"] += trial["value"]
+                change["visits"] += 1
+        if bounds.branch is not None:
+            for name in _closed(tree, entries, bounds):
+                changes.setdefault(name, {})["closed"] = True
+        grown = {name: Replace({**entry, **changes.pop(name, {})}) for name, entry in entries.items()}
+        return {TREE: {**grown, **changes}}
+
+    return grow
+
+
+def _closed(tree: Mapping[str, Any], entries: Mapping[str, Any], bounds: Bounds) -> list[str]:
+    """The trials below which all are tried, of the new ones and those above them."""
+    closed: dict[str, None] = {}
+    for name, entry in entries.items():
+        if not entry["done"] and name.count(".") != bounds.depth:
+            continue
+        closed[name] = None
+        parent = entry["parent"]
+        while parent != ROOT and all(
+            child in closed or (child not in entries and child in tree and tree[child].get("closed", False))
+            for child in (f"{parent}.{place}" for place in range(bounds.branch or 0))
+        ):
+            closed[parent] = None
+            parent = parent.rpartition(".")[0]
+    return list(closed)
+
+
+def _finish_node(search: str, folded: frozenset[str]) -> Callable[..., Any]:
+    def finish(state: ImmutableState, ctx: Context) -> dict[str, Any]:
+        entries = state.raw(TREE)
+        best = _best(Tree(entries), search, ctx)
+        return {BEST: best, **_changes(state, entries, best, folded)}
+
+    return finish
+
+
+def _best(tree: Tree, search: str, ctx: Context) -> str:
+    """The name of the best trial: of those that are done or, if none is, of all; the first of equal ones."""
+    rated = [trial for trial in tree.values() if trial.reward is not None]
+    if rated:
+        solved = [trial for trial in rated if trial.done]
+        return max(solved or rated, key=lambda trial: cast(float, trial.reward)).name
+    failures = [trial.failure for trial in tree.values() if trial.failure is not None]
+    if not failures:
+        raise SearchError(f"the search {search!r} has made no trial: its choose returned an empty list at once")
+    text = f"all {len(failures)} trials of the search {search!r} failed. The first of them: {failures[0]}"
+    session: Any = ctx.delegate.host
+    first = getattr(session, "trial_error", None)
+    raise SearchError(text, failures) from (first[1] if first is not None and first[0] == 0 else None)
+
+
+def _changes(state: ImmutableState, entries: Any, best: str, folded: frozenset[str]) -> dict[str, Any]:
+    """What the trials on the path to the best one have changed, as updates of the state."""
+    updates: dict[str, list[Any]] = {}
+    values: dict[str, Any] = {}
+    for name in path_to(best):
+        change = change_of(entries.raw(name))
+        for field, update in cast(Any, change.patch).raw_items():
+            if update is not None and field in folded:
+                updates.setdefault(field, []).extend(update.raw_items())
+            else:
+                updates.pop(field, None)
+                values[field] = apply_value(values.get(field, state.raw(field, DELETE)), update)
+        for field, value in change.whole.items():
+            updates.pop(field, None)
+            values[field] = value
+    found: dict[str, Any] = {field: DELETE if value is DELETE else Replace(value) for field, value in values.items()}
+    for field, parts in updates.items():
+        found[field] = Updates(*([found[field]] if field in found else []), *parts)
+    return found
