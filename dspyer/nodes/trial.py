@@ -225,7 +225,7 @@ class _Trial:
         }
         return found | {"whole": whole} if whole else found
 
-    def finished(self, change: Change, reward: float, done: bool) -> dict[str, Any]:
+    def finished(self, change: TrialChange, reward: float, done: bool) -> dict[str, Any]:
         """The entry of a trial that did not fail."""
         return self._entry(change.patch, change.whole, reward, done)
 
@@ -278,7 +278,7 @@ class _Tried:
         self.number = failed + 1
         return next_attempt(call, failed, error, pause)
 
-    def _attempt(self, call: Call) -> Script[Change]:
+    def _attempt(self, call: Call) -> Script[TrialChange]:
         node, number = self._node, self._trial.place.number + self._node.rollout_id
         step: Step = InRollout(node.inner, number, node.temperature)
         try:
@@ -293,7 +293,7 @@ class _Tried:
             mark_of_module(error, node.inner)
             raise
         call.context.delegate.finish()
-        return Change.of(patch, after, node.schema)
+        return TrialChange.of(patch, after, node.schema)
 
     def _judge(self, call: Call) -> Script[float]:
         rated = self._node.reward
@@ -316,14 +316,14 @@ class _Tried:
 
     # What a module gave was paid for. It is recorded before a judge is called, which may be the call that fails.
 
-    def _recorded(self) -> Change | None:
+    def _recorded(self) -> TrialChange | None:
         if not self._node.judged:
             return None
         attempt = self._trial.call.context.delegate.part("module")
         found = attempt.recorded_result()
-        return None if found is MISSING else Change(found.raw("patch"), found.raw("whole"))
+        return None if found is MISSING else TrialChange(found.raw("patch"), found.raw("whole"))
 
-    def _record(self, change: Change) -> Script[None]:
+    def _record(self, change: TrialChange) -> Script[None]:
         attempt = self._trial.call.context.delegate
         if self._node.judged and attempt.host.journal is not None:
             part = attempt.part("module")
@@ -366,7 +366,7 @@ def _number(found: object, who: str) -> float:
 # --- what a trial has changed
 
 
-class Change(NamedTuple):
+class TrialChange(NamedTuple):
     """What a trial has changed of its parent's state, as values that a state can hold.
 
     Attributes:
@@ -378,7 +378,7 @@ class Change(NamedTuple):
     whole: Mapping[str, Any]
 
     @classmethod
-    def of(cls, patch: Mapping[str, Any], after: ImmutableState, schema: Schema) -> Change:
+    def of(cls, patch: Mapping[str, Any], after: ImmutableState, schema: Schema) -> TrialChange:
         """The change of a patch of `Schema.commit`; `after` is the state with it."""
         found: dict[str, Any] = {}
         whole: dict[str, Any] = {}
@@ -424,9 +424,9 @@ def _raw_pairs(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return iter(values.raw_items() if isinstance(values, FrozenDict) else values.items())
 
 
-def change_of(entry: FrozenDict[str, Any]) -> Change:
+def change_of(entry: FrozenDict[str, Any]) -> TrialChange:
     """The change of an entry of the tree."""
-    return Change(entry.raw("patch"), entry.raw("whole", {}))
+    return TrialChange(entry.raw("patch"), entry.raw("whole", {}))
 
 
 def path_to(name: str) -> list[str]:
