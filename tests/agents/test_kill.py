@@ -1,0 +1,104 @@
+"""An agent with three parallel calls that is killed at any write, and resumed: no finished call is made again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+from dspyer import Context, Run, Thread, agents, to_chat
+from dspyer.testing import ScriptedLM
+from dspyer.testing.prompt import Prompt
+from tests.agents.scripts import submit, turn
+from tests.persistence.equality import finished
+from tests.persistence.failing import FailingSQLite, kill
+from tests.persistence.processes import end_of, fork
+
+CALLS = turn(("look", {"tag": "a"}), ("mail", {"tag": "m"}), ("look", {"tag": "b"}))
+
+
+class Desk:
+    """Three parallel calls, one of them an effect, then the outputs. What is called is noted in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store = FailingSQLite(path / "runs.db")
+        self.effects = path / "effects"
+        self.effects.mkdir()
+        self.notes = -1
+        self.program = agents.tool_loop("question -> answer", tools=[self.look, self.mail]).compile(store=self.store)
+
+    def look(self, tag: str, ctx: Context) -> str:
+        """Looks."""
+        self.note(f"look {ctx.execution.partition('/')[2]}")
+        return f"seen {tag}"
+
+    def mail(self, tag: str, ctx: Context) -> str:
+        """Sends a mail, as a server that recognizes keys does."""
+        (self.effects / ctx.execution.replace("/", "_")).touch()
+        return f"sent {tag}"
+
+    def answer(self, prompt: Prompt) -> dict[str, Any]:
+        """The answer of the model, from the prompt alone: another process gives the same."""
+        number = int("seen b" in prompt.inputs.get("tool_call_results", ""))
+        self.note(f"lm {number}")
+        return submit(answer="end") if number else CALLS
+
+    def note_in(self, name: str) -> Path:
+        """Notes are in this file from now on."""
+        path = self.path / name
+        self.notes = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+        return path
+
+    def note(self, what: str) -> None:
+        os.write(self.notes, f"{what}\n".encode())
+
+    def run(self, thread: Thread) -> Run:
+        with dspy.context(lm=ScriptedLM(self.answer)):
+            return thread.run({"question": "q"}) if thread.status == "new" else thread.resume()
+
+
+def counted(path: Path) -> Counter[str]:
+    return Counter(path.read_text().splitlines())
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
+def test_kill_9_at_every_write(after: bool, tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    noted = desk.note_in("whole")
+    whole = desk.run(desk.program.thread("whole"))
+    undisturbed = counted(noted)
+    assert undisturbed.total() == 2 + 2
+    for at in count(1):
+        first, thread = desk.note_in(f"first {at}"), desk.program.thread(f"t {at}")
+
+        def child(thread: Thread = thread, at: int = at) -> None:
+            desk.store.arm(kill, at, after)
+            desk.run(thread)
+
+        ended = end_of(fork(child))
+        if ended == 0:
+            break
+        assert ended == -signal.SIGKILL
+        done = finished(desk.store, thread.name)
+        said = thread.state.get("messages", []) if thread.status != "new" else []
+        turns = sum(message["role"] == "assistant" for message in said)
+        second = desk.note_in(f"second {at}")
+        run = desk.run(thread) if thread.status != "completed" else None
+        assert thread.state["answer"] == "end"
+        assert to_chat(thread.state["messages"]) == to_chat(whole.state["messages"])
+        before, again = counted(first), counted(second)
+        assert before <= undisturbed
+        assert again <= undisturbed
+        assert before | again == undisturbed
+        assert not [call for call in again if call.partition(" ")[2] in done], "a finished call is not made again"
+        assert not [number for number in range(turns) if again[f"lm {number}"]], "a turn is not taken again"
+        assert len(list(desk.effects.iterdir())) == at + 1, "each thread has sent its mail once"
+        assert run is None or run.status == "completed"
+    assert at > 6
