@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import dspy
+from dspy.clients.call_context import _adapter_calls
 from dspy.utils.callback import BaseCallback
 
 from dspyer.blocking import lend_loop, reachable_loop, take_back_loop
@@ -89,6 +90,7 @@ class PredictorCall:
         # Of a predictor that another one calls, the chunks are not a part of the other one's response.
         self._around: Any = around._around if isinstance(around, PredictorCall) else around
         self._loop = reachable_loop()
+        self._scopes = len(_adapter_calls.get())  # of calls around this one
 
     async def send(self, chunk: Any) -> None:
         """Gets a chunk from DSPy."""
@@ -97,6 +99,11 @@ class PredictorCall:
             await self._around.send(chunk)
         if self._hide is None:
             self._receive(chunk)
+        if self._around is None and not self._shown:
+            # DSPy falls back to another adapter, and `dspyer.lms.reliable` to another LM, until a chunk was streamed.
+            # Here what counts is that a token was shown.
+            for progress in _adapter_calls.get()[self._scopes :]:
+                progress.emitted = False
 
     def read_as(self, adapter: dspy.Adapter, signature: Any) -> None:
         """The next response is for this adapter, with the fields of this signature in its text."""

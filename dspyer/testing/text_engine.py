@@ -88,8 +88,11 @@ class TextEngine:
         yield StreamStartEvent(id=None, model=request.model)
         for index, part in enumerate(response.message.parts):
             if isinstance(part, ToolCallPart):
-                call = ToolCallDelta(input=json.dumps(part.input), part_index=index, id=part.id, name=part.name)
-                yield StreamDeltaEvent(delta=call)
+                name: str | None = part.name  # in the first piece, as providers send it
+                for chunk in _CHUNK.findall(json.dumps(part.input)):
+                    delta = ToolCallDelta(input=chunk, part_index=index, id=part.id if name else None, name=name)
+                    yield StreamDeltaEvent(delta=delta)
+                    name = None
             elif isinstance(part, TextPart):
                 for chunk in _CHUNK.findall(part.text) or [part.text]:
                     yield StreamDeltaEvent(delta=TextDelta(text=chunk, part_index=index))

@@ -6,14 +6,13 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, Retry
+from dspyer import END, START, Graph, Retry, lms
 from dspyer.errors import NodeTimeoutError
 from dspyer.events import AttemptFailed, Committed, NodeFailed, Token
 from dspyer.testing import no_pauses
@@ -75,19 +74,14 @@ def write_as(adapter: str, values: dict[str, Any]) -> str:
     return "".join(f"[[ ## {name} ## ]]\n{value}\n\n" for name, value in values.items()) + "[[ ## completed ## ]]"
 
 
-@dataclass
 class Answers:
-    """Answers every output field that a prompt asks for, with what was asked; counts the requests by field."""
-
-    adapter: str = "chat"
-    said: list[str] = field(default_factory=list)
+    """Answers every output field that a prompt asks for, with what was asked, in the form that it asks for."""
 
     def __call__(self, messages: Messages) -> str:
         prompt = prompt_of(messages)
         asked = " ".join(str(value) for value in prompt.inputs.values())
         values = {name: f"the {name} of: {asked} [[1]] is {len(asked)}.\n\nAnd so on" for name in prompt.asks}
-        self.said += list(values)
-        return write_as(self.adapter, values)
+        return write_as(prompt.form, values)
 
 
 @pytest.fixture
@@ -110,7 +104,7 @@ def fan(over: str = "question") -> Graph:
 @ways
 @pytest.mark.parametrize("adapter", ADAPTERS)
 def test_tokens_of_parallel_branches_are_the_committed_values(how: str, adapter: str) -> None:
-    with OpenAIServer(Answers(adapter)) as server, dspy.context(lm=server.lm(), adapter=ADAPTERS[adapter]()):
+    with OpenAIServer(Answers()) as server, dspy.context(lm=server.lm(), adapter=ADAPTERS[adapter]()):
         events, run = streamed(fan().compile(store=":memory:"), {"question": "Where?"}, how)
 
     assert run.status == "completed", run.error
@@ -305,6 +299,30 @@ def test_an_adapter_that_parses_in_its_own_way_gives_whole_values(how: str, serv
 
 
 # --- failures
+
+
+@modes
+def test_a_response_without_a_token_may_be_asked_for_again_in_another_format(how: str) -> None:
+    """DSPy's chat adapter falls back to JSON, with tokens as without them."""
+    with OpenAIServer(Answers(), faults=[Text()]) as server, dspy.context(lm=server.lm()):
+        graph = Graph(inputs=["question"]).add_node("ask", dspy.Predict("question -> answer"))
+        events, run = streamed(graph.add_path(START, "ask", END).compile(), {"question": "x"}, how)
+        assert run.status == "completed", run.error
+        assert len(server.requests) == 2
+    assert by_field(events) == {"answer": run.state["answer"]}
+    assert len(tokens_of(events)) > 3
+
+
+@modes
+def test_a_backup_lm_is_asked_until_a_token_was_shown(how: str) -> None:
+    with OpenAIServer(Answers(), faults=[Cut(after=1)]) as server:
+        lm = lms.reliable(server.lm(), server.lm(temperature=0.5), retry=None)
+        with dspy.context(lm=lm):
+            graph = Graph(inputs=["question"]).add_node("ask", dspy.Predict("question -> answer"))
+            events, run = streamed(graph.add_path(START, "ask", END).compile(), {"question": "x"}, how)
+            assert run.status == "completed", run.error
+            assert len(server.requests) == 2
+    assert by_field(events) == {"answer": run.state["answer"]}
 
 
 @ways

@@ -1,0 +1,127 @@
+"""Tokens of agents: `next_thought`, and the arguments of `submit` as the output fields of the agent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import dspy
+import pytest
+
+from dspyer import END, START, Graph, agents
+from dspyer.events import Token
+from dspyer.testing import ScriptedLM
+from tests.agents.parity import ADAPTERS
+
+modes = pytest.mark.parametrize("how", ["sync", "async"])
+adapters = pytest.mark.parametrize("adapter", ADAPTERS)
+
+REPORT = 'Two lines:\n"tides" turn at 9:40,\nsays \\ the harbour \U0001f30a.'
+
+
+def look_up(topic: str) -> str:
+    """Looks up a topic."""
+    return f"all about {topic}"
+
+
+def turn(*calls: tuple[str, dict[str, Any]], thought: str) -> dict[str, Any]:
+    return {
+        "next_thought": thought,
+        "tool_calls": {"tool_calls": [{"name": name, "args": args} for name, args in calls]},
+    }
+
+
+SCRIPT = [
+    turn(("look_up", {"topic": "tides"}), thought="I have to look it up"),
+    turn(("look_up", {"topic": "moons"}), ("submit", {"report": REPORT, "pages": [1, 2]}), thought="Now I know"),
+]
+
+
+def streamed(program: Any, how: str, **inputs: Any) -> tuple[list[Any], Any]:
+    async def collect() -> tuple[list[Any], Any]:
+        stream = program.astream(inputs, tokens=True)
+        return [event async for event in stream], stream.run
+
+    if how == "async":
+        return asyncio.run(collect())
+    stream = program.stream(inputs, tokens=True)
+    return list(stream), stream.run
+
+
+def by_place(events: list[Any]) -> dict[tuple[str, int, str], str]:
+    found: dict[tuple[str, int, str], str] = {}
+    for one in events:
+        if isinstance(one, Token):
+            place = (one.node, one.visit, one.field)
+            found[place] = found.get(place, "") + one.text
+    return found
+
+
+def pieces(events: list[Any], field: str) -> list[Token]:
+    return [event for event in events if isinstance(event, Token) and event.field == field]
+
+
+@modes
+@adapters
+def test_the_arguments_of_submit_are_tokens_of_the_output_fields(adapter: str, how: str) -> None:
+    program = agents.tool_loop("task -> report, pages: list[int]", [look_up]).compile()
+    with ScriptedLM(SCRIPT), dspy.context(adapter=ADAPTERS[adapter]()):
+        events, run = streamed(program, how, task="Tell about the tides.")
+
+    assert run.status == "completed", run.error
+    found = by_place(events)
+    assert found.pop(("react", 2, "report")) == run.state["report"] == REPORT
+    assert json.loads(found.pop(("react", 2, "pages"))) == [1, 2]
+    thoughts = {visit: message["content"] for visit, message in enumerate(_turns(run), 1)}
+    assert found == {("react", visit, "next_thought"): text for visit, text in thoughts.items() if text}
+    assert len(pieces(events, "report")) > 5
+    assert [one.done for one in pieces(events, "report")].count(True) == 1
+    assert {one.predictor for one in pieces(events, "report")} == {"react"}
+    kinds = [(type(event).__name__, getattr(event, "field", "")) for event in events]
+    assert kinds.index(("Token", "report")) < len(kinds) - 4, "the report was streamed before it was committed"
+
+
+def _turns(run: Any) -> list[Mapping[str, Any]]:
+    return [message for message in run.state["messages"] if message["role"] == "assistant"]
+
+
+@modes
+def test_react_v2_as_a_node_streams_the_same_fields(how: str) -> None:
+    graph = Graph(inputs=["task"]).add_node("agent", dspy.ReActV2("task -> report, pages: list[int]", [look_up]))
+    with ScriptedLM(SCRIPT):
+        events, run = streamed(graph.add_path(START, "agent", END).compile(), how, task="Tell about the tides.")
+    assert run.status == "completed", run.error
+    assert "".join(one.text for one in pieces(events, "report")) == REPORT
+    assert {one.predictor for one in pieces(events, "report")} == {"agent.react"}
+
+
+@modes
+def test_agents_in_parallel_branches_have_tokens_of_their_own(how: str) -> None:
+    graph = Graph(name="Team", inputs=["task"])
+    for name in ("north", "south"):
+        graph.add_node(name, agents.tool_loop("task -> report", [look_up]), writes={"report": name})
+        graph.add_edge(START, name).add_edge(name, END)
+
+    def answer(call: Any) -> dict[str, Any]:
+        return turn(("submit", {"report": "the report"}), thought="at once")
+
+    with ScriptedLM(answer):
+        events, run = streamed(graph.compile(), how, task="Tell.")
+    assert run.status == "completed", run.error
+    scopes = {commit.node: (commit.id,) for commit in run.commits if commit.node in ("north", "south")}
+    for name in ("north", "south"):
+        own = [one for one in pieces(events, "report") if one.scope == scopes[name]]
+        assert "".join(one.text for one in own) == run.state[name] == "the report"
+        assert {one.node for one in own} == {"react"}
+
+
+def test_a_turn_that_answers_in_another_format_is_read_as_without_tokens() -> None:
+    """The chat adapter falls back to JSON, as long as no token was shown."""
+    program = agents.tool_loop("task -> report", [look_up]).compile()
+    with ScriptedLM(["no form that an adapter knows", turn(("submit", {"report": "found"}), thought="now")]) as lm:
+        events, run = streamed(program, "sync", task="Tell.")
+    assert run.status == "completed", run.error
+    assert by_place(events) == {("react", 1, "next_thought"): "now", ("react", 1, "report"): "found"}
+    assert len(lm.calls) == 2
