@@ -68,6 +68,17 @@ def cancellation_count() -> int:
     return 0 if task is None else task.cancelling()
 
 
+def forget_cancellations(count: int) -> None:
+    """Takes back the cancellations of this task beyond a count.
+
+    In Python 3.11 and 3.12 an `asyncio.TaskGroup` that fails while its block waits has cancelled the task around it,
+    and does not take that back. Code that counts cancellations would take the error of the group for a cancellation.
+    """
+    task = asyncio.current_task()
+    while task is not None and task.cancelling() > count:
+        task.uncancel()
+
+
 def result_of(outcome: Outcome) -> Any:
     """Return the result, or raise the exception."""
     result, error = outcome

@@ -328,8 +328,11 @@ class Interrupted(DspyerError):  # noqa: N818 - named after the status "interrup
         self.questions = tuple(questions)
 
     @classmethod
-    def of(cls, questions: Sequence[AskedQuestion], graph: str, stored: bool) -> Interrupted:
-        """Return the error for a run of `graph`; `stored` says whether it is on a thread and can be resumed."""
+    def of(cls, questions: Sequence[AskedQuestion], graph: str, stored: bool, direct: bool = False) -> Interrupted:
+        """Return the error for a run of `graph`.
+
+        `stored` says whether it is on a thread and can be resumed, `direct` whether the code of a node has called it.
+        """
         asked = "; ".join(f"{one.key!r} of node {one.node!r}: {brief(one.text)}" for one in questions)
         fix = (
             "give the answers with t.resume(answers={...})"
@@ -337,6 +340,12 @@ class Interrupted(DspyerError):  # noqa: N818 - named after the status "interrup
             else "run it on a thread, program.thread('a name'), whose resume(answers={...}) takes the answers; under "
             "an optimizer, Evaluate or in a test supply them with compile(answers={...}) or run(answers={...})"
         )
+        if direct and not stored:
+            fix = (
+                "the code of a node has called the program, which is then a run of its own and cannot wait: bind it to "
+                "the node, add_node(..., modules={'program': program}), and call it with ctx.call(program, {...}), "
+                "which asks the question in the run of the node. Or supply the answers with compile(answers={...})"
+            )
         count = f"{len(questions)} answer{'s' if len(questions) > 1 else ''}"
         return cls(f"graph {graph!r} waits for {count}: {asked}. What to do: {fix}", questions)
 

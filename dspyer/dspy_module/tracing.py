@@ -72,9 +72,13 @@ def recording_apart(lose: Callable[[Steps], None] | None = None) -> Iterator[Non
         append_to_trace(taken)
 
 
-def append_to_trace(steps: Steps) -> None:
-    """Appends to the trace around a run, in place, as DSPy itself does: `max_trace_size` drops the oldest steps."""
-    trace = dspy.settings.trace
+def append_to_trace(steps: Steps, trace: list[Any] | None = None) -> None:
+    """Appends to a trace, in place, as DSPy itself does: `max_trace_size` drops the oldest steps.
+
+    By default it is the trace around the caller.
+    """
+    if trace is None:
+        trace = dspy.settings.trace
     limit = dspy.settings.max_trace_size
     if trace is None or limit <= 0:
         return

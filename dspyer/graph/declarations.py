@@ -13,7 +13,7 @@ import dspy
 
 from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.nodes.node import Node
-from dspyer.nodes.subgraph import SubgraphProgram, is_program
+from dspyer.nodes.program_calls import SubgraphProgram, is_program
 from dspyer.policies import Pattern, Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema

@@ -13,15 +13,19 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import Context as ContextVars
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
+
+import dspy
 
 from dspyer.blocking import cancellation_count
 from dspyer.budget import Spending
 from dspyer.dspy_module.request_gate import raise_if_refused
 from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import (
+    AskedQuestion,
     AttemptError,
     AttemptOverError,
     InputError,
@@ -37,6 +41,7 @@ from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.nodes.answer_types import schema_of, validated
 from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, latest_value
+from dspyer.nodes.program_calls import OpenCalls
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.view_access import (
     NoRunViews,
@@ -87,6 +92,8 @@ class AttemptHost(Protocol):
         label: the name of the run, the prefix of the ids of its questions; empty for a run that is not stored.
         limit: the time that the node has in which the run is, and so all attempts of the run; None for no limit.
         spending: what the run has spent of its budget; None for no budget.
+        program: the program that runs, whose attributes are the modules of its nodes; None for none.
+        resources: the run's resources by type.
     """
 
     limit: TimeLimit | None
@@ -96,6 +103,8 @@ class AttemptHost(Protocol):
     answer: AnswerSource
     root: str
     label: str
+    program: dspy.Module | None
+    resources: Mapping[type, object]
 
     @property
     def views(self) -> ViewSource:
@@ -179,6 +188,8 @@ class NoRun(NotLive):
         self.label = ""
         self.limit: TimeLimit | None = None
         self.spending: Spending | None = None
+        self.program: dspy.Module | None = None
+        self.resources: Mapping[type, object] = {}
 
     def publish(self, event: Event) -> None:
         """Drop the event: there is no stream."""
@@ -213,6 +224,8 @@ class Attempt:
         over: whether the node has returned.
         replaced: whether the attempt has failed, and another one follows.
         limit: the time that the attempt has; None for no timeout.
+        calls: the programs that it has called; None for none.
+        home: the context of the node's function, if programs are bound to it.
     """
 
     __slots__ = (
@@ -220,7 +233,9 @@ class Attempt:
         "_refusal",
         "_used",
         "branch",
+        "calls",
         "execution",
+        "home",
         "host",
         "index",
         "limit",
@@ -256,6 +271,8 @@ class Attempt:
         self.over = False
         self.replaced = False
         self.limit: TimeLimit | None = None
+        self.calls: OpenCalls | None = None
+        self.home: ContextVars | None = None
         self._used: dict[tuple[str, str], object] | None = None
         self._open: list[Question] = []
         self._refusal: tuple[type[Exception], str] | None = None
@@ -334,7 +351,7 @@ class Attempt:
         For an async function, return an awaitable of the result.
         """
         self.check_time()
-        self._claim_key("once", key)
+        self.claim_key("once", key)
         place = RecordKey(self.local_id, key)
         if is_async(fn):
             return self._aonce(place, fn)
@@ -464,7 +481,7 @@ class Attempt:
             )
         if not isinstance(text, str):
             raise TypeError(f"{self.who}: the question {key!r} is {brief(text)}: a question is a text")
-        self._claim_key("interrupt", key)
+        self.claim_key("interrupt", key)
         records, place = self.host.records, RecordKey(self.local_id, key)
         before = records.questions.get(place)
         run = self.host.label if before is None else before.run  # the id stays as it was when the question was sent
@@ -489,6 +506,17 @@ class Attempt:
             records.retract_answer(place)
             self._refusal = (InputError, str(refusal))
             raise
+
+    def open_calls(self) -> OpenCalls:
+        """The programs that the attempt has called."""
+        with _lock:
+            if self.calls is None:
+                self.calls = OpenCalls()
+        return self.calls
+
+    def note_questions(self, questions: Sequence[AskedQuestion]) -> None:
+        """Keep the questions of a program that the node has called: the node must not commit without the answers."""
+        self._open += cast("Sequence[Question]", questions)
 
     def finish(self) -> None:
         """Raise what keeps a node from committing although it has returned: a question without a valid answer.
@@ -526,7 +554,7 @@ class Attempt:
 
     def view(self, view: View) -> Any:
         """The entries of a view, for `ctx.view`: checked here, since no graph build has seen it."""
-        self._check_running("looks at a view")
+        self.check_running("looks at a view")
         views = self.host.views
         allowed = views.permitted_fields(self.node, "reads")
         if allowed is not None and view.field not in allowed:
@@ -579,7 +607,7 @@ class Attempt:
 
     def delta(self) -> Delta:
         """What has changed since the node last ran, of the fields that it reads."""
-        self._check_running("asks for a delta")
+        self.check_running("asks for a delta")
         views, position = self.host.views, self.position
         if position is None:
             return Delta({}, "")
@@ -603,7 +631,7 @@ class Attempt:
             raise NodeOutputError(
                 f"{self.who} posts to {field!r} from an item of a map: return it in the item's result"
             )
-        self._check_running(f"posts to {field!r}")
+        self.check_running(f"posts to {field!r}")
         views = self.host.views
         allowed = views.permitted_fields(self.node, "writes")
         if allowed is not None and field not in allowed:
@@ -648,7 +676,7 @@ class Attempt:
         self.host.publish(Doing(self.node, self.branch, self.execution, text))
         self.host.set_doing(self, text)
 
-    def _check_running(self, what: str) -> None:
+    def check_running(self, what: str) -> None:
         self.check_time()
         if self.over:
             raise NodeOutputError(
@@ -691,7 +719,7 @@ class Attempt:
             row.content.data  # noqa: B018 - encodes it now: what cannot be stored fails here, in the item
         return row
 
-    def _claim_key(self, kind: str, key: str) -> None:
+    def claim_key(self, kind: str, key: str) -> None:
         """Refuse a key that this attempt has used before: two effects would share one record."""
         if not key or type(key) is not str:
             raise AttemptError(f"{self.who}: ctx.{kind} takes a key, a text that names it; this one is {key!r}")

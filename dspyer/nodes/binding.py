@@ -11,6 +11,7 @@ import enum
 import pathlib
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass, is_dataclass, replace
 from decimal import Decimal
 from types import MappingProxyType
@@ -159,6 +160,8 @@ class Binding:
             container = getattr(call.program, call.context.node)
             for name in self.modules:
                 arguments[name] = getattr(container, name)
+            if self.contexts:
+                call.context.delegate.home = copy_context()
         for name in self.states:
             arguments[name] = snapshot(call, self.reads)
         for name in self.views:

@@ -15,8 +15,9 @@ from dspyer.nodes.mode import ModeOptions, build_mode
 from dspyer.nodes.module import build_module
 from dspyer.nodes.node import Built
 from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.settle import BeginOptions, SettleOptions, build_begin, build_settle
-from dspyer.nodes.subgraph import build_subgraph, is_program
+from dspyer.nodes.subgraph import build_subgraph
 from dspyer.nodes.tool import ToolOptions, build_tool
 from dspyer.nodes.trial import TrialOptions, build_trial
 

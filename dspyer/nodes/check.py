@@ -27,7 +27,8 @@ from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import Built, Call, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.subgraph import build_subgraph, is_program
+from dspyer.nodes.program_calls import is_program
+from dspyer.nodes.subgraph import build_subgraph
 from dspyer.nodes.sync_async import acall_function, call_function, is_async
 from dspyer.patch import DELETE
 from dspyer.scheduler.lineage import Log, LogEntry, is_manual, lineage_counts

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+import dspy
 from typing_extensions import TypeVar
 
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.live_access import Entries, Peer
+from dspyer.nodes.program_calls import SubgraphProgram, acall_program, call_program
 from dspyer.views import Delta, View
 
 T = TypeVar("T")
@@ -177,6 +179,76 @@ class Context:
             True
         """
         return self.delegate.interrupt(key, question, answer)
+
+    def call(self, program: SubgraphProgram, inputs: Mapping[str, Any], *, key: str | None = None) -> dspy.Prediction:
+        """Call a program as a part of this run. It is bound to the node with `add_node(modules=)`.
+
+        On a thread, its commits are stored: a later attempt of the node, after a crash, a question or an error, calls
+        the same program again, and only those of its nodes run that had not finished. Its questions are questions of
+        this run, its events are events of this run, and its steps are in the trace. Several threads may call programs
+        at once. In an async node, use `await ctx.acall(...)`.
+
+        A program that a function calls directly, `program(...)`, is a run of its own instead: it begins anew in each
+        attempt, and cannot ask questions.
+
+        Args:
+            program: a program that is bound to the node, taken as a parameter.
+            inputs: its inputs by name. Each attempt must give the same ones: compute with `once` what may differ.
+            key: the name of the call, unique within one attempt; by default the name under which the program is bound.
+
+        Returns:
+            The outputs of the program, as `program(...)` returns them.
+
+        Raises:
+            AttemptError: if the key was used before in this attempt, the program is not bound to the node, or an
+                earlier attempt gave other inputs under this key.
+            InputError: for missing, unknown or invalid inputs.
+            Exception: what a node of the program raised, unwrapped.
+
+        Example:
+            The question ends the run. Once it is answered, both nodes run again, but `look_up` has its result already.
+
+            >>> from dspyer import END, START, Graph
+            >>> def look_up(topic):
+            ...     print("looked up")
+            ...     return {"found": f"{topic}: 6:12"}
+            >>> inner = Graph(inputs=["topic"]).add_node("look_up", look_up, writes=["found"])
+            >>> inner = inner.add_interrupt("use", question="Use {found}?", answer=bool, into="used")
+            >>> inner = inner.add_path(START, "look_up", "use", END)
+            >>> def plan(topic, research, ctx):
+            ...     result = ctx.call(research, {"topic": topic})
+            ...     return {"plan": result.found if result.used else "none"}
+            >>> graph = Graph(name="Plan").add_node("plan", plan, modules={"research": inner}, writes=["plan"])
+            >>> thread = graph.add_path(START, "plan", END).compile(store=":memory:").thread("t-1")
+            >>> thread.run({"topic": "high water"}).questions[0].text
+            looked up
+            'Use high water: 6:12?'
+            >>> thread.resume({"use": True}).state["plan"]
+            'high water: 6:12'
+        """
+        return call_program(self.delegate, program, inputs, key)
+
+    async def acall(
+        self, program: SubgraphProgram, inputs: Mapping[str, Any], *, key: str | None = None
+    ) -> dspy.Prediction:
+        """Call a program as a part of this run from an async node. Otherwise like `call`.
+
+        Several calls may run at once, each with a key of its own. If one asks a question, the others run on.
+
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> shout = Graph(inputs=["text"]).add_node("shout", lambda text: {"loud": text.upper()}, writes=["loud"])
+            >>> async def both(texts, shout, ctx):
+            ...     calls = [ctx.acall(shout, {"text": text}, key=f"text-{i}") for i, text in enumerate(texts)]
+            ...     return {"loud": [found.loud for found in await asyncio.gather(*calls)]}
+            >>> graph = Graph(name="Both").add_node(
+            ...     "both", both, modules={"shout": shout.add_path(START, "shout", END)}, writes=["loud"]
+            ... )
+            >>> graph.add_path(START, "both", END).compile()(texts=["hey", "you"]).loud
+            ['HEY', 'YOU']
+        """
+        return await acall_program(self.delegate, program, inputs, key)
 
     def post(self, field: str, value: object) -> None:
         """Add an update to the node's commit, before what the node returns. Dropped if the node fails.

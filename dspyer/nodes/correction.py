@@ -22,7 +22,7 @@ from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.module import ModuleIO, module_io
 from dspyer.nodes.node import Built, Node
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.subgraph import is_program
+from dspyer.nodes.program_calls import is_program
 from dspyer.schema.type_fit import value_type
 
 INSTRUCTIONS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import dspy
@@ -17,6 +18,7 @@ from dspyer.nodes.hidden_modules import hidden_problems, mentions
 from dspyer.nodes.node import Built, Call, Command, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import RESULT, declared_result, goto_of, is_bare, permitted, values_of
+from dspyer.nodes.program_calls import auntil_calls_end, is_program, until_calls_end
 from dspyer.nodes.sync_async import acall_function, call_function, is_async
 from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.state import ImmutableState
@@ -31,12 +33,14 @@ class FunctionNode(Node):
         binding: which parameter gets what.
         asynchronous: whether it is an async function.
         per_item: whether it runs inside a map, where a result that is no patch is the result of the item.
+        programs: the parameters that get a program, if the function may call it with `ctx.call`.
     """
 
     fn: Callable[..., Any]
     binding: Binding
     asynchronous: bool = False
     per_item: bool = False
+    programs: tuple[str, ...] = ()
 
     @property
     def takes(self) -> frozenset[str] | None:
@@ -77,16 +81,30 @@ class FunctionNode(Node):
     def call(self, call: Call) -> Reply:
         """Bind the parameters and call the function."""
         if not self.templates.in_instructions:
-            return self.reply(call_function(self.fn, self.binding.bind(call), self.asynchronous))
+            return self.reply(self._result(call))
         with filling(self.templates, call):
-            return self.reply(call_function(self.fn, self.binding.bind(call), self.asynchronous))
+            return self.reply(self._result(call))
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
         if not self.templates.in_instructions:
-            return self.reply(await acall_function(self.fn, self.binding.bind(call), self.asynchronous))
+            return self.reply(await self._aresult(call))
         with filling(self.templates, call):
-            return self.reply(await acall_function(self.fn, self.binding.bind(call), self.asynchronous))
+            return self.reply(await self._aresult(call))
+
+    def _result(self, call: Call) -> object:
+        arguments = self.binding.bind(call)
+        if not self.programs:
+            return call_function(self.fn, arguments, self.asynchronous)
+        function = partial(call_function, self.fn, arguments, self.asynchronous)
+        return until_calls_end(call.context.delegate, function)
+
+    async def _aresult(self, call: Call) -> object:
+        arguments = self.binding.bind(call)
+        if not self.programs:
+            return await acall_function(self.fn, arguments, self.asynchronous)
+        function = partial(acall_function, self.fn, arguments, self.asynchronous)
+        return await auntil_calls_end(call.context.delegate, function)
 
     def reply(self, result: object) -> Reply:
         """The function's result as updates of the state."""
@@ -155,6 +173,9 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
         binding=plan.binding,
         asynchronous=is_async(fn),
         per_item=options.map is not None,
+        programs=tuple(
+            [name for name, module in options.modules.items() if plan.binding.contexts and is_program(module)]
+        ),
     )
     return Built(node, _bound(options) if options.modules else None, tuple(problems), (*plan.unknown, *missing))
 

@@ -35,9 +35,10 @@ from dspyer.nodes.module import ModuleNode, module_io
 from dspyer.nodes.node import Built, Call, Node, Reply, StartRule
 from dspyer.nodes.options import NO_POLICY, MapOptions, NodeOptions, NodePolicy
 from dspyer.nodes.outputs import RESULT, mark_of_module
+from dspyer.nodes.program_calls import SubgraphProgram
 from dspyer.nodes.steps import Script, arun_script, next_attempt, retried, run_script, wrapped
 from dspyer.nodes.streamed import Streamed, token_rules
-from dspyer.nodes.subgraph import SubgraphNode, SubgraphProgram
+from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.nodes.timed import Timed
 from dspyer.persistence.execution_records import MISSING
 from dspyer.persistence.rows import NewRow

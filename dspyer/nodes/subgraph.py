@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar, cast
 
 import dspy
 
@@ -13,63 +13,12 @@ from dspyer.nodes.field_names import FieldNames, check_names
 from dspyer.nodes.module import Input, ModuleIO, gather_inputs, plan_inputs, taken, whole_inputs, with_rest
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.program_calls import GraphView, SubgraphProgram
 from dspyer.nodes.template_plans import plan_templates
 from dspyer.patch import DELETE
-from dspyer.scheduler.topology import Topology
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import misfit, update_type, value_type
 from dspyer.state import ImmutableState
-
-
-class GraphView(Protocol):
-    """What the outer graph needs to know of an inner one: a part of `GraphSpec`, which lies above the nodes."""
-
-    @property
-    def topology(self) -> Topology:
-        """Its frozen topology."""
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The fields that a run may be given."""
-
-    @property
-    def required(self) -> frozenset[str]:
-        """The fields that a run must be given."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether other inputs are refused."""
-
-    @property
-    def outputs(self) -> tuple[str, ...] | None:
-        """The fields that it returns; None for every field that is no input."""
-
-    @property
-    def writes(self) -> tuple[str, ...] | None:
-        """The fields that its nodes may write; None for unknown."""
-
-
-class SubgraphProgram(Protocol):
-    """What the outer graph needs of a program, which lies above the nodes."""
-
-    @property
-    def graph(self) -> GraphView:
-        """Its graph."""
-
-    def _run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
-        """Run it as a part of the run that `call` belongs to.
-
-        The result is what its commits changed, by field: `Updates` of a reducer, `Replace` or `DELETE`. Inputs that it
-        did not change are not in it.
-        """
-
-    async def _arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
-        """The same from async code."""
-
-
-def is_program(module: object) -> bool:
-    """Whether an object is a compiled graph."""
-    return hasattr(type(module), "_dspyer_program")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,15 +67,15 @@ class SubgraphNode(Node):
         """Run the graph as a part of the run."""
         program: SubgraphProgram = getattr(call.program, self.name)
         inputs = self._inputs(call)
-        changes = program._run_inside(inputs, call)
-        return self.reply(program, inputs, changes)
+        inside = program._run_inside(inputs, call.context.delegate)
+        return self.reply(program, inputs, inside.changes())
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
         program: SubgraphProgram = getattr(call.program, self.name)
         inputs = self._inputs(call)
-        changes = await program._arun_inside(inputs, call)
-        return self.reply(program, inputs, changes)
+        inside = await program._arun_inside(inputs, call.context.delegate)
+        return self.reply(program, inputs, inside.changes())
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         inputs = gather_inputs(self.inputs, call, self.who)

@@ -225,8 +225,8 @@ def inner_commits(reader: HistoryReader, run_rows: RunRows, scope: tuple[str, ..
     Args:
         reader: reads contents.
         run_rows: the run of the execution.
-        scope: local ids of the executions around them, outermost first; one without the index of an item matches all
-            items of a map.
+        scope: local ids of the executions around them, outermost first; one without the index of an item or the key of
+            a call matches all of them.
     """
     commits: dict[tuple[str, ...], list[Commit]] = {}
     for row, point in zip(run_rows.rows, run_rows.points, strict=True):
@@ -247,7 +247,7 @@ def inner_commits(reader: HistoryReader, run_rows: RunRows, scope: tuple[str, ..
 
 
 def _matches(execution: str, wanted: str) -> bool:
-    return execution == wanted or execution.partition("[")[0] == wanted
+    return execution == wanted or execution.startswith(f"{wanted}[")
 
 
 # --- Listing

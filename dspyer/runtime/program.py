@@ -12,28 +12,32 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from urllib.parse import quote
 
 import dspy
 
 from dspyer.budget import Budget
-from dspyer.dspy_module.lm_records import record_lm_calls
+from dspyer.dspy_module.lm_records import executing_id, record_lm_calls
 from dspyer.dspy_module.lm_requests import noting_lm_retries
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.dspy_module.tracing import append_to_trace, is_rejected, usage_of
-from dspyer.errors import InputError, Interrupt, Interrupted, RunStoppedError, ThreadError
+from dspyer.errors import AttemptError, InputError, Interrupt, Interrupted, RunStoppedError, ThreadError
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
+from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import check_resources, resources_of
-from dspyer.nodes.node import Call
 from dspyer.nodes.options import NO_POLICY
 from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE
 from dspyer.persistence.checked_store import CheckedStore
+from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.replay import replay
+from dspyer.persistence.rows import effect_row
 from dspyer.reducers import Updates
 from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.live import LiveSession
@@ -47,7 +51,8 @@ from dspyer.state import ImmutableState
 from dspyer.stopping import StopSignal
 from dspyer.stores import Store
 from dspyer.threads.thread import Thread
-from dspyer.values.freezing import same
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 
 _NAMES_ELSEWHERE = {
@@ -435,19 +440,23 @@ class CompiledGraph(dspy.Module):
 
     # --- as a node of another graph
 
-    def _run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
-        """Runs as a node of another graph; returns what its commits changed."""
-        request = _request_inside(call)
-        with _inside(call, request):
-            self(**inputs)
-        return _changes(request.outcome.sessions[-1])
+    def _run_inside(
+        self, inputs: dict[str, Any], attempt: Attempt, key: str | None = None, stop_signal: StopSignal | None = None
+    ) -> CompletedInside:
+        """Runs as a part of the run that `attempt` belongs to: as its node, or by `ctx.call` under a key."""
+        request = _request_inside(attempt, key, stop_signal)
+        with _inside(attempt, request):
+            prediction = self(**inputs)
+        return CompletedInside(prediction, request.outcome.sessions[-1])
 
-    async def _arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
-        """Runs as a node of another graph in async code; returns what its commits changed."""
-        request = _request_inside(call)
-        with _inside(call, request):
-            await self.acall(**inputs)
-        return _changes(request.outcome.sessions[-1])
+    async def _arun_inside(
+        self, inputs: dict[str, Any], attempt: Attempt, key: str | None = None, stop_signal: StopSignal | None = None
+    ) -> CompletedInside:
+        """The same from async code."""
+        request = _request_inside(attempt, key, stop_signal)
+        with _inside(attempt, request):
+            prediction = await self.acall(**inputs)
+        return CompletedInside(prediction, request.outcome.sessions[-1])
 
     # --- one call
 
@@ -503,7 +512,9 @@ class CompiledGraph(dspy.Module):
         """A run from the inputs; inside a node of a stored run, with the commits that an earlier attempt has made."""
         check_inputs(self._graph, inputs)
         topology, schema = self._graph.topology, self._graph.topology.schema
-        state = schema.initial_state(schema.as_replacements(inputs) if request.inside else inputs)
+        state = schema.initial_state(
+            inputs if request.own_inputs or not request.inside else schema.as_replacements(inputs)
+        )
         run_start = RunStart.of(topology, state, request.label)
         records = request.records
         if records is None or (request.journal is None and not request.keeps_commits):
@@ -512,6 +523,8 @@ class CompiledGraph(dspy.Module):
         run_start = run_start.to_replay()
         kept = records.take_kept(request.scope, request.attempts)
         rows = [*records.commits(request.scope), *kept.rows]
+        if request.own_inputs:
+            _check_same_inputs(request, records, inputs, begun=bool(rows))
         run = replay(run_start.run, rows, run_start[1:3], *records.fetch_and_decode)
         if not len(run.log):  # what is committed already is not checked again: a limit may have changed since
             schema.check_state_limit(None, ImmutableState(), inputs, state)
@@ -537,7 +550,8 @@ class CompiledGraph(dspy.Module):
             finally:
                 del ended  # the traceback refers to this frame, which should not refer to the error
         if ended.questions:
-            raise Interrupted.of(ended.questions, self._graph.name, session.journal is not None)
+            direct = not request.inside and bool(executing_id())
+            raise Interrupted.of(ended.questions, self._graph.name, session.journal is not None, direct)
         state, outputs = session.run.trunk_state, self._graph.outputs
         if outputs is None:
             found = {
@@ -577,40 +591,65 @@ def _request(
 # --- a program as a node of another one
 
 
-def _request_inside(call: Call) -> Request:
-    """The request for a program that is a node: its run is a part of the run around it."""
-    around: Session | None = call.runner.session
+class CompletedInside(NamedTuple):
+    """A completed run inside of a node."""
+
+    prediction: dspy.Prediction
+    session: Session
+
+    def changes(self) -> Mapping[str, object]:
+        """What its commits changed: raw updates of fields with a reducer, the net change of others."""
+        return _changes(self.session)
+
+
+def _request_inside(attempt: Attempt, key: str | None, stop_signal: StopSignal | None) -> Request:
+    """The request for a program that a node calls: its run is a part of the run around it."""
+    around = _session_of(attempt)
+    stop_signal = stop_signal or StopSignal()
     if around is None:  # a node that is called without a run, as `dspyer.testing.call_node` does
-        return Request(call.resources, inside=True, keeps_events=False)
-    attempt = call.context.delegate
+        host = attempt.host
+        return Request(host.resources, answer=host.answer, inside=True, keeps_events=False, stop_signal=stop_signal)
     policy = around.graph.policies.get(attempt.node, NO_POLICY)
+    scope = tuple(attempt.local_id.split("/"))
     return Request(
-        call.resources,
+        around.resources,
         observe=around.publish,
         answer=around.answer,
         live=around.live,
         keeps_events=False,
         inside=True,
-        scope=tuple(attempt.local_id.split("/")),
+        own_inputs=key is not None,
+        scope=scope if key is None else (*scope[:-1], f"{scope[-1]}[{_escaped(key)}]"),
         attempts=(*around.attempts, attempt.number),
         keeps_commits=around.kept is not None or policy.retry is not None,
         label=around.run_start.label,
         root=around.root,
         records=around.records,
         journal=around.journal,
+        stop_signal=stop_signal,
         limit=attempt.limit or around.limit,
         spending=around.spending,
         tokens=None if around.tokens is None else around.tokens.inside(attempt.node),
     )
 
 
+def _session_of(attempt: Attempt) -> Session | None:
+    """The run that an attempt belongs to; None for a node that is called without one."""
+    return attempt.host if isinstance(attempt.host, Session) else None
+
+
+def _escaped(key: str) -> str:
+    """A key as a part of an id, in which slashes and brackets have a meaning."""
+    return "".join([quote(char, safe="") if char in "%/[]" else char for char in key])
+
+
 @contextmanager
-def _inside(call: Call, request: Request) -> Iterator[None]:
+def _inside(attempt: Attempt, request: Request) -> Iterator[None]:
     """A context in which a run inside a node stops with the run around it, and its questions are those of the node.
 
     It also stops if the node times out.
     """
-    around: Session | None = call.runner.session
+    around = _session_of(attempt)
     stopped_with = StopSignal() if around is None else around.stop_signal
     limit = request.limit
     # The inner run has a signal of its own. If it has no reason, another program that an inner node has called was
@@ -624,8 +663,8 @@ def _inside(call: Call, request: Request) -> Iterator[None]:
             try:
                 yield
             finally:
-                _pass_on_lost_steps(call, request)
-                _pass_on_checks(call, request)
+                _pass_on_lost_steps(attempt, request)
+                _pass_on_checks(around, request)
         except Interrupted as interruption:
             raise Interrupt(interruption.questions) from None
         except RunStoppedError:
@@ -634,12 +673,32 @@ def _inside(call: Call, request: Request) -> Iterator[None]:
             raise asyncio.CancelledError from None
 
 
-def _pass_on_lost_steps(call: Call, request: Request) -> None:
+def _check_same_inputs(request: Request, records: ExecutionRecords, inputs: Mapping[str, Any], begun: bool) -> None:
+    """Refuses inputs of `ctx.call` that differ from those with which an earlier attempt has begun the run inside.
+
+    Their digest is recorded like the result of an effect, not later than the first commit of that run.
+    """
+    text = encoding.to_json(freeze(dict(sorted(inputs.items()))))
+    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    place = RecordKey("/".join(request.scope), "inputs")
+    if begun:
+        if records.effects.get(place, digest) != digest:
+            raise AttemptError(
+                f"the inputs of ctx.call (execution {place.execution}) differ from those that an earlier attempt gave: "
+                "each attempt must give the same. Keep what decides about them with ctx.once, or leave the run with "
+                "t.run(..., abandon=True)"
+            )
+        return
+    records.effects[place] = digest
+    if request.journal is not None:
+        records.queue_row(effect_row(place, digest))
+
+
+def _pass_on_lost_steps(attempt: Attempt, request: Request) -> None:
     """Gives the steps that led to nothing inside a node to the run around it; its trace has the other steps.
 
     These are the steps of attempts that raised, and of trials that lost.
     """
-    attempt = call.context.delegate
     for session in request.outcome.sessions:
         for execution in sorted(session.lost):
             for lost in session.lost[execution]:
@@ -648,9 +707,8 @@ def _pass_on_lost_steps(call: Call, request: Request) -> None:
             attempt.host.lose_steps(attempt, attempt.number, steps)
 
 
-def _pass_on_checks(call: Call, request: Request) -> None:
+def _pass_on_checks(around: Session | None, request: Request) -> None:
     """Notes what checks inside a node have refused in the run around it, also if the node fails after that."""
-    around: Session | None = call.runner.session
     if around is not None:
         for session in request.outcome.sessions:
             around.inner_checks |= {logged.scope: logged for logged in session.logged_checks()}

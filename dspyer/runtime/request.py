@@ -137,7 +137,9 @@ class Request:
         answer: answers questions as they are asked.
         live: whether nodes that run at once read each other's posts.
         keeps_events: whether a `Run` will be made, which has the events.
-        inside: whether the program is called as a node of another graph.
+        inside: whether the program is called by a node of another graph, as a part of its run.
+        own_inputs: whether that node has made up the inputs, `ctx.call(program, {...})`; else they are values of the
+            state around it.
         scope: the executions around the run, outermost first.
         attempts: the numbers of their attempts.
         keeps_commits: whether one of them may be attempted again, so that the run must be continued then.
@@ -160,6 +162,7 @@ class Request:
     live: bool = True
     keeps_events: bool = True
     inside: bool = False
+    own_inputs: bool = False
     scope: tuple[str, ...] = ()
     attempts: tuple[int, ...] = ()
     keeps_commits: bool = False

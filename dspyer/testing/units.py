@@ -208,6 +208,7 @@ def _call(
         schema.initial_state({}), fields, node="the state of the test", commit_id="test", whole_values=True
     )
     host = NoRun(first_of(answer_source(answers), program.graph.answer))
+    host.program, host.resources = program, given
     current = ImmutableState(state)
     host.views = StateViews(program.graph, current)
     attempt = Attempt(host, node, position=Branch((), ((),), current, 0, "", 0, PersistentMap()))

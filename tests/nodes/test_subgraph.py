@@ -12,8 +12,10 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Graph, reducers
 from dspyer.errors import GraphError, UnsetFieldError
-from dspyer.nodes.node import Call, Reply
-from dspyer.nodes.subgraph import SubgraphNode, is_program
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.node import Reply
+from dspyer.nodes.program_calls import is_program
+from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
@@ -62,6 +64,14 @@ class Shape:
     schema: Schema
 
 
+@dataclass
+class Inside:
+    changed: Mapping[str, object]
+
+    def changes(self) -> Mapping[str, object]:
+        return self.changed
+
+
 class Program(dspy.Module):
     """A fake program: it returns the given changes and records its inputs."""
 
@@ -81,12 +91,12 @@ class Program(dspy.Module):
             ("question", "hint"), frozenset({"question"}), outputs, writes, Shape(schema or Schema.of(Inner))
         )
 
-    def _run_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
+    def _run_inside(self, inputs: dict[str, Any], attempt: Attempt) -> Inside:
         self.given.append(inputs)
-        return self.changes
+        return Inside(self.changes)
 
-    async def _arun_inside(self, inputs: dict[str, Any], call: Call) -> Mapping[str, object]:
-        return self._run_inside(inputs, call)
+    async def _arun_inside(self, inputs: dict[str, Any], attempt: Attempt) -> Inside:
+        return self._run_inside(inputs, attempt)
 
 
 OUTER = Schema.of(Outer)

@@ -641,3 +641,21 @@ def test_an_error_that_counts_as_false_is_an_error(play: Play) -> None:
     run = play(Graph(Log).add_node("a", fails).add_path(START, "a", END).compile(), {})
     assert isinstance(run.error, EmptyError)
     assert run.status == "failed"
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_error_of_a_task_group_is_no_cancellation_of_the_run(mode: str) -> None:
+    """Python 3.11 leaves the task around a group that failed marked as cancelled."""
+
+    async def fails() -> None:
+        raise ValueError("bad")
+
+    async def group() -> dict[str, Any]:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fails())
+        return {}
+
+    program = Graph().add_node("group", group, writes=["x"]).add_path(START, "group", END).compile()
+    run = program.run({}) if mode == "sync" else asyncio.run(program.arun({}))
+    assert isinstance(run.error, ExceptionGroup)
+    assert run.status == "failed"

@@ -1,0 +1,310 @@
+"""Calls of programs by the function of a node, `ctx.call`: each is a run inside of the run that the node belongs to.
+
+The calls of one attempt may overlap, as tasks or threads. Two things must not depend on which of them is faster: the
+order of their steps in the DSPy trace is that in which the calls began, and the attempt ends when all of them have
+ended, so that all their questions come together and no later attempt meets a run that still works.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+import dspy
+
+from dspyer.blocking import cancellation_count, forget_cancellations
+from dspyer.dspy_module.lm_records import executing
+from dspyer.dspy_module.tracing import Steps, append_to_trace, recording
+from dspyer.errors import AttemptError, Interrupt, brief, list_names
+from dspyer.scheduler.topology import Topology
+from dspyer.stopping import StopSignal
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict
+
+if TYPE_CHECKING:
+    from dspyer.nodes.attempt import Attempt
+
+T = TypeVar("T")
+
+ENDED_EARLY = "the node that called it has failed"
+
+
+class GraphView(Protocol):
+    """What the outer graph needs to know of an inner one: a part of `GraphSpec`, which lies above the nodes."""
+
+    @property
+    def topology(self) -> Topology:
+        """Its frozen topology."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The fields that a run may be given."""
+
+    @property
+    def required(self) -> frozenset[str]:
+        """The fields that a run must be given."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether other inputs are refused."""
+
+    @property
+    def outputs(self) -> tuple[str, ...] | None:
+        """The fields that it returns; None for every field that is no input."""
+
+    @property
+    def writes(self) -> tuple[str, ...] | None:
+        """The fields that its nodes may write; None for unknown."""
+
+
+class InsideRun(Protocol):
+    """A completed run of a program inside of a node."""
+
+    @property
+    def prediction(self) -> dspy.Prediction:
+        """Its outputs as plain values."""
+
+    def changes(self) -> Mapping[str, object]:
+        """What its commits changed, by field: `Updates` of a reducer, `Replace` or `DELETE`.
+
+        Inputs that it did not change are not in it.
+        """
+
+
+class SubgraphProgram(Protocol):
+    """What a node needs of a program, which lies above the nodes."""
+
+    @property
+    def graph(self) -> GraphView:
+        """Its graph."""
+
+    def _run_inside(
+        self, inputs: dict[str, Any], attempt: Attempt, key: str | None = None, stop_signal: StopSignal | None = None
+    ) -> InsideRun:
+        """Run it as a part of the run that `attempt` belongs to.
+
+        `key` tells apart several calls of one attempt, and `stop_signal` stops this one.
+        """
+
+    async def _arun_inside(
+        self, inputs: dict[str, Any], attempt: Attempt, key: str | None = None, stop_signal: StopSignal | None = None
+    ) -> InsideRun:
+        """The same from async code."""
+
+
+def is_program(module: object) -> bool:
+    """Whether an object is a compiled graph."""
+    return hasattr(type(module), "_dspyer_program")
+
+
+# --- one call
+
+
+def call_program(attempt: Attempt, program: object, inputs: Mapping[str, Any], key: str | None) -> dspy.Prediction:
+    """The outputs of a program that runs as a part of the run of an attempt."""
+    if executing.get() is None and attempt.home is not None:
+        # A thread that has not got the context of the node: without it no step would reach the trace of the run.
+        return attempt.home.copy().run(_call, attempt, program, inputs, key)
+    return _call(attempt, program, inputs, key)
+
+
+def _call(attempt: Attempt, program: object, inputs: Mapping[str, Any], key: str | None) -> dspy.Prediction:
+    with _begun(attempt, program, inputs, key) as (found, given, name, stop_signal):
+        inside = found._run_inside(given, attempt, name, stop_signal)
+    attempt.check_time()
+    return inside.prediction
+
+
+async def acall_program(
+    attempt: Attempt, program: object, inputs: Mapping[str, Any], key: str | None
+) -> dspy.Prediction:
+    """The same from async code."""
+    with _begun(attempt, program, inputs, key) as (found, given, name, stop_signal):
+        inside = await found._arun_inside(given, attempt, name, stop_signal)
+    attempt.check_time()
+    return inside.prediction
+
+
+@contextmanager
+def _begun(
+    attempt: Attempt, program: object, inputs: Mapping[str, Any], key: str | None
+) -> Iterator[tuple[SubgraphProgram, dict[str, Any], str, StopSignal]]:
+    """A block that runs a program, with its frozen inputs, its key, and the signal that stops it."""
+    attempt.check_running("calls a program")
+    bound = _bound_name(attempt, program)
+    name = bound if key is None else key
+    attempt.claim_key("call", name)
+    if not isinstance(inputs, Mapping):
+        raise AttemptError(
+            f"{attempt.who}: ctx.call({bound}, ...) takes the inputs as a dict, not {brief(inputs)}: write "
+            f'ctx.call({bound}, {{"question": ...}})'
+        )
+    frozen = freeze(dict(inputs), ("inputs",))
+    assert isinstance(frozen, FrozenDict)
+    calls = attempt.open_calls()
+    call = calls.begin()
+    steps: list[Any] = []
+    try:
+        with recording() as steps:
+            yield cast("SubgraphProgram", program), {field: frozen[field] for field in frozen}, name, call.stop_signal
+    except Interrupt as interrupt:
+        attempt.note_questions(interrupt.questions)
+        raise
+    finally:
+        calls.end(call, tuple(steps))
+
+
+def _bound_name(attempt: Attempt, program: object) -> str:
+    """The name under which a program is bound to the node; raises `AttemptError` if it is not."""
+    container = getattr(attempt.host.program, attempt.node, None)
+    bound = {name: module for name, module in vars(container or attempt).items() if is_program(module)}
+    for name, module in bound.items():
+        if module is program:
+            return name
+    if not is_program(program):
+        what = f"{brief(program)} is no program: call it, and give ctx.call what Graph(...).compile() returns"
+        raise AttemptError(f"{attempt.who}: {what}")
+    graph = cast("Any", program).graph.name
+    raise AttemptError(
+        f"{attempt.who} calls the program {graph!r}, which is not bound to it (bound: {list_names(bound)}): write "
+        f"add_node({attempt.node!r}, ..., modules={{'program': program}}), take the parameter `program`, and call that"
+    )
+
+
+# --- all calls of one attempt
+
+
+class OpenCall:
+    """A call in progress.
+
+    Attributes:
+        ended: done when the call has ended.
+        stop_signal: stops its run.
+        trace: the DSPy trace of the code that made it.
+        steps: its own steps, once it has ended.
+    """
+
+    __slots__ = ("ended", "steps", "stop_signal", "trace")
+
+    def __init__(self) -> None:
+        self.ended: Future[None] = Future()
+        self.ended.set_running_or_notify_cancel()  # a task that waits for it and is cancelled must not cancel it
+        self.stop_signal = StopSignal()
+        self.trace: list[Any] | None = dspy.settings.trace
+        self.steps: Steps = ()
+
+
+class OpenCalls:
+    """The calls of one attempt, in the order in which they began. May be used from several threads at once."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._calls: list[OpenCall] = []
+
+    def begin(self) -> OpenCall:
+        """A new call."""
+        call = OpenCall()
+        with self._lock:
+            self._calls.append(call)
+        return call
+
+    def end(self, call: OpenCall, steps: Steps) -> None:
+        """Ends a call. Its steps are appended to the trace once no call that began before it is in progress."""
+        with self._lock:
+            call.steps = steps
+            call.ended.set_result(None)
+            while self._calls and self._calls[0].ended.done():
+                first = self._calls.pop(0)
+                append_to_trace(first.steps, first.trace)
+
+    def running(self) -> list[OpenCall]:
+        """The calls that have not ended."""
+        with self._lock:
+            return [call for call in self._calls if not call.ended.done()]
+
+    def stop(self) -> None:
+        """Stops the runs of all calls: what runs in them is finished, and nothing new starts."""
+        for call in self.running():
+            call.stop_signal.stop(ENDED_EARLY)
+
+    def wait(self) -> None:
+        """Waits until all calls have ended."""
+        while running := self.running():
+            running[0].ended.result()
+
+    async def await_all(self) -> None:
+        """The same from async code. A cancellation stops the runs, and is raised when they have ended."""
+        cancelled = False
+        while running := self.running():
+            try:
+                await asyncio.wait([asyncio.wrap_future(call.ended) for call in running])
+            except asyncio.CancelledError:
+                cancelled = True
+                self.stop()
+        if cancelled:
+            raise asyncio.CancelledError
+
+
+def until_calls_end(attempt: Attempt, function: Callable[[], T]) -> T:
+    """The result of the function of a node, after all programs that it called have ended."""
+    try:
+        result = function()
+    except BaseException as error:
+        calls = attempt.calls
+        if calls is None:
+            raise
+        asked = _questions_in(error)
+        if not asked:
+            calls.stop()
+        calls.wait()
+        if asked and not isinstance(error, Interrupt):
+            raise Interrupt(asked) from None
+        raise
+    if attempt.calls is not None:
+        attempt.calls.wait()
+    return result
+
+
+async def auntil_calls_end(attempt: Attempt, function: Callable[[], Awaitable[T]]) -> T:
+    """The same from async code."""
+    before = cancellation_count()
+    try:
+        result = await function()
+    except BaseException as error:
+        calls = attempt.calls
+        if calls is None:
+            raise
+        if isinstance(error, BaseExceptionGroup):
+            forget_cancellations(before)
+        asked = _questions_in(error)
+        if not asked:
+            calls.stop()
+        await calls.await_all()
+        if asked and not isinstance(error, Interrupt):
+            raise Interrupt(asked) from None
+        raise
+    if attempt.calls is not None:
+        await attempt.calls.await_all()
+    return result
+
+
+def _questions_in(error: BaseException) -> list[Any]:
+    """The questions that a node has raised, one by one or as the group of an `asyncio.TaskGroup`.
+
+    Empty if anything else was raised with them.
+    """
+    if isinstance(error, Interrupt):
+        return list(error.questions)
+    if not isinstance(error, BaseExceptionGroup):
+        return []
+    found: list[Any] = []
+    for part in error.exceptions:
+        questions = _questions_in(part)
+        if not questions:
+            return []
+        found += questions
+    return found
