@@ -31,8 +31,9 @@ from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NO_POLICY, MapOptions, NodeOptions, NodePolicy
 from dspyer.nodes.outputs import mark_of_module
+from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, Step, arun_script, next_attempt, retried, run_script, same_call
-from dspyer.nodes.subgraph import build_subgraph, is_program
+from dspyer.nodes.subgraph import build_subgraph
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, apply_value, each_update, resets

@@ -26,7 +26,7 @@ from dspyer.nodes.field_names import name_map
 from dspyer.nodes.module import module_io
 from dspyer.nodes.node import Command, Send
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.subgraph import SubgraphProgram, is_program
+from dspyer.nodes.program_calls import SubgraphProgram, is_program
 from dspyer.nodes.trial import BEST, CHOSEN, FINISH, REWARD, ROOT, TREE, TRIALS, TrialOptions, change_of, path_to
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.reducers import Updates
