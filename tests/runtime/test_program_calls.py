@@ -432,7 +432,7 @@ def test_when_a_call_fails_the_others_are_stopped_and_have_ended_before_the_node
         finally:
             calls.made.append("long ended")
 
-    inner = Graph(inputs=["text"]).add_node("long", long, writes=["x"])
+    inner = Graph(inputs=["text"]).add_node("long", long, writes=[])
     inner.add_node("never", lambda: calls.made.append("never"), writes=[]).add_path(START, "long", "never", END)
 
     async def work(inner: Any, ctx: Context) -> dict[str, Any]:
