@@ -157,6 +157,10 @@ def tool_message(call_id: str, name: str, value: Any, error: bool = False) -> di
     }
 
 
+FORCED = "forced"
+"""A key of an assistant message: why it had to submit."""
+
+
 class RequestedCall(NamedTuple):
     """A call of a tool, as an assistant message has it."""
 
@@ -166,10 +170,17 @@ class RequestedCall(NamedTuple):
 
 
 class LastTurn(NamedTuple):
-    """The last turn of a conversation: the mode that took it, and its calls without a result, in their order."""
+    """The last turn of a conversation.
+
+    Attributes:
+        mode: the mode that took it.
+        unanswered: its calls without a result, in their order.
+        forced: why it had to be the last one; "" for an ordinary turn.
+    """
 
     mode: str
     unanswered: list[RequestedCall]
+    forced: str = ""
 
 
 def last_turn(messages: FrozenList[Any]) -> LastTurn:
@@ -182,7 +193,7 @@ def last_turn(messages: FrozenList[Any]) -> LastTurn:
             answered.add(message.raw("tool_call_id"))
         elif role == "assistant":
             calls = [call for call in tool_calls_of(message) if call.id not in answered]
-            return LastTurn(message.raw("name"), calls)
+            return LastTurn(message.raw("name"), calls, message.raw(FORCED, ""))
     raise ValueError("the conversation has no turn")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dspyer.agents.loop import tool_loop
+from dspyer.agents.loop import Mode, modes, tool_loop
 from dspyer.agents.tools import tool
 
-__all__ = ["tool", "tool_loop"]
+__all__ = ["Mode", "modes", "tool", "tool_loop"]

@@ -1,53 +1,113 @@
-"""`tool_loop`: the graph of an agent with tools, which makes the requests of `dspy.ReActV2`."""
+"""`tool_loop` and `modes`: the graphs of agents. A turn makes the requests of `dspy.ReActV2`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import KW_ONLY, dataclass, field
+from types import MethodType
+from typing import Any, NamedTuple, TypeAlias
 
 import dspy
-from dspy.adapters.types.tool import Tool
-from pydantic import BaseModel, create_model
-from pydantic_core import PydanticUndefined
+from pydantic import BaseModel
 
-from dspyer.agents.tools import add_tool, as_tools
+from dspyer.agents.assembly import AgentPlan, ModePlan, assemble
+from dspyer.agents.tools import as_tools
+from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.graph.builder import Graph
-from dspyer.messages import Messages
-from dspyer.nodes.conversation import SUBMIT
-from dspyer.nodes.mode import ModeOptions
-from dspyer.nodes.rendering import CONTEXT
-from dspyer.nodes.settle import BEGIN, SETTLE, BeginOptions, SettleOptions
+from dspyer.nodes.node import NOTHING
+from dspyer.nodes.settle import ModeRules
 from dspyer.nodes.tool import ToolSpec
-from dspyer.scheduler.topology import START
 from dspyer.views import View
+
+AnyTool: TypeAlias = Callable[..., Any] | dspy.Tool | dspy.Module | ToolSpec
+Context: TypeAlias = View | Callable[..., Any] | None
+Check: TypeAlias = Callable[..., object] | type[BaseModel] | dspy.Module | str | None
+
+REACT = "react"
+"""The one mode of a `tool_loop`; `dspy.ReActV2` calls its predictor so."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One mode of an agent: what it is told, what it may call, and which modes may follow it.
+
+    Args:
+        instructions: what is added to the instructions of the signature; `{name}` is filled with a field at each call.
+        tools: what the model may call in this mode. A tool of several modes is one node.
+        to: the modes to which the model may hand off, by its tools `to_<mode>`, and tools by `Command(goto=...)`.
+        route: a pure function of fields that is called after each turn and decides before the model: it returns the
+            name of the next mode, also instead of an end, or None to let the model decide. Without `to` it may name
+            any mode.
+        guard: a pure function of fields. If it returns a false value, handoffs to this mode are refused, and the model
+            is shown the function's docstring.
+        context: selects the messages that the mode is shown, as in `tool_loop`; by default that of the agent.
+        config: settings of the LM, over those of the agent.
+        lm: the LM of the mode; by default that of the agent.
+        desc: what other modes are told about it; by default its instructions.
+
+    Example:
+        >>> Mode("Make a plan.", to=["work"]).to
+        ('work',)
+    """
+
+    instructions: str = ""
+    tools: Iterable[AnyTool] = ()
+    _: KW_ONLY
+    to: Iterable[str] = ()
+    route: Callable[..., str | None] | None = None
+    guard: Callable[..., object] | None = None
+    context: Context = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    lm: dspy.BaseLM | None = None
+    desc: str = ""
+
+    def __post_init__(self) -> None:
+        to = (self.to,) if isinstance(self.to, str) else tuple(dict.fromkeys(self.to))
+        object.__setattr__(self, "to", to)
+        object.__setattr__(self, "tools", _tool_list(self.tools))
+        object.__setattr__(self, "config", dict(self.config))
 
 
 def tool_loop(
     signature: str | type[dspy.Signature],
-    tools: Iterable[Callable[..., Any] | Tool | ToolSpec],
+    tools: Iterable[AnyTool],
     *,
     max_turns: int = 20,
-    context: View | Callable[..., Any] | None = None,
-    config: Mapping[str, Any] | None = None,
-    lm: dspy.LM | None = None,
+    context: Context = None,
+    config: Mapping[str, Any] = NOTHING,
+    lm: dspy.BaseLM | None = None,
     schema: type[BaseModel] | None = None,
+    check: Check = None,
+    max_fixes: int = 2,
+    accept: bool = False,
     name: str = "Agent",
 ) -> Graph:
     """The graph of an agent that calls tools until it submits its outputs.
 
+    Its predictor is `program.react`, and sends the requests of `dspy.ReActV2`: a file that either has saved loads into
+    the other. On a thread, the inputs of the next run are the next user message.
+
     Args:
         signature: the inputs and outputs of the task.
-        tools: what the model may call.
-        max_turns: the most ordinary turns of a run; after them the model must submit.
+        tools: what the model may call: functions, `dspy.Tool`s, modules, programs, and what `agents.tool` made of them.
+        max_turns: the most ordinary turns of a run; after them comes a last one, which must submit.
         context: selects the messages that the model is shown: a view of `messages`, or a pure function of `messages`
             and other fields, by name, that returns messages; None for all. The inputs of the task are always shown.
         config: settings of the LM, such as the temperature.
         lm: the LM of the agent; None for the one that is configured.
-        schema: a model of further fields of the state.
+        schema: a model of further fields of the state, for the tools. They last over the runs of a thread.
+        check: finds problems in the outputs: a function of fields that returns a list of problems, a pydantic model
+            that validates the fields of its names, or a module or program with an output `problems: list[str]`; or
+            "react", which asks the agent's own predictor for problems. The problems become a user message.
+        max_fixes: the most corrections of a run; after them the check raises `CheckError`.
+        accept: whether the last outputs are accepted instead of the error, with their problems in the field `problems`.
         name: the name of the graph.
 
     Returns:
         The graph, to be compiled, changed, or used as a node of another one.
+
+    Raises:
+        GraphError: if anything is wrong with the agent, with all problems and their fixes.
 
     Example:
         >>> from dspyer.testing import ScriptedLM
@@ -60,39 +120,140 @@ def tool_loop(
         ...     program(question="1 + 2?").answer
         3
     """
-    task = dspy.signatures.signature.ensure_signature(signature)
-    graph, outputs = _graph(task, schema, name), tuple(task.output_fields)
-    known = as_tools(tools)
-    names = frozenset(tool.name for tool in known)
-    react = dspy.ReActV2(task, [tool.tool for tool in known])
-    react.react.update_config(**(config or {}))
-    react.react.lm = lm
-    graph.add_node(BEGIN, BeginOptions(tuple(task.input_fields), ("react",)))
-    fn, reads = (None, {CONTEXT: context}) if isinstance(context, View) else (context, None)
-    mode = ModeOptions(react.react, tuple(react.tools.values()), names, max_turns, fn)
-    graph.add_node("react", mode, reads=reads)
-    for tool in known:
-        add_tool(graph, tool, () if schema is None else tuple(schema.model_fields))
-        graph.add_edge(tool.name, SETTLE)
-    graph.add_node(SETTLE, SettleOptions(react.tools[SUBMIT], outputs, ("react",)))
-    return graph.add_edge(START, BEGIN)
+    modes = {REACT: Mode(tools=tools)}
+    common = _Common(max_turns, context, config, lm, schema, check, max_fixes, accept, name)
+    return _agent(signature, modes, REACT, common, shows_mode=False)
 
 
-def _graph(task: type[dspy.Signature], schema: type[BaseModel] | None, name: str) -> Graph:
-    """A graph without nodes, with the fields of an agent."""
-    fields: dict[str, Any] = {}
-    for field, info in task.input_fields.items():
-        fields[field] = (info.annotation, ... if info.default is PydanticUndefined else info.default)
-    for field, info in task.output_fields.items():
-        fields[field] = (info.annotation, ...)
-    fields["messages"] = (Messages, [])
-    model = create_model(name, __base__=schema or BaseModel, **fields)
-    inputs = tuple(task.input_fields)
-    own = tuple(schema.model_fields) if schema is not None else ()
-    return Graph(
-        model,
-        name=name,
-        inputs=(*inputs, *own, "messages"),
-        outputs=tuple(task.output_fields),
-        keep=("messages", *own),
+def modes(
+    signature: str | type[dspy.Signature],
+    modes: Mapping[str, Mode],
+    *,
+    start: str | None = None,
+    max_turns: int = 20,
+    context: Context = None,
+    config: Mapping[str, Any] = NOTHING,
+    lm: dspy.BaseLM | None = None,
+    schema: type[BaseModel] | None = None,
+    check: Check = None,
+    max_fixes: int = 2,
+    accept: bool = False,
+    name: str = "Agent",
+) -> Graph:
+    """The graph of an agent that changes its instructions and tools while it runs.
+
+    Each mode is a node with a predictor of its own, so optimizers tune its instructions and demos separately. The field
+    `mode` holds the name of the current one; the next run on a thread starts in it. The first handoff of a turn takes
+    effect, in the order of the calls, after all other calls of the turn have their results.
+
+    Args:
+        signature: the inputs and outputs of the task.
+        modes: the modes by name.
+        start: the mode in which a conversation starts; by default the first.
+        max_turns: the most ordinary turns of a run, of all modes together.
+        context: as in `tool_loop`, for the modes that have none.
+        config: settings of the LM, for all modes.
+        lm: the LM of the modes that have none.
+        schema: a model of further fields of the state, for tools, guards, routes and instructions.
+        check: as in `tool_loop`; it may be the name of any mode.
+        max_fixes: as in `tool_loop`.
+        accept: as in `tool_loop`.
+        name: the name of the graph.
+
+    Returns:
+        The graph, to be compiled, changed, or used as a node of another one.
+
+    Raises:
+        GraphError: if anything is wrong with the agent, with all problems and their fixes.
+
+    Example:
+        >>> from dspyer.testing import ScriptedLM
+        >>> graph = modes("task -> report", {"plan": Mode("Plan.", to=["work"]), "work": Mode("Work.")})
+        >>> calls = [{"name": "to_work", "args": {}}], [{"name": "submit", "args": {"report": "done"}}]
+        >>> with ScriptedLM([{"next_thought": "", "tool_calls": {"tool_calls": call}} for call in calls]):
+        ...     run = graph.compile().run({"task": "Tidy up"})
+        >>> run.state["report"], run.state["mode"]
+        ('done', 'work')
+    """
+    common = _Common(max_turns, context, config, lm, schema, check, max_fixes, accept, name)
+    return _agent(signature, modes, start, common, shows_mode=True)
+
+
+class _Common(NamedTuple):
+    """The parameters that `tool_loop` and `modes` have in common."""
+
+    max_turns: int
+    context: Context
+    config: Mapping[str, Any]
+    lm: dspy.BaseLM | None
+    schema: type[BaseModel] | None
+    check: Check
+    max_fixes: int
+    accept: bool
+    name: str
+
+
+def _agent(
+    signature: str | type[dspy.Signature],
+    given: Mapping[str, Mode],
+    start: str | None,
+    common: _Common,
+    shows_mode: bool,
+) -> Graph:
+    found: Any = given
+    if not isinstance(found, Mapping) or not found or not all(isinstance(mode, Mode) for mode in found.values()):
+        raise GraphError(f"modes={brief(found)}: give the modes by name, {{'plan': agents.Mode('...'), ...}}")
+    first = next(iter(given)) if start is None else start
+    if first not in given:
+        raise GraphError(f"start={first!r} is no mode.{suggestion(first, given)} Modes: {list_names(given)}")
+    tools = _distinct([tool for mode in given.values() for tool in mode.tools])
+    specs = list(zip(tools, as_tools(tools), strict=True))
+    plans = [
+        ModePlan(
+            name=name,
+            instructions=mode.instructions,
+            tools=tuple(_spec_of(tool, specs) for tool in mode.tools),
+            rules=ModeRules(tuple(mode.to), mode.route, mode.guard),
+            context=common.context if mode.context is None else mode.context,
+            config={**common.config, **mode.config},
+            lm=common.lm if mode.lm is None else mode.lm,
+            desc=mode.desc,
+        )
+        for name, mode in sorted(given.items(), key=lambda item: item[0] != first)
+    ]
+    plan = AgentPlan(
+        dspy.ensure_signature(signature),
+        tuple(plans),
+        common.name,
+        common.max_turns,
+        common.schema,
+        common.check,
+        common.max_fixes,
+        common.accept,
+        shows_mode,
     )
+    return assemble(plan)
+
+
+def _tool_list(tools: Any) -> tuple[Any, ...]:
+    if isinstance(tools, Mapping | str) or not isinstance(tools, Iterable):
+        raise GraphError(f"tools={brief(tools)}: give a list of tools, tools=[...]")
+    return tuple(tools)
+
+
+def _distinct(tools: list[Any]) -> list[Any]:
+    """The tools, each object once: in several modes it is one node."""
+    found: list[Any] = []
+    for tool in tools:
+        if not any(_same(tool, known) for known in found):
+            found.append(tool)
+    return found
+
+
+def _spec_of(tool: Any, specs: list[tuple[Any, ToolSpec]]) -> ToolSpec:
+    return next(spec for known, spec in specs if _same(tool, known))
+
+
+def _same(tool: Any, other: Any) -> bool:
+    # Each access to a method of an object gives another object.
+    return tool is other or (isinstance(tool, MethodType) and tool == other)

@@ -8,6 +8,7 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.errors import GraphError, brief
+from dspyer.nodes.agent_check import AgentCheckOptions, build_agent_check
 from dspyer.nodes.function import build_function
 from dspyer.nodes.interrupt import InterruptOptions, build_interrupt
 from dspyer.nodes.map import build_map_node
@@ -44,6 +45,8 @@ def _build(options: NodeOptions) -> Built:
         return build_settle(node, options)
     if isinstance(node, TrialOptions):
         return build_trial(node, options)
+    if isinstance(node, AgentCheckOptions):
+        return build_agent_check(node, options)
     if is_program(node):
         return build_subgraph(node, options)
     if isinstance(node, dspy.Module):

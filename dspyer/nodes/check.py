@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
 
 import dspy
 from pydantic import BaseModel, ValidationError
@@ -209,6 +209,15 @@ def problem_texts(found: object, who: str, of_module: bool = False) -> list[str]
     raise error
 
 
+def found_problems(finder: Node, into: str, found: Reply, call: Call) -> object:
+    """What a finder gave, not yet validated."""
+    value = found.updates.get(into, DELETE)
+    if value is DELETE and finder.is_subgraph:  # a graph gives what has changed: the list is still its default
+        field = getattr(call.program, finder.name).graph.topology.schema.fields.get(PROBLEMS)
+        value = None if field is None else field.fixed_default
+    return thaw(value)
+
+
 def into_problems(into: str, options: NodeOptions) -> list[str]:
     """What is wrong with the field that gets the problems."""
     schema, given = options.schema, cast("object", into)
@@ -284,7 +293,8 @@ class CheckNode(Node):
         return self.fix is not None and route == (self.fix,)
 
     def _reply(self, found: Reply, call: Call) -> Reply:
-        problems = problem_texts(self._found(found, call), f"the check {self.name!r}", self._asks_module)
+        given = found_problems(self.finder, self.into, found, call)
+        problems = problem_texts(given, f"the check {self.name!r}", self._asks_module)
         if not problems:
             return Reply({self.into: []}, None, True)
         visit = self._visit(call)
@@ -302,12 +312,14 @@ class CheckNode(Node):
     def _asks_module(self) -> bool:
         return not isinstance(self.finder, FunctionFinder)
 
-    def _found(self, found: Reply, call: Call) -> object:
-        value = found.updates.get(self.into, DELETE)
-        if value is DELETE and self.is_subgraph:  # a graph gives what has changed: the list is still its default
-            field = getattr(call.program, self.name).graph.topology.schema.fields.get(PROBLEMS)
-            value = None if field is None else field.fixed_default
-        return thaw(value)
+    def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
+        """The execution that wrote what the check saw; manual commits may lie in between."""
+        while index >= 0:
+            entry = log[index]
+            if entry.commit.node in (self.of, self.fix):
+                return {entry.commit.id}
+            index = entry.parents[0] if entry.parents and is_manual(entry.commit) else -1
+        return set()
 
     # --- the chain of commits since `of` ran
 
@@ -392,8 +404,18 @@ def _branch_before(log: Log, index: int, node: Node) -> Branch:
 # --- what a check has refused
 
 
+class Rejecting(Protocol):
+    """A node that may reject the output of another one."""
+
+    def rejects(self, route: tuple[str, ...], /) -> bool:
+        """Whether a commit of it with this route has rejected what it checked."""
+
+    def output_before(self, log: Sequence[LogEntry], index: int, /) -> set[str]:
+        """The executions that wrote what it saw, from the last commit before it backwards."""
+
+
 def rejected_executions(
-    log: Iterable[LogEntry], checks: Mapping[str, CheckNode], failed: Iterable[tuple[str, int]] = ()
+    log: Iterable[LogEntry], checks: Mapping[str, Rejecting], failed: Iterable[tuple[str, int]] = ()
 ) -> set[str]:
     """The executions whose output a check has refused, from the log alone.
 
@@ -407,17 +429,7 @@ def rejected_executions(
             continue
         failure = entry.commit.failure
         if check.rejects(entry.commit.route) or (failure is not None and failure.type == CheckError.__name__):
-            found |= _output_before(entries, entry.parents[0], check)
+            found |= check.output_before(entries, entry.parents[0])
     for name, head in failed:
-        found |= _output_before(entries, head, checks[name])
+        found |= checks[name].output_before(entries, head)
     return found
-
-
-def _output_before(log: Sequence[LogEntry], index: int, check: CheckNode) -> set[str]:
-    """The execution that wrote what a check saw; manual commits may lie in between."""
-    while index >= 0:
-        entry = log[index]
-        if entry.commit.node in (check.of, check.fix):
-            return {entry.commit.id}
-        index = entry.parents[0] if entry.parents and is_manual(entry.commit) else -1
-    return set()

@@ -18,7 +18,7 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 from dspyer.dspy_module.tracing import step_count
 from dspyer.errors import AgentError, DspyerError
 from dspyer.message_list import TURN
-from dspyer.messages import call_ids, turns_of_task
+from dspyer.messages import FORCED, call_ids, turns_of_task
 from dspyer.nodes.conversation import SUBMIT, THOUGHT, Render
 from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
@@ -29,7 +29,7 @@ from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.values.frozen import FrozenList
 
-FORCED = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}, "reasoning_effort": None}
+MUST_SUBMIT = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}, "reasoning_effort": None}
 """The settings of a last turn, which must submit, as `dspy.ReActV2` gives them."""
 
 
@@ -104,7 +104,7 @@ class ModeNode(Node):
     ) -> Script[Reply]:
         """A turn that must submit."""
         try:
-            prediction = yield Prediction(self.name, self.tools, self.rendering, FORCED), call
+            prediction = yield Prediction(self.name, self.tools, self.rendering, MUST_SUBMIT), call
             calls = [one for one in with_ids(_tool_calls(prediction), messages) if one.name == SUBMIT]
         except (AdapterParseError, ValueError, ContextWindowExceededError) as error:
             if isinstance(error, DspyerError):
@@ -115,7 +115,7 @@ class ModeNode(Node):
         found = [submitted(self.tools[-1], one.args) for one in calls]
         if not any(isinstance(one.value, Mapping) for one in found):
             raise self._failure(reason, taken, f"its `submit` was refused: {found[-1].text}") from found[-1].cause
-        return self._reply(prediction, calls)
+        return self._reply(prediction, calls, reason)
 
     def _failure(self, reason: str, turns: int, text: str) -> AgentError:
         why = {
@@ -126,10 +126,10 @@ class ModeNode(Node):
         }[reason]
         return AgentError(f"{self.who} gave no final output: {why}, and {text}", reason, turns)
 
-    def _reply(self, prediction: dspy.Prediction, calls: Sequence[ToolCalls.ToolCall]) -> Reply:
+    def _reply(self, prediction: dspy.Prediction, calls: Sequence[ToolCalls.ToolCall], forced: str = "") -> Reply:
         thought = getattr(prediction, "next_thought", None)
         text = None if thought is None else str(thought)
-        message = {
+        message: dict[str, Any] = {
             "role": "assistant",
             "name": self.name,
             "content": text or "",
@@ -143,6 +143,8 @@ class ModeNode(Node):
             ],
             TURN: {THOUGHT: text},
         }
+        if forced:
+            message[FORCED] = forced
         sends = [
             Send(one.name, {"call": {"id": one.id, "name": one.name, "args": one.args}})
             for one in calls

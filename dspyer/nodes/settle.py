@@ -1,28 +1,39 @@
 """The pure nodes of an agent: `begin` makes the user message of a task, `settle` ends a turn.
 
 The branches of a turn join at `settle`. It gives every call a result that has none yet (`submit`, handoffs, unknown
-tools), writes the outputs, and decides where the branch continues. It runs no code of a model or a tool.
+tools), writes the outputs, and decides where the branch continues. It calls no model and no tool: guards and routes,
+the functions of the author that it does call, are pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from dspy.adapters.types.tool import Tool
 
-from dspyer.errors import short_error
-from dspyer.messages import last_turn, task_message, tool_message
+from dspyer.errors import RouteError, list_names, short_error, suggestion
+from dspyer.messages import RequestedCall, last_turn, task_message, tool_message
+from dspyer.nodes.binding import Binding, plan_binding
+from dspyer.nodes.callables import read_signature
 from dspyer.nodes.conversation import SUBMIT
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.sync_async import is_async
 from dspyer.scheduler.topology import END
-from dspyer.values.frozen import thaw
+from dspyer.values.frozen import FrozenList, thaw
 from dspyer.views import text_of
 
 BEGIN, SETTLE, CHECK = "begin", "settle", "check"
 """The names of the nodes of an agent that are neither modes nor tools."""
+
+MODE, HANDOFFS = "mode", "handoffs"
+"""The field with the name of the current mode, and the one in which tools ask for handoffs."""
+
+HAND_OFF = "to_"
+"""How the tools begin by which a model hands off: `to_plan`."""
 
 
 class BeginOptions(NamedTuple):
@@ -34,7 +45,7 @@ class BeginOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BeginNode(Node):
-    """A node that adds the inputs of a task to the conversation, and starts the mode of the agent."""
+    """A node that adds the inputs of a task to the conversation, and starts the current mode."""
 
     kind: ClassVar[str] = "begin"
 
@@ -44,7 +55,7 @@ class BeginNode(Node):
         """Make the user message."""
         state = call.state
         given = {name: thaw(state.raw(name)) for name in self.inputs if name in state}
-        return Reply({"messages": task_message(given)}, (self.goto[0],), True)
+        return Reply({"messages": task_message(given)}, (state.raw(MODE, self.goto[0]),), True)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
@@ -53,10 +64,11 @@ class BeginNode(Node):
 
 def build_begin(begin: BeginOptions, options: NodeOptions) -> Built:
     """The first node of an agent."""
+    reads = (*begin.inputs, MODE) if MODE in options.schema.fields else begin.inputs
     node = BeginNode(
         name=options.name,
-        reads={name: name for name in begin.inputs},
-        optional=frozenset(begin.inputs),
+        reads={name: name for name in reads},
+        optional=frozenset(reads),
         writes={"messages": "messages"},
         goto=begin.modes,
         inputs=begin.inputs,
@@ -85,6 +97,57 @@ def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
     return Submission(outputs, text_of(outputs))
 
 
+# --- guards and routes
+
+
+class ModeRules(NamedTuple):
+    """Which modes may follow a mode, and what decides about it.
+
+    Attributes:
+        to: the modes to which the model and the tools may hand off.
+        route: the function that decides before the model; None for none.
+        guard: the function that says whether the mode may be entered by a handoff; None for always.
+        tools: the tools of the mode that are nodes.
+    """
+
+    to: tuple[str, ...] = ()
+    route: Callable[..., object] | None = None
+    guard: Callable[..., object] | None = None
+    tools: frozenset[str] = frozenset()
+
+    @property
+    def may_follow(self) -> tuple[str, ...] | None:
+        """The modes that a route may name; None for all."""
+        return self.to or None
+
+
+class BoundRule(NamedTuple):
+    """A guard or a route with what its parameters get."""
+
+    fn: Callable[..., object]
+    binding: Binding
+
+    def __call__(self, call: Call) -> object:
+        return self.fn(**self.binding.bind(call))
+
+
+def plan_rule(fn: object, what: str, options: NodeOptions, problems: list[str]) -> BoundRule | None:
+    """A guard or a route, bound to the fields that it reads; what is wrong with it is added to `problems`."""
+    if not callable(fn) or isinstance(fn, type):
+        problems.append(f"{what} is {fn!r}: give a function of fields")
+        return None
+    plan = plan_binding(read_signature(fn, what), options, what)
+    problems += [*plan.problems, *plan.unknown]
+    binding = plan.binding
+    if is_async(fn):
+        problems.append(f"{what} is an async function: give one that is not, since it decides by fields alone")
+    if binding.contexts or binding.resources:
+        problems.append(f"{what} takes `ctx` or a resource: it decides by fields alone, so that a replay decides alike")
+    if not binding.fields and not binding.whole_state:
+        problems.append(f"{what} reads no field, so it always decides alike: name a field as its parameter")
+    return BoundRule(fn, binding)
+
+
 # --- settle
 
 
@@ -94,51 +157,168 @@ class SettleOptions(NamedTuple):
     Attributes:
         submit: the tool that validates outputs.
         outputs: the names of the outputs.
-        modes: the modes by which it may be followed.
+        rules: the modes, each with what may follow it.
+        after: where a branch goes when its outputs are accepted: `END`, or the check.
     """
 
     submit: Tool
     outputs: tuple[str, ...]
-    modes: tuple[str, ...]
+    rules: Mapping[str, ModeRules]
+    after: str = END
+
+
+class Handoff(NamedTuple):
+    """What a call asks for that hands off: the mode, and the result that its tool gave with it, if it gave one."""
+
+    target: str
+    result: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SettleNode(Node):
-    """A node that ends a turn."""
+    """A node that ends a turn.
+
+    Attributes:
+        submit: the tool that validates outputs.
+        rules: the modes, each with what may follow it.
+        routes: the bound routes, by mode.
+        guards: the bound guards, by mode.
+        after: where a branch goes when its outputs are accepted.
+    """
 
     kind: ClassVar[str] = "settle"
 
     submit: Tool
-    outputs: tuple[str, ...]
+    rules: Mapping[str, ModeRules]
+    routes: Mapping[str, BoundRule] = field(default_factory=dict)
+    guards: Mapping[str, BoundRule] = field(default_factory=dict)
+    after: str = END
 
     def call(self, call: Call) -> Reply:
         """End the turn."""
         turn = last_turn(call.state.raw("messages"))
-        results: list[dict[str, Any]] = []
+        routed = None if turn.forced else self._routed(turn.mode, call)
+        asked = _asked_for(call)
         outputs: dict[str, Any] | None = None
+        target: str | None = None
+        results = []
         for one in turn.unanswered:
+            handoff = self._handoff(turn.mode, one, asked.get(one.id))
             if one.name == SUBMIT:
                 found = submitted(self.submit, one.args)
                 results.append(tool_message(one.id, one.name, found.value, found.cause is not None))
                 outputs = outputs if found.cause is not None else found.value
+            elif handoff is None:
+                results.append(tool_message(one.id, one.name, self._without_result(turn.mode, one), True))
             else:
-                results.append(tool_message(one.id, one.name, f"Unknown tool: {one.name}", True))
+                refusal = self._refusal(turn.mode, handoff.target, target, routed, call)
+                target = handoff.target if refusal is None else target
+                results.append(_handoff_message(one, handoff, refusal))
+        entered = target if routed is None else routed
         updates: dict[str, Any] = {"messages": results} if results else {}
-        return Reply({**updates, **(outputs or {})}, (turn.mode if outputs is None else END,), True)
+        updates |= outputs or {}
+        if entered is not None and entered != call.state.raw(MODE, entered):
+            updates[MODE] = entered
+        next_node = entered or turn.mode if outputs is None or routed is not None else self.after
+        return Reply(updates, (next_node,), True)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
         return self.call(call)
 
+    def _routed(self, mode: str, call: Call) -> str | None:
+        """The mode that the author's function names; None to let the model decide."""
+        route = self.routes.get(mode)
+        found = None if route is None else route(call)
+        if found is None:
+            return None
+        allowed = (mode, *(self.rules[mode].may_follow or self.rules))
+        if not isinstance(found, str) or found not in allowed:
+            raise RouteError(
+                f"the route of mode {mode!r} returned {found!r}: return one of {list_names(allowed)}, or None to let "
+                f"the model decide.{suggestion(found, allowed) if isinstance(found, str) else ''}"
+            )
+        return found
+
+    def _handoff(self, mode: str, call: RequestedCall, asked: Handoff | None) -> Handoff | None:
+        """The handoff that a call asks for, by itself or by what its tool returned; None if it asks for none."""
+        if asked is not None:
+            return asked
+        target = call.name.removeprefix(HAND_OFF)
+        return Handoff(target) if target != call.name and target in self.rules[mode].to else None
+
+    def _refusal(self, mode: str, target: str, taken: str | None, routed: str | None, call: Call) -> str | None:
+        """Why a handoff is not made; None if it is."""
+        to = self.rules[mode].to
+        if target not in to:
+            return f"{target!r} cannot follow {mode!r}; what can is {list_names(to)}"
+        if routed is not None and routed != target:
+            return f"the next mode is {routed!r}"
+        if taken is not None:
+            return f"this turn has handed off to {taken!r} already"
+        guard = self.guards.get(target)
+        if guard is None or routed == target or guard(call):
+            return None
+        return inspect.getdoc(guard.fn) or f"{target!r} cannot be entered yet"
+
+    def _without_result(self, mode: str, call: RequestedCall) -> str:
+        if call.name in self.rules[mode].tools:
+            return f"{call.name} ended without a result"
+        return f"Unknown tool: {call.name}"  # as dspy.ReActV2 says it
+
+
+def _asked_for(call: Call) -> dict[str, Handoff]:
+    """The handoffs that tools have asked for in this run, by the ids of their calls."""
+    found: dict[str, Handoff] = {}
+    for entry in call.state.raw(HANDOFFS, FrozenList()).raw_items():
+        message = entry.raw("message")
+        found[message.raw("tool_call_id")] = Handoff(entry.raw("goto"), thaw(message.raw("value")))
+    return found
+
+
+def _handoff_message(call: RequestedCall, handoff: Handoff, refusal: str | None) -> dict[str, Any]:
+    """The result of a call that asked for a handoff."""
+    if refusal is None:
+        value = f"The next mode is {handoff.target}." if handoff.result is None else handoff.result
+        return tool_message(call.id, call.name, value)
+    before = "" if handoff.result is None else f"{text_of(handoff.result)}; "
+    return tool_message(call.id, call.name, f"{before}no handoff to {handoff.target}: {refusal}", True)
+
 
 def build_settle(settle: SettleOptions, options: NodeOptions) -> Built:
-    """The last node of a turn."""
+    """The last node of a turn, and what is wrong with the guards and routes that it calls."""
+    problems: list[str] = []
+    routes: dict[str, BoundRule] = {}
+    guards: dict[str, BoundRule] = {}
+    for mode, rules in settle.rules.items():
+        for what, fn, found in (("route", rules.route, routes), ("guard", rules.guard, guards)):
+            rule = None if fn is None else plan_rule(fn, f"the {what} of mode {mode!r}", options, problems)
+            if rule is not None:
+                found[mode] = rule
+    own = [name for name in (MODE, HANDOFFS) if name in options.schema.fields]
+    reads = _reads([*routes.values(), *guards.values()], ("messages", *own))
     node = SettleNode(
         name=options.name,
-        reads={"messages": "messages"},
-        writes={"messages": "messages", **{name: name for name in settle.outputs}},
-        goto=(*settle.modes, END),
+        reads=reads,
+        optional=frozenset(reads or ()) - {"messages"},
+        writes={name: name for name in ("messages", *settle.outputs, *(name for name in own if name == MODE))},
+        whole_state=reads is None,
+        goto=(*settle.rules, settle.after),
         submit=settle.submit,
-        outputs=settle.outputs,
+        rules=settle.rules,
+        routes=routes,
+        guards=guards,
+        after=settle.after,
     )
-    return Built(node)
+    return Built(node, None, tuple(problems))
+
+
+def _reads(rules: list[BoundRule], own: tuple[str, ...]) -> dict[str, str] | None:
+    """The fields that the node and its rules read; None for the whole state."""
+    reads = {name: name for name in own}
+    for rule in rules:
+        names, _ = rule.binding.facts()
+        if names is None:
+            return None
+        reads |= {field: field for field in names.values()}
+    return reads

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from dspyer.errors import CheckError
 from dspyer.events import BranchPath
-from dspyer.nodes.check import CheckNode, rejected_executions
+from dspyer.nodes.check import Rejecting, rejected_executions
 from dspyer.nodes.trial import BEST, FINISH, ROOT, TRIALS, TrialNode, path_to
 from dspyer.scheduler.lineage import ancestry
 from dspyer.scheduler.run_state import Branch, FailedBranch, RunState
@@ -28,7 +28,7 @@ def executions_in_order(run: RunState) -> Iterator[str]:
             yield failure.execution
 
 
-def rejected_in(run: RunState, checks: Mapping[str, CheckNode]) -> set[str]:
+def rejected_in(run: RunState, checks: Mapping[str, Rejecting]) -> set[str]:
     """The executions of a run whose output a check has refused."""
     if not checks:
         return set()

@@ -30,7 +30,7 @@ def trace_of(run: RunState, graph: GraphSpec, traces: Mapping[str, Steps]) -> li
     if not traces:
         return []
     last = len(run.log) - 1
-    rejected = rejected_in(run, graph.checks)
+    rejected = rejected_in(run, graph.rejecting)
     never_forked = run.ended and run.log[last].commit.id == execution_id((), last)
     if never_forked and not rejected and not graph.searches:
         return [step for steps in traces.values() for step in steps]
@@ -52,7 +52,7 @@ def trace_steps_of(
     if not traces and not lost:
         return []
     found: list[TraceStep] = []
-    rejected, commits = rejected_in(run, graph.checks), {entry.commit.id: entry.commit for entry in run.log}
+    rejected, commits = rejected_in(run, graph.rejecting), {entry.commit.id: entry.commit for entry in run.log}
     trials = credited_in(run, graph.searches) if graph.searches else {}
     failed = {failure.execution: failure for failure in run.failures}
     for execution in executions_in_order(run):

@@ -1,0 +1,259 @@
+"""The check of an agent: the node after `submit` that looks for problems in the outputs.
+
+If it finds some, they become a user message, the outputs are unset, and the mode resumes. How often that has happened
+in a run is counted in the conversation, so it depends on no timing.
+
+A check has one of the forms of `check`, or is the name of a mode: then the predictor of the mode is asked for problems,
+with its instructions and its LM, and is shown the conversation as text. It is asked through a copy, since a demo of
+such a call would be no demo of a turn.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import dspy
+
+from dspyer.errors import CheckError, suggestion
+from dspyer.message_list import TURN
+from dspyer.messages import to_chat
+from dspyer.nodes.check import PROBLEMS, FunctionFinder, build_finder, found_problems, problem_texts
+from dspyer.nodes.node import Built, Call, Node, Reply
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.settle import MODE
+from dspyer.nodes.sync_async import acall_module, call_module
+from dspyer.patch import DELETE
+from dspyer.scheduler.lineage import LogEntry
+from dspyer.scheduler.topology import END
+from dspyer.state import ImmutableState
+from dspyer.values.frozen import FrozenList, thaw
+from dspyer.views import text_of
+
+CONVERSATION = "conversation"
+"""The input by which a mode that checks its own outputs is shown the conversation."""
+
+REFUSED = "The outputs that you submitted were checked and refused:"
+CORRECT = "Solve every problem, and submit the outputs again."
+REFLECT = (
+    "You have submitted the outputs. Now check them: compare them with the task and with what the tools returned in "
+    f"the `{CONVERSATION}`, and name in `{PROBLEMS}` all that is wrong with them. Name nothing if they are right."
+)
+
+
+class AgentCheckOptions(NamedTuple):
+    """What makes a node the check of an agent.
+
+    Attributes:
+        check: a function, model, module or program that finds problems, or the name of a mode.
+        inputs: the names of the inputs of the task.
+        outputs: the names of its outputs.
+        modes: the predictors of the modes, by name.
+        max_fixes: how often a run is corrected at most.
+        accept: whether outputs are accepted after the last correction, with their problems.
+    """
+
+    check: object
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    modes: tuple[str, ...]
+    max_fixes: int
+    accept: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ReflectionFinder(Node):
+    """Asks the predictor of a mode for problems in the outputs.
+
+    Attributes:
+        mode: the mode.
+        inputs: the inputs and the outputs of the task.
+    """
+
+    mode: str
+    inputs: tuple[str, ...]
+
+    def call(self, call: Call) -> Reply:
+        """Ask it in sync code."""
+        found = call_module(self._predictor(call), self.read_inputs(call))
+        return Reply({PROBLEMS: found[PROBLEMS]})
+
+    async def acall(self, call: Call) -> Reply:
+        """Ask it in async code."""
+        found = await acall_module(self._predictor(call), self.read_inputs(call))
+        return Reply({PROBLEMS: found[PROBLEMS]})
+
+    def read_inputs(self, call: Call) -> dict[str, Any]:
+        """What it is shown: inputs, outputs, and the conversation as text."""
+        given = {name: thaw(call.state.raw(name)) for name in self.inputs if name in call.state}
+        return {**given, CONVERSATION: transcript(call.state.raw("messages"))}
+
+    def _predictor(self, call: Call) -> Any:
+        own = getattr(call.program, self.mode)
+        asked = copy.copy(own)
+        asked.signature, asked.demos = self._signature(own.signature, call.state), []
+        return asked
+
+    def _signature(self, own: type[dspy.Signature], state: ImmutableState) -> type[dspy.Signature]:
+        """The signature of the predictor with other fields: its instructions may have been tuned."""
+        fields: dict[str, Any] = {}
+        for name in self.inputs:
+            if name in state:
+                kind = own.input_fields[name].annotation if name in own.input_fields else Any
+                fields[name] = (kind, dspy.InputField())
+        fields[CONVERSATION] = (str, dspy.InputField())
+        fields[PROBLEMS] = (list[str], dspy.OutputField())
+        made: type[dspy.Signature] = dspy.Signature(fields, f"{own.instructions}\n\n{REFLECT}")  # type: ignore[arg-type, assignment, unused-ignore]  # DSPy's stubs know one form
+        return made
+
+
+def transcript(messages: FrozenList[Any]) -> str:
+    """A conversation as text: a paragraph per message, with the calls of a turn."""
+    parts = []
+    for message in to_chat(thaw(messages)):
+        lines = [text_of(message["content"])] if message["content"] else []
+        lines += [f"{one['function']['name']}({one['function']['arguments']})" for one in message.get("tool_calls", ())]
+        parts.append(f"{message.get('name') or message['role']}: " + "\n".join(lines))
+    return "\n\n".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class AgentCheckNode(Node):
+    """A node that checks the outputs of an agent, and decides whether a mode resumes.
+
+    Attributes:
+        finder: finds the problems.
+        outputs: the outputs, which are unset if there are problems.
+        first: the mode that resumes in an agent without a field for the current one.
+        max_fixes: how often a run is corrected at most.
+        accept: whether outputs are accepted after the last correction.
+        modes: the names of the modes.
+    """
+
+    kind: ClassVar[str] = "check"
+
+    finder: Node
+    outputs: tuple[str, ...]
+    max_fixes: int
+    accept: bool
+    modes: tuple[str, ...]
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to it may bring; None for any."""
+        return self.finder.takes
+
+    @property
+    def is_subgraph(self) -> bool:
+        """Whether it runs a compiled graph, to find problems."""
+        return self.finder.is_subgraph
+
+    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
+        """The fields that its code may read or write through `ctx`; None for all."""
+        return self.finder.permitted_fields(option)
+
+    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
+        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
+        return self.finder.whole_fields(state)
+
+    def call(self, call: Call) -> Reply:
+        """Find the problems, and decide."""
+        return self._reply(self.finder.call(call), call)
+
+    async def acall(self, call: Call) -> Reply:
+        """The same from async code."""
+        return self._reply(await self.finder.acall(call), call)
+
+    def _reply(self, found: Reply, call: Call) -> Reply:
+        who, of_module = f"the check of {self.name!r}", not isinstance(self.finder, FunctionFinder)
+        problems = problem_texts(found_problems(self.finder, PROBLEMS, found, call), who, of_module)
+        if not problems:
+            return Reply({PROBLEMS: []}, (END,), True)
+        messages = call.state.raw("messages")
+        fixes = corrections_of_task(messages, self.name)
+        if fixes < self.max_fixes:
+            text = "\n".join([REFUSED, *(f"- {problem}" for problem in problems), CORRECT])
+            message = {"role": "user", "name": self.name, "content": text}
+            unset = dict.fromkeys(self.outputs, DELETE)
+            return Reply({**unset, "messages": message, PROBLEMS: problems}, (self._mode(call.state),), True)
+        if self.accept:
+            return Reply({PROBLEMS: problems}, (END,), True)
+        after = f" after {fixes} correction{'s' if fixes > 1 else ''}" if fixes else ""
+        raise CheckError(f"the check refuses the outputs of the agent{after}: {'; '.join(problems)}", problems)
+
+    def _mode(self, state: ImmutableState) -> str:
+        found: str = state.raw(MODE, self.modes[0])
+        return found
+
+    def rejects(self, route: tuple[str, ...]) -> bool:
+        """Whether a commit of it with this route has rejected what it checked."""
+        return bool(route) and route[0] != END
+
+    def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
+        """The turn that gave the outputs: the last commit of a mode before the check."""
+        while index >= 0:
+            entry = log[index]
+            if entry.commit.node in self.modes:
+                return {entry.commit.id}
+            index = entry.parents[0] if entry.parents else -1
+        return set()
+
+
+def corrections_of_task(messages: FrozenList[Any], check: str) -> int:
+    """How many corrections a check has asked for since the last user message with the inputs of a task."""
+    found = 0
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages.raw(index)
+        if message.raw("role") != "user":
+            continue
+        if TURN in message:
+            break
+        found += message.raw("name", None) == check
+    return found
+
+
+def build_agent_check(check: AgentCheckOptions, options: NodeOptions) -> Built:
+    """The check of an agent, and what is wrong with it."""
+    options = options._replace(node=check.check)
+    if isinstance(check.check, str):
+        built = _reflection(check, options)
+    else:
+        built = build_finder(check.check, options, PROBLEMS)
+    finder = built.node
+    if finder is None:
+        return built
+    own = (*check.outputs, "messages", PROBLEMS)
+    reads = None if finder.reads is None else {**finder.reads, "messages": "messages"}
+    if reads is not None and MODE in options.schema.fields:
+        reads[MODE] = MODE
+    node = AgentCheckNode(
+        name=options.name,
+        reads=reads,
+        optional=finder.optional | {MODE},
+        writes={name: name for name in own},
+        goto=(*check.modes, END),
+        resources=finder.resources,
+        whole_state=finder.whole_state,
+        templates=finder.templates,
+        finder=finder,
+        outputs=check.outputs,
+        max_fixes=check.max_fixes,
+        accept=check.accept,
+        modes=check.modes,
+    )
+    return built._replace(node=node)
+
+
+def _reflection(check: AgentCheckOptions, options: NodeOptions) -> Built:
+    name = str(check.check)
+    if name not in check.modes:
+        problem = (
+            f"check={name!r} is no mode of the agent.{suggestion(name, check.modes)} Give the name of a mode, a "
+            "function, a pydantic model or a module"
+        )
+        return Built(None, None, (problem,))
+    names = (*check.inputs, *check.outputs)
+    reads = {name: name for name in (*names, "messages")}
+    return Built(ReflectionFinder(name=options.name, reads=reads, optional=frozenset(names), mode=name, inputs=names))
