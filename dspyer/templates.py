@@ -150,11 +150,14 @@ class Templates(NamedTuple):
         names: the fields and run values that they name.
         allowed: the fields that may be filled into the instructions of the node's predictors; None for all.
         in_instructions: whether these instructions are templates at all.
+        of_views: what the node reads besides its inputs and templates: the fields that functions of its views take,
+            each with whether it may be unset.
     """
 
     names: tuple[str, ...] = ()
     allowed: frozenset[str] | None = frozenset()
     in_instructions: bool = False
+    of_views: tuple[tuple[str, bool], ...] = ()
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -164,16 +167,19 @@ class Templates(NamedTuple):
     @property
     def takes(self) -> frozenset[str]:
         """The fields that a `Send` may bring instead of the state."""
-        return frozenset(self.fields).union(self.allowed or ()) if self.in_instructions else frozenset(self.fields)
+        named = frozenset([*self.fields, *dict(self.of_views)])
+        return named.union(self.allowed or ()) if self.in_instructions else named
 
     def all_reads(self, reads: Mapping[str, str]) -> dict[str, str]:
         """The reads of a node and of its templates; a field whose name another input has is read as input `{field}`."""
-        more = [name for name in self.fields if name not in reads.values()]
+        more = [name for name in dict.fromkeys([*self.fields, *dict(self.of_views)]) if name not in reads.values()]
         return {**reads, **{name if name not in reads else f"{{{name}}}": name for name in more}}
 
     def optional_fields(self, reads: Mapping[str, str], optional: frozenset[str]) -> frozenset[str]:
         """The fields among `all_reads` that may be unset: a template is filled with the values that there are."""
-        return optional | {name for name in self.fields if name not in reads.values()}
+        more = {*self.fields, *(name for name, unset in self.of_views if unset)}
+        needed = {name for name, unset in self.of_views if not unset}
+        return (optional | {name for name in more if name not in reads.values()}) - needed
 
 
 NO_TEMPLATES = Templates()

@@ -13,12 +13,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from inspect import iscoroutinefunction
+from functools import partial
+from inspect import Parameter, iscoroutinefunction, signature
 from typing import Any, Literal, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
-from dspyer.errors import GraphError
+from dspyer.errors import GraphError, UnsetFieldError
 from dspyer.failure import Failure
 from dspyer.message_list import ROLES
 from dspyer.patch import DELETE
@@ -212,11 +213,12 @@ class View:
         """
         return self._with("turns", _whole_number("turns", count))
 
-    def then(self, fn: Callable[[list[Entry]], Any]) -> View:
+    def then(self, fn: Callable[..., Any]) -> View:
         """Passes the result of a function of the entries to the node, unchanged. It is the last step.
 
         Args:
-            fn: a pure function of a list of `Entry`.
+            fn: a pure function of a list of `Entry`. Its further parameters get plain copies of the fields of their
+                names; one with a default keeps it if it has the name of no field.
 
         Returns:
             The view with this step.
@@ -227,6 +229,9 @@ class View:
         Example:
             >>> view("findings").new().then(len)
             view('findings').new().then(len)
+            >>> def about(entries, topic): return [entry.value for entry in entries if topic in entry.value]
+            >>> view("findings").then(about).then_fields
+            {'topic': False}
         """
         given: Any = fn
         if not callable(given) or iscoroutinefunction(given):
@@ -249,12 +254,34 @@ class View:
         return self.steps[-1].name if self.steps else ""
 
     @property
+    def then_fields(self) -> dict[str, bool]:
+        """The further parameters of the function of `then`, each with whether it has a default."""
+        return _further_parameters(self.steps[-1].argument) if self.last_step == "then" else {}
+
+    @property
     def authors(self) -> frozenset[str]:
         """The nodes that its steps name."""
         return frozenset(name for step in self.steps if step.name == "by" for name in step.argument)
 
     def __repr__(self) -> str:
         return f"view({self.field!r}){''.join(map(_step_text, self.steps))}"
+
+
+def _further_parameters(fn: Callable[..., Any]) -> dict[str, bool]:
+    """The named parameters of a function after the first, each with whether it has a default; those of a partial that
+    are given are left out.
+    """
+    try:
+        parameters = list(signature(fn).parameters.values())
+    except (TypeError, ValueError):  # some functions of C have no signature that can be read
+        return {}
+    given = fn.keywords if isinstance(fn, partial) else {}
+    return {
+        each.name: each.default is not Parameter.empty
+        for place, each in enumerate(parameters)
+        if each.name not in given
+        and (each.kind is Parameter.KEYWORD_ONLY or (place and each.kind is Parameter.POSITIONAL_OR_KEYWORD))
+    }
 
 
 def _step_text(step: ViewStep) -> str:
@@ -445,10 +472,15 @@ def sum_of_amounts(view: View, index: FieldIndex, reader: str) -> Any:
 # --- rendering parts
 
 
-def render(view: View, kind: str, parts: Sequence[FieldPart], form: ViewForm) -> Any:
-    """The selected parts in the form that the node takes; a function of `then` gets entries, whatever the form."""
+def render(
+    view: View, kind: str, parts: Sequence[FieldPart], form: ViewForm, read: Callable[[str], Any] = lambda _: DELETE
+) -> Any:
+    """The selected parts in the form that the node takes; a function of `then` gets entries, whatever the form.
+
+    `read` returns the frozen value of a field, `DELETE` if it is not set.
+    """
     if view.last_step == "then":
-        return view.steps[-1].argument(entries(kind, parts))
+        return view.steps[-1].argument(entries(kind, parts), **_fields_for_then(view, read))
     if form == "entries":
         return entries(kind, parts)
     if form in ("values", "history"):
@@ -456,6 +488,20 @@ def render(view: View, kind: str, parts: Sequence[FieldPart], form: ViewForm) ->
     if form == "frozen":
         return [part.value for part in parts]
     return text_of_parts(view, kind, parts)
+
+
+def _fields_for_then(view: View, read: Callable[[str], Any]) -> dict[str, Any]:
+    found = {}
+    for name, has_default in view.then_fields.items():
+        value = read(name)
+        if value is not DELETE:
+            found[name] = thaw(value)
+        elif not has_default:
+            raise UnsetFieldError(
+                f"the function of {view!r} reads {name!r}, which nothing has written yet: give it as an input, write "
+                "it before, or give the parameter a default"
+            )
+    return found
 
 
 def entries(kind: str, parts: Sequence[FieldPart]) -> list[Entry]:

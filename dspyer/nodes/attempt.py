@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextvars import Context as ContextVars
+from functools import partial
 from hashlib import blake2b
 from threading import Lock
 from typing import Any, Protocol, cast
@@ -48,6 +49,7 @@ from dspyer.nodes.view_access import (
     ViewSource,
     author_problems,
     chosen_plainly,
+    fields_of_then,
     kind_of_parts,
     view_problems,
 )
@@ -60,7 +62,7 @@ from dspyer.scheduler.run_state import Branch
 from dspyer.schema.schema import Schema
 from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze
-from dspyer.values.frozen import thaw
+from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.views import (
     CUTS,
     Delta,
@@ -557,12 +559,13 @@ class Attempt:
         self.check_running("looks at a view")
         views = self.host.views
         allowed = views.permitted_fields(self.node, "reads")
-        if allowed is not None and view.field not in allowed:
-            raise InputError(
-                f"{self.who} looks at {view!r}, and {view.field!r} is not among its reads "
-                f"({list_names(sorted(allowed))}): add it there"
-            )
         schema = views.schema
+        for field in (view.field, *fields_of_then(view, schema)):
+            if allowed is not None and field not in allowed:
+                raise InputError(
+                    f"{self.who} looks at {view!r}, and {field!r} is not among its reads "
+                    f"({list_names(sorted(allowed))}): add it there"
+                )
         problems = view_problems(view, "ctx.view", schema, self.who)
         problems += author_problems(view, "ctx.view", views.authors, self.who)
         if not schema.accepts_any_key and view.field not in schema.fields:
@@ -572,18 +575,27 @@ class Attempt:
             raise InputError(problems[0])
         return self.read_view(view, "entries")
 
-    def read_view(self, view: View, form: ViewForm, name: str = "", sent: Any = DELETE) -> Any:
+    def read_view(
+        self,
+        view: View,
+        form: ViewForm,
+        name: str = "",
+        sent: Any = DELETE,
+        overlay: FrozenDict[str, Any] | None = None,
+    ) -> Any:
         """Return what a view shows of its field, in the given form, and record the read.
 
         `sent` is the frozen value that a `Send` or a map brought for the field: it hides the field, counts as new and
-        has no author. `name` is the node's own name for the view, as the record of the read shows it.
+        has no author. `name` is the node's own name for the view, as the record of the read shows it. A function of
+        `then` reads further fields in the state and, before it, in `overlay`.
         """
         views, position = self.host.views, self.position
+        field_of = partial(_read_field, overlay, None if position is None else position.state)
         parts_kind = kind_of_parts(views.schema, view.field)
         if sent is not DELETE:
             steps = tuple([step for step in view.steps if step.name in (*CUTS, "then")])
             cut = View(view.field, steps)
-            return render(cut, *chosen_plainly(cut, sent, parts_kind), form)
+            return render(cut, *chosen_plainly(cut, sent, parts_kind), form, field_of)
         if position is None:
             raise InputError(f"{self.who} reads {view!r}: there is no run that it could be a view of")
         read = ViewRead(self.node, name or view.field, view, position.head)
@@ -600,7 +612,7 @@ class Attempt:
             selected = select_parts(
                 view, parts_kind, index, self.node, lambda: views.news(view.field, position, self.node)
             )
-        result = render(view, parts_kind, selected, form)  # before the record: a function of `.then` may raise
+        result = render(view, parts_kind, selected, form, field_of)
         if self.number:
             views.record_read(read)
         return result
@@ -755,6 +767,12 @@ def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]
             found.clear()
         found.append(value)
     return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in together.items()}
+
+
+def _read_field(overlay: FrozenDict[str, Any] | None, state: FrozenDict[str, Any] | None, field: str) -> Any:
+    """The frozen value of a field, of an overlay before the state; `DELETE` if it is not set."""
+    found = DELETE if overlay is None else overlay.raw(field, DELETE)
+    return found if found is not DELETE or state is None else state.raw(field, DELETE)
 
 
 def _schema_text(question: Question) -> str:

@@ -17,7 +17,6 @@ import json
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import dspy
@@ -87,7 +86,7 @@ class Shown(NamedTuple):
     """
 
     text_input: str
-    renders: Mapping[str, Render] = MappingProxyType({})
+    renders: Mapping[str, Render] = {}
     mode: str = ""
 
 

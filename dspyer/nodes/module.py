@@ -33,7 +33,7 @@ from dspyer.state import ImmutableState
 from dspyer.templates import ComputedInput
 from dspyer.values.frozen import thaw
 from dspyer.values.types import Opaque
-from dspyer.views import View, ViewForm
+from dspyer.views import CUTS, View, ViewForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -450,7 +450,7 @@ def _is_held(name: str, kind: Any, options: NodeOptions) -> bool:
     field = (options.reads or {}).get(name, name)
     if field in options.overlay or not is_conversation(field, options.schema):
         return True
-    bounded = view is not None and any(step.name in ("new", "last", "fit") for step in view.steps)
+    bounded = view is not None and any(step.name in ("new", *CUTS) for step in view.steps)
     return bounded and view is not None and view.last_step != "then"
 
 

@@ -206,7 +206,7 @@ class Call(NamedTuple):
     def read_view(self, view: View, form: ViewForm, name: str) -> Any:
         """What a view shows of its field, or of the value that a `Send` or a map brought for it."""
         sent = DELETE if self.overlay is None else self.overlay.raw(view.field, DELETE)
-        return self.context.delegate.read_view(view, form, name, sent)
+        return self.context.delegate.read_view(view, form, name, sent, self.overlay)
 
 
 class Reply(NamedTuple):

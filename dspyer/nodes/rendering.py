@@ -137,7 +137,7 @@ def plan_rendering(
 
     A context that is a view is not given here, but in `options`, as what the node reads under the name `CONTEXT`.
     """
-    rendering = Rendering(field, Shown(text_input_of(signature), renders, options.name), options.who)
+    rendering = Rendering(field, Shown(text_input_of(signature), dict(renders), options.name), options.who)
     reads = {field: field}
     given: Any = options.views.get(CONTEXT, context)
     who = f"the context of {options.who}"

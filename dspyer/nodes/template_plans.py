@@ -17,6 +17,7 @@ from dspyer.failure import Failure
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.node import Call
 from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.view_access import fields_of_then
 from dspyer.scheduler.lineage import written_key
 from dspyer.scheduler.run_state import Branch, RunState
 from dspyer.scheduler.run_values import run_value, run_value_problem
@@ -150,6 +151,10 @@ def plan_templates(modules: Iterable[object], options: NodeOptions, reads: Colle
     for own, computed in options.computed.items():
         names |= dict.fromkeys(computed.names)
         unknown += _unknown(computed.names, f"in reads[{own!r}]", options, who)
+    of_views: dict[str, bool] = {}
+    for view in options.views.values():
+        for name, has_default in fields_of_then(view, options.schema).items():
+            of_views[name] = has_default and of_views.get(name, True)
     for module in modules:
         if not isinstance(module, dspy.Module):
             continue
@@ -163,11 +168,11 @@ def plan_templates(modules: Iterable[object], options: NodeOptions, reads: Colle
         if not getattr(module, "_compiled", False):
             unknown += _unknown(named, "in its instructions", options, who)
         problems += _cannot(module, known, who) if known else ()
-    if not names and not inside:
+    if not names and not inside and not of_views:
         return Planned()
     fields = frozenset(name for name in names if not name.startswith(RUN))
     may = None if reads is None else frozenset(reads) | fields | options.overlay | brought
-    return Planned(Templates(tuple(names), may, inside), tuple(problems), tuple(unknown))
+    return Planned(Templates(tuple(names), may, inside, tuple(of_views.items())), tuple(problems), tuple(unknown))
 
 
 def _is_known(name: str, options: NodeOptions) -> bool:

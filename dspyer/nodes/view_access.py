@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from dspyer.errors import suggestion
 from dspyer.hints import without_none
 from dspyer.nodes.callables import class_of, members
+from dspyer.nodes.field_names import unknown_field_text
 from dspyer.reducers import conversation
 from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, unattributed_parts
 from dspyer.scheduler.run_state import Branch
@@ -126,6 +127,13 @@ MANUAL_AUTHOR = "update"
 
 def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
     """Why the type of its field does not support a view, each with its fix. `name` is the node's name for it."""
+    if not schema.accepts_any_key:
+        unknown = [
+            each for each, has_default in view.then_fields.items() if not has_default and each not in schema.fields
+        ]
+        if unknown:
+            text = f"{who}: {name!r} reads {view!r}, whose function takes {unknown[0]!r}, which"
+            return [f"{text} {unknown_field_text(unknown[0], schema)}"]
     if any(step.name == "turns" for step in view.steps) and _kind(view.field, schema) != "messages":
         text = f"{who}: {name!r} reads {view!r}, and only a conversation has turns: give the field the type "
         return [f"{text}dspyer.Messages, or take a number of entries, .last(n)"]
@@ -152,6 +160,15 @@ def view_problems(view: View, name: str, schema: Schema, who: str) -> list[str]:
 def _kind(name: str, schema: Schema) -> str:
     reducer = schema.reducer(name)
     return "" if reducer is None else reducer.kind
+
+
+def fields_of_then(view: View, schema: Schema) -> dict[str, bool]:
+    """The fields that the function of a view reads besides that of the view, each with whether it may be unset."""
+    return {
+        name: has_default
+        for name, has_default in view.then_fields.items()
+        if name in schema.fields or (schema.accepts_any_key and not has_default)
+    }
 
 
 def author_problems(view: View, name: str, nodes: Collection[str], who: str) -> list[str]:

@@ -271,7 +271,8 @@ class TokenReads:
                     view, kind, index, node, partial(self._fields.news, view.field, self._log, log_index, node)
                 )
             if view.last_step == "then":
-                sent = self._sizes.whole(_frozen_or_text(render(view, kind, parts, "entries")))
+                field_of = partial(_field, self._log[log_index].state)
+                sent = self._sizes.whole(_frozen_or_text(render(view, kind, parts, "entries", field_of)))
             elif index is None or kind == "amount":
                 sent = self._sizes.parts(kind, parts)
             else:
@@ -297,6 +298,10 @@ class TokenReads:
             return self._sizes.whole(value)
         index = self._fields.index(field, self._log, log_index)
         return 0 if index is None else index.size
+
+
+def _field(state: ImmutableState, name: str) -> Any:
+    return state.raw(name, DELETE)
 
 
 def _frozen_or_text(result: object) -> Any:
