@@ -119,9 +119,7 @@ class DaemonCall(Generic[T]):
         Thread(target=self._run, args=(token, context.run), name="dspyer-timed", daemon=True).start()
 
     def _run(self, token: anyio.lowlevel.EventLoopToken | None, run: Callable[..., T]) -> None:
-        if token is not None:
-            _threadlocals.current_token = token
-            _threadlocals.current_cancel_scope = None
+        join_loop(token)
         try:
             self._outcome = run(self._work), None
         except BaseException as error:  # noqa: BLE001 - `result` raises it in the waiting thread
@@ -172,6 +170,18 @@ def _loop_token() -> anyio.lowlevel.EventLoopToken | None:
 
 
 # --- a loop for threads that have none
+
+
+def loop_of_worker() -> anyio.lowlevel.EventLoopToken | None:
+    """The event loop of this thread, if it is a worker thread of AnyIO; else None."""
+    return getattr(_threadlocals, "current_token", None)
+
+
+def join_loop(token: anyio.lowlevel.EventLoopToken | None) -> None:
+    """Make this thread a worker thread of an event loop; of none for None."""
+    if token is not None:
+        _threadlocals.current_token = token
+        _threadlocals.current_cancel_scope = None
 
 
 def reachable_loop() -> object | None:

@@ -21,7 +21,10 @@ from types import TracebackType
 from typing import Self
 
 import anyio
+import dspy
+from anyio.lowlevel import EventLoopToken
 
+from dspyer.blocking import join_loop, loop_of_worker
 from dspyer.errors import RunStoppedError
 from dspyer.events import Event
 from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Observe, Request
@@ -167,15 +170,22 @@ def _start(work: Callable[[Observe], Run], request: Request, queue: SimpleQueue[
     """Begins the run in a thread that does not refer to the stream."""
     future: Future[Run] = Future()
     _open[future] = request
+    # Under `dspy.streamify` the LMs send their chunks to its stream, on the loop of its worker thread.
+    loop = None if dspy.settings.send_stream is None else loop_of_worker()
     threading.Thread(
-        target=_drive, args=(copy_context(), work, queue, future), name="dspyer-stream", daemon=True
+        target=_drive, args=(copy_context(), loop, work, queue, future), name="dspyer-stream", daemon=True
     ).start()
     return future
 
 
 def _drive(
-    context: Context, work: Callable[[Observe], Run], queue: SimpleQueue[Event | None], future: Future[Run]
+    context: Context,
+    loop: EventLoopToken | None,
+    work: Callable[[Observe], Run],
+    queue: SimpleQueue[Event | None],
+    future: Future[Run],
 ) -> None:
+    join_loop(loop)
     try:
         future.set_result(context.run(work, queue.put))
     except BaseException as error:  # noqa: BLE001 - raised by `Events.run`

@@ -10,7 +10,7 @@ import dspy
 import pytest
 from dspy.streaming import StatusMessage, StatusMessageProvider, StreamListener, StreamResponse
 
-from dspyer import END, START, Graph
+from dspyer import END, START, Graph, events
 from tests.optimizers.lm import NotingLM
 from tests.optimizers.programs import PAIRS, Pair
 
@@ -95,3 +95,39 @@ def test_every_round_of_a_loop_streams(is_async: bool, lm: NotingLM) -> None:
     found = streamed(PAIRS[2].graph(), ["draft"], is_async)
     last = [chunk for chunk in found if isinstance(chunk, StreamResponse) and chunk.is_last_chunk]
     assert len(last) == found[-1].rounds
+
+
+class Reading(dspy.Module):
+    """A module that streams the events of a program itself."""
+
+    def __init__(self, tokens: bool) -> None:
+        super().__init__()
+        self.program, self.tokens = fan(), tokens
+
+    def forward(self, question: str) -> dspy.Prediction:
+        stream = self.program.stream({"question": question}, tokens=self.tokens)
+        return self._prediction(list(stream), stream.run)
+
+    async def aforward(self, question: str) -> dspy.Prediction:
+        stream = self.program.astream({"question": question}, tokens=self.tokens)
+        return self._prediction([event async for event in stream], stream.run)
+
+    def _prediction(self, found: list[Any], run: Any) -> dspy.Prediction:
+        joined = dict.fromkeys(("one", "two", "three"), "")
+        for event in found:
+            if isinstance(event, events.Token):
+                joined[event.field] += event.text
+        return dspy.Prediction(**run.prediction, joined=joined)
+
+
+@modes
+@pytest.mark.parametrize("tokens", [False, True], ids=["events", "tokens"])
+def test_a_stream_around_the_program_gets_every_chunk(is_async: bool, tokens: bool, lm: NotingLM) -> None:
+    found = streamed(Reading(tokens), ["one", "three"], is_async)
+    texts: dict[str, str] = {}
+    for chunk in found:
+        if isinstance(chunk, StreamResponse):
+            texts[chunk.signature_field_name] = texts.get(chunk.signature_field_name, "") + chunk.chunk
+    values = {name: found[-1][name] for name in ("one", "two", "three")}
+    assert {name: text.strip() for name, text in texts.items()} == {name: values[name] for name in ("one", "three")}
+    assert found[-1].joined == (values if tokens else dict.fromkeys(values, ""))
