@@ -524,7 +524,10 @@ def _build_function(fn: Any, options: NodeOptions, into: str) -> Built:
         what = "a function of fields" if into != REWARD else "a function of fields, or a module with one number"
         return Built(None, None, (f"{options.who} is {brief(fn)}, of type {type(fn).__name__}: give {what}",))
     plan = plan_binding(read_signature(fn, options.who), options, options.who)
-    hidden = hidden_problems(fn, options.who, "give the module itself as the reward, reward={name}")
+    fix = "give the module itself as the reward, reward={name}"
+    if into != REWARD:
+        fix = "let the module of the search write a field that this function reads"
+    hidden = hidden_problems(fn, options.who, fix)
     reads, optional = plan.binding.facts()
     node = FunctionFinder(
         name=options.name,

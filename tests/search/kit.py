@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer import CompiledGraph, Graph, Run
+from dspyer.dspy_module.lm_requests import _ROLLOUT
 from dspyer.testing.prompt import Prompt, write_answer
 from dspyer.testing.text_engine import Sampling, TextLM
 
@@ -81,3 +82,53 @@ class Step(dspy.Module):
 
     def forward(self, n: Any) -> dspy.Prediction:
         return dspy.Prediction(n=self.step(n))
+
+
+def rollout_here() -> int:
+    """The rollout id that an LM would get here."""
+    number: int = getattr(dspy.settings.adapter, _ROLLOUT).number
+    return number
+
+
+class Extend(dspy.Module):
+    """Adds its rollout to a path, without an LM. Trials fail, end and are rated by a seed.
+
+    Async calls end in an order of their own: each gives way to the others so many times.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = seed
+        self.calls: list[str] = []
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Extend:
+        return self  # the program counts its calls here
+
+    def forward(self, path: str) -> dspy.Prediction:
+        return dspy.Prediction(path=self.extended(path, rollout_here()))
+
+    async def aforward(self, path: str) -> dspy.Prediction:
+        rollout = rollout_here()
+        for _ in range(digest("turns", self.seed, rollout) % 9):
+            await asyncio.sleep(0)
+        return dspy.Prediction(path=self.extended(path, rollout))
+
+    def extended(self, path: str, rollout: int) -> str:
+        new = f"{path}/{rollout}"
+        self.calls.append(new)
+        if digest("fails", self.seed, new) % 7 == 0:
+            raise ValueError(new)
+        return new
+
+
+class Rater:
+    """Rates a path by a seed, and says whether it is a solution."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def reward(self, path: str) -> float:
+        return digest("reward", self.seed, path) % 5 / 4
+
+    def done(self, path: str) -> bool:
+        return digest("done", self.seed, path) % 6 == 0
