@@ -174,6 +174,7 @@ class ToolNode(Node):
         fields: the fields that it may write, by its own names; None for any.
         messages: the field for its results.
         handoffs: the field for its handoffs; None for none.
+        lasting: its options that say that a call is not undone: `approve`, `effect`. No search may contain one.
     """
 
     kind: ClassVar[str] = "tool"
@@ -188,6 +189,7 @@ class ToolNode(Node):
     fields: FieldNames | None
     messages: str
     handoffs: str | None
+    lasting: tuple[str, ...] = ()
     who: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -328,6 +330,7 @@ def build_tool(given: ToolOptions, options: NodeOptions) -> Built:
         asynchronous=is_async(spec.target),
         raises=spec.raises,
         timeout=spec.timeout,
+        lasting=tuple(name for name in ("approve", "effect") if getattr(spec, name)),
         fields=options.writes,
         messages=given.messages,
         handoffs=given.handoffs,

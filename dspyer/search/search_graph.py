@@ -27,6 +27,7 @@ from dspyer.nodes.module import module_io
 from dspyer.nodes.node import Command, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import SubgraphProgram, is_program
+from dspyer.nodes.tool import ToolNode
 from dspyer.nodes.trial import BEST, CHOSEN, FINISH, REWARD, ROOT, TREE, TRIALS, TrialOptions, change_of, path_to
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.reducers import Updates
@@ -374,6 +375,7 @@ def _search(
     """The graph of a search."""
     _check_options(options, bounds)
     module, reward = _program(module, "module"), _program(reward, REWARD)
+    _check_lasting(module)
     fields = _fields_of(module, reward, options)
     if bounds.depth != 1 and fields.given is not None:
         lost = [name for name in fields.given if name not in fields.inputs]
@@ -418,6 +420,19 @@ def _program(given: Any, what: str) -> Any:
     except Exception as error:
         annotate(error, f"in the graph that was given as the {what} of a search")
         raise
+
+
+def _check_lasting(module: dspy.Module) -> None:
+    """Refuse a module with tools whose calls are not undone: trials lose, and what they did would stay."""
+    parts: list[tuple[str, Any]] = list(module.named_sub_modules())
+    for path, part in parts:
+        for name, node in part.graph.nodes.items() if is_program(part) else ():
+            if isinstance(node, ToolNode) and node.lasting:
+                options = " and ".join(f"{option}=" for option in node.lasting)
+                raise GraphError(
+                    f"the module of a search has the tool {name!r} with {options} (in {path.removeprefix('self.')!r}): "
+                    "what a trial does is not undone when it loses. Let a node after the search do it"
+                )
 
 
 class _Fields(NamedTuple):
@@ -523,10 +538,11 @@ def _field(kind: Any) -> tuple[Any, Any]:
     A class must be named, since a store reads only objects of classes that the schema names.
     """
     try:
-        names = named_classes(Schema.of(create_model("Probe", value=(kind, Field()))))
+        probe = create_model("Probe", value=(kind, Field()))
+        named = [cls for cls in named_classes(Schema.of(probe)) if cls is not probe]
     except Exception:  # noqa: BLE001 - a type that pydantic or a state does not know
         return (Any, Field())
-    return (kind if names else Any, Field())
+    return (kind if named else Any, Field())
 
 
 def _field_of_model(schema: Schema, name: str) -> tuple[Any, Any]:

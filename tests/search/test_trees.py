@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspyer import Graph, Run
-from dspyer.search import Tree, beam, mcts, tree
+from dspyer.search import beam, mcts
 from tests.search.kit import MODES, Extend, Rater, run
 
 SEEDS = st.integers(0, 10**6)
@@ -65,10 +65,7 @@ def beam_by_hand(module: Extend, width: int, branch: int, depth: int, threshold:
     search = ByHand(module)
     level = [search.root]
     for _ in range(depth):
-        made = []
-        for parent in level:
-            for place in range(branch):
-                made.append(search.make(parent, place))
+        made = [search.make(parent, place) for parent in level for place in range(branch)]
         if threshold is not None and any(one.done and (one.reward or 0) >= threshold for one in made if one.reward):
             break
         alive = [node for node in made if not node.done]
