@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import dspy
 from pydantic import TypeAdapter
@@ -14,16 +15,20 @@ from pydantic.errors import PydanticUserError
 
 from dspyer.errors import GraphError, brief, list_names
 from dspyer.graph.builder import Graph
+from dspyer.graph.declarations import check_name
 from dspyer.hints import signature_of
+from dspyer.nodes.binding import is_value_class
 from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, own_call, plain_function, read_signature
 from dspyer.nodes.context import Context
-from dspyer.nodes.options import OfGraph
+from dspyer.nodes.correction import signature_of_module
+from dspyer.nodes.module import module_io
+from dspyer.nodes.options import OfGraph, node_options
 from dspyer.nodes.tool import ToolOptions, ToolSpec
 from dspyer.retry import Retry
+from dspyer.schema.schema import Schema
+from dspyer.schema.type_fit import shown_type
 from dspyer.templates import Fill
 from dspyer.views import View
-
-__all__ = ["Context"]  # for the annotations of the examples below
 
 
 def tool(
@@ -72,40 +77,48 @@ def tool(
         tool(dictionary: word)
     """
     if isinstance(target, ToolSpec):
-        raise GraphError(f"{target!r} is a tool already: give tool(...) the function, with all options at once")
-    who = f"tool {name!r}" if name else f"tool {brief(target)}"
-    problems: list[str] = []
-    own_reads = frozenset(reads or ())
-    fn = target.func if isinstance(target, dspy.Tool) else target
-    name = name or (target.name if isinstance(target, dspy.Tool) else _name_of(fn))
-    who = f"tool {name!r}"
-    signature = _signature(fn, who) if not isinstance(target, dspy.Tool) else _signature_of_tool(fn, who)
-    problems += signature.problems
-    shown, hidden = _split(signature, own_reads, effect, who, problems)
+        raise GraphError(f"{target!r} is a tool already: give tool(...) what it calls, with all options at once")
+    found = _describe(target, name, desc, frozenset(reads or ()), effect is True)
+    options = node_options(
+        found.name, target, Schema.of(None), reads=reads, writes=writes, retry=retry, timeout=timeout
+    )
+    raised = raises if isinstance(raises, tuple) else (raises,)
+    problems = [*found.problems, *(text.replace("node ", "tool ", 1) for text in options.problems)]
+    if found.tool is None:
+        raise GraphError(problems)
+    problems += _option_problems(found.name, approve=approve, effect=effect, render=render, check=check, raises=raised)
     if problems:
         raise GraphError(problems)
-    if isinstance(target, dspy.Tool):
-        model_view = _without(target, {one.name for one in hidden}, name, desc)
-        known = {one.name for one in shown if not one.default}
-    else:
-        model_view = _model_view(fn, shown, signature.takes_all, name, desc)
-        known = {one.name for one in shown if not one.default}
     return ToolSpec(
-        name,
-        model_view,
-        fn,
-        FunctionSignature(tuple(hidden)),
-        frozenset(known),
+        found.name,
+        found.tool,
+        found.target,
+        FunctionSignature(found.hidden),
+        found.required,
+        found.takes_key,
         reads,
         writes,
         approve,
         effect,
         render,
         check,
-        raises if isinstance(raises, tuple) else (raises,),
+        raised,
         retry,
         timeout,
     )
+
+
+def _ask_user(question: str, ctx: Context) -> str:
+    return ctx.interrupt(ctx.node, question, str)
+
+
+ask_user: ToolSpec = tool(_ask_user, name="ask_user", desc="Asks the user a question and returns the answer.")
+"""A tool that asks the user: its argument `question` is the text of a question of the run, whose key is `ask_user`.
+
+Example:
+    >>> ask_user
+    tool(ask_user: question)
+"""
 
 
 def as_tools(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
@@ -143,69 +156,151 @@ def add_tool(graph: Graph, spec: ToolSpec, writes: Collection[str] = (), handoff
     )
 
 
-# --- what the model sees of a function, and what is hidden from it
+# --- what is wrong with the options
 
 
-def _name_of(fn: Any) -> str:
-    return str(getattr(plain_function(fn), "__name__", type(fn).__name__))
+def _option_problems(
+    name: str, *, approve: Any, effect: Any, render: Any, check: Any, raises: tuple[Any, ...]
+) -> Iterator[str]:
+    who = f"tool {name!r}"
+    try:
+        check_name(name, ())
+    except GraphError as refusal:
+        yield f"{who}: {refusal}: tool(..., name='...')"
+    if not isinstance(approve, bool) and (not callable(approve) or isinstance(approve, type)):
+        yield f"{who}: approve={brief(approve)}: give True, or a function of its arguments that says whether to ask"
+    if not isinstance(effect, bool):
+        yield f"{who}: effect={brief(effect)}: give True or False"
+    if render is not None and (not callable(render) or isinstance(render, type)):
+        yield f"{who}: render={brief(render)}: give a function of a call, render=lambda call: ..."
+    if isinstance(check, str) or (check is not None and not callable(check)):
+        yield (
+            f"{who}: check={brief(check)}: give a function of `tool`, `args` and `result`, a pydantic model, or a "
+            "module with an output `problems: list[str]`"
+        )
+    for kind in raises:
+        if not isinstance(kind, type) or not issubclass(kind, Exception):
+            yield f"{who}: raises holds {brief(kind)}: give classes of exceptions, raises=(BillingError,)"
 
 
-def _signature(fn: Any, who: str) -> FunctionSignature:
-    return read_signature(fn, who)
+# --- what the model sees of a tool, and what is hidden from it
 
 
-def _signature_of_tool(fn: Any, who: str) -> FunctionSignature:
-    """The parameters that the function of a `dspy.Tool` names: that of an MCP tool names none."""
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    named = {one.name for one in signature_of(fn).parameters.values() if one.kind in kinds}
-    found = read_signature(fn, who)
-    return FunctionSignature(tuple(one for one in found.parameters if one.name in named), found.takes_all)
+class Described(NamedTuple):
+    """What is known of a tool without its options.
+
+    Attributes:
+        name: its name.
+        tool: what the model is shown; None if there are problems.
+        target: what is called.
+        hidden: the parameters that the model does not see.
+        required: the arguments that a call must have.
+        takes_key: whether it takes the idempotency key of its effect.
+        problems: what is wrong with it.
+    """
+
+    name: str
+    tool: dspy.Tool | None = None
+    target: Any = None
+    hidden: tuple[Parameter, ...] = ()
+    required: frozenset[str] = frozenset()
+    takes_key: bool = False
+    problems: tuple[str, ...] = ()
 
 
-def _split(
-    signature: FunctionSignature, reads: Collection[str], effect: bool, who: str, problems: list[str]
-) -> tuple[list[Parameter], list[Parameter]]:
-    """The parameters that the model sees, and those that it does not."""
-    shown, hidden = [], []
+def _describe(target: Any, name: str | None, desc: str | None, reads: Collection[str], effect: bool) -> Described:
+    """What the model sees of something, and what is called."""
+    if isinstance(target, dspy.Tool):
+        return _describe_tool(target, name or str(target.name), desc, reads, effect)
+    if isinstance(target, dspy.Module):
+        return _describe_module(target, name, desc, reads)
+    if not callable(target) or isinstance(target, type):
+        what = f"the class {target.__name__}" if isinstance(target, type) else brief(target)
+        text = f"a tool is a function, a dspy.Tool, a module or a program, and this is {what}"
+        return Described(name or "?", problems=(text,))
+    name = name or str(getattr(plain_function(target), "__name__", type(target).__name__))
+    who = f"tool {name!r}"
+    signature, own = read_signature(target, who), signature_of(target).parameters
+    problems = [text for text in signature.problems if " takes *" not in text]
+    problems += [
+        f"{who} takes *{one.name}: a model gives arguments by name, so name them"
+        for one in own.values()
+        if one.kind is inspect.Parameter.VAR_POSITIONAL
+    ]
+    split = _split(signature, reads, effect, who)
+    problems += split.problems
+    if problems:
+        return Described(name, problems=tuple(problems))
+    parameters = [own[one.name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in split.shown]
+    if signature.takes_all:  # DSPy shows them to the model as one argument
+        parameters += [one for one in own.values() if one.kind is inspect.Parameter.VAR_KEYWORD]
+    hints = {one.name: one.annotation for one in split.shown}
+    view = _model_view(parameters, hints, name, _doc_of(target) if desc is None else desc)
+    required = frozenset(one.name for one in split.shown if not one.default)
+    return Described(name, view, target, split.hidden, required, split.takes_key)
+
+
+class _Split(NamedTuple):
+    """The parameters of a function that the model sees, and those that it does not."""
+
+    shown: tuple[Parameter, ...]
+    hidden: tuple[Parameter, ...]
+    takes_key: bool
+    problems: tuple[str, ...]
+
+
+def _split(signature: FunctionSignature, reads: Collection[str], effect: bool, who: str) -> _Split:
+    shown, hidden, problems, takes_key = [], [], [], False
     for one in signature.parameters:
         kind = class_of(one.annotation)
-        is_context = kind is Context or one.name == "ctx" or one.text.rpartition(".")[2] == "Context"
-        if one.name in reads or is_context or (kind is not None and not _has_schema(one.annotation)):
+        if one.name in reads or one.name == "ctx" or kind is Context or one.text.rpartition(".")[2] == "Context":
             hidden.append(one)
         elif one.name == "key" and effect:
-            continue  # the idempotency key of the effect
+            takes_key = True
         elif one.text:
             problems.append(
                 f"{who}: the annotation {one.text!r} of its parameter {one.name!r} cannot be resolved from here: "
                 "define its class at module level"
             )
-        else:
+        elif _has_schema(one.annotation):
             shown.append(one)
-    return shown, hidden
+        elif kind is not None and not is_value_class(kind):
+            hidden.append(one)
+        else:
+            problems.append(
+                f"{who}: no model can give its parameter {one.name!r} of type {shown_type(one.annotation)}: bind it "
+                "with functools.partial, or take it as a resource of the run"
+            )
+    return _Split(tuple(shown), tuple(hidden), takes_key, tuple(problems))
 
 
 def _has_schema(annotation: Any) -> bool:
-    """Whether values of a type can come from a model: pydantic has a JSON schema for it. Of others, the run has one."""
+    """Whether a model can give values of a type: pydantic has a JSON schema for it. Of other classes, the run has one.
+
+    So a pydantic model or a dataclass is an argument, and an HTTP client is a resource.
+    """
     try:
         TypeAdapter(annotation).json_schema()
-    except PydanticUserError:
+    except (PydanticUserError, NameError):
         return False
     return True
 
 
-def _model_view(fn: Any, shown: Collection[Parameter], takes_all: bool, name: str, desc: str | None) -> dspy.Tool:
-    """The `dspy.Tool` of a function as if it had only the parameters that the model sees."""
+def _model_view(
+    parameters: Iterable[inspect.Parameter],
+    hints: Mapping[str, Any],
+    name: str,
+    desc: str,
+    arg_desc: dict[str, str] | None = None,
+) -> dspy.Tool:
+    """The `dspy.Tool` of a function as if it had only these parameters."""
 
     def called_by_its_node(**_: Any) -> Any:
         raise TypeError(f"tool {name!r} is called by its node in a graph, and not through the dspy.Tool of a model")
 
-    own, names = signature_of(fn).parameters, [one.name for one in shown]
-    parameters = [own[one].replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in names]
-    if takes_all:  # DSPy shows them to the model as one argument
-        parameters += [one for one in own.values() if one.kind is inspect.Parameter.VAR_KEYWORD]
-    called_by_its_node.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # of every function
-    called_by_its_node.__annotations__ = {one.name: one.annotation for one in shown}
-    return dspy.Tool(called_by_its_node, name=name, desc=_doc_of(fn) if desc is None else desc)
+    called_by_its_node.__signature__ = inspect.Signature(list(parameters))  # type: ignore[attr-defined]  # any function
+    called_by_its_node.__annotations__ = dict(hints)
+    return dspy.Tool(called_by_its_node, name=name, desc=desc, arg_desc=arg_desc)
 
 
 def _doc_of(fn: Any) -> str:
@@ -216,9 +311,52 @@ def _doc_of(fn: Any) -> str:
     return source.__doc__ or getattr(own_call(source), "__doc__", None) or ""
 
 
-def _without(given: dspy.Tool, hidden: Collection[str], name: str, desc: str | None) -> dspy.Tool:
-    """A `dspy.Tool` without the parameters that the model does not see."""
-    args = {key: value for key, value in (given.args or {}).items() if key not in hidden}
-    kinds = {key: value for key, value in (given.arg_types or {}).items() if key not in hidden}
-    update = {"args": args, "arg_types": kinds, "name": name, "desc": given.desc if desc is None else desc}
-    return given.model_copy(update=update)
+def _describe_tool(given: dspy.Tool, name: str, desc: str | None, reads: Collection[str], effect: bool) -> Described:
+    """A `dspy.Tool`: without the parameters that its function names and that the model does not see.
+
+    The function of an MCP tool names none: its server validates the arguments.
+    """
+    who = f"tool {name!r}"
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = {one.name for one in signature_of(given.func).parameters.values() if one.kind in kinds}
+    found = read_signature(given.func, who)
+    parameters = tuple(one for one in found.parameters if one.name in named)
+    split = _split(replace(found, parameters=parameters), reads, effect, who)
+    known = {one.name for one in split.shown}
+    args = {key: value for key, value in (given.args or {}).items() if key in known or key not in named}
+    types = {key: value for key, value in (given.arg_types or {}).items() if key in args}
+    update = {"args": args, "arg_types": types, "name": name, "desc": given.desc if desc is None else desc}
+    required = frozenset(one.name for one in split.shown if not one.default and one.name in args)
+    view = given.model_copy(update=update)
+    return Described(name, view, given.func, split.hidden, required, split.takes_key, split.problems)
+
+
+def _describe_module(module: dspy.Module, name: str | None, desc: str | None, reads: Collection[str]) -> Described:
+    """A module: its inputs are the arguments."""
+    if name is None:
+        text = f"a {type(module).__name__} as a tool has no name of its own: tool(module, name='...')"
+        return Described("?", problems=(text,))
+    found = module_io(module)
+    inputs = [Parameter(one, kind, "", one in found.optional) for one, kind in found.inputs.items()]
+    hidden = tuple(one for one in inputs if one.name in reads)
+    shown = [one for one in inputs if one.name not in reads]
+    parameters = [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if one.default else inspect.Parameter.empty,
+            annotation=one.annotation,
+        )
+        for one in shown
+    ]
+    signature = signature_of_module(module)
+    fields = {} if signature is None else signature.input_fields
+    told = {one: info.json_schema_extra.get("desc") for one, info in fields.items()}
+    arg_desc = {one: text for one, text in told.items() if text and text != f"${{{one}}}"}
+    if desc is None:
+        own = vars(type(module)).get("__doc__") if not type(module).__module__.startswith("dspy.") else None
+        desc = own or (signature.instructions if signature is not None else "")
+    problems = tuple(f"tool {name!r}: {text}" for text in found.problems)
+    view = _model_view(parameters, {one.name: one.annotation for one in shown}, name, desc, arg_desc)
+    required = frozenset(one.name for one in shown if not one.default)
+    return Described(name, view, module, hidden, required, problems=problems)

@@ -297,6 +297,12 @@ class Attempt:
         place = (self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix)
         return Attempt(*place, self.position, self.index)
 
+    def repeated(self) -> Attempt:
+        """The attempt of a call that is made again within this one: its effects and questions are its own."""
+        found = self.part("again")
+        found.number, found.limit = self.number, self.limit
+        return found
+
     def next(self, number: int) -> Attempt:
         """Another attempt of the same execution, with nothing of this one: no posts, no used keys."""
         place = (self.host, self.node, self.branch, self.execution, self.local_id, self.position, self.index)

@@ -25,7 +25,7 @@ from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import FieldNames, unknown_field_text
 from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.module import build_module, module_io
-from dspyer.nodes.node import Built, Call, Node, Reply, Send
+from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.subgraph import build_subgraph
@@ -120,14 +120,17 @@ def _problem(path: tuple[int | str, ...], message: str) -> str:
     return f"{'.'.join(map(str, path))}: {text}" if path else text
 
 
-def build_finder(check: object, options: NodeOptions, into: str) -> Built:
-    """A node of one of the three forms of a check, and what is wrong with it. Its reply has the problems at `into`."""
+def build_finder(check: object, options: NodeOptions, into: str, more: FieldNames = NOTHING) -> Built:
+    """A node of one of the three forms of a check, and what is wrong with it. Its reply has the problems at `into`.
+
+    `more` are further outputs of a module, with their names in the reply.
+    """
     if isinstance(check, type) and issubclass(check, BaseModel):
         return _build_model(check, options, into)
     if isinstance(check, dspy.Module):
         problems = _output_problems(check, options.who)
         build = build_subgraph if is_program(check) else build_module
-        built = build(check, options._replace(node=check, writes={PROBLEMS: into}))
+        built = build(check, options._replace(node=check, writes={PROBLEMS: into, **more}))
         return built._replace(problems=tuple(problems)) if problems else built
     if not callable(check) or isinstance(check, type):
         text = (

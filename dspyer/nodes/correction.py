@@ -159,7 +159,7 @@ def _default_fix(of: NodeOptions, node: Node, who: str) -> tuple[dspy.Predict | 
     module = of.node
     if not isinstance(module, dspy.Module):
         return None, [f"{who}: {of.name!r} is a function, which has no signature to derive a correction from: {given}"]
-    found, declared = module_io(module), _signature_of(module)
+    found, declared = module_io(module), signature_of_module(module)
     outputs = _outputs(found, declared, of, node)
     unknown = [name for name, info in outputs.items() if info is None]
     if unknown or not outputs:
@@ -206,10 +206,10 @@ def _outputs(
     return outputs
 
 
-def _signature_of(module: Any) -> type[dspy.Signature] | None:
+def signature_of_module(module: Any) -> type[dspy.Signature] | None:
     """The signature that a user gave a module; None if it has several or none."""
     inner = getattr(module, "module", None)  # BestOfN and Refine
     if isinstance(inner, dspy.Module):
-        return _signature_of(inner)
+        return signature_of_module(inner)
     signature = getattr(module, "signature", None) or getattr(getattr(module, "predict", None), "signature", None)
     return signature if isinstance(signature, type) and issubclass(signature, dspy.Signature) else None

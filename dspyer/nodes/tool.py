@@ -18,38 +18,49 @@ would come too early, since the policy decides outside of it whether there is an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeAlias, cast
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 
 import dspy
-from dspy.adapters.types.tool import Tool as ModelTool
-from dspy.adapters.utils import serialize_for_json
 from pydantic import ValidationError
 
+from dspyer.dspy_module.source import modules_text, source_class
 from dspyer.errors import (
+    InputError,
     NodeOutputError,
+    NodeTimeoutError,
     RouteError,
     always_raised,
     list_names,
     short_error,
 )
 from dspyer.messages import tool_message
-from dspyer.nodes.binding import Binding, plan_binding
+from dspyer.nodes.binding import plan_binding
 from dspyer.nodes.callables import FunctionSignature
 from dspyer.nodes.field_names import FieldNames, check_names
-from dspyer.nodes.node import Built, Call, Command, Node, Reply
+from dspyer.nodes.function import NodeModules
+from dspyer.nodes.hidden_modules import hidden_problems
+from dspyer.nodes.module import module_io
+from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions, OfGraph
-from dspyer.nodes.outputs import permitted, values_of
+from dspyer.nodes.outputs import permitted
 from dspyer.nodes.steps import Script, arun_script, run_script
-from dspyer.nodes.sync_async import acall_function, call_function, is_async
+from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.template_plans import plan_templates
+from dspyer.nodes.tool_action import CallStep, FunctionAction, ModuleAction, ToolAction, ToolOutcome
+from dspyer.nodes.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
+from dspyer.nodes.tool_check import CHECK, ToolCheck, plan_tool_check
 from dspyer.retry import Retry
-from dspyer.templates import Fill
+from dspyer.templates import NO_TEMPLATES, Fill, Templates
 from dspyer.values.frozen import thaw
 from dspyer.views import View
 
 Reads: TypeAlias = Collection[str] | Mapping[str, str | View | Fill] | None
 Writes: TypeAlias = Collection[str] | Mapping[str, str] | None
+
+EFFECT = "the call"
+"""The key under which the outcome of a call is recorded."""
 
 CALL = "call"
 """What a turn sends to the node of a tool: {"id": ..., "name": ..., "args": {...}}."""
@@ -62,9 +73,10 @@ class ToolSpec:
     Attributes:
         name: the name under which the model calls it, and of its node.
         tool: what the model is shown of it: name, description and arguments. It is not called itself.
-        target: what is called: a function, a module or a program.
-        hidden: the parameters of a function that the model does not see.
+        target: what is called: a function or a module.
+        hidden: the parameters of a function, or inputs of a module, that the model does not see.
         required: the arguments that a call must have.
+        takes_key: whether the function takes the idempotency key of its effect.
         reads: the fields for hidden parameters, as in `add_node`.
         writes: the fields that it may write, as in `add_node`; None for those of the agent's `schema=`.
         approve: whether to ask before a call; True, False, or a function of arguments and fields.
@@ -81,6 +93,7 @@ class ToolSpec:
     target: Any
     hidden: FunctionSignature
     required: frozenset[str]
+    takes_key: bool = False
     reads: Reads = None
     writes: Writes = None
     approve: Any = False
@@ -115,50 +128,6 @@ class ToolOptions(NamedTuple):
     handoffs: str | None = None
 
 
-class ToolOutcome(NamedTuple):
-    """What one call of a tool gave.
-
-    Attributes:
-        value: the result, as JSON values.
-        update: the patch for the fields of the state, by the tool's own names.
-        whole: whether the values of the patch replace what is there.
-        goto: the mode that the tool hands off to; None for none.
-    """
-
-    value: Any
-    update: Mapping[str, object]
-    whole: bool = False
-    goto: str | None = None
-
-    @classmethod
-    def of(cls, result: object, who: str) -> ToolOutcome:
-        """The outcome of what a tool returned."""
-        if not isinstance(result, Command):
-            return cls(storable(result), {})
-        update, whole = values_of(result.update, who)
-        if result.goto is not None and not isinstance(result.goto, str):
-            raise RouteError(f"{who} returned Command(goto={result.goto!r}): a tool hands off to one mode, by its name")
-        return cls(storable(result.result), update, whole, result.goto)
-
-
-def storable(value: object) -> Any:
-    """A result as JSON values, in the form in which DSPy shows it to a model.
-
-    Models and dataclasses become dicts, dates and numbers of other libraries text. Any other object becomes `str(it)`.
-    """
-    return serialize_for_json(value)
-
-
-class BoundTool(ModelTool):
-    """A tool whose arguments are validated already, and whose function gets the hidden parameters as well.
-
-    It is called instead of the function, so that DSPy's callbacks see the call.
-    """
-
-    def _validate_and_parse_args(self, **kwargs: Any) -> dict[str, Any]:
-        return kwargs
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ToolNode(Node):
     """A node that is a tool.
@@ -166,31 +135,36 @@ class ToolNode(Node):
     Attributes:
         tool: what the model is shown.
         required: the arguments that a call must have.
-        fn: the function.
-        binding: what the hidden parameters get.
-        asynchronous: whether the function is async.
+        action: what is called.
+        approval: whether to ask before a call; None for never.
+        answer: the type of the answers to that question.
+        effect: whether the result is recorded.
+        takes_key: whether the function takes the idempotency key of its effect.
+        check: finds problems in a result; None for none.
         raises: the exceptions that fail the node.
         timeout: the seconds of one attempt, for the error.
-        fields: the fields that it may write, by its own names; None for any.
+        readable: the fields that its code may read through `ctx`.
+        fields: the fields that it may write, by its own names.
         messages: the field for its results.
         handoffs: the field for its handoffs; None for none.
-        lasting: its options that say that a call is not undone: `approve`, `effect`. No search may contain one.
     """
 
     kind: ClassVar[str] = "tool"
 
     tool: dspy.Tool
     required: frozenset[str]
-    fn: Callable[..., Any]
-    binding: Binding
-    asynchronous: bool
+    action: ToolAction
+    approval: ApprovalRule | None
+    answer: Any
+    effect: bool
+    takes_key: bool
+    check: ToolCheck | None
     raises: tuple[type[Exception], ...]
     timeout: float | None
-    fields: FieldNames | None
+    readable: frozenset[str]
+    fields: FieldNames
     messages: str
     handoffs: str | None
-    lasting: tuple[str, ...] = ()
-    who: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "who", f"tool {self.name!r}")
@@ -204,6 +178,21 @@ class ToolNode(Node):
     def reports_errors(self) -> bool:
         """Whether what a call raises becomes a result: always."""
         return True
+
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        """Its options that say that a call is not undone. No search may contain one."""
+        options = {"approve": self.approval is not None, "effect": self.effect}
+        return tuple(name for name, is_set in options.items() if is_set)
+
+    @property
+    def answer_types(self) -> Mapping[str, Any]:
+        """The type of the answer to the question for approval, whose key is the name of the tool."""
+        return {} if self.approval is None else {self.name: self.answer}
+
+    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
+        """The fields that its code may read or write through `ctx`: not those of its node."""
+        return frozenset(self.fields.values()) if option == "writes" else self.readable
 
     def call(self, call: Call) -> Reply:
         """Make one call of the tool."""
@@ -219,11 +208,52 @@ class ToolNode(Node):
             parsed = self.parsed(args)
         except ValueError as error:
             return self._error(call, error)
-        outcome = yield CallStep(self, parsed), call
-        return self._reply(call, outcome)
+        made = yield from self._made(call, args, parsed)
+        if isinstance(made, Refusal):
+            return self._result(call, made.text, True)
+        if self.check is not None:
+            verdict = yield self.check.step(args, made.value), call
+            if verdict.problems:
+                made = yield from self._repeated(call, args if verdict.args is None else verdict.args, made, self.check)
+        return self._reply(call, made)
+
+    def _made(self, call: Call, args: Mapping[str, Any], parsed: Mapping[str, Any]) -> Script[ToolOutcome | Refusal]:
+        """Ask, if the call needs approval, and make it."""
+        if self.approval is not None and self.approval.asks(call, parsed):
+            given = call.context.delegate.interrupt(self.name, call_text(self.name, args), self.answer)
+            answer = given if isinstance(given, Approval) else Approval(given)
+            if not answer.ok:
+                return Refusal(answer.reason)
+            parsed = parsed if answer.args is None else self.parsed(answer.args)
+        # The outcome of a call that is checked is recorded, too: a later attempt must not make it a third time.
+        recorded = EFFECT if self.effect or self.check is not None else None
+        outcome: ToolOutcome = yield CallStep(self.tool, self.who, self.action, parsed, recorded, self.takes_key), call
+        return outcome
+
+    def _repeated(
+        self, call: Call, args: Mapping[str, Any], first: ToolOutcome, check: ToolCheck
+    ) -> Script[ToolOutcome]:
+        """Make the call again, as an effect of its own. If that is refused, the first outcome stays."""
+        try:
+            parsed = self.parsed(args)
+        except ValueError as refusal:
+            error = NodeOutputError(f"{check.who} gave arguments that the tool does not take: {refusal}")
+            error.of_module = check.of_module
+            raise error from refusal
+        outer = call.context.delegate
+        inner = outer.repeated()
+        try:
+            made = yield from self._made(call._replace(context=replace(call.context, delegate=inner)), args, parsed)
+        finally:
+            inner.over = True
+            inner.finish()
+        if isinstance(made, Refusal):
+            return first
+        outer.host.withdraw_posts(outer)
+        outer.posts = inner.posts
+        return made
 
     def parsed(self, args: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a call as values of their types; raises `ValueError` for wrong ones."""
         known = self.tool.args or {}
         missing = [name for name in known if name in self.required and name not in args]
         unknown = [] if self.tool.has_kwargs else [name for name in args if name not in known]
@@ -252,12 +282,18 @@ class ToolNode(Node):
         return self._error(call, error)
 
     def _error(self, call: Call, error: Exception) -> Reply:
-        text = short_error(error, step=self.name)
-        return Reply({self.messages: tool_message(_call_of(call)["id"], self.name, text, True)})
+        if isinstance(error, NodeTimeoutError) and call.context.delegate.timed_out and self.timeout is not None:
+            error = TimeoutError(f"no result within {self.timeout:g} s")
+        unsure = self.effect and isinstance(error, (TimeoutError, ConnectionError))
+        action = "it may have happened: find out before you try again" if unsure else ""
+        return self._result(call, short_error(error, step=self.name, action=action), True)
+
+    def _result(self, call: Call, value: Any, error: bool = False) -> Reply:
+        return Reply({self.messages: tool_message(_call_of(call)["id"], self.name, value, error)})
 
     def _reply(self, call: Call, outcome: ToolOutcome) -> Reply:
-        message = tool_message(_call_of(call)["id"], self.name, outcome.value)
         updates = dict(permitted(outcome.update, self.fields, self.who))
+        message = tool_message(_call_of(call)["id"], self.name, outcome.value)
         if outcome.goto is None:
             updates[self.messages] = message
         elif self.handoffs is None:
@@ -267,72 +303,140 @@ class ToolNode(Node):
         return Reply(updates, None, outcome.whole)
 
 
+class Refusal(NamedTuple):
+    """A call that was not approved."""
+
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """What the model is shown."""
+        reason = " ".join(self.reason.split())
+        return f"The call was refused: {reason}" if reason else "The call was refused."
+
+
 def _call_of(call: Call) -> dict[str, Any]:
-    assert call.overlay is not None  # a turn sends it
+    if call.overlay is None or CALL not in call.overlay:
+        raise InputError(f"{call.context.node!r} is a tool: a turn of a model calls it, by a Send with its arguments")
     return cast("dict[str, Any]", thaw(call.overlay.raw(CALL)))
 
 
-class CallStep(NamedTuple):
-    """The step that calls a tool with validated arguments."""
-
-    node: ToolNode
-    args: Mapping[str, Any]
-
-    def call(self, call: Call) -> ToolOutcome:
-        """Call it from sync code."""
-        node, hidden = self.node, self._hidden(call)
-
-        def fn(**args: Any) -> Any:
-            return call_function(node.fn, {**args, **hidden}, node.asynchronous)
-
-        return ToolOutcome.of(bound(node.tool, fn)(**self.args), node.who)
-
-    async def acall(self, call: Call) -> ToolOutcome:
-        """Call it from async code."""
-        node, hidden = self.node, self._hidden(call)
-
-        async def fn(**args: Any) -> Any:
-            return await acall_function(node.fn, {**args, **hidden}, node.asynchronous)
-
-        return ToolOutcome.of(await bound(node.tool, fn).acall(**self.args), node.who)
-
-    def _hidden(self, call: Call) -> dict[str, Any]:
-        return self.node.binding.bind(call._replace(overlay=None))
+# --- building
 
 
-def bound(tool: dspy.Tool, fn: Callable[..., Any]) -> BoundTool:
-    """A tool that calls a function with the validated arguments. Without pydantic: this is done for every call."""
-    return cast("BoundTool", BoundTool.model_construct(**{**tool.__dict__, "func": fn}))
+class BuiltAction(NamedTuple):
+    """What a tool calls, with what the graph must know of it.
+
+    Attributes:
+        action: what is called.
+        module: the module of the program that it calls; None for none.
+        reads: the fields that it reads, by its own names.
+        optional: fields among them that may be unset.
+        resources: the types of the resources that it needs, by parameter.
+        templates: the templates in instructions of the module.
+        problems: what is wrong with it.
+    """
+
+    action: ToolAction
+    module: dspy.Module | None = None
+    reads: FieldNames = NOTHING
+    optional: frozenset[str] = frozenset()
+    resources: Mapping[str, type] = NOTHING
+    templates: Templates = NO_TEMPLATES
+    problems: tuple[str, ...] = ()
 
 
 def build_tool(given: ToolOptions, options: NodeOptions) -> Built:
     """A node of a tool, and what is wrong with it."""
-    spec = given.spec
-    who = f"tool {options.name!r}"
-    hidden_options = options if options.reads is not None else options._replace(reads={})
-    plan = plan_binding(spec.hidden, hidden_options, who)
-    problems = [*plan.problems, *plan.unknown]
-    if options.writes is not None:
-        problems += check_names(options.writes, "writes", who, own=None, schema=options.schema)
-    reads, optional = plan.binding.facts()
+    spec, who = given.spec, f"tool {options.name!r}"
+    built = build_action(spec, options, who)
+    approval = plan_approval(spec.approve, options, spec.tool.args or {}, who)
+    check = plan_tool_check(spec.check, options, who)
+    fields = options.writes or {}
+    reads, optional = dict(built.reads), built.optional
+    for more, unset in _further_reads(approval.rule, check.check):
+        reads |= {name: field for name, field in more.items() if field not in reads.values()}
+        optional |= unset
     own = {name: name for name in (given.messages, given.handoffs) if name is not None}
     node = ToolNode(
         name=options.name,
-        reads=reads,
-        optional=optional,
-        writes=None if options.writes is None else {**options.writes, **own},
-        resources={resource.name: resource.kind for resource in plan.binding.resources if not resource.default},
-        whole_state=plan.binding.whole_state,
+        reads=built.templates.all_reads(reads),
+        optional=built.templates.optional_fields(reads, optional),
+        writes={**fields, **own},
+        resources=built.resources,
+        templates=built.templates,
         tool=spec.tool,
         required=spec.required,
-        fn=spec.target,
-        binding=plan.binding,
-        asynchronous=is_async(spec.target),
+        action=built.action,
+        approval=approval.rule,
+        answer=None,
+        effect=spec.effect,
+        takes_key=spec.takes_key,
+        check=check.check,
         raises=spec.raises,
         timeout=spec.timeout,
-        lasting=tuple(name for name in ("approve", "effect") if getattr(spec, name)),
-        fields=options.writes,
+        readable=frozenset((options.reads or {}).values()),
+        fields=fields,
         messages=given.messages,
         handoffs=given.handoffs,
     )
-    return Built(node, None, tuple(problems))
+    if approval.rule is not None:
+        node = replace(node, answer=answer_type(node.parsed))
+    problems = (*built.problems, *approval.problems, *check.problems, *_write_problems(fields, own, spec, options, who))
+    return Built(node, _held(options.name, built.module, spec.check), problems)
+
+
+def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
+    """What a tool calls."""
+    plan = plan_binding(spec.hidden, options if options.reads is not None else options._replace(reads={}), who)
+    binding, problems = plan.binding, [*plan.problems, *plan.unknown]
+    reads, optional = binding.facts()
+    resources = {resource.name: resource.kind for resource in binding.resources if not resource.default}
+    if not isinstance(spec.target, dspy.Module):
+        fix = "make the module itself a tool, agents.tool({name}, name='...')"
+        problems += hidden_problems(spec.target, who, fix)
+        action: ToolAction = FunctionAction(spec.target, binding, is_async(spec.target))
+        return BuiltAction(action, None, reads or {}, optional, resources, problems=tuple(problems))
+    found = module_io(spec.target)
+    templates, wrong, unknown = plan_templates([spec.target], options, (reads or {}).values(), who)
+    path = (options.name, MODULE) if isinstance(spec.check, dspy.Module) else (options.name,)
+    writes = () if spec.writes is None else tuple(options.writes or ())
+    outputs = None if found.outputs is None else tuple(found.outputs)
+    action = ModuleAction(path, who, outputs, writes, binding, templates)
+    problems += [*wrong, *unknown]
+    return BuiltAction(action, spec.target, reads or {}, optional, resources, templates, tuple(problems))
+
+
+MODULE = "module"
+"""The attribute of a module in what the program holds for a tool that is a module and has a module as its check."""
+
+
+def _held(name: str, module: dspy.Module | None, check: object) -> dspy.Module | None:
+    """What the program holds for a tool: `program.<tool>`."""
+    if not isinstance(check, dspy.Module):
+        return module
+    modules = {CHECK: check} if module is None else {MODULE: module, CHECK: check}
+    return source_class(name, NodeModules, modules_text(name, modules))(**modules)
+
+
+def _further_reads(rule: ApprovalRule | None, check: ToolCheck | None) -> Iterator[tuple[FieldNames, frozenset[str]]]:
+    """The fields that the approval and the check read, and those of them that may be unset."""
+    if rule is not None:
+        reads, optional = rule.binding.facts()
+        yield reads or {}, optional
+    if check is not None:
+        yield check.finder.reads or {}, check.finder.optional
+
+
+def _write_problems(
+    fields: FieldNames, own: FieldNames, spec: ToolSpec, options: NodeOptions, who: str
+) -> Iterator[str]:
+    """What is wrong with the fields that a tool may write."""
+    names = None
+    if isinstance(spec.target, dspy.Module) and spec.writes is not None:
+        found = module_io(spec.target)
+        names = None if found.outputs is None else (*found.outputs, *found.by_products)
+    yield from check_names(fields, "writes", who, own=names, schema=options.schema)
+    for field in fields.values():
+        if field in own:
+            yield f"{who}: writes names {field!r}, which its node writes itself: leave it out"

@@ -1,0 +1,208 @@
+"""What a tool calls: a function or a module of the program, with validated arguments; and what the call gave.
+
+Parameters that the model does not see (`ctx`, fields of `reads=`, resources) are bound here, behind the validation of
+`dspy.Tool`, by the plan that nodes have for their parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, cast
+
+import dspy
+from dspy.adapters.types.tool import Tool as ModelTool
+from dspy.adapters.utils import serialize_for_json
+
+from dspyer.errors import RouteError
+from dspyer.nodes.binding import Binding
+from dspyer.nodes.module import selected, values_of_prediction
+from dspyer.nodes.node import Call, Command
+from dspyer.nodes.outputs import values_of
+from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
+from dspyer.nodes.template_plans import filling
+from dspyer.templates import Templates
+from dspyer.values.frozen import thaw
+
+
+class ToolAction(Protocol):
+    """What a tool calls. A call of it may ask questions, and may use what `call.context` offers."""
+
+    def call(self, call: Call, args: Mapping[str, Any]) -> object:
+        """Call it from sync code with validated arguments; returns a result, or a `Command`."""
+
+    async def acall(self, call: Call, args: Mapping[str, Any]) -> object:
+        """The same from async code."""
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionAction:
+    """A tool that is a function.
+
+    Attributes:
+        fn: the function.
+        binding: what the parameters get that the model does not see.
+        asynchronous: whether the function is async.
+    """
+
+    fn: Callable[..., Any]
+    binding: Binding
+    asynchronous: bool
+
+    def call(self, call: Call, args: Mapping[str, Any]) -> object:
+        """Call the function from sync code."""
+        return call_function(self.fn, {**args, **self.binding.bind(call)}, self.asynchronous)
+
+    async def acall(self, call: Call, args: Mapping[str, Any]) -> object:
+        """The same from async code."""
+        return await acall_function(self.fn, {**args, **self.binding.bind(call)}, self.asynchronous)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleAction:
+    """A tool that is a `dspy.Module`, an attribute of the program. Its outputs are the result.
+
+    Attributes:
+        path: the attributes that lead from the program to the module.
+        who: the name of the tool in errors.
+        outputs: the outputs that the model is shown; None for all.
+        writes: the outputs that go to fields as well.
+        binding: what the inputs get that the model does not see.
+        templates: the templates in the instructions of its predictors.
+    """
+
+    path: tuple[str, ...]
+    who: str
+    outputs: tuple[str, ...] | None
+    writes: tuple[str, ...]
+    binding: Binding
+    templates: Templates
+
+    def call(self, call: Call, args: Mapping[str, Any]) -> object:
+        """Call the module from sync code."""
+        with filling(self.templates, call):
+            return self._result(call_module(part_of(call.program, self.path), self._inputs(call, args)))
+
+    async def acall(self, call: Call, args: Mapping[str, Any]) -> object:
+        """The same from async code."""
+        with filling(self.templates, call):
+            return self._result(await acall_module(part_of(call.program, self.path), self._inputs(call, args)))
+
+    def _inputs(self, call: Call, args: Mapping[str, Any]) -> dict[str, Any]:
+        hidden = {name: thaw(value) for name, value in self.binding.bind(call).items()}
+        return {**args, **hidden}
+
+    def _result(self, result: object) -> Command[Any]:
+        values = values_of_prediction(result, self.who, self.outputs is not None)
+        names = self.outputs
+        shown = selected(values, None if names is None else {name: name for name in names}, self.who)
+        written = selected(values, {name: name for name in self.writes}, self.who)
+        return Command(dspy.Prediction(**written) if written else None, result=shown)
+
+
+def part_of(program: dspy.Module, path: tuple[str, ...]) -> Any:
+    """The module at a path of attributes of a program."""
+    found: Any = program
+    for name in path:
+        found = getattr(found, name)
+    return found
+
+
+class BoundTool(ModelTool):
+    """A tool whose arguments are validated already. It is called instead of its function, for DSPy's callbacks."""
+
+    def _validate_and_parse_args(self, **kwargs: Any) -> dict[str, Any]:
+        return kwargs
+
+
+def bound(tool: ModelTool, fn: Callable[..., Any]) -> BoundTool:
+    """A tool that calls a function with validated arguments. Without pydantic: one is made for every call."""
+    return cast("BoundTool", BoundTool.model_construct(**{**tool.__dict__, "func": fn}))
+
+
+class ToolOutcome(NamedTuple):
+    """What one call of a tool gave.
+
+    Attributes:
+        value: the result, as JSON values.
+        update: the patch for the fields of the state, by the tool's own names.
+        whole: whether the values of the patch replace what is there.
+        goto: the mode that the tool hands off to; None for none.
+    """
+
+    value: Any
+    update: Mapping[str, object]
+    whole: bool = False
+    goto: str | None = None
+
+    @classmethod
+    def of(cls, result: object, who: str) -> ToolOutcome:
+        """The outcome of what a tool returned."""
+        if not isinstance(result, Command):
+            return cls(storable(result), {})
+        update, whole = values_of(result.update, who)
+        if result.goto is not None and not isinstance(result.goto, str):
+            raise RouteError(f"{who} returned Command(goto={result.goto!r}): a tool hands off to one mode, by its name")
+        return cls(storable(result.result), update, whole, result.goto)
+
+
+def storable(value: object) -> Any:
+    """A result as JSON values, in the form in which DSPy shows it to a model.
+
+    Models and dataclasses become dicts, dates and numbers of other libraries text. Any other object becomes `str(it)`.
+    """
+    return serialize_for_json(value)
+
+
+class CallStep(NamedTuple):
+    """The step that calls a tool.
+
+    Attributes:
+        tool: what the model is shown of it.
+        who: the name of the tool in errors.
+        action: what it calls.
+        args: the validated arguments.
+        effect: the name of the effect under which the outcome is recorded; None for no effect.
+        takes_key: whether the function gets the idempotency key of the effect.
+    """
+
+    tool: ModelTool
+    who: str
+    action: ToolAction
+    args: Mapping[str, Any]
+    effect: str | None = None
+    takes_key: bool = False
+
+    def call(self, call: Call) -> ToolOutcome:
+        """Call it from sync code."""
+        call = call._replace(overlay=None)  # what a turn sends must not hide a field
+        if self.effect is None:
+            return self._made(call, {})
+
+        def effect(key: str) -> list[Any]:
+            return list(self._made(call, {"key": key} if self.takes_key else {}))
+
+        return ToolOutcome(*call.context.delegate.once(self.effect, effect))
+
+    async def acall(self, call: Call) -> ToolOutcome:
+        """The same from async code."""
+        call = call._replace(overlay=None)
+        if self.effect is None:
+            return await self._amade(call, {})
+
+        async def effect(key: str) -> list[Any]:
+            return list(await self._amade(call, {"key": key} if self.takes_key else {}))
+
+        return ToolOutcome(*await call.context.delegate.once(self.effect, effect))
+
+    def _made(self, call: Call, key: Mapping[str, str]) -> ToolOutcome:
+        def fn(**args: Any) -> object:
+            return self.action.call(call, {**args, **key})
+
+        return ToolOutcome.of(bound(self.tool, fn)(**self.args), self.who)
+
+    async def _amade(self, call: Call, key: Mapping[str, str]) -> ToolOutcome:
+        async def fn(**args: Any) -> object:
+            return await self.action.acall(call, {**args, **key})
+
+        return ToolOutcome.of(await bound(self.tool, fn).acall(**self.args), self.who)

@@ -1,0 +1,150 @@
+"""The check of a tool: it reads `tool`, `args` and `result`; if it finds problems, the call is repeated, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import dspy
+from pydantic import BaseModel
+
+from dspyer.errors import NodeOutputError, brief, list_names
+from dspyer.nodes.check import PROBLEMS, build_finder, problem_texts
+from dspyer.nodes.module import module_io
+from dspyer.nodes.node import Call, Node, Reply
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.subgraph import is_program
+from dspyer.schema.schema import Schema
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict
+
+CHECK = "check"
+"""The attribute of a check's module in what the program holds for the tool: `program.mail.check`."""
+
+ARGS = "args"
+SEEN = ("tool", ARGS, "result")
+"""What a check reads."""
+
+
+class Verdict(NamedTuple):
+    """What a check found.
+
+    Attributes:
+        problems: what is wrong; empty if the result is good.
+        args: the arguments with which to repeat the call; None for the same ones.
+    """
+
+    problems: list[str]
+    args: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCheck:
+    """The check of a tool.
+
+    Attributes:
+        finder: the node of the check; `program.<tool>.check` is its module.
+        who: the check in errors.
+        tool: the name of the tool.
+    """
+
+    finder: Node
+    who: str
+    tool: str
+
+    @property
+    def of_module(self) -> bool:
+        """Whether a module makes the check: a language model may give another output when it is asked again."""
+        return self.finder.kind == "module"
+
+    def step(self, args: Mapping[str, Any], result: Any) -> CheckStep:
+        """The step that checks a result."""
+        return CheckStep(self, freeze({"tool": self.tool, ARGS: args, "result": result}))
+
+    def verdict(self, reply: Reply) -> Verdict:
+        """What the reply of the finder says."""
+        found, args = reply.updates.get(PROBLEMS), reply.updates.get(ARGS)
+        if isinstance(found, Mapping):  # of a function that gives arguments as well
+            unknown = [name for name in found if name not in (PROBLEMS, ARGS)]
+            if unknown:
+                raise NodeOutputError(
+                    f"{self.who} gave {list_names(unknown)}: it gives `problems`, and may give `args`"
+                )
+            found, args = found.get(PROBLEMS, ()), found.get(ARGS)
+        problems = problem_texts(found, self.who, self.of_module)
+        if args is not None and not isinstance(args, Mapping):
+            error = NodeOutputError(f"{self.who} gave the arguments {brief(args)}: give a dict by name, or None")
+            error.of_module = self.of_module
+            raise error
+        # A language model gives an empty dict for "the same arguments".
+        return Verdict(problems, dict(args) if args else None)
+
+
+class CheckStep(NamedTuple):
+    """The step that checks a result. Its verdict is recorded: a later attempt must not come to another one."""
+
+    check: ToolCheck
+    seen: FrozenDict[str, Any]
+
+    def call(self, call: Call) -> Verdict:
+        """Check it in sync code."""
+
+        def find() -> list[Any]:
+            return list(self.check.verdict(self.check.finder.call(self._call(call))))
+
+        return Verdict(*call.context.delegate.once(f"{CHECK} of the call", find))
+
+    async def acall(self, call: Call) -> Verdict:
+        """The same from async code."""
+
+        async def find() -> list[Any]:
+            return list(self.check.verdict(await self.check.finder.acall(self._call(call))))
+
+        return Verdict(*await call.context.delegate.once(f"{CHECK} of the call", find))
+
+    def _call(self, call: Call) -> Call:
+        return call._replace(overlay=self.seen, program=getattr(call.program, self.check.tool, call.program))
+
+
+class PlannedToolCheck(NamedTuple):
+    """A check with what is wrong with it; None if there is none, or none can be built."""
+
+    check: ToolCheck | None
+    problems: tuple[str, ...] = ()
+
+
+def plan_tool_check(check: Any, options: NodeOptions, who: str) -> PlannedToolCheck:
+    """The check of a tool by its option `check`."""
+    if check is None:
+        return PlannedToolCheck(None)
+    name = f"check of {who}"
+    is_module = isinstance(check, dspy.Module)
+    is_model = isinstance(check, type) and issubclass(check, BaseModel)
+    own = NodeOptions(
+        CHECK,
+        # A function may read fields as well. What modules and models name is none of them.
+        Schema.of(None) if is_module or is_model else options.schema,
+        check,
+        overlay=frozenset(SEEN),
+    )
+    problems = list(_unknown_inputs(check, name)) if is_module or is_model else []
+    gives_args = is_module and not is_program(check) and ARGS in (module_io(check).outputs or ())
+    built = build_finder(check, own, PROBLEMS, {ARGS: ARGS} if gives_args else {})
+    texts = (*built.problems, *(f"{text} A check of a tool is given {list_names(SEEN)}" for text in built.unknown))
+    problems += [text.replace(own.who, name, 1) for text in texts]
+    return PlannedToolCheck(None if built.node is None else ToolCheck(built.node, name, options.name), tuple(problems))
+
+
+def _unknown_inputs(check: Any, name: str) -> list[str]:
+    """Required inputs of a module or model that is a check, besides those that it is given."""
+    if isinstance(check, dspy.Module):
+        if is_program(check):
+            needed: Any = check.graph.required
+        else:
+            found = module_io(check)
+            needed = [one for one in found.inputs if one not in found.optional]
+    else:
+        needed = [one for one, info in check.model_fields.items() if info.is_required()]
+    unknown = [one for one in needed if one not in SEEN]
+    return [f"{name}: it reads {list_names(unknown)}, and is given {list_names(SEEN)}"] if unknown else []
