@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dspyer.agents.asking import ask_user
 from dspyer.agents.loop import Mode, modes, tool_loop
-from dspyer.agents.tools import ask_user, tool
+from dspyer.agents.tools import tool
 from dspyer.nodes.tool_approval import Approval
 
 __all__ = ["Approval", "Mode", "ask_user", "modes", "tool", "tool_loop"]

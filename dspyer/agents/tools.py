@@ -108,19 +108,6 @@ def tool(
     )
 
 
-def _ask_user(question: str, ctx: Context) -> str:
-    return ctx.interrupt(ctx.node, question, str)
-
-
-ask_user: ToolSpec = tool(_ask_user, name="ask_user", desc="Asks the user a question and returns the answer.")
-"""A tool that asks the user: its argument `question` is the text of a question of the run, whose key is `ask_user`.
-
-Example:
-    >>> ask_user
-    tool(ask_user: question)
-"""
-
-
 def as_tools(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
     """The tools of an agent, from functions, `dspy.Tool`s, modules, programs, and what `tool` made of them.
 

@@ -13,6 +13,7 @@ from pydantic.errors import PydanticUserError
 
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
+from dspyer.nodes.callables import members
 from dspyer.persistence.execution_records import MISSING, AnswerSource, no_answer
 from dspyer.values.frozen import thaw
 
@@ -98,7 +99,10 @@ def validated(answer: Any, frozen: Any, question: Question) -> Any:
 
 def type_name(answer: Any) -> str:
     """A type of answers as errors show it."""
-    return answer.__name__ if isinstance(answer, type) else str(answer).replace("typing.", "")
+    kinds = members(answer)
+    if all(isinstance(kind, type) for kind in kinds):
+        return " | ".join(kind.__name__ for kind in kinds)
+    return str(answer).replace("typing.", "")
 
 
 def _named(question: Question) -> str:

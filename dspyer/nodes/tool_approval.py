@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, ConfigDict
+from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from dspyer.nodes.attempt import RESERVED_KEYS
@@ -18,8 +19,10 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import is_async
 from dspyer.values.types import register_value_type
 
+_SCHEMA: JsonDict = {"description": "The answer to the question whether a tool may be called."}
 
-@pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+
+@pydantic_dataclass(frozen=True, config=ConfigDict(extra="forbid", json_schema_extra=_SCHEMA))
 class Approval:
     """The answer to the question whether a tool may be called. True and False are answers as well.
 

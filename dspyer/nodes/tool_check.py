@@ -14,7 +14,7 @@ from dspyer.nodes.check import PROBLEMS, build_finder, problem_texts
 from dspyer.nodes.module import module_io
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.subgraph import is_program
+from dspyer.nodes.program_calls import is_program
 from dspyer.schema.schema import Schema
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict
