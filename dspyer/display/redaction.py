@@ -120,17 +120,21 @@ class Redaction:
             shown = shown[key]
         return shown
 
-    def output(self, name: str, fields: frozenset[str] | None, text: str) -> str:
-        """The redacted form of an output of a node that may write some fields, or any for None.
+    def may_hide(self, name: str, fields: frozenset[str] | None) -> bool:
+        """Whether an output of a node, or a part of it, may be hidden; the node may write these fields, any for None.
 
-        Code of the node may write the output to another field than that of its name, or as a part of one. So it is
+        Code of the node may write the output to another field than that of its name, or as a part of one. So it may be
         hidden if a pattern matches anything in one of these fields.
         """
-        for first in [pattern.segments[0] for pattern in self.patterns]:
-            if fields is None or first in (name, ONE, MANY) or first in fields:
-                return HIDDEN
-        if self.patterns:
+        first = {pattern.segments[0] for pattern in self.patterns}
+        return fields is None or not first or not first.isdisjoint((name, ONE, MANY, *fields))
+
+    def output(self, name: str, fields: frozenset[str] | None, text: str) -> str:
+        """The redacted form of the whole text of such an output."""
+        if not self.may_hide(name, fields):
             return text
+        if self.patterns:
+            return HIDDEN
         for field in (name, *sorted(fields or ())):
             shown = self._decide((field,), text)
             if shown is not text:
@@ -248,6 +252,8 @@ class Redactor:
         self._texts: set[str] = set()
         # First characters -> lengths of the texts that begin with them, longest first.
         self._starts: dict[str, tuple[int, ...]] = {}
+        self._by_start: dict[str, list[str]] = {}  # the texts
+        self._beginnings: set[str] = set()  # of the first characters
         self._pattern = 0, re.compile("")
         for name in state:
             self.learn_value((name,), state[name])
@@ -256,6 +262,25 @@ class Redactor:
         """The redacted form of an event of any type."""
         self.learn(event)
         return self.redact(self._redaction.event(event))
+
+    def settled(self, text: str) -> int:
+        """How many of the first characters of a text that goes on can be redacted now, as in the whole text.
+
+        What follows them may be the beginning of a hidden text.
+        """
+        at = 0
+        while at < len(text):
+            rest = text[at:]
+            if len(rest) < SHORTEST:
+                if rest in self._beginnings:
+                    return at
+                at += 1
+                continue
+            known = self._by_start.get(rest[:SHORTEST], ())
+            if any(len(hidden) > len(rest) and hidden.startswith(rest) for hidden in known):
+                return at
+            at += max((len(hidden) for hidden in known if rest.startswith(hidden)), default=1)
+        return at
 
     def learn(self, event: Event) -> None:
         """Remembers the texts that are hidden in an event."""
@@ -449,6 +474,8 @@ class Redactor:
         if text not in self._texts:
             self._texts.add(text)
             start = text[:SHORTEST]
+            self._by_start.setdefault(start, []).append(text)
+            self._beginnings.update(start[:length] for length in range(1, SHORTEST))
             lengths = self._starts.get(start, ())
             if len(text) not in lengths:
                 self._starts[start] = tuple(sorted((*lengths, len(text)), reverse=True))

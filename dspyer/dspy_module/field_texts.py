@@ -70,63 +70,56 @@ class ChatText:
     def __init__(self, fields: Collection[str], show: Show) -> None:
         self._left = set(fields)
         self._show = show
-        self._line = ""  # the last line so far
-        self._used = 0  # how much of it has been read
+        self._line = ""  # what has not been read yet of the last line
+        self._begun = self._has_header = False  # of that line, whether its beginning has been read, and is a header
         self._field: StrippedText | None = None
 
     def feed(self, text: str) -> None:
         """Read the next piece."""
         self._line += text
-        if self._line.isprintable():  # no line ends in it
-            self._read_part()
-            return
-        lines = self._line.splitlines(keepends=True)
-        last = lines.pop()
-        bare = last.splitlines()[0]
-        if bare != last and last != bare + "\r":  # it has ended; after "\r", the "\n" of the same end may follow
-            lines.append(last)
-            last = ""
-        for line in lines:
-            self._line = line.splitlines()[0]
-            self._read_line()
-        self._line = last
-        self._read_part()
+        if not self._line.isprintable():  # else no line ends in it
+            *lines, last = self._line.splitlines(keepends=True)
+            bare = last.splitlines()[0]
+            if bare != last and last != bare + "\r":  # it has ended; after "\r", the "\n" of the same end may follow
+                lines.append(last)
+                last = ""
+            for line in lines:
+                self._line = line.splitlines()[0]
+                self._end_line()
+            self._line = last
+        self._read_header()
+        if self._begun or not _may_become_header(self._line.lstrip()):
+            part = self._line.removesuffix("\r")
+            self._read(part)
+            self._line, self._begun = self._line[len(part) :], True
 
     def end(self) -> None:
         """Show what was held back."""
         if self._line:
             self._line = self._line.splitlines()[0]
-            self._read_line()
+            self._end_line()
         self._begin(None)
 
-    def _read_line(self) -> None:
-        """Read the rest of a line that has ended."""
-        had_header = self._begin_at_header()
-        if self._field is not None:
-            self._field.add(self._line[self._used :])
-            if had_header:
-                self._field.drop_spaces()  # DSPy strips what follows a header in its line
-            self._field.add("\n")
-        self._line, self._used = "", 0
+    def _end_line(self) -> None:
+        self._read_header()
+        self._read(self._line)
+        if self._field is not None and self._has_header:
+            self._field.drop_spaces()  # DSPy strips what follows a header in its line
+        self._read("\n")
+        self._line, self._begun, self._has_header = "", False, False
 
-    def _read_part(self) -> None:
-        """Read what there is of a line, unless it may still become a header."""
-        self._begin_at_header()
-        if not self._used and _may_become_header(self._line.lstrip()):
-            return
-        if self._field is not None:
-            self._field.add(self._line[self._used :].removesuffix("\r"))
-        self._used = len(self._line.removesuffix("\r"))
-
-    def _begin_at_header(self) -> bool:
-        """Begin a field if the line begins with its header; returns whether it does."""
-        match = field_header_pattern.match(self._line.strip()) if "[[" in self._line[:200] else None
-        if match is not None and self._used < match.end():
+    def _read_header(self) -> None:
+        """Begin a field if the line begins with its header."""
+        match = None if self._begun else field_header_pattern.match(self._line.strip())
+        if match is not None:
             name = match.group(1)
             self._begin(StrippedText(name, self._show) if name in self._left else None)
             self._left.discard(name)
-            self._used = match.end()
-        return match is not None
+            self._line, self._begun, self._has_header = self._line[match.end() :], True, True
+
+    def _read(self, text: str) -> None:
+        if self._field is not None:
+            self._field.add(text)
 
     def _begin(self, field: StrippedText | None) -> None:
         if self._field is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import dspy
 from dspy.clients.call_context import _adapter_calls
@@ -23,8 +23,18 @@ from dspyer.dspy_module.field_texts import SUBMIT, ResponseReader, SubmitText, r
 ShowToken = Callable[[dspy.Predict, str, str, bool], None]
 """Called with a predictor, a field, the next piece of its text, and whether that is the last one."""
 
-Hide = Callable[[str, str], str]
-"""Takes a field and the text of its whole value; returns what to show of it."""
+
+class OutputRedaction(Protocol):
+    """What is shown of outputs."""
+
+    def may_hide(self, field: str) -> bool:
+        """Whether an output may be hidden, so that it must be shown whole."""
+
+    def output(self, field: str, text: str) -> str:
+        """What to show of the whole text of an output."""
+
+    def settled(self, text: str) -> int:
+        """How many of the first characters of a text may be shown before it goes on."""
 
 
 class TokenCallback(BaseCallback):
@@ -32,19 +42,19 @@ class TokenCallback(BaseCallback):
 
     Args:
         show: gets the tokens.
-        hide: None to show text as it arrives; else each field is shown whole when it is complete, as this returns it.
+        redaction: what to show of the outputs; None for all of it, as it arrives.
     """
 
-    def __init__(self, show: ShowToken, hide: Hide | None) -> None:
+    def __init__(self, show: ShowToken, redaction: OutputRedaction | None) -> None:
         self._show = show
-        self._hide = hide
+        self._redaction = redaction
         self._calls: dict[str, tuple[PredictorCall, AbstractContextManager[None], bool]] = {}  # by the id of DSPy
 
     def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Begins to listen to a predictor."""
         if not isinstance(instance, dspy.Predict):
             return
-        call = PredictorCall(instance, inputs.get("kwargs", {}), self._show, self._hide)
+        call = PredictorCall(instance, inputs.get("kwargs", {}), self._show, self._redaction)
         context = dspy.context(send_stream=call, stream_listeners=[])  # with listeners, DSPy streams theirs alone
         context.__enter__()
         self._calls[call_id] = (call, context, lend_loop())
@@ -71,10 +81,13 @@ class TokenCallback(BaseCallback):
 class PredictorCall:
     """One call of a predictor, and the `send_stream` of its LM calls."""
 
-    def __init__(self, predictor: dspy.Predict, inputs: Mapping[str, Any], show: ShowToken, hide: Hide | None) -> None:
+    def __init__(
+        self, predictor: dspy.Predict, inputs: Mapping[str, Any], show: ShowToken, redaction: OutputRedaction | None
+    ) -> None:
         self._predictor = predictor
         self._show_token = show
-        self._hide = hide
+        self._redaction = redaction
+        self._held: dict[str, str] = {}  # what may be the beginning of a hidden text
         self._outputs = predictor.signature.output_fields
         self._shown: dict[str, list[str]] = {}
         self._done: set[str] = set()
@@ -97,8 +110,7 @@ class PredictorCall:
         # A stream around the program belongs to the loop from which the program was called.
         if self._around is not None and asyncio.get_running_loop() is self._loop:
             await self._around.send(chunk)
-        if self._hide is None:
-            self._receive(chunk)
+        self._receive(chunk)
         if self._around is None and not self._shown:
             # DSPy falls back to another adapter, and `dspyer.lms.reliable` to another LM, until a chunk was streamed.
             # Here what counts is that a token was shown.
@@ -147,16 +159,23 @@ class PredictorCall:
         return True
 
     def _show(self, field: str, text: str, done: bool) -> None:
-        if field in self._done or not (text or done):
+        redaction = self._redaction
+        if field in self._done or not (text or done) or (redaction is not None and redaction.may_hide(field)):
             return
         self._shown.setdefault(field, []).append(text)
         if done:
             self._done.add(field)
-        self._show_token(self._predictor, field, text, done)
+        if redaction is not None:
+            text = self._held.pop(field, "") + text
+            if not done:
+                length = redaction.settled(text)
+                self._held[field], text = text[length:], text[:length]
+        if text or done:
+            self._show_token(self._predictor, field, text, done)
 
     def end(self, prediction: dspy.Prediction) -> None:
         """Shows what is left of each field."""
-        if self._reader is not None and self._hide is None:
+        if self._reader is not None:
             self._reader.end()
         values = {name: value for name, value in prediction.items() if name in self._outputs}
         if self._calls_field in values:
@@ -165,8 +184,9 @@ class PredictorCall:
             if field in self._done:
                 continue
             whole, shown = text_of_value(value), "".join(self._shown.get(field, ()))
-            if self._hide is not None:
-                whole = self._hide(field, whole)
+            if self._redaction is not None and self._redaction.may_hide(field):
+                self._show_token(self._predictor, field, self._redaction.output(field, whole), True)
+                continue
             # A value that is no text is shown as the LM has written it, in whatever form.
             is_text = not shown or isinstance(value, (str, dspy.Reasoning))
             self._show(field, whole[len(shown) :] if is_text and whole.startswith(shown) else "", True)

@@ -12,14 +12,46 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.display.redaction import Redaction
-from dspyer.dspy_module.token_stream import Hide, TokenCallback
+from dspyer.display.redaction import Redaction, Redactor
+from dspyer.dspy_module.token_stream import TokenCallback
 from dspyer.events import Token
 from dspyer.nodes.node import Call, Node
 from dspyer.nodes.steps import Step
 
-Hiding = tuple[Redaction, frozenset[str] | None]
-"""A redaction of a graph, and the fields that a node of the graph may write; None for any."""
+
+class Hiding(NamedTuple):
+    """What a graph hides of the outputs of one of its nodes.
+
+    Attributes:
+        redaction: hides values by their path.
+        redactor: hides what is known to be hidden wherever it occurs, in each token.
+        fields: the fields that the node may write; None for any.
+    """
+
+    redaction: Redaction
+    redactor: Redactor
+    fields: frozenset[str] | None
+
+
+class TokenRedaction:
+    """What is shown of the outputs of a node, by all graphs around it."""
+
+    def __init__(self, hiding: tuple[Hiding, ...]) -> None:
+        self._hiding = hiding
+
+    def may_hide(self, field: str) -> bool:
+        """Whether an output, or a part of it, may be hidden by its path: then it is shown when it is complete."""
+        return any(one.redaction.may_hide(field, one.fields) for one in self._hiding)
+
+    def output(self, field: str, text: str) -> str:
+        """What to show of the whole text of an output."""
+        for one in self._hiding:
+            text = one.redaction.output(field, one.fields, text)
+        return text
+
+    def settled(self, text: str) -> int:
+        """How many of the first characters of a text that goes on are in one piece with what may be hidden."""
+        return min(one.redactor.settled(text) for one in self._hiding)
 
 
 class TokenRules:
@@ -33,38 +65,34 @@ class TokenRules:
     def __init__(self, around: tuple[Hiding, ...] = ()) -> None:
         self.around = around
         self.names: dict[int, str] = {}
-        self._redaction: Redaction | None = None
+        self._redaction: tuple[Redaction, Redactor] | None = None
         self._nodes: Mapping[str, Node] = {}
 
-    def within(self, program: dspy.Module, redaction: Redaction | None, nodes: Mapping[str, Node]) -> TokenRules:
+    def within(
+        self, program: dspy.Module, nodes: Mapping[str, Node], redaction: Redaction | None, redactor: Redactor | None
+    ) -> TokenRules:
         """The rules for the run of a program."""
         rules = TokenRules(self.around)
         rules.names = {id(predictor): name for name, predictor in program.named_predictors()}
-        rules._redaction, rules._nodes = redaction, nodes
+        rules._nodes = nodes
+        if redaction is not None and redactor is not None:
+            rules._redaction = redaction, redactor
         return rules
 
     def inside(self, node: str) -> TokenRules:
         """The rules for a run inside a node."""
         return TokenRules(self._hiding(node))
 
-    def hide(self, node: str) -> Hide | None:
-        """What to show of the texts of a node's predictors; None for all of it, as it arrives."""
+    def redaction(self, node: str) -> TokenRedaction | None:
+        """What to show of the outputs of a node's predictors; None for all of it, as it arrives."""
         hiding = self._hiding(node)
-        if not hiding:
-            return None
-
-        def shown(field: str, text: str) -> str:
-            for redaction, fields in hiding:
-                text = redaction.output(field, fields, text)
-            return text
-
-        return shown
+        return TokenRedaction(hiding) if hiding else None
 
     def _hiding(self, node: str) -> tuple[Hiding, ...]:
         if self._redaction is None:
             return self.around
         found = self._nodes.get(node)
-        return (*self.around, (self._redaction, None if found is None else found.may_write))
+        return (*self.around, Hiding(*self._redaction, None if found is None else found.may_write))
 
 
 class Streamed(NamedTuple):
@@ -103,5 +131,5 @@ def _streaming(call: Call) -> Iterator[None]:
         attempt.host.publish(Token(*place, names.get(id(predictor), ""), field, text, done))
 
     others = [one for one in dspy.settings.callbacks or () if not isinstance(one, TokenCallback)]
-    with dspy.context(callbacks=[*others, TokenCallback(show, rules.hide(attempt.node))]):
+    with dspy.context(callbacks=[*others, TokenCallback(show, rules.redaction(attempt.node))]):
         yield

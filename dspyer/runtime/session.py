@@ -165,7 +165,6 @@ class Session(NotLive):
         self.stop_signal = request.stop_signal
         self.limit = request.limit
         self.spending = request.spending
-        self.tokens = None if request.tokens is None else request.tokens.within(program, graph.redaction, graph.nodes)
         self.run_id = run_start.run_id
         self.root = request.root or run_start.run_id
         self.label = "/".join(run_start.label)
@@ -194,6 +193,8 @@ class Session(NotLive):
         self.duration = 0.0
         redaction = graph.redaction
         self.redactor = None if redaction is None else Redactor(redaction, dict(run_start.state.raw_items()))
+        rules = request.tokens
+        self.tokens = None if rules is None else rules.within(program, graph.nodes, redaction, self.redactor)
         if self.redactor is not None:
             for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
                 self.redactor.learn_commit(entry.commit)
