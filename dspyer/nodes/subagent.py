@@ -1,0 +1,189 @@
+"""A program as a tool: a sub-agent. It runs as a part of the run, in the node of the tool, with a state of its own.
+
+What the model gives are its required inputs, and its outputs are the result. If the program has a conversation, each
+call continues a session: the field `sessions` of the caller holds the conversation of each, under `<tool>/<session>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, NamedTuple, cast
+
+import dspy
+
+from dspyer import reducers
+from dspyer.errors import list_names
+from dspyer.messages import last_turn
+from dspyer.nodes.field_names import FieldNames, check_names
+from dspyer.nodes.module import Input, ModuleIO, gather_inputs, plan_inputs
+from dspyer.nodes.node import NOTHING, Call, Command
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.program_calls import InsideRun, SubgraphProgram
+from dspyer.nodes.subgraph import SubgraphNode
+from dspyer.patch import DELETE, Replace, Updates
+from dspyer.schema.type_fit import update_type
+from dspyer.values.frozen import FrozenDict, FrozenList
+
+SESSION: Final = "session"
+"""The argument that names a session."""
+
+SESSIONS: Final = "sessions"
+"""The field with the conversation of each session."""
+
+MESSAGES: Final = "messages"
+
+Sessions = Annotated[dict[str, list[dict[str, Any]]], reducers.each(reducers.conversation)]
+"""The type of the field `sessions`."""
+
+
+def has_sessions(program: SubgraphProgram, reads: object = None) -> bool:
+    """Whether each call of a program continues a conversation: it takes one, and the caller does not map one to it."""
+    graph = program.graph
+    reducer = graph.topology.schema.reducer(MESSAGES)
+    given = isinstance(reads, (Mapping, list, tuple, set, frozenset)) and MESSAGES in reads
+    return MESSAGES in graph.inputs and reducer is not None and reducer.name == "conversation" and not given
+
+
+def arguments_of(program: SubgraphProgram, reads: object = None) -> tuple[str, ...]:
+    """The inputs that a model gives: those that are required, but for those that the fields of the caller give."""
+    graph = program.graph
+    given = reads if isinstance(reads, (Mapping, list, tuple, set, frozenset)) else ()
+    return tuple([name for name in graph.inputs if name in graph.required and name not in given])
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramAction:
+    """A tool that is a program.
+
+    Attributes:
+        tool: the name of the tool.
+        path: the attributes that lead from the caller's program to the program.
+        inputs: where the inputs come from that the model does not see.
+        updates: makes updates, by the program's own names, of what the program has changed.
+        has_sessions: whether each call continues a conversation.
+    """
+
+    tool: str
+    path: tuple[str, ...]
+    inputs: tuple[Input, ...]
+    updates: SubgraphNode
+    has_sessions: bool
+
+    def with_session(self, call: Call, args: Mapping[str, Any], call_id: str) -> dict[str, Any]:
+        """The arguments of a call with the name of its session: the id of the call if the model gave none.
+
+        Raises `ValueError` if an earlier call of the turn has the session.
+        """
+        if not self.has_sessions:
+            return dict(args)
+        session = args.get(SESSION) or ""
+        for other in last_turn(call.state.raw(MESSAGES)).unanswered if session else ():
+            if other.id == call_id:
+                break
+            if other.name == self.tool and other.args.get(SESSION) == session:
+                raise ValueError(
+                    f"the session {session!r} is used by an earlier call of this turn: continue it in the next turn, "
+                    "or give another session"
+                )
+        return {**args, SESSION: session or call_id}
+
+    def call(self, call: Call, args: Mapping[str, Any]) -> Command[Any]:
+        """Run the program from sync code; returns its outputs and what it writes."""
+        program, inputs, session = self._begun(call, args)
+        return self._ended(program, inputs, session, program._run_inside(inputs, call.context.delegate))
+
+    async def acall(self, call: Call, args: Mapping[str, Any]) -> Command[Any]:
+        """The same from async code."""
+        program, inputs, session = self._begun(call, args)
+        return self._ended(program, inputs, session, await program._arun_inside(inputs, call.context.delegate))
+
+    def _begun(self, call: Call, args: Mapping[str, Any]) -> tuple[SubgraphProgram, dict[str, Any], str]:
+        """The program, its inputs, and the key of its session."""
+        program: Any = call.program
+        for name in self.path:
+            program = getattr(program, name)
+        inputs = {**args, **gather_inputs(self.inputs, call, f"tool {self.tool!r}")}
+        if not self.has_sessions:
+            return program, inputs, ""
+        session = f"{self.tool}/{inputs.pop(SESSION)}"
+        known = cast("FrozenDict[str, Any]", call.state.raw(SESSIONS, FrozenDict())).raw(session, None)
+        return program, inputs if known is None else {**inputs, MESSAGES: known}, session
+
+    def _ended(self, program: SubgraphProgram, inputs: dict[str, Any], session: str, inside: InsideRun) -> Command[Any]:
+        changes = inside.changes()
+        updates: dict[str, object] = {
+            name: value if name in self.updates.folds or value is DELETE else Replace(value)
+            for name, value in self.updates.reply(program, inputs, changes).updates.items()
+        }
+        outputs = dict(inside.prediction.items())
+        if session:
+            outputs.pop(MESSAGES, None)
+            updates[SESSIONS] = {session: _new_messages(changes)}
+        return Command(updates, result=next(iter(outputs.values())) if len(outputs) == 1 else outputs)
+
+
+def _new_messages(changes: Mapping[str, object]) -> list[Any]:
+    """The messages that a run has added to its conversation."""
+    found = changes.get(MESSAGES)
+    parts = found.updates if isinstance(found, Updates) else () if found is None else (found,)
+    return [message for part in parts for message in (part.raw_items() if isinstance(part, FrozenList) else (part,))]
+
+
+class SubAgentPlan(NamedTuple):
+    """A program as a tool, with what the graph must know of it.
+
+    Attributes:
+        action: what the tool calls.
+        reads: the fields that it reads, by its own names.
+        optional: fields among them that may be unset.
+        writes: the fields that it writes, by its own names.
+        problems: what is wrong with it.
+    """
+
+    action: ProgramAction
+    reads: FieldNames
+    optional: frozenset[str]
+    writes: FieldNames
+    problems: tuple[str, ...]
+
+
+def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, ...], who: str) -> SubAgentPlan:
+    """Decide where the inputs of a program come from, and where its outputs go."""
+    found = cast("SubgraphProgram", program)
+    graph, schema = found.graph, options.schema
+    hidden = options.reads if options.reads is not None else NOTHING
+    own = ModuleIO(inputs={name: Any for name in graph.inputs if name in hidden}, optional=frozenset(hidden))
+    planned = plan_inputs(own, options._replace(reads=hidden), who)
+    wrong = [name for name in hidden if name not in graph.inputs and graph.closed]
+    problems = [
+        f"{who}: reads maps a field to {list_names(wrong)}, which is no input of the graph: its inputs are "
+        f"{list_names(graph.inputs)}"
+    ] * bool(wrong)
+    problems += planned.problems if not wrong else ()
+    writes = options.writes or NOTHING
+    known = graph.writes if graph.outputs is None else graph.outputs
+    if known is not None:
+        known = tuple(dict.fromkeys((*known, *graph.inputs)))
+    problems += check_names(writes, "writes", who, own=known, schema=schema)
+    folds = frozenset(name for name, field in writes.items() if schema.reducer(field) is not None)
+    same_names = {name: name for name in writes}
+    sessions = has_sessions(found, hidden)
+    reads, unset = planned.facts()
+    if sessions:
+        reads = {**reads, MESSAGES: MESSAGES, SESSIONS: SESSIONS}
+        writes = {**writes, SESSIONS: SESSIONS}
+        unset |= {SESSIONS}
+        if not schema.accepts_any_key and "each(conversation)" not in _reducer_name(options):
+            problems.append(
+                f"{who}: the program has a conversation, whose sessions go to the field {SESSIONS!r}: declare it as "
+                "sessions: dspyer.agents.Sessions = {}"
+            )
+    updates = SubgraphNode(name=options.name, inputs=planned.inputs, gives=same_names, folds=folds)
+    action = ProgramAction(options.name, path, planned.inputs, updates, sessions)
+    return SubAgentPlan(action, reads, unset, writes, tuple(problems))
+
+
+def _reducer_name(options: NodeOptions) -> str:
+    reducer = options.schema.reducer(SESSIONS)
+    return "" if reducer is None else reducer.name
