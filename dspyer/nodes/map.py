@@ -94,6 +94,11 @@ class MapNode(Node):
         return self.inner.is_subgraph
 
     @property
+    def programs(self) -> tuple[str, ...]:
+        """The attributes, of its own module, with the programs that the function of the inner node may call."""
+        return self.inner.programs
+
+    @property
     def map_fields(self) -> tuple[str, str, str, str | None]:
         """The field with the items, the name of one item, the fields for the results and the failures."""
         return self.over, self.item, self.into, self.failures

@@ -305,6 +305,11 @@ class Node:
         return False
 
     @property
+    def programs(self) -> tuple[str, ...]:
+        """The attributes, of its own module, with the programs that its function may call."""
+        return ()
+
+    @property
     def map_fields(self) -> tuple[str, str, str, str | None] | None:
         """Of a map: the field with the items, the name of one item, the fields for results and failures. Else None."""
         return None

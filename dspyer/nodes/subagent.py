@@ -22,7 +22,6 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import InsideRun, SubgraphProgram
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.patch import DELETE, Replace, Updates
-from dspyer.schema.type_fit import update_type
 from dspyer.values.frozen import FrozenDict, FrozenList
 
 SESSION: Final = "session"
@@ -156,11 +155,10 @@ def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, .
     own = ModuleIO(inputs={name: Any for name in graph.inputs if name in hidden}, optional=frozenset(hidden))
     planned = plan_inputs(own, options._replace(reads=hidden), who)
     wrong = [name for name in hidden if name not in graph.inputs and graph.closed]
-    problems = [
-        f"{who}: reads maps a field to {list_names(wrong)}, which is no input of the graph: its inputs are "
-        f"{list_names(graph.inputs)}"
-    ] * bool(wrong)
-    problems += planned.problems if not wrong else ()
+    problems = planned.problems if not wrong else []
+    if wrong:
+        inputs = list_names(graph.inputs)
+        problems.append(f"{who}: reads names {list_names(wrong)}, no input of the graph, whose inputs are {inputs}")
     writes = options.writes or NOTHING
     known = graph.writes if graph.outputs is None else graph.outputs
     if known is not None:

@@ -161,6 +161,14 @@ class ExecutionRecords:
         """Return the rows of the commits of one scope."""
         return self._commits.get(scope, [])
 
+    def calls_inside(self, scope: tuple[str, ...]) -> int:
+        """Return how many node calls the runs inside of the nodes of a scope have committed, in earlier processes."""
+        depth, found = len(scope), 0
+        for inner, rows in self._commits.items():
+            if len(inner) > depth and inner[:depth] == scope:
+                found += sum(row.kind == RowKind.COMMIT for row in rows) - 1  # the first one sets the inputs
+        return found
+
     # --- Runs inside of nodes
 
     def take_kept(self, scope: tuple[str, ...], attempts: tuple[int, ...]) -> KeptRun:

@@ -629,6 +629,7 @@ def _request_inside(attempt: Attempt, key: str | None, stop_signal: StopSignal |
         stop_signal=stop_signal,
         limit=attempt.limit or around.limit,
         spending=around.spending,
+        call_counts=around.call_counts,
         tokens=None if around.tokens is None else around.tokens.inside(attempt.node),
     )
 

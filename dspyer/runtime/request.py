@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
+from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 
 from dspyer.budget import Budget, Spending
-from dspyer.errors import Interrupted, unwrap_stop_iteration
+from dspyer.errors import CallLimitError, Interrupted, unwrap_stop_iteration
 from dspyer.events import Event
 from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE, Replace, diff_value
@@ -124,6 +125,32 @@ class Outcome:
         return ended.error is unwrap_stop_iteration(error) or (isinstance(error, Interrupted) and bool(ended.questions))
 
 
+class CallCount:
+    """Counts the node calls of a run that has `max_calls`, those of the runs inside its nodes included.
+
+    Runs inside of nodes count from several threads.
+    """
+
+    __slots__ = ("_count", "_graph", "_lock", "_most")
+
+    def __init__(self, graph: str, most: int, count: int) -> None:
+        self._graph = graph
+        self._most = most
+        self._count = count
+        self._lock = Lock()
+
+    def begin(self, node: str, branch: str) -> CallLimitError | None:
+        """Counts a call; returns the error if it is one too many."""
+        with self._lock:
+            self._count += 1
+            if self._count <= self._most:
+                return None
+        return CallLimitError(
+            f"the run of graph {self._graph!r} reached max_calls={self._most} before node {node!r} (branch {branch}), "
+            "with the calls of the graphs inside its nodes. Raise the limit with compile(max_calls=...)"
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """The options that `run`, `stream`, a thread or an outer graph pass to the next call of a program.
@@ -151,6 +178,7 @@ class Request:
         stop_signal: stops the runs of the request.
         budget: what the run may spend; None for the budget of `compile`.
         spending: of a program inside a node, what the run around it has spent of its budget; None for no budget.
+        call_counts: of a program inside a node, the node calls of the runs around it that have `max_calls`.
         limit: the time that the node has in which the program is called; None for no limit.
         tokens: whose tokens are published; None for none.
         outcome: what the runs of the request leave behind. Copies of a request share it.
@@ -174,6 +202,7 @@ class Request:
     stop_signal: StopSignal = field(default_factory=StopSignal)
     budget: Budget | None = None
     spending: Spending | None = None
+    call_counts: tuple[CallCount, ...] = ()
     limit: TimeLimit | None = None
     tokens: TokenRules | None = None
     outcome: Outcome = field(default_factory=Outcome)

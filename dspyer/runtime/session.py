@@ -68,7 +68,7 @@ from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.lineage_order import unfinished_branches
 from dspyer.runtime.pending_rows import PendingRows
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
-from dspyer.runtime.request import Request, RunStart, ignore
+from dspyer.runtime.request import CallCount, Request, RunStart, ignore
 from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of
 from dspyer.runtime.session_views import Fields, SessionViews
 from dspyer.scheduler.run_state import (
@@ -83,6 +83,7 @@ from dspyer.scheduler.run_state import (
     path_text,
 )
 from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left, plan
+from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.values.freezing import same
@@ -137,6 +138,7 @@ class Session(NotLive):
         limit: the time that the node has in which the run is; None for no limit.
         tokens: how the tokens of its predictors are published; None for not at all.
         spending: what the run, with the runs around and inside of it, has spent of its budget; None for no budget.
+        call_counts: the node calls of the runs with `max_calls` that it is a part of, and its own.
     """
 
     def __init__(
@@ -165,6 +167,12 @@ class Session(NotLive):
         self.stop_signal = request.stop_signal
         self.limit = request.limit
         self.spending = request.spending
+        self.call_counts = request.call_counts
+        max_calls = graph.topology.max_calls
+        if max_calls is not None:
+            before = self.run.calls - len(self.run.running)
+            inside = 0 if request.records is None else request.records.calls_inside(scope)
+            self.call_counts = (*self.call_counts, CallCount(graph.name, max_calls, before + inside))
         self.run_id = run_start.run_id
         self.root = request.root or run_start.run_id
         self.label = "/".join(run_start.label)
@@ -215,7 +223,7 @@ class Session(NotLive):
             self.run, execution, events = begin(self.run, position)
             self._publish_once_written(events)
             del events  # the traceback of a join that failed refers to this frame
-            if execution is not None:
+            if execution is not None and (not self.call_counts or self._within_limits(execution)):
                 started.append(execution)
         return started
 
@@ -353,12 +361,26 @@ class Session(NotLive):
         before = self.run.calls - len(executions)
         for count, execution in enumerate(executions):
             limit = limit_error(self.run._replace(calls=before + count), execution.branch, execution.node)
-            if limit is None:
+            if limit is None and (not self.call_counts or self._within_limits(execution)):
                 found.append(execution)
+            elif limit is None:
+                continue
             else:
                 self.run, events = advance(self.run, execution.id, limit)
                 self._publish_once_written(events)
         return found
+
+    def _within_limits(self, execution: Execution) -> bool:
+        """Counts a node call, for this run and those around it. One that is beyond their `max_calls` fails instead."""
+        if execution.node == START:
+            return True
+        errors = (count.begin(execution.node, path_text(execution.path)) for count in self.call_counts)
+        error = next((one for one in errors if one is not None), None)
+        if error is None:
+            return True
+        self.run, events = advance(self.run, execution.id, error)
+        self._publish_once_written(events)
+        return False
 
     def _next_position(self) -> int | None:
         """The index of the first ready group that does not wait for an answer of `interrupt_after`."""

@@ -422,6 +422,11 @@ def _node_changes(old: FingerprintFacts, new: FingerprintFacts, inside: str) -> 
             yield from _differences(were["graph"], are["graph"], f"{inside}in the graph of node {name!r}: ")
         elif "graph" in were or "graph" in are:
             yield f"{inside}node {name!r} is {'a graph now' if 'graph' in are else 'no graph any more'}"
+        for called, before, after in _both(were.get("calls", {}), are.get("calls", {})):
+            if before is None or after is None:
+                yield f"{inside}node {name!r} {'calls' if before is None else 'no longer calls'} the graph {called!r}"
+            else:
+                yield from _differences(before, after, f"{inside}in the graph {called!r} of node {name!r}: ")
 
 
 def _edge_changes(old: list[list[str]], new: list[list[str]], inside: str) -> Iterator[str]:

@@ -194,6 +194,9 @@ def _node_facts(node: Node, program: HasGraph) -> dict[str, Any]:
         facts["map"] = [name for name in node.map_fields if name is not None]
     if node.is_subgraph:
         facts["graph"] = graph_facts(getattr(program, node.name))
+    if node.programs:
+        bound = getattr(program, node.name)
+        facts["calls"] = {name: graph_facts(getattr(bound, name)) for name in node.programs}
     for answer in node.answer_types.values():
         facts["asks"] = "nothing" if answer is None else type_text(answer)
     return facts

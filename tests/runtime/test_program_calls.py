@@ -14,8 +14,9 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, reducers
-from dspyer.errors import AttemptError, Interrupted
+from dspyer.errors import AttemptError, CallLimitError, ChangedGraphError, Interrupted
 from dspyer.testing import ScriptedLM, call_node, no_pauses
+from tests.persistence.failing import FailingMemory
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -517,3 +518,65 @@ def test_a_node_is_called_alone() -> None:
     assert call_node(program, "work", {}, answers={"use": True}) == {"result": "about a"}
     with pytest.raises(Interrupted, match="Use about a"):
         call_node(program, "work", {})
+
+
+# --- limits, fingerprints
+
+
+def counted(calls: Calls, **compiled: Any) -> CompiledGraph:
+    """`work` calls a program of two nodes three times: 7 node calls."""
+
+    def step(text: str) -> dict[str, Any]:
+        calls.made.append("step")
+        return {"text": text + "!"}
+
+    inner = Graph(inputs=["text"], name="Inner").add_node("one", step, writes=["text"])
+    inner.add_node("two", step, writes=["text"]).add_path(START, "one", "two", END)
+
+    def work(inner: Any, ctx: Context) -> dict[str, Any]:
+        return {"result": [ctx.call(inner, {"text": "a"}, key=f"k{i}").text for i in range(3)]}
+
+    program: CompiledGraph = one_node(work, modules={"inner": inner}, inputs=[], compiled=compiled)
+    return program
+
+
+@MODES
+@pytest.mark.parametrize(("most", "steps"), [(7, 6), (6, 5), (1, 0)])
+def test_node_calls_inside_count_towards_max_calls(most: int, steps: int, mode: str) -> None:
+    calls = Calls()
+    run = run_of(counted(calls, max_calls=most), mode, {})
+    assert len(calls.take()) == steps
+    if most == 7:
+        assert run.status == "completed"
+    else:
+        assert isinstance(run.error, CallLimitError)
+        assert f"the run of graph 'Outer' reached max_calls={most}" in str(run.error)
+
+
+def test_node_calls_inside_of_an_earlier_process_count_too() -> None:
+    calls, store = Calls(), FailingMemory()
+    thread = counted(calls, max_calls=6, store=store).thread("t")
+    assert isinstance(thread.run({}).error, CallLimitError)
+    assert len(calls.take()) == 5
+    assert isinstance(thread.resume().error, CallLimitError)
+    assert calls.take() == []
+    again = counted(calls, max_calls=7, store=store).thread("t")
+    assert again.resume().status == "completed"
+    assert calls.take() == ["step"]
+
+
+def test_a_changed_program_is_a_changed_graph() -> None:
+    store = FailingMemory()
+
+    def program(*nodes: str) -> CompiledGraph:
+        inner = inner_graph(Calls())
+        for name in nodes:
+            inner.add_node(name, lambda: None, writes=[]).add_path("write", name, END)
+        work: Callable[..., Any] = lambda research, ctx: {"result": ctx.call(research, {"topic": "a"}).text}  # noqa: E731
+        found: CompiledGraph = one_node(work, modules={"research": inner}, inputs=[], compiled={"store": store})
+        return found
+
+    program().thread("t").run({})
+    with pytest.raises(ChangedGraphError, match="in the graph 'research' of node 'work': node 'more' is new"):
+        program("more").thread("t").resume({"use": True})
+    assert program().thread("t").resume({"use": True}).state["result"] == "about a"
