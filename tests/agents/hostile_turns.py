@@ -6,7 +6,7 @@ import asyncio
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import anyio
@@ -39,8 +39,7 @@ class Office:
         return {"seen": tag}
 
     async def wait(self, tag: str) -> str:
-        """Waits for ever."""
-        self.calls[tag] += 1
+        """Waits for ever. Its calls are not counted: on a busy machine the time may be over before it starts."""
         await anyio.sleep_forever()
         return tag
 
@@ -69,9 +68,9 @@ class Office:
     @functools.cached_property
     def program(self) -> CompiledGraph:
         """An agent of two modes, and a third one whose guard lets no one in."""
-        mail = agents.tool(self.mail)
+        mail = agents.tool(self.mail, approve=True)
         tools = [self.look, self.boom, mail, self.go]
-        tools += [agents.tool(self.wait, timeout=0.005), agents.tool(self.flaky, retry=2)]
+        tools += [agents.tool(self.wait, timeout=0.01), agents.tool(self.flaky, retry=2)]
         modes = {
             "a": agents.Mode("A.", tools=tools, to=["b", "closed"]),
             "b": agents.Mode("B.", tools=tools, to=["a", "closed"]),
@@ -105,7 +104,7 @@ KINDS: dict[str, tuple[str, dict[str, Any], int]] = {  # the tool, its arguments
     "good": ("look", {}, 1),
     "retried": ("flaky", {}, 2),
     "raises": ("boom", {}, 1),
-    "times out": ("wait", {}, 1),
+    "times out": ("wait", {}, 0),
     "unknown tool": ("nothing", {}, 0),
     "bad argument": ("look", {"nr": 1}, 0),
     "mail": ("mail", {}, 1),
@@ -116,10 +115,13 @@ KINDS: dict[str, tuple[str, dict[str, Any], int]] = {  # the tool, its arguments
     "command to nowhere": ("go", {"mode": "x"}, 1),
     "bad submit": ("submit", {}, 0),
 }
-ANSWERS: tuple[tuple[Any, int], ...] = (  # to the question whether to mail, with calls of the function
-    (True, 1),
-    (False, 0),
+ANSWERS: tuple[Callable[[str], Any], ...] = (  # to the question whether to mail; the last one changes the arguments
+    lambda tag: True,
+    lambda tag: False,
+    lambda tag: agents.Approval(ok=False, reason="too late"),
+    lambda tag: agents.Approval(ok=True, args={"tag": f"other {tag}"}),
 )
+DENIED, CHANGED = (1, 2), 3
 calls = st.builds(Drawn, st.sampled_from(list(KINDS)), st.integers(0, len(ANSWERS) - 1))
 turns = st.lists(st.lists(calls, min_size=1, max_size=4), min_size=1, max_size=4)
 
@@ -159,7 +161,7 @@ def answer_some(thread: Thread, run: Run, drawn: Sequence[Sequence[Drawn]], mode
 
 def answer_of(text: str, drawn: Sequence[Sequence[Drawn]]) -> Any:
     """The answer that was drawn for the call in a question's text: it names the tag."""
-    return next(ANSWERS[call.answer][0] for tag, call in tagged(drawn).items() if f"'{tag}'" in text)
+    return next(ANSWERS[call.answer](tag) for tag, call in tagged(drawn).items() if f"'{tag}'" in text)
 
 
 def tagged(drawn: Sequence[Sequence[Drawn]]) -> dict[str, Drawn]:
@@ -182,8 +184,13 @@ def named(drawn: Sequence[Sequence[Drawn]]) -> list[list[tuple[str, dict[str, An
 
 def expected_calls(drawn: Sequence[Sequence[Drawn]]) -> Counter[str]:
     """How often each function must be called."""
-    counts = {tag: KINDS[call.kind][2] for tag, call in tagged(drawn).items()}
-    return Counter({tag: count for tag, count in counts.items() if count})
+    counts: Counter[str] = Counter()
+    for tag, call in tagged(drawn).items():
+        if call.kind != "mail":
+            counts[tag] = KINDS[call.kind][2]
+        elif call.answer not in DENIED:
+            counts[f"other {tag}" if call.answer == CHANGED else tag] = 1
+    return +counts
 
 
 TARGETS = {"hands off": "b", "hands back": "a", "command": "b"}
@@ -202,7 +209,8 @@ def expected_turns(drawn: Sequence[Sequence[Drawn]]) -> list[tuple[str, list[boo
             target = TARGETS.get(call.kind)
             made = target is not None and target != mode and taken is None
             taken = target if made else taken
-            errors.append(not made if target is not None else call.kind in REFUSED)
+            refused = call.kind in REFUSED or (call.kind == "mail" and call.answer in DENIED)
+            errors.append(not made if target is not None else refused)
         expected.append((mode, errors))
         mode = taken or mode
     return expected

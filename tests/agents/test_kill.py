@@ -32,16 +32,17 @@ class Desk:
         self.effects = path / "effects"
         self.effects.mkdir()
         self.notes = -1
-        self.program = agents.tool_loop("question -> answer", tools=[self.look, self.mail]).compile(store=self.store)
+        mail = agents.tool(self.mail, effect=True)
+        self.program = agents.tool_loop("question -> answer", tools=[self.look, mail]).compile(store=self.store)
 
     def look(self, tag: str, ctx: Context) -> str:
         """Looks."""
         self.note(f"look {ctx.execution.partition('/')[2]}")
         return f"seen {tag}"
 
-    def mail(self, tag: str, ctx: Context) -> str:
+    def mail(self, tag: str, key: str) -> str:
         """Sends a mail, as a server that recognizes keys does."""
-        (self.effects / ctx.execution.replace("/", "_")).touch()
+        (self.effects / key.replace("/", "_")).touch()
         return f"sent {tag}"
 
     def answer(self, prompt: Prompt) -> dict[str, Any]:
