@@ -166,14 +166,17 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     written = {field for tool in tools.values() if tool.writes is not None for field in _written(tool.writes)}
     required = [name for name in inputs if model.model_fields[name].is_required() and name not in written]
     kept = ("messages", MODE, *own) if plan.shows_mode else ("messages", *own)
-    return Graph(
+    graph = Graph(
         model,
         name=plan.name,
-        inputs=(*inputs, "messages"),
+        inputs=inputs,
         required=required,
         outputs=(*task.output_fields, *own),
         keep=[name for name in kept if name != PROBLEMS],
     )
+    # Two agents in one graph have conversations of their own, unless the graph says by `reads=` that they share one.
+    graph._options = graph._options._replace(also=frozenset(kept).difference(own))
+    return graph
 
 
 def _written(writes: Collection[str] | Mapping[str, str]) -> Iterable[str]:

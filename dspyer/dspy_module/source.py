@@ -153,6 +153,13 @@ class TrialText(NamedTuple):
     reward: object
 
 
+class AgentText(NamedTuple):
+    """A node of an agent, for `graph_text`: what it is called, and what it calls."""
+
+    name: str
+    parts: tuple[object, ...] = ()
+
+
 class EdgeText(NamedTuple):
     """An edge, a fork or a router, for `graph_text`."""
 
@@ -239,6 +246,9 @@ def _node_call(name: str, node: object, sources: dict[str, None]) -> str:
     if isinstance(node, TrialText):
         tried, reward = _value_text(node.module, sources), _value_text(node.reward, sources)
         return f'graph.add_trials("{name}", {tried}, reward={reward})  # the tree keeps the best'
+    if isinstance(node, AgentText):
+        parts = ", ".join(_value_text(part, sources) for part in node.parts)
+        return f'graph.add_node("{name}", agents.{node.name}({parts}))'
     if isinstance(node, FunctionText):
         modules = ", ".join(f'"{local}": {_value_text(module, sources)}' for local, module in node.modules.items())
         bound = f", modules={{{modules}}}" if modules else ""

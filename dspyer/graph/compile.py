@@ -32,15 +32,19 @@ from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_c
 from dspyer.graph.declarations import EdgeDeclaration, GraphOptions
 from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints
 from dspyer.graph.spec import Exit, GraphSpec
+from dspyer.nodes.agent_check import AgentCheckOptions
 from dspyer.nodes.build import build_node
 from dspyer.nodes.cache_key import plan_cache
 from dspyer.nodes.check import CheckNode, CheckOptions
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
 from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.map import MapNode
+from dspyer.nodes.mode import ModeOptions
 from dspyer.nodes.node import Node
 from dspyer.nodes.options import NO_POLICY, CachePlan, NodeOptions, NodePolicy, OfGraph
 from dspyer.nodes.router import Router, RouterOptions, build_router
+from dspyer.nodes.settle import BeginOptions, SettleOptions
+from dspyer.nodes.tool import ToolOptions
 from dspyer.nodes.trial import REWARD, TrialNode, TrialOptions
 from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE
@@ -601,7 +605,7 @@ def _optional_inputs(options: GraphOptions, parts: GraphParts) -> frozenset[str]
     where one of them reads the state as a whole, it is anything.
     """
     if options.inputs is not None or not options.schema.accepts_any_key:
-        return frozenset()
+        return options.also
     readers: list[Node | Router] = [*parts.nodes.values(), *(router for _, router in parts.routers())]
     if any(part.reads is None for part in readers):
         return None
@@ -673,6 +677,8 @@ def source_text(
             part = InterruptText(*part)
         elif isinstance(part, CheckOptions):
             part = CheckText(part.check, part.of, part.max_fixes, part.fix, part.into, part.accept)
+        elif isinstance(part, BeginOptions | ModeOptions | ToolOptions | SettleOptions | AgentCheckOptions):
+            part = part.text
         elif isinstance(part, TrialOptions):
             part = TrialText(part.module, part.reward)
         shown[node.name] = part if node.map is None else MapText(part, node.map.over, node.map.item, node.map.into)

@@ -44,6 +44,7 @@ class GraphOptions(NamedTuple):
         outputs: the fields that the program returns; None to infer them.
         policies: what a join does with a conflict, by path.
         keep: the fields that last over the runs of a thread; None for all.
+        also: further fields that a run may be given. A graph around this one gives it those that `reads=` names.
     """
 
     name: str
@@ -54,6 +55,7 @@ class GraphOptions(NamedTuple):
     outputs: tuple[str, ...] | None
     policies: Policies
     keep: frozenset[str] | None
+    also: frozenset[str] = frozenset()
 
 
 class EdgeDeclaration(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import dspy
 
+from dspyer.dspy_module.source import AgentText
 from dspyer.errors import CheckError, suggestion
 from dspyer.message_list import TURN
 from dspyer.messages import to_chat
@@ -61,6 +62,11 @@ class AgentCheckOptions(NamedTuple):
     modes: tuple[str, ...]
     max_fixes: int
     accept: bool
+
+    @property
+    def text(self) -> AgentText:
+        """The node in the source of a program."""
+        return AgentText("check_outputs", () if isinstance(self.check, str) else (self.check,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

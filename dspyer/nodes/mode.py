@@ -15,6 +15,7 @@ import dspy
 from dspy.adapters.types.tool import Tool, ToolCalls
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
+from dspyer.dspy_module.source import AgentText
 from dspyer.dspy_module.tracing import step_count
 from dspyer.errors import AgentError, DspyerError
 from dspyer.message_list import TURN
@@ -51,6 +52,11 @@ class ModeOptions(NamedTuple):
     max_turns: int
     context: ContextFunction | None = None
     renders: Mapping[str, Render] = NOTHING
+
+    @property
+    def text(self) -> AgentText:
+        """The node in the source of a program."""
+        return AgentText("take_turn", (self.predictor,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

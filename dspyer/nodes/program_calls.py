@@ -49,6 +49,10 @@ class GraphView(Protocol):
         """The fields that a run must be given."""
 
     @property
+    def also(self) -> frozenset[str]:
+        """Further fields that a run may be given; a node gets those that `reads=` names."""
+
+    @property
     def closed(self) -> bool:
         """Whether other inputs are refused."""
 

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from dspy.adapters.types.tool import Tool
 
+from dspyer.dspy_module.source import AgentText
 from dspyer.errors import RouteError, list_names, short_error, suggestion
 from dspyer.messages import RequestedCall, last_turn, task_message, tool_message
 from dspyer.nodes.binding import Binding, plan_binding
@@ -41,6 +42,11 @@ class BeginOptions(NamedTuple):
 
     inputs: tuple[str, ...]
     modes: tuple[str, ...]
+
+    @property
+    def text(self) -> AgentText:
+        """The node in the source of a program."""
+        return AgentText("add_task_to_messages")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -165,6 +171,12 @@ class SettleOptions(NamedTuple):
     outputs: tuple[str, ...]
     rules: Mapping[str, ModeRules]
     after: str = END
+
+    @property
+    def text(self) -> AgentText:
+        """The node in the source of a program."""
+        rules = [one for rule in self.rules.values() for one in (rule.route, rule.guard) if one is not None]
+        return AgentText("end_turn_and_choose_what_follows", tuple(rules))
 
 
 class Handoff(NamedTuple):

@@ -105,7 +105,7 @@ def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
     """A node of a compiled graph, and what is wrong with it."""
     graph = cast(SubgraphProgram, module).graph
     optional = frozenset(graph.inputs) - graph.required
-    found = ModuleIO(inputs=dict.fromkeys(graph.inputs, Any), optional=optional)
+    found = ModuleIO(dict.fromkeys(graph.inputs, Any), optional, tuple(sorted(graph.also)))
     planned = plan_inputs(found, options, options.who)
     writes, problems = _plan_writes(graph, options)
     reads, unset = planned.facts()
@@ -138,7 +138,7 @@ def _plan_writes(graph: GraphView, options: NodeOptions) -> tuple[FieldNames | N
     schema = options.output_schema
     own = graph.writes if graph.outputs is None else graph.outputs
     if options.writes is not None:
-        known = None if own is None else tuple(dict.fromkeys((*own, *graph.inputs)))
+        known = None if own is None else tuple(dict.fromkeys((*own, *graph.inputs, *graph.also)))
         return options.writes, check_names(options.writes, "writes", options.who, own=known, schema=schema)
     if own is None:
         return (None if schema.accepts_any_key else _fields(schema.fields, schema)), []
@@ -175,7 +175,7 @@ def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:
 def _changed_inputs(graph: GraphView, reads: FieldNames) -> list[str]:
     """The inputs that the graph may change and that come from the field of their name."""
     changed = graph.inputs if graph.writes is None else graph.writes
-    return [name for name in graph.inputs if name in changed and reads.get(name) == name]
+    return [name for name in (*graph.inputs, *graph.also) if name in changed and reads.get(name) == name]
 
 
 def _folded(gives: FieldNames | None, schema: Schema) -> frozenset[str]:

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 import dspy
 from pydantic import ValidationError
 
-from dspyer.dspy_module.source import modules_text, source_class
+from dspyer.dspy_module.source import AgentText, modules_text, source_class
 from dspyer.errors import (
     InputError,
     NodeOutputError,
@@ -126,6 +126,11 @@ class ToolOptions(NamedTuple):
     spec: ToolSpec
     messages: str = "messages"
     handoffs: str | None = None
+
+    @property
+    def text(self) -> AgentText:
+        """The node in the source of a program."""
+        return AgentText("tool", (self.spec.target,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
