@@ -125,6 +125,11 @@ def call_ids(given: Iterable[str | None], messages: Iterable[Mapping[str, Any]])
     return ids
 
 
+def warning_message(warning: str) -> dict[str, Any]:
+    """The message by which a run warns in its conversation that it comes near a limit."""
+    return {"role": "user", "name": "dspyer", "content": warning}
+
+
 # --- the conversation of an agent
 
 

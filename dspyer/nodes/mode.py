@@ -19,15 +19,15 @@ from dspyer.dspy_module.source import AgentText
 from dspyer.dspy_module.tracing import step_count
 from dspyer.errors import AgentError, DspyerError
 from dspyer.message_list import TURN
-from dspyer.messages import FORCED, call_ids, turns_of_task
+from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
 from dspyer.nodes.conversation import SUBMIT, THOUGHT, Render
 from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply, Send
-from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.options import NO_POLICY, NodeOptions
 from dspyer.nodes.rendering import ContextFunction, Rendering, plan_rendering
 from dspyer.nodes.settle import SETTLE, submitted
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import acall_module, call_module
-from dspyer.nodes.template_plans import filling, plan_templates
+from dspyer.nodes.template_plans import filling, plan_templates, warning_of
 from dspyer.values.frozen import FrozenList
 
 MUST_SUBMIT = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}, "reasoning_effort": None}
@@ -77,13 +77,15 @@ class ModeNode(Node):
 
     def call(self, call: Call) -> Reply:
         """Take a turn."""
-        with filling(self.templates, call):
-            return run_script(self._turn(call))
+        warning = warning_of(call)
+        with filling(self.templates, call, warning):
+            return with_warning(run_script(self._turn(call)), warning)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
-        with filling(self.templates, call):
-            return await arun_script(self._turn(call))
+        warning = warning_of(call)
+        with filling(self.templates, call, warning):
+            return with_warning(await arun_script(self._turn(call)), warning)
 
     def _turn(self, call: Call) -> Script[Reply]:
         messages: FrozenList[Any] = call.state.raw("messages")
@@ -96,7 +98,7 @@ class ModeNode(Node):
             except ContextWindowExceededError as error:
                 reason, cause = "context_window_exceeded", error
             except (AdapterParseError, ValueError) as error:
-                if isinstance(error, DspyerError):
+                if isinstance(error, DspyerError) or is_retried(self.name, call, error):
                     raise
                 reason, cause = "parse_error", error
             else:
@@ -113,7 +115,7 @@ class ModeNode(Node):
             prediction = yield Prediction(self.name, self.tools, self.rendering, MUST_SUBMIT), call
             calls = [one for one in with_ids(_tool_calls(prediction), messages) if one.name == SUBMIT]
         except (AdapterParseError, ValueError, ContextWindowExceededError) as error:
-            if isinstance(error, DspyerError):
+            if isinstance(error, DspyerError) or is_retried(self.name, call, error):
                 raise
             raise self._failure(reason, taken, f"the last turn failed: {error}") from error
         if not calls:
@@ -185,6 +187,20 @@ class Prediction(NamedTuple):
         found = self.rendering.shown(call)
         inputs = {**found.inputs, "history": found.history, "tools": list(self.tools)}
         return inputs if self.config is None else {**inputs, "config": dict(self.config)}
+
+
+def is_retried(node: str, call: Call, error: Exception) -> bool:
+    """Whether the node has a policy by which another attempt follows this error."""
+    session = call.runner.session
+    policy = NO_POLICY if session is None else session.graph.policies.get(node, NO_POLICY)
+    return policy.retry is not None and policy.retry.pause(call.context.attempt, error) is not None
+
+
+def with_warning(reply: Reply, warning: str) -> Reply:
+    """The reply with the warning as a message before its own."""
+    if not warning:
+        return reply
+    return reply._replace(updates={"messages": [warning_message(warning), reply.updates["messages"]]})
 
 
 def without_tools(count: int) -> None:

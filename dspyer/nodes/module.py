@@ -18,14 +18,14 @@ from pydantic_core import PydanticUndefined
 from dspyer.dspy_module.predictors import predictors_in
 from dspyer.errors import NodeOutputError, brief, list_names, suggestion
 from dspyer.hints import without_none
-from dspyer.messages import turn_message, turns_in
+from dspyer.messages import turn_message, turns_in, warning_message
 from dspyer.nodes.binding import unset, usable
 from dspyer.nodes.callables import FunctionSignature, read_signature
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_field_text
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import acall_module, call_module
-from dspyer.nodes.template_plans import computed_value, filling, plan_templates
+from dspyer.nodes.template_plans import computed_value, filling, plan_templates, warning_of
 from dspyer.nodes.view_access import form_of, form_problems, is_conversation
 from dspyer.reducers import Updates
 from dspyer.schema.type_fit import misfit, shown_type, update_type
@@ -94,10 +94,7 @@ class ModuleNode(Node):
 
     def _warning(self, call: Call) -> str:
         """The warning near the step limit of the run, "" for none: it is part of the prompt and of the conversation."""
-        attempt = call.context.delegate
-        if not self.turns.fields or attempt.position is None:
-            return ""
-        return attempt.host.views.warning(attempt.position)
+        return warning_of(call) if self.turns.fields else ""
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         inputs = gather_inputs(self.inputs, call, self.who)
@@ -392,7 +389,7 @@ NO_TURNS = Turns()
 
 def with_warning(turns: Turns, updates: Mapping[str, object], warning: str) -> dict[str, object]:
     """The updates of a node, with the warning as a user message before its turn."""
-    message = {"role": "user", "name": "dspyer", "content": warning}
+    message = warning_message(warning)
     return {**updates, **{field: Updates(message, updates[field]) for field in turns.fields if field in updates}}
 
 

@@ -113,6 +113,12 @@ def computed_value(source: ComputedInput, form: ViewForm, call: Call) -> Any:
     return ("" if found is None else str(found)) if form == "text" else found
 
 
+def warning_of(call: Call) -> str:
+    """The warning near the step limit of the run, "" for none: it is part of the prompt and of the conversation."""
+    attempt = call.context.delegate
+    return "" if attempt.position is None else attempt.host.views.warning(attempt.position)
+
+
 def filling(templates: Templates, call: Call, warning: str = "") -> AbstractContextManager[Any]:
     """A context in which the predictors of a node fill in their instructions, and append a warning."""
     if not templates.in_instructions and not warning:
