@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import pickle
+import re
 from typing import Any
 
 import dspy
 import pytest
 from dspy.utils.exceptions import AdapterParseError
+from pydantic import BaseModel
 
-from dspyer import agents
+from dspyer import END, START, Graph, Messages, agents, from_chat
 from dspyer.errors import AgentError
-from dspyer.testing import ScriptedLM
+from dspyer.testing import ScriptedLM, no_pauses
 
 
 def add(a: int, b: int) -> int:
@@ -91,3 +95,136 @@ def test_the_next_run_continues_the_conversation() -> None:
     assert "1 + 2?" in str(lm.calls[0].messages)
     ids = [call["id"] for message in run.state["messages"] for call in message.get("tool_calls", ())]
     assert ids == ["call_0_0", "call_1_0", "call_2_0"]
+
+
+# --- in graphs
+
+
+def scripted(prompt: Any) -> dict[str, Any]:
+    """Calls a tool in the first turn of a task, and submits in the second one."""
+    outputs = re.findall(r"call `submit` with `(\w+)`", prompt.turns[0].content)
+    return ADD if "## ]]\n" in prompt.turns[-1].content.split("tools")[0] else turn(("submit", {outputs[0]: 3}))
+
+
+def two_agents() -> tuple[Graph, Graph]:
+    first = agents.tool_loop("question -> answer: int", [add], name="First")
+    return first, agents.tool_loop("answer: int -> other: int", [add], name="Second")
+
+
+def test_agents_in_a_graph_have_conversations_of_their_own() -> None:
+    first, second = two_agents()
+    graph = Graph().add_node("first", first).add_node("second", second).add_path(START, "first", "second", END)
+    with ScriptedLM(scripted) as lm:
+        run = graph.compile().run({"question": "1 + 2?"})
+    assert run.state.to_dict() == {"question": "1 + 2?", "answer": 3, "other": 3}
+    assert [len(call.messages) for call in lm.calls] == [2, 5, 2, 5]
+
+
+def test_agents_run_side_by_side() -> None:
+    first = agents.tool_loop("question -> answer: int", [add], name="First")
+    third = agents.tool_loop("question -> third: int", [add], name="Third")
+    graph = Graph().add_node("first", first).add_node("third", third).add_edge(START, ["first", "third"])
+    graph.add_node("end", lambda answer, third: {"sum": answer + third}).add_edge(["first", "third"], "end")
+    with ScriptedLM(scripted):
+        assert graph.add_edge("end", END).compile()(question="1 + 2?").sum == 6
+
+
+class Chat(BaseModel):
+    question: str
+    answer: int = 0
+    messages: Messages = []
+
+
+def test_an_agent_shares_a_conversation_that_reads_names() -> None:
+    graph = Graph(Chat).add_node("lead", loop(), reads=["question", "messages"]).add_path(START, "lead", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    with ScriptedLM([SUBMIT, SUBMIT]) as lm:
+        thread.run({"question": "1 + 2?"})
+        run = thread.run({"question": "And 3 + 4?"})
+    assert [message["role"] for message in run.state["messages"]] == ["user", "assistant", "tool"] * 2
+    assert "1 + 2?" in str(lm.calls[1].messages)
+
+
+def test_an_agent_runs_for_each_item_of_a_map() -> None:
+    graph = Graph().add_map("each", loop(), over="questions", item="question", into="answers")
+    with ScriptedLM(scripted):
+        program = graph.add_path(START, "each", END).compile()
+        assert asyncio.run(program.acall(questions=["a", "b"])).answers == [3, 3]
+
+
+def test_a_run_may_be_given_a_conversation() -> None:
+    before = from_chat([{"role": "user", "content": "Be brief."}])
+    with ScriptedLM([SUBMIT]) as lm:
+        loop().compile()(question="1 + 2?", messages=before)
+    assert "Be brief." in lm.calls[0].messages[-1]["content"]
+
+
+# --- optimizers and files
+
+
+def test_an_optimizer_learns_from_many_turns_and_no_file_holds_a_tool(tmp_path: Any) -> None:
+    examples = [dspy.Example(question=text, answer=3).with_inputs("question") for text in ("a", "b")]
+    tuner = dspy.BootstrapFewShot(lambda example, found, trace=None: found.answer == example.answer)
+    file = tmp_path / "agent.json"
+    with ScriptedLM(scripted):
+        tuned = tuner.compile(loop().compile(), trainset=examples)
+    tuned.save(file)
+    demos = tuned.react.demos
+    assert len(demos) == 2
+    assert any(demo["history"].messages for demo in demos)
+    assert not any("tools" in demo for demo in demos)
+    assert b"Adds two" not in pickle.dumps(demos)
+    assert "Adds two" not in file.read_text()
+    reference = dspy.ReActV2("question -> answer: int", [add])
+    reference.load(file)
+    with ScriptedLM(scripted) as ours:
+        tuned(question="c")
+    with ScriptedLM(scripted) as theirs:
+        reference(question="c")
+    assert [call.messages for call in ours.calls] == [call.messages for call in theirs.calls]
+    reference.save(file)
+    again = loop().compile()
+    again.load(file)
+    assert len(again.react.demos) == 2
+
+
+# --- limits and policies
+
+
+def test_a_message_that_is_inserted_in_a_turn_is_shown_in_the_next_one() -> None:
+    thread = loop().compile(store=":memory:", interrupt_before=["settle"]).thread("t")
+    with ScriptedLM([ADD]):
+        thread.run({"question": "1 + 2?"})
+    thread.update({"messages": {"role": "user", "content": "Hurry up."}})
+    with ScriptedLM([SUBMIT]) as lm:
+        thread.resume({"before": True})
+    assert "Hurry up." in lm.calls[0].messages[-1]["content"]
+    middle = next(commit for commit in thread.history() if commit.node == "add")
+    other = thread.copy(to="u", at=middle.version, patch={"messages": {"role": "user", "content": "Be kind."}})
+    other.resume()
+    with ScriptedLM([SUBMIT]) as lm:
+        other.resume({"before": True})
+    assert "Be kind." in lm.calls[0].messages[-1]["content"]
+    assert "Hurry up." not in str(lm.calls[0].messages)
+
+
+def test_a_retry_comes_before_the_forced_turn() -> None:
+    with no_pauses(), ScriptedLM(["x", "x", SUBMIT]):
+        run = loop().compile(retry=2).run({"question": "1 + 2?"})
+    assert run.state["answer"] == 3
+    assert [len(commit.failed_attempts) for commit in run.commits if commit.node == "react"] == [1]
+
+
+def test_the_last_steps_of_a_run_are_warned_of() -> None:
+    with ScriptedLM([ADD, SUBMIT]) as lm:
+        run = loop().compile(warn_at=996).run({"question": "1 + 2?"})
+    warnings = [message["content"] for message in run.state["messages"] if message.get("name") == "dspyer"]
+    assert warnings == ["995 steps are left of 1000: come to an end."]
+    assert warnings[0] in lm.calls[1].messages[0]["content"]
+
+
+def test_config_and_lm_are_those_of_the_agent() -> None:
+    lm = ScriptedLM([SUBMIT])
+    program = loop(lm=lm, config={"temperature": 0.3}).compile()
+    assert program(question="1 + 2?").answer == 3
+    assert (len(lm.calls), program.react.config) == (1, {"temperature": 0.3})

@@ -57,6 +57,7 @@ class View:
     writes: tuple[str, ...] | None
     topology: Any
     closed: bool = True
+    also: frozenset[str] = frozenset()
 
 
 @dataclass
