@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, get_origin
@@ -234,6 +235,41 @@ def check_chat(update: Any) -> None:
             raise NodeOutputError(f"the result of a tool {brief(dict(message))} lacks its tool_call_id")
         if not isinstance(content, (str, list, FrozenList)) and not (content is None and message.get("tool_calls")):
             raise NodeOutputError(f"the message {brief(dict(message))} has no content: give a text")
+        if message.get("tool_calls"):
+            _check_calls(message)
+
+
+EXAMPLE_CALL = '{"id": "call_0_0", "type": "function", "function": {"name": "search", "arguments": "{}"}}'
+
+
+def _check_calls(message: Mapping[str, Any]) -> None:
+    """Refuses calls of tools that no provider would accept, and that nothing could be shown of."""
+    calls = message["tool_calls"]
+    found: set[str] = set()
+    who = f"the message {brief(dict(message))}"
+    if message.get("role") != "assistant":
+        raise NodeOutputError(f"{who} has tool_calls: only an assistant calls tools")
+    for call in calls if isinstance(calls, (list, tuple, FrozenList)) else [calls]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not all(
+            isinstance(text, str) for text in (call.get("id"), function.get("name"), function.get("arguments"))
+        ):
+            raise NodeOutputError(f"{who} has the tool call {brief(call)}: a call is a dict such as {EXAMPLE_CALL}")
+        if not _is_json_object(function["arguments"] or "{}"):
+            raise NodeOutputError(
+                f"{who} calls {function['name']!r} with the arguments {brief(function['arguments'])}: give a JSON "
+                "object as text, json.dumps(...)"
+            )
+        if call["id"] in found:
+            raise NodeOutputError(f"{who} has two calls with the id {call['id']!r}: give each call its own")
+        found.add(call["id"])
+
+
+def _is_json_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def item_type(annotation: Any) -> Any:

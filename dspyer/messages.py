@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Annotated, Any, NamedTuple
 
 from dspyer import reducers
 from dspyer.message_list import TURN, check_chat
-from dspyer.values.frozen import FrozenDict, FrozenList
+from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.views import text_of
 
 Messages = Annotated[list[dict[str, Any]], reducers.conversation]
@@ -25,7 +27,7 @@ different message with its `id` is refused. System messages are refused too: ins
 the node that calls the model.
 """
 
-_CHAT_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id")
+# --- chat dicts
 
 
 def from_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -50,19 +52,119 @@ def from_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Chat dicts for an LM's API, from the messages of a field: without their ids and the values of turns.
+    """Chat dicts for an LM's API, from the messages of a field, in a form that all providers accept.
+
+    The results of a turn follow their calls, in the order of the calls. A call is left out while it has no result, and
+    a result if its call is not among the messages. Messages without a text or a call are left out. Names and ids that
+    providers refuse are changed. If the first message is not the user's, one with the text "..." precedes it.
 
     Args:
         messages: the messages.
 
     Returns:
-        The chat dicts.
+        The chat dicts, without ids of messages and the values of turns.
+
+    Raises:
+        NodeOutputError: if an item is no chat message, or a system message.
 
     Example:
         >>> to_chat([{"role": "user", "content": "Hi", "id": "trunk:1/0"}])
         [{'role': 'user', 'content': 'Hi'}]
     """
-    return [{key: message[key] for key in _CHAT_KEYS if key in message} for message in messages]
+    found = [thaw(message) for message in messages]
+    check_chat(found)
+    results = _results_of_calls(found)
+    given = {call["id"] for message in found for call in message.get("tool_calls") or ()}
+    ids = _CallIds(given)
+    chat: list[dict[str, Any]] = []
+    for place, message in enumerate(found):
+        if message["role"] == "tool":
+            continue
+        calls = [call for call in message.get("tool_calls") or () if call["id"] in results[place]]
+        content = _chat_content(message)
+        if not calls and not content:
+            continue
+        if not chat and message["role"] != "user":
+            chat.append({"role": "user", "content": "..."})
+        entry: dict[str, Any] = {"role": message["role"], "content": content or None}
+        if name := _accepted_name(message.get("name")):
+            entry["name"] = name
+        if calls:
+            own = {call["id"]: ids.of(call["id"]) for call in calls}
+            entry["tool_calls"] = [_chat_call(call, own[call["id"]]) for call in calls]
+            chat.append(entry)
+            for given_id, call_id in own.items():
+                result = results[place][given_id]
+                chat.append({"role": "tool", "content": _chat_content(result), "tool_call_id": call_id})
+        else:
+            chat.append(entry)
+    return chat
+
+
+def _results_of_calls(messages: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Mapping[str, Any]]]:
+    """The results by the place of the message that made the calls and by the id of the call, for each message.
+
+    If two messages have calls with the same id, a result belongs to the last one before it.
+    """
+    callers: dict[str, int] = {}
+    results: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for place, message in enumerate(messages):
+        results[place] = {}
+        if message["role"] == "tool" and message["tool_call_id"] in callers:
+            results[callers[message["tool_call_id"]]].setdefault(message["tool_call_id"], message)
+        callers.update(dict.fromkeys([call["id"] for call in message.get("tool_calls") or ()], place))
+    return results
+
+
+class _CallIds:
+    """The ids of calls in a chat: OpenAI limits their length, Anthropic their letters, and both want each one once."""
+
+    def __init__(self, given: AbstractSet[str]) -> None:
+        self.given = given
+        self.used: set[str] = set()
+
+    def of(self, given_id: str) -> str:
+        new = given_id
+        if not _CALL_ID.fullmatch(given_id) or given_id in self.used:
+            numbered = (f"call_{number}" for number in itertools.count(len(self.used)))
+            new = next(each for each in numbered if each not in self.used and each not in self.given)
+        self.used.add(new)
+        return new
+
+
+_CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def _accepted_name(name: object) -> str:
+    """A name of an author or a tool in the letters and the length that providers accept; "" for none."""
+    return _NOT_IN_NAMES.sub("_", str(name))[:64] if name else ""
+
+
+def _chat_call(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
+    function = {
+        "name": _accepted_name(call["function"]["name"]) or "_",
+        "arguments": call["function"]["arguments"] or "{}",
+    }
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _chat_content(message: Mapping[str, Any]) -> Any:
+    """The content of a message, "" if nothing is in it: a text, and of the user also a list of parts."""
+    content = message.get("content") or ""
+    if isinstance(content, list):
+        parts = [part for part in content if not (_is_text(part) and not str(part["text"]).strip())]
+        if parts and message["role"] != "user" and not all(map(_is_text, parts)):
+            return text_of(parts)
+        return parts or ""
+    return content if content.strip() else ""
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == "text" and "text" in part
+
+
+# --- turns of a node
 
 
 def turn_message(node: str, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -420,22 +420,18 @@ def _cut(step: ViewStep, kind: str, backwards: Iterable[FieldPart]) -> list[Fiel
         walk = _fitting(kind, backwards, step.argument)
     else:
         walk = _of_last_turns(backwards, step.argument)
-    found = list(walk)[::-1]
-    return _without_lone_results(found) if kind == "messages" else found
+    return _without_lone_results(list(walk)[::-1])
 
 
 def _without_lone_results(parts: list[FieldPart]) -> list[FieldPart]:
-    """Leaves out the results of tools whose call was not selected: no provider accepts a result without its call."""
-    called: set[Any] = set()
-    kept = []
-    for part in parts:
-        message = part.value
-        if isinstance(message, FrozenDict):
-            called.update([call["id"] for call in message.get("tool_calls", None) or ()])
-            if _role(part) == "tool" and message.raw("tool_call_id", None) not in called:
-                continue
-        kept.append(part)
-    return kept
+    """Leaves out the results of tools whose call was not selected: no provider accepts a result without its call.
+
+    A tool's message whose call is nowhere in the field stays: it is a message like any other.
+    """
+    if all(part.call < 0 for part in parts):
+        return parts
+    slots = {part.slot for part in parts}
+    return [part for part in parts if part.call < 0 or part.call in slots]
 
 
 def _of_last_turns(backwards: Iterable[FieldPart], count: int) -> Iterator[FieldPart]:

@@ -14,7 +14,7 @@ import dspy
 from model import language_model
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Messages, fill, to_chat, view
+from dspyer import END, START, CompiledGraph, Graph, Messages, fill, view
 from dspyer.testing import ScriptedLM
 
 LOGINS = {"203.0.113.7": "14 failed logins as root in 2 minutes, then one that went well"}
@@ -103,7 +103,7 @@ def main() -> None:
     if run.error is not None:
         raise run.error
     print("the conversation")
-    for message in to_chat(run.state["messages"]):
+    for message in run.state["messages"]:
         who = message.get("name", message["role"])
         print(f"  {who}: {str(message['content']).replace(chr(10), ', ')}")
     if scripted is not None:

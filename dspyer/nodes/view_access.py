@@ -111,7 +111,7 @@ class NoRunViews:
 
 def chosen_plainly(view: View, value: Any, parts_kind: str) -> tuple[str, list[FieldPart]]:
     """The parts that a view selects of a value whose authors are unknown, and the kind of these parts."""
-    if isinstance(value, FrozenList) and view.steps and view.steps[0].name == "last":
+    if isinstance(value, FrozenList) and view.steps and view.steps[0].name == "last" and parts_kind != "messages":
         # Cut the list before its parts are made: `last(3)` of a long list then costs three parts.
         value = value[-view.steps[0].argument :]
     parts_kind, parts = unattributed_parts(value, parts_kind)

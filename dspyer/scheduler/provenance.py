@@ -77,7 +77,30 @@ def unattributed_parts(value: Any, kind: str = "items") -> FieldParts:
     """The parts of a frozen value whose authors are not known; `kind` is used where the value does not show it."""
     if isinstance(value, FrozenDict):
         kind = "keys"
-    return FieldParts(kind, tuple([FieldPart(part, key, "", "") for key, part in _parts_of_value(value)]))
+    parts = [FieldPart(part, key, "", "") for key, part in _parts_of_value(value)]
+    return FieldParts(kind, tuple(_with_calls(parts) if kind == "messages" else parts))
+
+
+def _with_calls(parts: list[FieldPart]) -> list[FieldPart]:
+    """Messages with their slots, each result of a tool with the slot of its call."""
+    calls: dict[Any, int] = {}
+    found = []
+    for slot, part in enumerate(parts):
+        called = -1
+        if isinstance(part.value, FrozenDict):
+            calls.update(dict.fromkeys(_ids_of_calls(part.value), slot))
+            called = calls.get(part.value.raw("tool_call_id", None), -1)
+        found.append(part._replace(slot=slot, call=called))
+    return found
+
+
+def _ids_of_calls(message: FrozenDict[Any, Any]) -> list[str]:
+    """The ids of the tool calls of a message."""
+    calls = message.raw("tool_calls", None)
+    found = [
+        call for call in (calls.raw_items() if isinstance(calls, FrozenList) else ()) if isinstance(call, FrozenDict)
+    ]
+    return [call.raw("id") for call in found if isinstance(call.raw("id", None), str)]
 
 
 # --- the index of a field
@@ -383,10 +406,8 @@ class _IndexBuilder:
         named = value.raw("name", None)
         if part.author == START and isinstance(named, str) and isinstance(value.raw(TURN, None), FrozenDict):
             part = part._replace(author=named, owner=named)
-        calls = value.raw("tool_calls", None)
-        for call in calls.raw_items() if isinstance(calls, FrozenList) else ():
-            if isinstance(call, FrozenDict) and isinstance(call.raw("id", None), str):
-                self.calls = self.calls.set(call.raw("id"), part.slot)
+        for call_id in _ids_of_calls(value):
+            self.calls = self.calls.set(call_id, part.slot)
         if value.raw("role", None) != "tool":
             return part
         called = self.calls.get(value.raw("tool_call_id", None), -1)

@@ -72,8 +72,11 @@ def program(shown: View, *, sent: bool = False) -> Any:
 
 
 def without_lone(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without the results whose call is not among the messages; a result of no call at all stays."""
     known = {each["id"] for message in messages for each in message.get("tool_calls", ())}
-    return [each for each in messages if each["role"] != "tool" or each["tool_call_id"] in known]
+    return [
+        each for each in messages if not str(each.get("tool_call_id")).startswith("c") or each["tool_call_id"] in known
+    ]
 
 
 def last_turns(messages: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
