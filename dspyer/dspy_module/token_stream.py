@@ -63,7 +63,8 @@ class TokenCallback(BaseCallback):
         """Notes which adapter will parse the response: `dspy.ChatAdapter` falls back to `dspy.JSONAdapter`."""
         del call_id
         call = dspy.settings.send_stream
-        if isinstance(call, PredictorCall):
+        # A class below `dspy.ChatAdapter` has the callbacks several times around the method; only the last one names it.
+        if isinstance(call, PredictorCall) and "signature" in inputs:
             call.read_as(instance, inputs["signature"])
 
     def on_module_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -82,6 +83,20 @@ class Answers:
         asked = " ".join(str(value) for value in prompt.inputs.values())
         values = {name: f"the {name} of: {asked} [[1]] is {len(asked)}.\n\nAnd so on" for name in prompt.asks}
         return write_as(prompt.form, values)
+
+
+class _Raising(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        raise AssertionError(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def no_error_in_a_callback() -> Iterator[None]:
+    """DSPy logs what a callback raises, and goes on."""
+    handler, logger = _Raising(), logging.getLogger("dspy.utils.callback")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
 
 
 @pytest.fixture
