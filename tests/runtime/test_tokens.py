@@ -232,6 +232,20 @@ def test_modules_that_functions_call_stream(how: str, server: OpenAIServer) -> N
     assert found == {("ask.helper", "helped"): run.state["helped"], ("", "own"): run.state["own"]}
 
 
+@ways
+def test_a_program_that_a_node_calls_has_tokens_in_its_scope(how: str, server: OpenAIServer) -> None:
+    def ask(question: str, team: Any, ctx: Any) -> dict[str, list[str]]:
+        return {"found": [ctx.call(team, {"question": question + key}, key=key).one for key in ("a", "b")]}
+
+    graph = Graph(inputs=["question"]).add_node("ask", ask, modules={"team": fan().compile()}, writes=["found"])
+    program = graph.add_path(START, "ask", END).compile(store=":memory:")
+    events, run = streamed(program, {"question": "x"}, how)
+    assert run.status == "completed", run.error
+    (execution,) = [commit.id for commit in run.commits if commit.node == "ask"]
+    found = {key[0]: text for key, text in texts(events).items() if key[4] == "one"}
+    assert found == {(f"{execution}[{key}]",): text for key, text in zip("ab", run.state["found"], strict=True)}
+
+
 # --- calls from threads and loops that DSPy does not stream from by itself
 
 
