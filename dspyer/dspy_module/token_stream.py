@@ -63,7 +63,7 @@ class TokenCallback(BaseCallback):
         """Notes which adapter will parse the response: `dspy.ChatAdapter` falls back to `dspy.JSONAdapter`."""
         del call_id
         call = dspy.settings.send_stream
-        # A class below `dspy.ChatAdapter` has the callbacks several times around the method; only the last one names it.
+        # Of a class below `dspy.ChatAdapter` the method is wrapped several times: the innermost call names its inputs.
         if isinstance(call, PredictorCall) and "signature" in inputs:
             call.read_as(instance, inputs["signature"])
 
