@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -129,11 +129,17 @@ def plan_tool_check(check: Any, options: NodeOptions, who: str) -> PlannedToolCh
         overlay=frozenset(SEEN),
     )
     problems = list(_unknown_inputs(check, name)) if is_module or is_model else []
-    gives_args = is_module and not is_program(check) and ARGS in (module_io(check).outputs or ())
-    built = build_finder(check, own, PROBLEMS, {ARGS: ARGS} if gives_args else {})
+    built = build_finder(check, own, PROBLEMS, {ARGS: ARGS} if is_module and ARGS in _outputs(check) else {})
     texts = (*built.problems, *(f"{text} A check of a tool is given {list_names(SEEN)}" for text in built.unknown))
     problems += [text.replace(own.who, name, 1) for text in texts]
     return PlannedToolCheck(None if built.node is None else ToolCheck(built.node, name, options.name), tuple(problems))
+
+
+def _outputs(check: Any) -> Collection[str]:
+    """The outputs of a module or program, as far as they are known."""
+    if is_program(check):
+        return (check.graph.writes if check.graph.outputs is None else check.graph.outputs) or ()
+    return module_io(check).outputs or ()
 
 
 def _unknown_inputs(check: Any, name: str) -> list[str]:
