@@ -118,10 +118,14 @@ class ReflectionFinder(Node):
 def transcript(messages: FrozenList[Any]) -> str:
     """A conversation as text: a paragraph per message, with the calls of a turn."""
     parts = []
-    for message in to_chat(thaw(messages)):
+    called: dict[str, str] = {}
+    for message in to_chat(messages):
+        calls = {one["id"]: one["function"] for one in message.get("tool_calls", ())}
+        called.update({call_id: function["name"] for call_id, function in calls.items()})
         lines = [text_of(message["content"])] if message["content"] else []
-        lines += [f"{one['function']['name']}({one['function']['arguments']})" for one in message.get("tool_calls", ())]
-        parts.append(f"{message.get('name') or message['role']}: " + "\n".join(lines))
+        lines += [f"{function['name']}({function['arguments']})" for function in calls.values()]
+        author = called.get(message.get("tool_call_id", "")) or message.get("name") or message["role"]
+        parts.append(f"{author}: " + "\n".join(lines))
     return "\n\n".join(parts)
 
 
