@@ -363,6 +363,27 @@ class CompiledGraph(dspy.Module):
             self._close(request, session)
         return self._result(request, session)
 
+    def named_parameters(self) -> list[tuple[str, Any]]:
+        """The parameters that optimizers may change, by name: not those of frozen nodes, nor of the judge of a search.
+
+        Returns:
+            The parameters, each with its name.
+
+        Example:
+            >>> import dspy
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("ask", dspy.Predict("text -> question"))
+            >>> graph = graph.add_node("answer", dspy.Predict("question -> answer"), frozen=True)
+            >>> [name for name, _ in graph.add_path(START, "ask", "answer", END).compile().named_parameters()]
+            ['ask']
+        """
+        # DSPy leaves out what is in a compiled module, but no module that is a parameter itself, as `dspy.Predict` is.
+        open_to_all = self._with()
+        for name in self._graph.frozen:
+            open_to_all.__dict__.pop(name, None)
+        found: list[tuple[str, Any]] = dspy.Module.named_parameters(open_to_all)
+        return found
+
     def set_lm(self, lm: dspy.LM | None) -> None:
         """Sets the language model of every predictor, frozen ones too.
 

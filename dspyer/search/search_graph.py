@@ -392,10 +392,10 @@ def _search(
         keep=known,
     )
     folded = frozenset(name for name in fields.types if Schema.of(schema).reducer(name) is not None)
-    graph.add_node("choose", _choose_node(choose), goto=["trial", FINISH])
+    graph.add_node("choose", _choose_node(choose), writes=[], goto=["trial", FINISH])
     trial = TrialOptions(module, reward, options.done, options.rollout_id, float(options.temperature))
     graph._nodes["trial"] = NodeOptions("trial", Schema.of(schema), trial, fields.reads, fields.writes)
-    graph.add_node("grow", _grow_node(bounds))
+    graph.add_node("grow", _grow_node(bounds), writes=[TREE])
     graph.add_node(
         FINISH, _finish_node(options.name, folded), reads=[TREE, *known], writes=[BEST, *(fields.given or ())]
     )
@@ -484,6 +484,8 @@ def _fields_of(module: Any, reward: Any, options: _Options) -> _Fields:
             types[name] = (Any, Field())
             found.append(name)
             needed.append(name)
+    if writes is None and is_program(module):
+        writes = {name: name for name in given}
     taken = [name for name in (TREE, BEST, TRIALS) if name in types]
     if taken:
         raise GraphError(
@@ -522,14 +524,18 @@ def _io(module: Any) -> tuple[Types, Collection[str], Types | None]:
     names = list(graph.inputs if graph.outputs is None else dict.fromkeys((*graph.inputs, *graph.outputs)))
     kinds = {name: _field_of_model(schema, name) for name in names}
     changed = [name for name in graph.inputs if graph.writes is None or name in graph.writes]
-    outputs = (
-        None if graph.outputs is None else [*graph.outputs, *(name for name in changed if name not in graph.outputs)]
-    )
-    if outputs is None and graph.writes is not None:
-        outputs = list(graph.writes)
+    written = graph.writes if graph.outputs is None else graph.outputs
+    own = (TREE, BEST, TRIALS) if _has_search(module) else ()  # what a search in a trial says of itself stays there
+    outputs = None if written is None else [name for name in dict.fromkeys([*written, *changed]) if name not in own]
     given = None if outputs is None else {name: kinds.get(name, (Any, Field())) for name in outputs}
     optional = frozenset(graph.inputs) - graph.required
     return {name: kinds[name] for name in graph.inputs}, optional, given
+
+
+def _has_search(module: dspy.Module) -> bool:
+    """Whether a module is a search, or contains one."""
+    parts: list[tuple[str, Any]] = list(module.named_sub_modules())
+    return any(part.graph.searches for _, part in parts if is_program(part))
 
 
 def _field(kind: Any) -> tuple[Any, Any]:
