@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
 import dspy
 from dspy.adapters.types.tool import Tool
@@ -19,10 +19,11 @@ from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.builder import Graph
 from dspyer.messages import Messages
 from dspyer.nodes.agent_check import AgentCheckOptions
-from dspyer.nodes.callables import literals, read_signature
+from dspyer.nodes.callables import literals, members, read_signature
 from dspyer.nodes.check import PROBLEMS
 from dspyer.nodes.conversation import SUBMIT
 from dspyer.nodes.mode import ModeOptions
+from dspyer.nodes.node import Command
 from dspyer.nodes.rendering import CONTEXT
 from dspyer.nodes.settle import (
     BEGIN,
@@ -93,6 +94,7 @@ def assemble(plan: AgentPlan) -> Graph:
     """The graph of an agent; raises `GraphError` with all that is wrong with it."""
     tools = {tool.name: tool for mode in plan.modes for tool in mode.tools}
     problems = [*_plan_problems(plan), *_name_problems(plan, tools), *_mode_problems(plan), *_field_problems(plan)]
+    problems += _command_problems(plan, tools)
     if problems:
         raise GraphError(problems)
     task, names = plan.task, tuple(mode.name for mode in plan.modes)
@@ -107,7 +109,8 @@ def assemble(plan: AgentPlan) -> Graph:
         rules[mode.name] = mode.rules._replace(tools=own)
         fn, reads = (None, {CONTEXT: mode.context}) if isinstance(mode.context, View) else (mode.context, None)
         renders = {tool.name: tool.render for tool in mode.tools if tool.render is not None}
-        options = ModeOptions(react.react, tuple(react.tools.values()), own, plan.max_turns, fn, renders)
+        handoffs = frozenset(f"{HAND_OFF}{name}" for name in mode.rules.to)
+        options = ModeOptions(react.react, tuple(react.tools.values()), own, plan.max_turns, fn, renders, handoffs)
         graph.add_node(mode.name, options, reads=reads)
     assert submit is not None
     for tool in tools.values():
@@ -205,8 +208,6 @@ def _name_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterator[s
             yield f"{name!r} is a mode and a tool: give the tool another name, agents.tool(..., name='...')"
         elif name.removeprefix(HAND_OFF) != name and name.removeprefix(HAND_OFF) in modes:
             yield f"{name!r} cannot name a tool: by it the model hands off to {name.removeprefix(HAND_OFF)!r}"
-        elif not name.isidentifier():
-            yield f"tool {name!r}: a node has an identifier as its name: give another one, agents.tool(..., name='...')"
     for name in modes:
         if name in OF_AGENT:
             yield f"{name!r} cannot name a mode: the agent has a node or a tool of this name"
@@ -264,6 +265,20 @@ def _mode_problems(plan: AgentPlan) -> Iterator[str]:
     for name in names:
         if name not in reached:
             yield f"nothing reaches the mode {name!r}: name it in `to` of another mode, or start there"
+
+
+def _command_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterator[str]:
+    """Modes that a tool declares to hand off to, in its return annotation, and that no mode with the tool may."""
+    for name, tool in tools.items():
+        allowed = {other for mode in plan.modes if tool in mode.tools for other in mode.rules.to}
+        returns = read_signature(tool.target, "").returns if callable(tool.target) else Any
+        commands = [kind for kind in members(returns) if get_origin(kind) is Command]
+        for target in dict.fromkeys(target for kind in commands for target in literals(kind)):
+            if target not in allowed:
+                yield (
+                    f"tool {name!r} hands off to {target!r}, which no mode with this tool may: name it in `to` of the "
+                    f"mode.{suggestion(target, allowed)}"
+                )
 
 
 def _route_labels(route: Callable[..., object]) -> tuple[str, ...]:

@@ -27,7 +27,8 @@ from dspyer.nodes.rendering import ContextFunction, Rendering, plan_rendering
 from dspyer.nodes.settle import SETTLE, submitted
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import acall_module, call_module
-from dspyer.nodes.template_plans import filling, plan_templates, warning_of
+from dspyer.nodes.template_plans import Filler, filling, plan_templates, warning_of
+from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.frozen import FrozenList
 
 MUST_SUBMIT = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}, "reasoning_effort": None}
@@ -44,6 +45,7 @@ class ModeOptions(NamedTuple):
         max_turns: the most ordinary turns of a run.
         context: selects the messages to show; a view is given as what the node reads, see `plan_rendering`.
         renders: how tools show their calls, by tool.
+        handoffs: the tools by which the model hands off; their descriptions are instructions of other modes.
     """
 
     predictor: dspy.Predict
@@ -52,6 +54,7 @@ class ModeOptions(NamedTuple):
     max_turns: int
     context: ContextFunction | None = None
     renders: Mapping[str, Render] = NOTHING
+    handoffs: frozenset[str] = frozenset()
 
     @property
     def text(self) -> AgentText:
@@ -69,6 +72,7 @@ class ModeNode(Node):
     nodes: frozenset[str]
     max_turns: int
     rendering: Rendering
+    filled: frozenset[str]
 
     @property
     def conversations(self) -> tuple[str, ...]:
@@ -87,13 +91,25 @@ class ModeNode(Node):
         with filling(self.templates, call, warning):
             return with_warning(await arun_script(self._turn(call)), warning)
 
+    def _tools(self, call: Call) -> tuple[Tool, ...]:
+        """The tools as the model is shown them: templates are filled into the descriptions of handoffs."""
+        if not self.filled:
+            return self.tools
+        value_of = Filler(call, None).text
+        return tuple(
+            tool.model_copy(update={"desc": fill_text(tool.desc or "", value_of).text})
+            if tool.name in self.filled
+            else tool
+            for tool in self.tools
+        )
+
     def _turn(self, call: Call) -> Script[Reply]:
         messages: FrozenList[Any] = call.state.raw("messages")
         taken = turns_of_task(messages)
         reason, cause = "max_turns", None
         if taken < self.max_turns:
             try:
-                prediction = yield Prediction(self.name, self.tools, self.rendering), call
+                prediction = yield Prediction(self.name, self._tools(call), self.rendering), call
                 calls = _tool_calls(prediction)
             except ContextWindowExceededError as error:
                 reason, cause = "context_window_exceeded", error
@@ -112,7 +128,7 @@ class ModeNode(Node):
     ) -> Script[Reply]:
         """A turn that must submit."""
         try:
-            prediction = yield Prediction(self.name, self.tools, self.rendering, MUST_SUBMIT), call
+            prediction = yield Prediction(self.name, self._tools(call), self.rendering, MUST_SUBMIT), call
             calls = [one for one in with_ids(_tool_calls(prediction), messages) if one.name == SUBMIT]
         except (AdapterParseError, ValueError, ContextWindowExceededError) as error:
             if isinstance(error, DspyerError) or is_retried(self.name, call, error):
@@ -230,6 +246,9 @@ def build_mode(mode: ModeOptions, options: NodeOptions) -> Built:
     """A node that takes turns, and what is wrong with it."""
     rendering, reads, optional, problems = plan_rendering(mode.context, mode.predictor.signature, options, mode.renders)
     templates, wrong, missing = plan_templates([mode.predictor], options, reads.values(), options.who)
+    handoffs = [tool for tool in mode.tools if tool.name in mode.handoffs and is_template(tool.desc or "")]
+    named = [name for tool in handoffs for name in names_in(tool.desc or "") if name in options.schema.fields]
+    templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
     node = ModeNode(
         name=options.name,
         reads=templates.all_reads(reads),
@@ -242,5 +261,6 @@ def build_mode(mode: ModeOptions, options: NodeOptions) -> Built:
         nodes=mode.nodes,
         max_turns=mode.max_turns,
         rendering=rendering,
+        filled=frozenset(tool.name or "" for tool in handoffs),
     )
     return Built(node, mode.predictor, (*problems, *wrong), tuple(missing))

@@ -78,6 +78,7 @@ def test_a_model_hands_off_by_a_tool_that_has_the_instructions_as_description() 
     assert taken(run) == ["plan", "work"]
     assert results(run)[0] == ("to_work", "The next mode is work.", False)
     assert "to_plan, whose description is <desc>Make a plan.</desc>" in str(lm.calls[1].messages)
+    assert "to_work, whose description is <desc>Carry out [].</desc>" in str(lm.calls[0].messages)
 
 
 def test_a_guard_refuses_with_its_docstring_and_sees_the_joined_state() -> None:

@@ -1,0 +1,128 @@
+"""What is wrong with an agent is said when its graph is built: what, where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import Command, agents, view
+from dspyer.errors import GraphError
+
+
+def look_up(word: str) -> str:
+    """Looks a word up."""
+    return word
+
+
+def submit(text: str) -> str:
+    """Submits."""
+    return text
+
+
+class Fields(BaseModel):
+    plan: list[str] = []
+
+
+class WithTask(BaseModel):
+    task: str = ""
+
+
+class WithMode(BaseModel):
+    mode: str = ""
+
+
+def to_another() -> Command[Literal["wrok"]]:
+    """Hands off."""
+    return Command(goto="wrok")
+
+
+async def later(plan: list[str]) -> bool:
+    return bool(plan)
+
+
+def names_another(plan: list[str]) -> Literal["work", "wrok"] | None:
+    return "work" if plan else None
+
+
+def loop(signature: Any = "task -> report", tools: Any = (look_up,), **options: Any) -> Any:
+    return agents.tool_loop(signature, tools, **options).compile()
+
+
+def modes(plan: Any = None, work: Any = None, **options: Any) -> Any:
+    given = {"plan": agents.Mode(**{"to": ["work"], **(plan or {})}), "work": agents.Mode(**(work or {}))}
+    return agents.modes("task -> report", given, schema=Fields, **options).compile()
+
+
+PROBLEMS: dict[str, tuple[Callable[[], Any], str]] = {
+    "two tools of one name": (
+        lambda: loop(tools=[look_up, agents.tool(lambda word: word, name="look_up", desc="x")]),
+        "look_up",
+    ),
+    "a tool called submit": (lambda: loop(tools=[submit]), r"'submit' cannot name a tool.*agents.tool\(..., name="),
+    "a tool called like a node": (lambda: loop(tools=[agents.tool(look_up, name="settle")]), "a node 'settle'"),
+    "a tool called like the mode": (lambda: loop(tools=[agents.tool(look_up, name="react")]), "a mode and a tool"),
+    "a tool that is no identifier": (lambda: loop(tools=[agents.tool(look_up, name="look-up")]), "are identifiers"),
+    "a tool called like a handoff": (
+        lambda: modes({"tools": [agents.tool(look_up, name="to_work")]}),
+        "hands off to 'work'",
+    ),
+    "tools that are no list": (lambda: loop(tools=look_up), r"give a list of tools, tools=\[...\]"),
+    "an input that DSPy uses": (lambda: loop("history -> report"), "'history' cannot be an input or output"),
+    "an output that the agent uses": (lambda: loop("task -> messages"), "'messages' cannot be an input or output"),
+    "a field of signature and schema": (lambda: loop(schema=WithTask), "'task' is a field of the signature and"),
+    "a field that the agent has": (
+        lambda: agents.modes("task -> report", {"a": agents.Mode()}, schema=WithMode),
+        "'mode' cannot be a field of the schema",
+    ),
+    "max_turns": (lambda: loop(max_turns=-1), "max_turns=-1: give the most turns"),
+    "max_fixes": (lambda: loop(max_fixes=-1), "max_fixes=-1: give the most corrections"),
+    "accept without a check": (lambda: loop(accept=True), "give check= as well"),
+    "a check that is no mode": (lambda: loop(check="raect"), "check='raect' is no mode of the agent. Did you mean"),
+    "a check without problems": (lambda: loop(check=dspy.Predict("report -> ok: bool")), "`problems: list"),
+    "a check of unknown fields": (lambda: loop(check=lambda reprot: []), "'reprot'"),
+    "no modes": (lambda: agents.modes("task -> report", {}), "give the modes by name"),
+    "an unknown start": (lambda: modes(start="wrok"), "start='wrok' is no mode. Did you mean 'work'"),
+    "an unknown mode in to": (lambda: modes({"to": ["work", "wrok"]}), "hands off to 'wrok', which is no mode. Did"),
+    "a mode that nothing reaches": (lambda: modes({"to": []}), "nothing reaches the mode 'work'"),
+    "a route to an unknown mode": (lambda: modes({"route": names_another}), "may return 'wrok'"),
+    "a route that reads nothing": (lambda: modes({"route": lambda: "work"}), "route of mode 'plan' reads no field"),
+    "a guard that reads nothing": (lambda: modes(work={"guard": lambda: True}), "guard of mode 'work' reads no field"),
+    "a guard of an unknown field": (lambda: modes(work={"guard": lambda paln: True}), "'paln'"),
+    "an async guard": (lambda: modes(work={"guard": later}), "is an async function"),
+    "a guard with ctx": (lambda: modes(work={"guard": lambda plan, ctx: True}), "takes `ctx` or a resource"),
+    "a guard that is no function": (lambda: modes(work={"guard": "plan"}), "is 'plan': give a function of fields"),
+    "an unknown field in instructions": (lambda: modes(work={"instructions": "Do {paln}."}), "{paln} in its instr"),
+    "a context of another field": (lambda: modes(work={"context": view("plan")}), "no view of the conversation"),
+    "a tool to an unknown mode": (lambda: modes({"tools": [to_another]}), "tool 'to_another' hands off to 'wrok'"),
+    "a mode called begin": (
+        lambda: agents.modes("task -> report", {"begin": agents.Mode()}),
+        "'begin' cannot name a mode",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PROBLEMS)
+def test_the_error_says_what_is_wrong(case: str) -> None:
+    build, text = PROBLEMS[case]
+    with pytest.raises(GraphError, match=text):
+        build()
+
+
+def test_all_problems_are_said_at_once() -> None:
+    with pytest.raises(GraphError) as raised:
+        loop("history -> report", max_turns=-1, tools=[submit])
+    assert len(raised.value.problems) == 3
+
+
+def test_a_tool_without_a_description_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="'silent' has no description"):
+        loop(tools=[agents.tool(lambda word: word, name="silent")])
+
+
+def test_a_tool_of_several_modes_is_one_node() -> None:
+    program = modes({"tools": [look_up]}, {"tools": [look_up]})
+    assert [name for name, node in program.graph.nodes.items() if node.kind == "tool"] == ["look_up"]
