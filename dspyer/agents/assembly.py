@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from dspyer import reducers
 from dspyer.agents.tools import add_tool
 from dspyer.errors import GraphError, list_names, suggestion
-from dspyer.graph.builder import Graph
+from dspyer.graph.builder import Graph, compiled
 from dspyer.messages import Messages
 from dspyer.nodes.agent_check import AgentCheckOptions
 from dspyer.nodes.callables import literals, members, read_signature
@@ -120,7 +120,8 @@ def assemble(plan: AgentPlan) -> Graph:
     graph.add_node(SETTLE, SettleOptions(submit, tuple(task.output_fields), rules, CHECK if checked else END))
     if checked:
         inputs, outputs = tuple(task.input_fields), tuple(task.output_fields)
-        graph.add_node(CHECK, AgentCheckOptions(plan.check, inputs, outputs, names, plan.max_fixes, plan.accept))
+        check = compiled(plan.check, CHECK)
+        graph.add_node(CHECK, AgentCheckOptions(check, inputs, outputs, names, plan.max_fixes, plan.accept))
     return graph.add_edge(START, BEGIN)
 
 

@@ -21,7 +21,7 @@ from dspyer.views import View
 
 AnyTool: TypeAlias = Callable[..., Any] | dspy.Tool | dspy.Module | ToolSpec
 Context: TypeAlias = View | Callable[..., Any] | None
-Check: TypeAlias = Callable[..., object] | type[BaseModel] | dspy.Module | str | None
+Check: TypeAlias = Callable[..., object] | type[BaseModel] | dspy.Module | Graph | str | None
 
 REACT = "react"
 """The one mode of a `tool_loop`; `dspy.ReActV2` calls its predictor so."""

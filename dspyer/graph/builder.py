@@ -170,7 +170,7 @@ class Graph:
             raise GraphError(f"node {name!r} has no function or module: write add_node({name!r}, function)")
         self._nodes[name] = node_options(
             name,
-            _compiled(node, name),
+            compiled(node, name),
             self._options.schema,
             reads=reads,
             writes=writes,
@@ -247,7 +247,7 @@ class Graph:
         check_name(name, self._nodes)
         self._nodes[name] = node_options(
             name,
-            _compiled(node, name),
+            compiled(node, name),
             self._options.schema,
             reads=reads,
             writes=writes,
@@ -336,7 +336,7 @@ class Graph:
             (['START', 'draft', 'short', 'draft_fix', 'short'], '4')
         """
         check_name(name, self._nodes)
-        checks, fixes = _compiled(check, name), _compiled(fix, name)
+        checks, fixes = compiled(check, name), compiled(fix, name)
         self._nodes[name] = node_options(
             name, CheckOptions(checks, of, max_fixes, fixes, into, accept), self._options.schema
         )
@@ -592,7 +592,7 @@ class Graph:
         raise AttributeError(f"'Graph' object has no attribute {name!r}{hint}")
 
 
-def _compiled(node: Any, name: str) -> Any:
+def compiled(node: Any, name: str) -> Any:
     """What node `name` was given; if it is a graph, its program."""
     if not isinstance(node, Graph):
         return node
@@ -607,7 +607,7 @@ def _compiled_modules(modules: Mapping[str, Any] | None, name: str) -> Mapping[s
     """The modules that node `name` was given, graphs as their programs."""
     if not isinstance(modules, Mapping):
         return modules
-    return {parameter: _compiled(module, name) for parameter, module in modules.items()}
+    return {parameter: compiled(module, name) for parameter, module in modules.items()}
 
 
 _OTHERS = {
