@@ -165,7 +165,7 @@ def _loop_token() -> anyio.lowlevel.EventLoopToken | None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return getattr(_threadlocals, "current_token", None)
+        return loop_of_worker()
     return anyio.lowlevel.current_token()
 
 
@@ -174,7 +174,7 @@ def _loop_token() -> anyio.lowlevel.EventLoopToken | None:
 
 def loop_of_worker() -> anyio.lowlevel.EventLoopToken | None:
     """The event loop of this thread, if it is a worker thread of AnyIO; else None."""
-    return getattr(_threadlocals, "current_token", None)
+    return None if has_lent_loop() else getattr(_threadlocals, "current_token", None)
 
 
 def join_loop(token: anyio.lowlevel.EventLoopToken | None) -> None:
@@ -202,6 +202,11 @@ def lend_loop() -> bool:
     return True
 
 
+def has_lent_loop() -> bool:
+    """Whether the loop of this thread is lent: then it is for chunks alone, and no other code may run on it."""
+    return _lent_loop.lent and getattr(_threadlocals, "current_token", None) is _lent_loop.token()
+
+
 def take_back_loop() -> None:
     """End what `lend_loop` has begun."""
     del _threadlocals.current_token
@@ -213,6 +218,11 @@ class _LentLoop:
     def __init__(self) -> None:
         self._lock = Lock()
         self._token: anyio.lowlevel.EventLoopToken | None = None
+
+    @property
+    def lent(self) -> bool:
+        """Whether it was needed already."""
+        return self._token is not None
 
     def token(self) -> anyio.lowlevel.EventLoopToken:
         """What AnyIO needs to know of the loop."""

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import dspy
+from dspy.adapters.types.decision import Choice, Noul, Score
 from dspy.clients.call_context import _adapter_calls
 from dspy.utils.callback import BaseCallback
 
@@ -55,7 +56,8 @@ class TokenCallback(BaseCallback):
         if not isinstance(instance, dspy.Predict):
             return
         call = PredictorCall(instance, inputs.get("kwargs", {}), self._show, self._redaction)
-        context = dspy.context(send_stream=call, stream_listeners=[])  # with listeners, DSPy streams theirs alone
+        stream = None if _decides(instance) else call
+        context = dspy.context(send_stream=stream, stream_listeners=[])  # with listeners, DSPy streams theirs alone
         context.__enter__()
         self._calls[call_id] = (call, context, lend_loop())
 
@@ -191,6 +193,19 @@ class PredictorCall:
             # A value that is no text is shown as the LM has written it, in whatever form.
             is_text = not shown or isinstance(value, (str, dspy.Reasoning))
             self._show(field, whole[len(shown) :] if is_text and whole.startswith(shown) else "", True)
+
+
+def _decides(predictor: Any) -> bool:
+    """Whether DSPy refuses to stream: a predictor has outputs of its experimental types of decisions."""
+    found = [
+        kind for field in predictor.signature.output_fields.values() for kind in (field.annotation, *field.metadata)
+    ]
+    lm = predictor.lm or dspy.settings.lm
+    return (
+        any(isinstance(kind, type) and issubclass(kind, (Choice, Noul, Score)) for kind in found)
+        or bool(getattr(predictor, "fields", None))
+        or getattr(lm, "supports_decision_requests", False) is True
+    )
 
 
 def _streams(kind: Any) -> bool:

@@ -21,7 +21,7 @@ import dspy
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.from_thread import run as run_on_host_loop
 
-from dspyer.blocking import AsyncCalls, DaemonCall, Outcome, result_of, run_in_thread
+from dspyer.blocking import AsyncCalls, DaemonCall, Outcome, has_lent_loop, result_of, run_in_thread
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.nodes.callables import own_call
 from dspyer.stopping import current_limit
@@ -145,11 +145,12 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
             return None, error
 
     try:
-        try:
-            return cast(T, result_of(run_on_host_loop(run)))
-        except RuntimeError:  # of AnyIO: this is none of its worker threads
-            if began:  # then the function itself has raised it
-                raise
+        if not has_lent_loop():
+            try:
+                return cast(T, result_of(run_on_host_loop(run)))
+            except RuntimeError:  # of AnyIO: this is none of its worker threads
+                if began:  # then the function itself has raised it
+                    raise
         if loop_thread is not None and loop_thread.is_usable():
             return cast(T, result_of(loop_thread.portal().call(run)))
         with start_blocking_portal() as portal:

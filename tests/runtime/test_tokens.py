@@ -11,6 +11,7 @@ from typing import Any
 
 import dspy
 import pytest
+from dspy.adapters.types.decision import Noul
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph, Retry, lms
@@ -19,6 +20,7 @@ from dspyer.events import AttemptFailed, Committed, NodeFailed, Token
 from dspyer.testing import no_pauses
 from tests.http_faults import Cut, ErrorEvent, Hold, Text
 from tests.openai_server import Messages, OpenAIServer, prompt_of
+from tests.optimizers.lm import NotingLM
 
 Key = tuple[tuple[str, ...], str, int, str, str]
 
@@ -263,6 +265,35 @@ def test_an_async_node_that_calls_a_predictor_without_await(server: OpenAIServer
 
 
 @modes
+def test_a_model_that_runs_a_program_itself(how: str, server: OpenAIServer) -> None:
+    """The loop to which chunks are passed is for nothing else: async nodes run on one of their own."""
+
+    async def ask(question: str, helper: dspy.Module) -> dict[str, str]:
+        return {"answer": helper(question=question).answer}
+
+    def program_of(node: Any, **modules: Any) -> Any:
+        graph = Graph(inputs=["question"]).add_node("ask", node, modules=modules, writes=["answer"])
+        return graph.add_path(START, "ask", END).compile()
+
+    inner = program_of(ask, helper=dspy.Predict("question -> answer"))
+
+    class Adapter(dspy.ChatAdapter):
+        def format(self, *args: Any, **kwargs: Any) -> Any:
+            with dspy.context(adapter=None):
+                assert inner(question="y").answer.startswith("the answer")
+            return super().format(*args, **kwargs)
+
+    def plain(question: str, helper: dspy.Module) -> dict[str, str]:
+        return {"answer": helper(question=question).answer}
+
+    with dspy.context(adapter=Adapter()):
+        events, run = streamed(program_of(plain, helper=dspy.Predict("question -> answer")), {"question": "x"}, how)
+    assert run.status == "completed", run.error
+    assert len(server.requests) >= 2
+    assert any(one.field == "answer" for one in tokens_of(events))
+
+
+@modes
 def test_predictors_in_threads_of_dspy_parallel(how: str, server: OpenAIServer) -> None:
     def ask(question: str, helper: dspy.Module) -> dict[str, list[str]]:
         calls = [(helper, {"question": f"{question}{number}"}) for number in range(3)]
@@ -325,6 +356,22 @@ def test_an_adapter_that_parses_in_its_own_way_gives_whole_values(how: str, serv
     with dspy.context(adapter=OwnFormat()):
         events, run = streamed(graph.add_path(START, "ask", END).compile(), {"question": "x"}, how)
     assert [(one.text, one.done) for one in tokens_of(events)] == [(run.state["answer"], True)]
+
+
+class Urgency(dspy.Signature):
+    """Say whether the text is urgent."""
+
+    text: str = dspy.InputField()
+    urgent: Noul = dspy.OutputField(desc="whether the customer waits for money")
+
+
+@modes
+def test_outputs_that_dspy_does_not_stream_are_one_token(how: str) -> None:
+    program = Graph(inputs=["text"]).add_node("decide", dspy.Predict(Urgency)).add_path(START, "decide", END).compile()
+    with dspy.context(lm=NotingLM()):
+        events, run = streamed(program, {"text": "refund me"}, how)
+    assert run.status == "completed", run.error
+    assert [(one.field, one.done) for one in tokens_of(events)] == [("urgent", True)]
 
 
 # --- failures
