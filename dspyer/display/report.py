@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import Any
 
-from dspyer.display.run_rows import SHOWN, DisplayRow, leaves_of, outcome, row_label, seconds, written
+from dspyer.display.run_rows import SHOWN, DisplayRow, leaves_of, one_line, outcome, row_label, seconds, written
 from dspyer.display.tokens import total_of
 from dspyer.events import BranchPath, Committed, Event, ItemFinished, NodeStarted, RunStarted
 from dspyer.scheduler.run_state import path_text
@@ -198,28 +198,23 @@ def _facts(row: DisplayRow, labels: Mapping[str, str]) -> list[str]:
     facts += [text for conflict in row.conflicts for text in outcome(conflict)]
     if row.commit:
         if row.failure:
-            facts.append(f"{row.failure.type}: {_clip(_plain(row.failure.message), 240)}")
+            facts.append(f"{row.failure.type}: {_clip(one_line(row.failure.message), 240)}")
         if row.attempts:
             facts.append(row.attempts)
         resolved = {conflict.path[0] for conflict in row.conflicts if conflict.path}
         facts += written(row.commit, resolved)
         if row.commit.reason:
-            facts.append(f"because: {_clip(_plain(row.commit.reason), 240)}")
+            facts.append(f"because: {_clip(one_line(row.commit.reason), 240)}")
     elif row.error and not row.conflicts:
         facts += _error_lines(row.error)[:1]
-    facts += [f"{question.key}: {_clip(_plain(question.text), 240)}" for question in row.questions]
+    facts += [f"{question.key}: {_clip(one_line(question.text), 240)}" for question in row.questions]
     return facts
 
 
 def _error_lines(error: BaseException) -> list[str]:
     """The error on one line, and one line for each of its notes."""
-    text = _clip(_plain(str(error)), 600)
-    return [f"{type(error).__name__}{': ' if text else ''}{text}", *map(_plain, getattr(error, "__notes__", ()))]
-
-
-def _plain(text: str) -> str:
-    """A text on one line, without control characters: a terminal would obey those."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    text = _clip(one_line(str(error)), 600)
+    return [f"{type(error).__name__}{': ' if text else ''}{text}", *map(one_line, getattr(error, "__notes__", ()))]
 
 
 def _clip(text: str, limit: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from dspyer.errors import brief
 from dspyer.events import BranchPath, Commit, MergedConflict, Question
 from dspyer.failure import Failure
+from dspyer.message_list import ROLES
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import FailedBranch
@@ -251,7 +252,38 @@ def _brief(value: object) -> str:
     if value is DELETE:
         return "nothing"
     plain = thaw(value)
-    return textwrap.shorten(str(plain), 76, placeholder=" ...") if isinstance(plain, Failure) else brief(plain, 76)
+    if isinstance(plain, Failure):
+        return _short(str(plain), 76)
+    messages = plain if isinstance(plain, list) else [plain]
+    if messages and all(isinstance(one, dict) and one.get("role") in ROLES for one in messages):
+        more = f" | and {len(messages) - 4} more" if len(messages) > 4 else ""
+        return " | ".join(map(_message_text, messages[:4])) + more
+    return brief(plain, 76)
+
+
+def _message_text(message: dict[str, Any]) -> str:
+    """A chat message in a few words: its author, its content, and the tools that it calls."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    texts = [_short(content if isinstance(content, str) else brief(content), 60)] if content else []
+    texts += [", ".join(map(_call_text, calls))] if isinstance(calls, list) and calls else []
+    mark = " (error)" if message.get("error") is True else ""
+    return one_line(f"{message.get('name') or message['role']}{mark}: {' -> '.join(texts)}")
+
+
+def _call_text(call: Any) -> str:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict):
+        return brief(call)
+    return f"{function.get('name')}({_short(str(function.get('arguments', '')), 60)})"
+
+
+def _short(text: str, length: int) -> str:
+    return textwrap.shorten(one_line(text), length, placeholder=" ...")
+
+
+def one_line(text: str) -> str:
+    """A text on one line, without control characters: a terminal would obey those."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def outcome(conflict: MergedConflict) -> list[str]:

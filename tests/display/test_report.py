@@ -425,3 +425,30 @@ def test_a_failure_that_an_error_edge_wrote_is_shown_as_its_line() -> None:
     graph.add_path(START, "fetch", END).add_error_edge("fetch", "sorry", into="problem").add_edge("sorry", END)
     text = graph.compile().run({"q": "x"}).report()
     assert "problem: fetch (execution trunk:1, attempt 1): ConnectionError: no route to the host" in text
+
+
+@pytest.mark.parametrize(
+    ("update", "text"),
+    [
+        ({"role": "user", "content": "Why?\n\x1b[31mNow"}, "user: Why? [31mNow"),
+        ([{"role": "tool", "name": "look", "content": "no entry", "error": True}], "look (error): no entry"),
+        (
+            [
+                {
+                    "role": "assistant",
+                    "name": "react",
+                    "content": "Look.",
+                    "tool_calls": [{"function": {"name": name, "arguments": '{"word": "sea"}'}} for name in "ab"],
+                }
+            ],
+            'react: Look. -> a({"word": "sea"}), b({"word": "sea"})',
+        ),
+        ([{"role": "user", "content": "x" * 90}] * 6, " | ".join(["user: ..."] * 4) + " | and 2 more"),
+        ([{"role": "user", "content": [1, 2]}, {"role": "tool"}], "user: [1, 2] | tool:"),
+        ([{"role": "captain", "content": "Why?"}], "[{'role': 'captain', 'content': 'Why?'}]"),
+        ([{"role": "user", "tool_calls": ["?"]}, {"role": "user", "tool_calls": 3}], "user: '?' | user:"),
+    ],
+    ids=["one", "a result", "calls", "many", "odd content", "another role", "odd calls"],
+)
+def test_messages_are_shown_with_their_authors_and_calls(update: Any, text: str) -> None:
+    assert writes({"messages": update}) == [f"messages: {text}"]
