@@ -23,6 +23,7 @@ from dspyer.nodes.context import Context
 from dspyer.nodes.correction import signature_of_module
 from dspyer.nodes.module import module_io
 from dspyer.nodes.options import OfGraph, node_options
+from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.tool import ToolOptions, ToolSpec
 from dspyer.retry import Retry
 from dspyer.schema.schema import Schema
@@ -57,7 +58,10 @@ def tool(
             `schema=`.
         approve: True to ask before each call, or a function of arguments and fields that says whether to ask.
         effect: True to record the result, so that no later attempt calls the tool again.
-        render: a function of a call that returns what the model is shown of its result.
+        render: a pure function of a call that returns what the model is shown of its result, at each turn again; None
+            leaves out the call. A call has `name`, `args`, `value`, `error`, `age` (0 for the last turn, 1 for the one
+            before) and `mode`, the mode that is shown it. To show other arguments, it returns
+            `call._replace(args=..., value=...)`.
         check: finds problems in a result.
         raises: exceptions that fail the node. Any other becomes the result of the call.
         retry: which failed attempts are followed by another one, as in `add_node`.
@@ -158,8 +162,8 @@ def _option_problems(
         yield f"{who}: approve={brief(approve)}: give True, or a function of its arguments that says whether to ask"
     if not isinstance(effect, bool):
         yield f"{who}: effect={brief(effect)}: give True or False"
-    if render is not None and (not callable(render) or isinstance(render, type)):
-        yield f"{who}: render={brief(render)}: give a function of a call, render=lambda call: ..."
+    if render is not None and (not callable(render) or isinstance(render, type) or is_async(render)):
+        yield f"{who}: render={brief(render)}: give a function of a call that is not async, render=lambda call: ..."
     if isinstance(check, str) or (check is not None and not callable(check)):
         yield (
             f"{who}: check={brief(check)}: give a function of `tool`, `args` and `result`, a pydantic model, or a "

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import dspy
 from dspy.adapters.types.tool import ToolCallResults
 
-from dspyer.errors import annotate
+from dspyer.errors import InputError, annotate, brief
 from dspyer.hints import without_none
 from dspyer.message_list import TURN
 from dspyer.values.frozen import FrozenDict, thaw
@@ -91,15 +91,16 @@ class Shown(NamedTuple):
 
 
 def text_input_of(signature: type[dspy.Signature]) -> str:
-    """The input in which a predictor is shown messages that are text: the first of type str, else the first.
+    """The input in which a predictor is shown messages that are text: the first of type str, else the first, else "".
 
     Example:
         >>> text_input_of(dspy.Signature("year: int, question -> answer"))
         'question'
     """
-    names: list[str] = list(signature.input_fields)
+    own = ("history", "tools")  # inputs of the predictor of `dspy.ReActV2`, not of the task
+    names: list[str] = [name for name in signature.input_fields if name not in own]
     texts = [name for name in names if without_none(signature.input_fields[name].annotation) is str]
-    return (texts or names)[0]
+    return next(iter(texts or names), "")
 
 
 def shown(
@@ -173,6 +174,11 @@ def _inputs(pieces: list[Piece], text_input: str) -> dict[str, Any]:
         else:
             after.append(piece.text)
     if before or after:
+        if not text_input:
+            raise InputError(
+                f"the message {brief([*before, *after][0])} cannot be shown to the model: the agent has no input in "
+                "which DSPy could show a text; give its signature an input of type str"
+            )
         own = inputs.get(text_input)
         inputs[text_input] = "\n\n".join([*before, *(() if own is None else [text_of(own)]), *after])
     return inputs

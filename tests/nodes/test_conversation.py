@@ -9,10 +9,15 @@ from typing import Any
 import dspy
 import pytest
 from dspy.adapters.types.tool import ToolCallResults
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer.nodes.conversation import Shown, shown, text_input_of
+from dspyer.errors import InputError
+from dspyer.messages import call_ids
+from dspyer.nodes.conversation import Shown, ShownCall, shown, text_input_of
 from dspyer.values.freezing import freeze
+from tests.messages.providers import problems_of
 
 ADAPTERS = {
     "chat": dspy.ChatAdapter(),
@@ -184,3 +189,66 @@ def test_texts_go_to_the_first_input_of_type_str() -> None:
     assert text_input_of(Task) == "question"
     assert text_input_of(dspy.Signature("year: int, topic: Optional[str] -> answer")) == "topic"
     assert text_input_of(dspy.Signature("year: int -> answer")) == "year"
+    assert text_input_of(dspy.ReActV2(Task, [tide]).react.signature) == "question"
+    with pytest.raises(InputError, match="cannot be shown to the model: the agent has no input"):
+        shown([HINT], Shown(""))
+
+
+# --- laws
+
+
+@st.composite
+def walks(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Turns, results in any order and at any later time, tasks and texts: what parallel branches leave after a join."""
+    messages: list[dict[str, Any]] = [TASK]
+    waiting: list[str] = []
+    for _ in range(draw(st.integers(0, 12))):
+        what = draw(st.sampled_from(["task", "text", "turn", "turn", "result", "result", "result"]))
+        if what == "turn":
+            thought = draw(st.sampled_from([None, "", "Look."]))
+            ids = call_ids([None] * draw(st.integers(1, 3)), messages)
+            made = [{**call(0), "id": one} for one in ids]
+            waiting += ids
+            messages.append(
+                {**turn(0), "tool_calls": made, "turn": {"next_thought": thought}, "content": thought or ""}
+            )
+        elif what == "result" and waiting:
+            chosen = waiting.pop(draw(st.integers(0, len(waiting) - 1)))
+            messages.append({**result(0), "tool_call_id": chosen})
+        else:
+            messages.append(TASK if what == "task" else HINT)
+    return messages
+
+
+@given(walks(), st.data())
+def test_what_is_shown_of_any_selection_is_a_chat_that_providers_accept(messages: Any, data: Any) -> None:
+    kept = data.draw(st.lists(st.booleans(), min_size=len(messages), max_size=len(messages)))
+    leave_out = data.draw(st.sets(st.sampled_from(sorted({one.get("tool_call_id", "") for one in messages}))))
+    chosen = [message for message, keep in zip(messages, kept, strict=True) if keep]
+
+    def render(given_call: ShownCall) -> Any:
+        return None if given_call.value in leave_out else given_call.value
+
+    chosen = [{**one, "value": one["tool_call_id"]} if one["role"] == "tool" else one for one in chosen]
+    found = shown(list(freeze(chosen).raw_items()), Shown("question", {"tide": render}))
+    answered = {one["tool_call_id"] for one in chosen if one["role"] == "tool"} - leave_out
+    called = {each["id"] for one in chosen for each in one.get("tool_calls", ())}
+    events = [event["tool_calls"] for event in found.events]
+    ids = [one.id for event in events for one in event.tool_calls]
+    assert ids == [one.call_id for event in events for one in event.tool_call_results.tool_call_results]
+    assert set(ids) == answered & called
+    inputs = {**found.inputs, "history": found.history}
+    shape = dspy.ReActV2(Task, [tide]).react.signature.delete("tools").delete("tool_calls")
+    chat = ADAPTERS["native"].format(shape, [], inputs)[1:]
+    chat = [{key: value for key, value in one.items() if key != "name"} for one in chat]  # DSPy names the tools
+    assert [text for text in problems_of(chat) if "first message" not in text and "is empty" not in text] == []
+
+
+@given(walks())
+def test_every_message_is_shown_once(messages: Any) -> None:
+    found = shown(messages, HOW)
+    answered = {one["tool_call_id"] for one in messages if one["role"] == "tool"}
+    assert {one.id for event in found.events for one in event["tool_calls"].tool_calls} == answered
+    texts = [str(each.get("question")) for each in [*found.events, found.inputs]]
+    assert "".join(texts).count("Ask the harbour.") == messages.count(HINT)
+    assert "".join(texts).count("When does the tide turn?") <= messages.count(TASK)
