@@ -24,7 +24,7 @@ from dspyer.messages import to_chat
 from dspyer.nodes.check import PROBLEMS, FunctionFinder, build_finder, found_problems, problem_texts
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.settle import MODE
+from dspyer.nodes.settle import MODE, current_mode
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.patch import DELETE
 from dspyer.scheduler.lineage import LogEntry
@@ -187,15 +187,13 @@ class AgentCheckNode(Node):
             text = "\n".join([REFUSED, *(f"- {problem}" for problem in problems), CORRECT])
             message = {"role": "user", "name": self.name, "content": text}
             unset = dict.fromkeys(self.outputs, DELETE)
-            return Reply({**unset, "messages": message, PROBLEMS: problems}, (self._mode(call.state),), True)
+            return Reply(
+                {**unset, "messages": message, PROBLEMS: problems}, (current_mode(call.state, self.modes),), True
+            )
         if self.accept:
             return Reply({PROBLEMS: problems}, (END,), True)
         after = f" after {fixes} correction{'s' if fixes > 1 else ''}" if fixes else ""
         raise CheckError(f"the check refuses the outputs of the agent{after}: {'; '.join(problems)}", problems)
-
-    def _mode(self, state: ImmutableState) -> str:
-        found: str = state.raw(MODE, self.modes[0])
-        return found
 
     def rejects(self, route: tuple[str, ...]) -> bool:
         """Whether a commit of it with this route has rejected what it checked."""

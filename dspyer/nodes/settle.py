@@ -8,7 +8,7 @@ the functions of the author that it does call, are pure.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,6 +24,7 @@ from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import is_async
 from dspyer.scheduler.topology import END
+from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenList, thaw
 from dspyer.views import text_of
 
@@ -49,6 +50,11 @@ class BeginOptions(NamedTuple):
         return AgentText("add_task_to_messages")
 
 
+def current_mode(state: ImmutableState, modes: Sequence[str]) -> str:
+    """The mode in which an agent is. One with a single mode may have a field `mode` of its own."""
+    return modes[0] if len(modes) == 1 else str(state.raw(MODE, modes[0]))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BeginNode(Node):
     """A node that adds the inputs of a task to the conversation, and starts the current mode."""
@@ -61,7 +67,7 @@ class BeginNode(Node):
         """Make the user message."""
         state = call.state
         given = {name: thaw(state.raw(name)) for name in self.inputs if name in state}
-        return Reply({"messages": task_message(given)}, (state.raw(MODE, self.goto[0]),), True)
+        return Reply({"messages": task_message(given)}, (current_mode(state, self.goto),), True)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""

@@ -86,7 +86,7 @@ def program_of(script: AgentScript) -> CompiledGraph:
     return PROGRAMS[script.name]
 
 
-def call(program: Any, mode: str, **inputs: Any) -> Any:
+def call(program: Any, mode: str, /, **inputs: Any) -> Any:
     return program(**inputs) if mode == "sync" else asyncio.run(awaited(program.acall(**inputs)))
 
 

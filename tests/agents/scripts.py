@@ -187,6 +187,12 @@ SCRIPTS = [
     AgentScript(
         "typed fields", [turn(("describe", {"place": {"name": "Rome"}})), submit(**REPORT)], Report, runs=(TASK,)
     ),
+    AgentScript(
+        "fields named as an agent's",
+        [ROME, submit(session="4")],
+        "mode, check -> session",
+        runs=({"mode": "a", "check": "b"},),
+    ),
     AgentScript("an input that is None", [ROME, submit(**REPORT)], Report, runs=({**TASK, "place": None},)),
     AgentScript("a second run", [ROME, submit(), BOTH, submit(answer="5")], runs=(QUESTION, {"question": "And now?"})),
     AgentScript(
