@@ -24,6 +24,7 @@ from dspyer.nodes.check import PROBLEMS
 from dspyer.nodes.conversation import SUBMIT
 from dspyer.nodes.mode import ModeOptions
 from dspyer.nodes.node import Command
+from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.rendering import CONTEXT
 from dspyer.nodes.settle import (
     BEGIN,
@@ -36,6 +37,7 @@ from dspyer.nodes.settle import (
     ModeRules,
     SettleOptions,
 )
+from dspyer.nodes.subagent import SESSIONS, Sessions, has_sessions
 from dspyer.nodes.tool import ToolSpec
 from dspyer.scheduler.topology import END, START
 from dspyer.values.scalars import is_whole_number
@@ -161,6 +163,9 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     if plan.shows_mode:
         names = tuple(mode.name for mode in plan.modes)
         fields[MODE] = (Literal[names], names[0])
+    sessions = (SESSIONS,) if any(_has_sessions(tool) for tool in tools.values()) else ()
+    if sessions:
+        fields[SESSIONS] = (Sessions, {})
     fields[HANDOFFS] = (Annotated[list[dict[str, Any]], reducers.extend], ...)
     own = () if schema is None else tuple(schema.model_fields)
     if plan.check is not None and PROBLEMS not in own:
@@ -169,7 +174,7 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     inputs = (*task.input_fields, *own)
     written = {field for tool in tools.values() if tool.writes is not None for field in _written(tool.writes)}
     required = [name for name in inputs if model.model_fields[name].is_required() and name not in written]
-    kept = ("messages", MODE, *own) if plan.shows_mode else ("messages", *own)
+    kept = ("messages", *sessions, *((MODE,) if plan.shows_mode else ()), *own)
     graph = Graph(
         model,
         name=plan.name,
@@ -181,6 +186,11 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     # Two agents in one graph have conversations of their own, unless the graph says by `reads=` that they share one.
     graph._options = graph._options._replace(also=frozenset(kept).difference(own))
     return graph
+
+
+def _has_sessions(tool: ToolSpec) -> bool:
+    """Whether a tool is a program with a conversation for each session."""
+    return is_program(tool.target) and has_sessions(tool.target, tool.reads)
 
 
 def _written(writes: Collection[str] | Mapping[str, str]) -> Iterable[str]:
@@ -220,6 +230,7 @@ def _field_problems(plan: AgentPlan) -> Iterator[str]:
         HANDOFFS,
         *((MODE,) if plan.shows_mode else ()),
         *((PROBLEMS,) if plan.check is not None else ()),
+        *((SESSIONS,) if any(_has_sessions(tool) for mode in plan.modes for tool in mode.tools) else ()),
     }
     task = plan.task
     for name in task.fields:

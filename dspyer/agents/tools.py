@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -23,6 +24,8 @@ from dspyer.nodes.context import Context
 from dspyer.nodes.correction import signature_of_module
 from dspyer.nodes.module import module_io
 from dspyer.nodes.options import OfGraph, node_options
+from dspyer.nodes.program_calls import is_program
+from dspyer.nodes.subagent import SESSION, arguments_of, has_sessions
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.tool import ToolOptions, ToolSpec
 from dspyer.retry import Retry
@@ -203,6 +206,8 @@ def _describe(target: Any, name: str | None, desc: str | None, reads: Collection
     """What the model sees of something, and what is called."""
     if isinstance(target, dspy.Tool):
         return _describe_tool(target, name or str(target.name), desc, reads, effect)
+    if isinstance(target, Graph) or is_program(target):
+        return _describe_program(target, name, desc, reads)
     if isinstance(target, dspy.Module):
         return _describe_module(target, name, desc, reads)
     if not callable(target) or isinstance(target, type):
@@ -351,3 +356,40 @@ def _describe_module(module: dspy.Module, name: str | None, desc: str | None, re
     view = _model_view(parameters, {one.name: one.annotation for one in shown}, name, desc, arg_desc)
     required = frozenset(one.name for one in shown if not one.default)
     return Described(name, view, module, hidden, required, problems=problems)
+
+
+_SESSION_DESC = "Name of the conversation to continue, or of a new one. Without a name, a new one begins."
+
+
+def _describe_program(target: Any, name: str | None, desc: str | None, reads: Collection[str]) -> Described:
+    """A program, or a graph that becomes one: its required inputs are the arguments."""
+    program = target.compile() if isinstance(target, Graph) else target
+    schema = program.graph.topology.schema
+    name = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", program.graph.name).lower()
+    who, keyword = f"tool {name!r}", inspect.Parameter.KEYWORD_ONLY
+    hints: dict[str, Any] = {}
+    told: dict[str, str] = {}
+    problems = []
+    for one in arguments_of(program, reads):
+        field = schema.fields.get(one)
+        hints[one] = Any if field is None else field.annotation
+        if field is not None and field.info.description:
+            told[one] = field.info.description
+        if not _has_schema(hints[one]):
+            problems.append(
+                f"{who}: no model can give its input {one!r} of type {shown_type(hints[one])}: map a field of the "
+                f"agent to it, reads={{{one!r}: 'a field'}}"
+            )
+    parameters = [inspect.Parameter(one, keyword, annotation=kind) for one, kind in hints.items()]
+    required = frozenset(hints)
+    if has_sessions(program, reads):
+        if SESSION in hints:
+            problems.append(f"{who}: its input {SESSION!r} has the name of the argument for sessions: rename it")
+        else:
+            parameters.append(inspect.Parameter(SESSION, keyword, default="", annotation=str))
+        hints, told = {**hints, SESSION: str}, {**told, SESSION: _SESSION_DESC}
+    if problems:
+        return Described(name, problems=tuple(problems))
+    own = None if schema.model is None else vars(schema.model).get("__doc__")
+    view = _model_view(parameters, hints, name, (own or "") if desc is None else desc, told)
+    return Described(name, view, program, (), required)

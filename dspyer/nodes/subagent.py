@@ -31,6 +31,7 @@ SESSIONS: Final = "sessions"
 """The field with the conversation of each session."""
 
 MESSAGES: Final = "messages"
+MODE: Final = "mode"
 
 Sessions = Annotated[dict[str, list[dict[str, Any]]], reducers.each(reducers.conversation)]
 """The type of the field `sessions`."""
@@ -41,7 +42,8 @@ def has_sessions(program: SubgraphProgram, reads: object = None) -> bool:
     graph = program.graph
     reducer = graph.topology.schema.reducer(MESSAGES)
     given = isinstance(reads, (Mapping, list, tuple, set, frozenset)) and MESSAGES in reads
-    return MESSAGES in graph.inputs and reducer is not None and reducer.name == "conversation" and not given
+    takes_one = MESSAGES in graph.inputs or MESSAGES in graph.also
+    return takes_one and reducer is not None and reducer.name == "conversation" and not given
 
 
 def arguments_of(program: SubgraphProgram, reads: object = None) -> tuple[str, ...]:
@@ -107,7 +109,11 @@ class ProgramAction:
             return program, inputs, ""
         session = f"{self.tool}/{inputs.pop(SESSION)}"
         known = cast("FrozenDict[str, Any]", call.state.raw(SESSIONS, FrozenDict())).raw(session, None)
-        return program, inputs if known is None else {**inputs, MESSAGES: known}, session
+        if known:
+            inputs[MESSAGES] = known
+            if MODE in program.graph.also:  # an agent of several modes starts where the session has ended
+                inputs[MODE] = last_turn(known).mode
+        return program, inputs, session
 
     def _ended(self, program: SubgraphProgram, inputs: dict[str, Any], session: str, inside: InsideRun) -> Command[Any]:
         changes = inside.changes()
@@ -152,13 +158,15 @@ def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, .
     found = cast("SubgraphProgram", program)
     graph, schema = found.graph, options.schema
     hidden = options.reads if options.reads is not None else NOTHING
-    own = ModuleIO(inputs={name: Any for name in graph.inputs if name in hidden}, optional=frozenset(hidden))
+    inputs = (*graph.inputs, *sorted(graph.also))
+    own = ModuleIO(inputs={name: Any for name in inputs if name in hidden}, optional=frozenset(hidden))
     planned = plan_inputs(own, options._replace(reads=hidden), who)
-    wrong = [name for name in hidden if name not in graph.inputs and graph.closed]
+    wrong = [name for name in hidden if name not in inputs and graph.closed]
     problems = planned.problems if not wrong else []
     if wrong:
-        inputs = list_names(graph.inputs)
-        problems.append(f"{who}: reads names {list_names(wrong)}, no input of the graph, whose inputs are {inputs}")
+        problems.append(
+            f"{who}: reads names {list_names(wrong)}, no input of the graph, whose inputs are {list_names(inputs)}"
+        )
     writes = options.writes or NOTHING
     known = graph.writes if graph.outputs is None else graph.outputs
     if known is not None:
@@ -172,16 +180,6 @@ def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, .
         reads = {**reads, MESSAGES: MESSAGES, SESSIONS: SESSIONS}
         writes = {**writes, SESSIONS: SESSIONS}
         unset |= {SESSIONS}
-        if not schema.accepts_any_key and "each(conversation)" not in _reducer_name(options):
-            problems.append(
-                f"{who}: the program has a conversation, whose sessions go to the field {SESSIONS!r}: declare it as "
-                "sessions: dspyer.agents.Sessions = {}"
-            )
     updates = SubgraphNode(name=options.name, inputs=planned.inputs, gives=same_names, folds=folds)
     action = ProgramAction(options.name, path, planned.inputs, updates, sessions)
     return SubAgentPlan(action, reads, unset, writes, tuple(problems))
-
-
-def _reducer_name(options: NodeOptions) -> str:
-    reducer = options.schema.reducer(SESSIONS)
-    return "" if reducer is None else reducer.name

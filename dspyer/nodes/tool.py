@@ -45,7 +45,9 @@ from dspyer.nodes.module import module_io
 from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions, OfGraph
 from dspyer.nodes.outputs import permitted
+from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, arun_script, run_script
+from dspyer.nodes.subagent import ProgramAction, plan_subagent
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import plan_templates
 from dspyer.nodes.tool_action import CallStep, FunctionAction, ModuleAction, ToolAction, ToolOutcome
@@ -185,6 +187,16 @@ class ToolNode(Node):
         return True
 
     @property
+    def is_subgraph(self) -> bool:
+        """Whether what the program holds for it is a compiled graph."""
+        return isinstance(self.action, ProgramAction) and len(self.action.path) == 1
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """The attribute of its own module with the program that it runs, if it has a check as well."""
+        return self.action.path[1:] if isinstance(self.action, ProgramAction) else ()
+
+    @property
     def lasting(self) -> tuple[str, ...]:
         """Its options that say that a call is not undone. No search may contain one."""
         options = {"approve": self.approval is not None, "effect": self.effect}
@@ -210,7 +222,7 @@ class ToolNode(Node):
     def _script(self, call: Call) -> Script[Reply]:
         args = _call_of(call)["args"]
         try:
-            parsed = self.parsed(args)
+            parsed = self._ready(call, args)
         except ValueError as error:
             return self._error(call, error)
         made = yield from self._made(call, args, parsed)
@@ -229,9 +241,11 @@ class ToolNode(Node):
             answer = given if isinstance(given, Approval) else Approval(given)
             if not answer.ok:
                 return Refusal(answer.reason)
-            parsed = parsed if answer.args is None else self.parsed(answer.args)
-        # The outcome of a call that is checked is recorded, too: a later attempt must not make it a third time.
-        recorded = EFFECT if self.effect or self.check is not None else None
+            parsed = parsed if answer.args is None else self._ready(call, answer.args)
+        # The outcome of a call that is checked is recorded, too: a later attempt must not make it a third time. The run
+        # of a program has records of its own.
+        records = (self.effect or self.check is not None) and not isinstance(self.action, ProgramAction)
+        recorded = EFFECT if records else None
         outcome: ToolOutcome = yield CallStep(self.tool, self.who, self.action, parsed, recorded, self.takes_key), call
         return outcome
 
@@ -240,7 +254,7 @@ class ToolNode(Node):
     ) -> Script[ToolOutcome]:
         """Make the call again, as an effect of its own. If that is refused, the first outcome stays."""
         try:
-            parsed = self.parsed(args)
+            parsed = self._ready(call, args)
         except ValueError as refusal:
             error = NodeOutputError(f"{check.who} gave arguments that the tool does not take: {refusal}")
             error.of_module = check.of_module
@@ -257,6 +271,13 @@ class ToolNode(Node):
         outer.host.withdraw_posts(outer)
         outer.posts = inner.posts
         return made
+
+    def _ready(self, call: Call, args: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call, of a sub-agent with its session; raises `ValueError` for wrong ones."""
+        parsed = self.parsed(args)
+        if not isinstance(self.action, ProgramAction):
+            return parsed
+        return self.action.with_session(call, parsed, _call_of(call)["id"])
 
     def parsed(self, args: Mapping[str, Any]) -> dict[str, Any]:
         known = self.tool.args or {}
@@ -340,6 +361,7 @@ class BuiltAction(NamedTuple):
         resources: the types of the resources that it needs, by parameter.
         templates: the templates in instructions of the module.
         problems: what is wrong with it.
+        fields: the fields that it may write, by its own names; None for those of the options.
     """
 
     action: ToolAction
@@ -349,6 +371,7 @@ class BuiltAction(NamedTuple):
     resources: Mapping[str, type] = NOTHING
     templates: Templates = NO_TEMPLATES
     problems: tuple[str, ...] = ()
+    fields: FieldNames | None = None
 
 
 def build_tool(given: ToolOptions, options: NodeOptions) -> Built:
@@ -357,7 +380,7 @@ def build_tool(given: ToolOptions, options: NodeOptions) -> Built:
     built = build_action(spec, options, who)
     approval = plan_approval(spec.approve, options, spec.tool.args or {}, who)
     check = plan_tool_check(spec.check, options, who)
-    fields = options.writes or {}
+    fields = (options.writes or {}) if built.fields is None else built.fields
     reads, optional = dict(built.reads), built.optional
     for more, unset in _further_reads(approval.rule, check.check):
         reads |= {name: field for name, field in more.items() if field not in reads.values()}
@@ -393,6 +416,9 @@ def build_tool(given: ToolOptions, options: NodeOptions) -> Built:
 
 def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
     """What a tool calls."""
+    path = (options.name, MODULE) if isinstance(spec.check, dspy.Module) else (options.name,)
+    if is_program(spec.target):
+        return _build_subagent(spec, options, path, who)
     plan = plan_binding(spec.hidden, options if options.reads is not None else options._replace(reads={}), who)
     binding, problems = plan.binding, [*plan.problems, *plan.unknown]
     reads, optional = binding.facts()
@@ -404,12 +430,21 @@ def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
         return BuiltAction(action, None, reads or {}, optional, resources, problems=tuple(problems))
     found = module_io(spec.target)
     templates, wrong, unknown = plan_templates([spec.target], options, (reads or {}).values(), who)
-    path = (options.name, MODULE) if isinstance(spec.check, dspy.Module) else (options.name,)
     writes = () if spec.writes is None else tuple(options.writes or ())
     outputs = None if found.outputs is None else tuple(found.outputs)
     action = ModuleAction(path, who, outputs, writes, binding, templates)
     problems += [*wrong, *unknown]
     return BuiltAction(action, spec.target, reads or {}, optional, resources, templates, tuple(problems))
+
+
+def _build_subagent(spec: ToolSpec, options: NodeOptions, path: tuple[str, ...], who: str) -> BuiltAction:
+    """A program as what a tool calls. It writes no field that `writes=` does not name."""
+    plan = plan_subagent(spec.target, options if spec.writes is not None else options._replace(writes={}), path, who)
+    problems = plan.problems
+    if spec.effect:
+        advice = "Leave it out here, and give it to the tools of the program"
+        problems += (f"{who}: effect=True records a call, and a program has the records of its nodes. {advice}",)
+    return BuiltAction(plan.action, spec.target, plan.reads, plan.optional, problems=problems, fields=plan.writes)
 
 
 MODULE = "module"
@@ -438,7 +473,7 @@ def _write_problems(
 ) -> Iterator[str]:
     """What is wrong with the fields that a tool may write."""
     names = None
-    if isinstance(spec.target, dspy.Module) and spec.writes is not None:
+    if isinstance(spec.target, dspy.Module) and spec.writes is not None and not is_program(spec.target):
         found = module_io(spec.target)
         names = None if found.outputs is None else (*found.outputs, *found.by_products)
     yield from check_names(fields, "writes", who, own=names, schema=options.schema)
