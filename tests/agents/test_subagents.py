@@ -276,6 +276,25 @@ def test_sub_agents_of_sub_agents_have_sessions_of_their_own() -> None:
     assert [name for name, _ in program.named_predictors()] == ["react", "middle.react", "middle.reader.react"]
 
 
+def test_a_session_of_an_agent_with_modes_continues_in_its_mode() -> None:
+    modes = {"plan": agents.Mode("Plan.", to=["work"]), "work": agents.Mode("Work.")}
+    program = lead_of(agents.tool(agents.modes("topic -> text", modes, name="Worker"), desc="Works."))
+    script = [
+        turn(("worker", {"topic": "bees", "session": "s"})),
+        turn(("to_work", {})),
+        submit(text="a"),
+        turn(("worker", {"topic": "ants", "session": "s"}), ("worker", {"topic": "wasps"})),
+        submit(text="b"),
+        submit(text="c"),
+        submit(report="done"),
+    ]
+    with ScriptedLM(script):
+        run = program.run({"task": "insects"})
+    run.raise_error()
+    turns = [[each["name"] for each in chat if each["role"] == "assistant"] for chat in run.state["sessions"].values()]
+    assert sorted(turns) == [["plan"], ["plan", "work", "work"]]
+
+
 # --- crashes
 
 
