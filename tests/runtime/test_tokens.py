@@ -541,3 +541,32 @@ def test_a_resumed_run_streams_what_it_does_now(server: OpenAIServer) -> None:
         return [event async for event in t.astream_resume({"ok": True}, tokens=True)]
 
     assert set(by_field(asyncio.run(again()))) == {"second"}
+
+
+# --- closing
+
+
+@modes
+def test_a_reader_that_leaves_between_tokens_stops_the_run(how: str) -> None:
+    graph = Graph(inputs=["question"]).add_node("first", dspy.Predict("question -> first"))
+    graph.add_node("second", dspy.Predict("first -> second")).add_path(START, "first", "second", END)
+    t = graph.compile(store=":memory:").thread("t-1")
+
+    async def leave() -> Any:
+        async with t.astream({"question": "x"}, tokens=True) as stream:
+            async for event in stream:
+                if isinstance(event, Token):
+                    return stream
+        raise AssertionError
+
+    with OpenAIServer(Answers(), faults=[Hold(after=9)]) as server, dspy.context(lm=server.lm()):
+        if how == "async":
+            run = asyncio.run(leave()).run
+        else:
+            with t.stream({"question": "x"}, tokens=True) as stream:
+                next(event for event in stream if isinstance(event, Token))
+                server.release()  # a sync node is finished
+            run = stream.run
+        assert run.status == t.status == "stopped"
+        assert t.resume().status == "completed"
+        assert len(server.requests) == (3 if how == "async" else 2)
