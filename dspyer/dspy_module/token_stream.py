@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, Protocol
 
 import dspy
@@ -69,6 +70,13 @@ class TokenCallback(BaseCallback):
         if isinstance(call, PredictorCall) and "signature" in inputs:
             call.read_as(instance, inputs["signature"])
 
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Begins a response: `dspyer.lms.reliable` asks again, or another LM, if one breaks off before a token."""
+        del call_id, instance, inputs
+        call = dspy.settings.send_stream
+        if isinstance(call, PredictorCall):
+            call.begin_response()
+
     def on_module_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
         """Shows the rest of each field; all of it if the response came from a cache or the LM does not stream."""
         call, context, lent = self._calls.pop(call_id, (None, None, False))
@@ -91,10 +99,12 @@ class PredictorCall:
         self._show_token = show
         self._redaction = redaction
         self._held: dict[str, str] = {}  # what may be the beginning of a hidden text
-        self._outputs = predictor.signature.output_fields
+        self._outputs = dspy.ensure_signature(inputs.get("signature") or predictor.signature).output_fields
         self._shown: dict[str, list[str]] = {}
         self._done: set[str] = set()
+        self._make_reader: Callable[[], ResponseReader | None] = _no_reader
         self._reader: ResponseReader | None = None
+        self._ended = False  # whether the first of several responses to one request has ended
         self._native: dict[str, Any] = {}  # fields that the adapter leaves to the LM, by name, with their types
         calls = [name for name, field in self._outputs.items() if field.annotation is dspy.ToolCalls]
         self._calls_field, self._final = _submit_of(calls, inputs)
@@ -123,14 +133,21 @@ class PredictorCall:
     def read_as(self, adapter: dspy.Adapter, signature: Any) -> None:
         """The next response is for this adapter, with the fields of this signature in its text."""
         fields = [name for name in signature.output_fields if name in self._outputs]
-        self._reader = reader_for(adapter, fields, self._show_field, self._take_calls)
+        self._make_reader = partial(reader_for, adapter, fields, self._show_field, self._take_calls)
         left = {name: field.annotation for name, field in self._outputs.items() if name not in signature.output_fields}
         self._native = {name: kind for name, kind in left.items() if name == self._calls_field or _streams(kind)}
+        self.begin_response()
+
+    def begin_response(self) -> None:
+        """What is received from now on is another response."""
+        self._reader, self._ended = self._make_reader(), False
+        self._submit = SubmitText(self._final, self._show)
 
     def _receive(self, chunk: Any) -> None:
         choices = getattr(chunk, "choices", None)
-        if not choices or choices[0].index:  # of several responses the first counts
+        if self._ended or not choices or choices[0].index:  # of several responses the first counts
             return
+        self._ended = choices[0].finish_reason is not None
         delta = choices[0].delta
         text = getattr(delta, "content", None)
         if text and self._reader is not None:
@@ -193,6 +210,10 @@ class PredictorCall:
             # A value that is no text is shown as the LM has written it, in whatever form.
             is_text = not shown or isinstance(value, (str, dspy.Reasoning))
             self._show(field, whole[len(shown) :] if is_text and whole.startswith(shown) else "", True)
+
+
+def _no_reader() -> None:
+    """Before an adapter has formatted a prompt."""
 
 
 def _decides(predictor: Any) -> bool:

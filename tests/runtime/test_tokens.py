@@ -399,6 +399,39 @@ def test_a_backup_lm_is_asked_until_a_token_was_shown(how: str) -> None:
             assert run.status == "completed", run.error
             assert len(server.requests) == 2
     assert by_field(events) == {"answer": run.state["answer"]}
+    assert len(tokens_of(events)) > 5
+
+
+@modes
+def test_of_several_responses_the_first_is_streamed(how: str) -> None:
+    responses = [f"[[ ## answer ## ]]\n{word} answer of them" for word in ("first", "second")]
+
+    class Choose(dspy.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ask = dspy.Predict("question -> answer", n=2, temperature=1.0)
+
+        def forward(self, question: str) -> dspy.Prediction:
+            return self.ask(question=question)
+
+    with OpenAIServer(lambda messages: responses[0], faults=[None, Text(responses[1])]) as server:
+        with dspy.context(lm=server.lm()):
+            graph = Graph(inputs=["question"]).add_node("ask", Choose(), writes=["answer"])
+            events, run = streamed(graph.add_path(START, "ask", END).compile(), {"question": "x"}, how)
+        assert run.status == "completed", run.error
+        assert len(server.requests) == 2
+    assert by_field(events) == {"answer": "first answer of them"}
+
+
+@modes
+def test_a_signature_that_a_call_brings_with_it_has_its_own_fields(how: str, server: OpenAIServer) -> None:
+    def ask(question: str, helper: dspy.Module) -> dict[str, str]:
+        return {"answer": helper(question=question, signature="question -> other").other}
+
+    graph = Graph(inputs=["question"])
+    graph.add_node("ask", ask, modules={"helper": dspy.Predict("question -> answer")}, writes=["answer"])
+    events, run = streamed(graph.add_path(START, "ask", END).compile(), {"question": "x"}, how)
+    assert by_field(events) == {"other": run.state["answer"]}
 
 
 @ways
