@@ -54,8 +54,8 @@ class Commit(NamedTuple):
         calls: number of calls to predictors and to tools.
         sizes: bytes of the JSON form after the commit, for each field with a limit that it wrote.
         size: bytes of the whole state after the commit, if the graph has `limit=`; None otherwise.
-        failure: the failure after which the branch went along an error edge; None for the commit of a node that
-            returned.
+        failure: the failure after which the branch went along an error edge, or that a tool reported to its model; None
+            for the commit of a node that returned.
         failed_attempts: the attempts that raised before this one.
         cached: whether the patch came from the node's cache and not from a call.
     """

@@ -19,7 +19,7 @@ from dspyer.graph.builder import Graph
 from dspyer.graph.declarations import check_name
 from dspyer.hints import signature_of
 from dspyer.nodes.binding import is_value_class
-from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, own_call, plain_function, read_signature
+from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, own_call, read_signature
 from dspyer.nodes.context import Context
 from dspyer.nodes.correction import signature_of_module
 from dspyer.nodes.module import module_io
@@ -214,7 +214,8 @@ def _describe(target: Any, name: str | None, desc: str | None, reads: Collection
         what = f"the class {target.__name__}" if isinstance(target, type) else brief(target)
         text = f"a tool is a function, a dspy.Tool, a module or a program, and this is {what}"
         return Described(name or "?", problems=(text,))
-    name = name or str(getattr(plain_function(target), "__name__", type(target).__name__))
+    source = target.func if isinstance(target, partial) else target
+    name = name or str(getattr(source, "__name__", type(source).__name__))
     who = f"tool {name!r}"
     signature, own = read_signature(target, who), signature_of(target).parameters
     problems = [text for text in signature.problems if " takes *" not in text]

@@ -26,6 +26,7 @@ _COLOURS = {  # class: (fill, stroke) by day, by night
     "subgraph": (("#f3ebff", "#8457c9"), ("#33254b", "#ab85e8")),
     "map": (("#fff1e2", "#d98324"), ("#40301c", "#e9a254")),
     "interrupt": (("#dff5f4", "#1f8f8b"), ("#14393a", "#45bdb8")),
+    "tool": (("#e9f7ec", "#3f9b57"), ("#1d3626", "#62bf7c")),
     "check": (("#fff5d1", "#b08400"), ("#3d3413", "#dcb23c")),
     "end": (("#e9ebf2", "#8a93ab"), ("#333847", "#77819c")),
     "join": (("#e9f7ec", "#3f9b57"), ("#1d3626", "#62bf7c")),

@@ -149,6 +149,7 @@ _SHAPES = {
     "map": ("[(", ")]"),
     "interrupt": ("{{", "}}"),
     "check": ("{", "}"),
+    "tool": (">", "]"),
 }
 
 
@@ -156,8 +157,9 @@ def draw_mermaid(picture: GraphPicture) -> str:
     """The graph as a Mermaid flowchart.
 
     Functions are boxes, modules have double sides, subgraphs are slanted, maps are drums, interrupts are hexagons,
-    checks are diamonds. Routes carry their labels. Edges that start the next round of a loop are dashed, and nodes at
-    which a round begins have a thick border. Error edges are dashed, too; the label says after a cross what they take.
+    checks are diamonds, tools are flags. Routes carry their labels. Edges that start the next round of a loop are
+    dashed, and nodes at which a round begins have a thick border. Error edges are dashed, too; the label says after a
+    cross what they take.
     """
     lines = ["flowchart TD"]
     for node in picture.nodes:

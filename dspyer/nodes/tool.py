@@ -37,7 +37,7 @@ from dspyer.errors import (
 )
 from dspyer.messages import tool_message
 from dspyer.nodes.binding import plan_binding
-from dspyer.nodes.callables import FunctionSignature
+from dspyer.nodes.callables import FunctionSignature, read_signature
 from dspyer.nodes.field_names import FieldNames, check_names
 from dspyer.nodes.function import NodeModules
 from dspyer.nodes.hidden_modules import hidden_problems
@@ -54,6 +54,7 @@ from dspyer.nodes.tool_action import CallStep, FunctionAction, ModuleAction, Too
 from dspyer.nodes.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
 from dspyer.nodes.tool_check import CHECK, ToolCheck, plan_tool_check
 from dspyer.retry import Retry
+from dspyer.schema.schema import Schema
 from dspyer.templates import NO_TEMPLATES, Fill, Templates
 from dspyer.values.frozen import thaw
 from dspyer.views import View
@@ -210,6 +211,23 @@ class ToolNode(Node):
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`: not those of its node."""
         return frozenset(self.fields.values()) if option == "writes" else self.readable
+
+    def with_function(self, fn: Callable[..., Any], schema: Schema) -> Built:
+        """The node of the same tool that calls another function: what `testing.stub` puts in its place.
+
+        The function takes what it names of the arguments and of the hidden parameters.
+        """
+        signature, given = read_signature(fn, self.who), self.tool.args or {}
+        shown = tuple(one.name for one in signature.parameters if one.name in given)
+        others = tuple(one for one in signature.parameters if one.name not in shown)
+        known = {name: field for name, field in (self.reads or {}).items() if field in self.readable}
+        reads = {one.name: known[one.name] for one in others if one.name in known}
+        plan = plan_binding(FunctionSignature(others), NodeOptions(self.name, schema, reads=reads), self.who)
+        taken = None if signature.takes_all or self.tool.has_kwargs else frozenset(shown)
+        action = FunctionAction(fn, plan.binding, is_async(fn), taken)
+        resources = {one.name: one.kind for one in plan.binding.resources if not one.default}
+        node = replace(self, action=action, resources=resources, takes_key=False)
+        return Built(node, None, (*signature.problems, *plan.problems, *plan.unknown))
 
     def call(self, call: Call) -> Reply:
         """Make one call of the tool."""

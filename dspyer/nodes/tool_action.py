@@ -43,19 +43,25 @@ class FunctionAction:
         fn: the function.
         binding: what the parameters get that the model does not see.
         asynchronous: whether the function is async.
+        takes: the arguments that it takes; None for all.
     """
 
     fn: Callable[..., Any]
     binding: Binding
     asynchronous: bool
+    takes: frozenset[str] | None = None
 
     def call(self, call: Call, args: Mapping[str, Any]) -> object:
         """Call the function from sync code."""
-        return call_function(self.fn, {**args, **self.binding.bind(call)}, self.asynchronous)
+        return call_function(self.fn, self._arguments(call, args), self.asynchronous)
 
     async def acall(self, call: Call, args: Mapping[str, Any]) -> object:
         """The same from async code."""
-        return await acall_function(self.fn, {**args, **self.binding.bind(call)}, self.asynchronous)
+        return await acall_function(self.fn, self._arguments(call, args), self.asynchronous)
+
+    def _arguments(self, call: Call, args: Mapping[str, Any]) -> dict[str, Any]:
+        shown = args if self.takes is None else {name: args[name] for name in args if name in self.takes}
+        return {**shown, **self.binding.bind(call)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,15 +18,17 @@ from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
 from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Context
-from dspyer.nodes.node import Call, Node, Send
+from dspyer.nodes.node import Built, Call, Node, Send
 from dspyer.nodes.options import node_options
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import run_script
+from dspyer.nodes.tool import ToolNode
 from dspyer.patch import plain_patch
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.session_views import StateViews
 from dspyer.scheduler.run_state import Branch
 from dspyer.scheduler.topology import START
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.persistent import PersistentMap
 
@@ -132,7 +134,8 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
 
     Args:
         program: the program.
-        fakes: by name of the node a function, with parameters that the node could have, or the patch to return.
+        fakes: by name of the node a function, with parameters that the node could have, or the patch to return. By
+            name of an agent's tool a function with arguments of the tool, or its result if that is a dict.
 
     Returns:
         The copy. `program` is unchanged.
@@ -154,9 +157,7 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
     for name, fake in fakes.items():
         node = _node(graph, name)
         function = _constant(fake) if isinstance(fake, Mapping) else fake
-        reads = _reads(function, node.reads)
-        options = node_options(name, function, graph.topology.schema, reads=reads, writes=node.writes, goto=node.goto)
-        built = build_node(options)
+        built = _fake(node, function, graph.topology.schema)
         problems += [*built.problems, *(built.unknown if name not in sent else ())]
         if built.node is not None:
             nodes[name] = built.node
@@ -168,6 +169,14 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
     for name in fakes:
         twin.__dict__.pop(name, None)
     return twin
+
+
+def _fake(node: Node, function: Callable[..., Any], schema: Schema) -> Built:
+    """A node that calls a function instead."""
+    if isinstance(node, ToolNode):
+        return node.with_function(function, schema)
+    reads = _reads(function, node.reads)
+    return build_node(node_options(node.name, function, schema, reads=reads, writes=node.writes, goto=node.goto))
 
 
 def _constant(patch: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
