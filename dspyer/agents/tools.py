@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -130,9 +131,17 @@ def as_tools(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
             warnings.warn(
                 f"tool {one.name!r} has no description, so that a model must guess what it does: write a docstring, or "
                 "tool(..., desc='...')",
-                stacklevel=3,
+                stacklevel=_level_of_user(),
             )
     return found
+
+
+def _level_of_user() -> int:
+    """The stack level, of a warning of the caller, of the first line outside of this package."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("dspyer."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def add_tool(graph: Graph, spec: ToolSpec, writes: Collection[str] = (), handoffs: str | None = None) -> None:
