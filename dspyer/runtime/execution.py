@@ -202,6 +202,8 @@ def _report(session: Session, execution: Execution, call: Call, error: Exception
         return None
     # The attempt is the one that commits, since the answers to its questions count; what it posted does not.
     delegate = call.context.delegate
+    if session.records.questions:
+        delegate.finish()
     delegate.over, delegate.posts = True, None
     session.withdraw_posts(delegate)
     failure = delegate.failure(error, delegate.number)

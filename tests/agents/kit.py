@@ -42,7 +42,8 @@ def run_one(program: CompiledGraph, *calls: tuple[str, dict[str, Any]], mode: st
 def start(target: Any, mode: str = "sync", **options: Any) -> Run:
     """A run of a program or a thread."""
     inputs = {"question": "Why?"}
-    return target.run(inputs, **options) if mode == "sync" else asyncio.run(target.arun(inputs, **options))
+    run: Run = target.run(inputs, **options) if mode == "sync" else asyncio.run(target.arun(inputs, **options))
+    return run
 
 
 def results(run: Run) -> list[tuple[str, Any, bool]]:

@@ -23,6 +23,7 @@ from dspyer.errors import (
     RouteError,
     StoreError,
 )
+from dspyer.events import Emitted
 from dspyer.testing import ScriptedLM, call_node, no_pauses, stub
 from tests.agents.kit import SUBMIT, agent, modes, results, run_one, run_turn, start, turn
 
@@ -125,7 +126,7 @@ def test_hidden_parameters_are_bound_behind_the_validation() -> None:
     """`ctx`, resources and the fields of `reads=` are not shown to the model, and it cannot give them."""
     seen: list[Any] = []
 
-    def search(word: str, place: Place, client: Client, mood: str, past: list[Entry[str]], ctx: Context) -> str:
+    def search(word: str, place: Place, client: Client, mood: str, past: list[Entry], ctx: Context) -> str:
         """Searches."""
         seen.append((word, place, client.name, mood, [entry.value for entry in past], ctx.node))
         ctx.emit("half done")
@@ -142,7 +143,7 @@ def test_hidden_parameters_are_bound_behind_the_validation() -> None:
     )
     assert seen == [("a", Place(city="Rome"), "shared", "calm", [], "search")]
     assert results(run)[1][2]
-    assert [event.value for event in run.events if type(event).__name__ == "Emitted"] == ["half done"]
+    assert [event.value for event in run.events if isinstance(event, Emitted)] == ["half done"]
     with pytest.raises(InputError, match=r"tool 'search' needs a resource of type Client"):
         program.run({"question": "?"})
 
@@ -159,7 +160,7 @@ def test_a_tool_reads_no_field_that_it_does_not_name() -> None:
     ]
 
 
-WRONG_ARGUMENTS = {
+WRONG_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
     "missing": ({}, "the argument 'word' is missing. The arguments are 'word', 'times'"),
     "unknown": ({"word": "a", "wrd": "b"}, "there is no argument 'wrd'. The arguments are 'word', 'times'"),
     "wrong type": ({"word": "a", "times": "many"}, "Arg times is invalid: 'many' is not of type 'integer'"),
@@ -546,7 +547,7 @@ def test_a_wrong_tool_is_refused_at_once(case: str) -> None:
 
 def test_all_problems_of_a_tool_are_reported_together() -> None:
     with pytest.raises(GraphError) as refusal:
-        agents.tool(look_up, approve="yes", effect="no", timeout="soon")
+        agents.tool(look_up, approve="yes", effect="no", timeout="soon")  # type: ignore[arg-type]  # all are wrong
     assert len(refusal.value.problems) == 3
 
 

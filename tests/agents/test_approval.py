@@ -1,0 +1,265 @@
+"""Tool calls that need approval, and the tool that asks the user (rule 13 of agents)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import Run, Thread, agents
+from dspyer.agents import Approval
+from dspyer.errors import InputError, ThreadError
+from dspyer.testing import ScriptedLM, no_pauses
+from dspyer.threads.graph_fingerprint import fingerprint_of
+from tests.agents.kit import SUBMIT, agent, modes, results, run_turn, start, turn
+
+
+class Budget(BaseModel):
+    limit: int = 50
+
+
+class Desk:
+    """A program with tools that note their calls."""
+
+    def __init__(self, path: Path | None = None, mode: str = "sync", **options: Any) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.mode = mode
+        mail = agents.tool(self.mail if mode == "sync" else self.amail, name="mail", **{"approve": True, **options})
+        store = ":memory:" if path is None else path / "runs.db"
+        self.program = agent(self.look, mail, agents.ask_user, store=store, schema=Budget)
+        self.thread: Thread = self.program.thread("t")
+
+    def look(self, word: str) -> str:
+        """Looks up a word."""
+        self.calls.append(("look", word))
+        return word
+
+    def mail(self, to: str, text: str = "hi") -> str:
+        """Sends a mail."""
+        self.calls.append(("mail", to, text))
+        return f"sent to {to}"
+
+    async def amail(self, to: str, text: str = "hi") -> str:
+        """Sends a mail."""
+        return self.mail(to, text)
+
+
+def ask(desk: Desk, *calls: tuple[str, dict[str, Any]]) -> Run:
+    """A run whose turn makes these calls; it must wait for an answer."""
+    with dspy.context(lm=ScriptedLM([turn(*calls)])):
+        run = start(desk.thread, desk.mode)
+    assert run.status == "interrupted", run.error
+    return run
+
+
+def resume(desk: Desk, answers: Any, last: bool = True) -> Run:
+    with dspy.context(lm=ScriptedLM([SUBMIT] if last else [])):
+        return desk.thread.resume(answers) if desk.mode == "sync" else asyncio.run(desk.thread.aresume(answers))
+
+
+ANSWERS: dict[str, tuple[Any, tuple[str, Any, bool], list[Any]]] = {
+    "true": (True, ("mail", "sent to Ada", False), [("mail", "Ada", "At 9:40.")]),
+    "false": (False, ("mail", "The call was refused.", True), []),
+    "approval": (Approval(True), ("mail", "sent to Ada", False), [("mail", "Ada", "At 9:40.")]),
+    "refusal with a reason": (
+        Approval(False, "Ada is\n on leave"),
+        ("mail", "The call was refused: Ada is on leave", True),
+        [],
+    ),
+    "a refusal as JSON": (
+        json.loads('{"ok": false, "reason": "not now"}'),
+        ("mail", "The call was refused: not now", True),
+        [],
+    ),
+    "other arguments": (
+        Approval(True, args={"to": "Bob"}),
+        ("mail", "sent to Bob", False),
+        [("mail", "Bob", "hi")],
+    ),
+    "other arguments as JSON": (
+        {"ok": True, "args": {"to": "Bob", "text": "x"}},
+        ("mail", "sent to Bob", False),
+        [("mail", "Bob", "x")],
+    ),
+}
+
+
+@modes
+@pytest.mark.parametrize("case", ANSWERS)
+def test_the_answer_decides(case: str, mode: str, tmp_path: Path) -> None:
+    """The question has the tool's name as its key and the call as its text; another process may resume."""
+    answer, result, calls = ANSWERS[case]
+    desk = Desk(tmp_path, mode)
+    run = ask(desk, ("mail", {"to": "Ada", "text": "At 9:40."}))
+    assert [(one.key, one.text) for one in run.questions] == [("mail", "mail(to='Ada', text='At 9:40.')?")]
+    assert desk.calls == []
+    later = Desk(tmp_path, mode)
+    run = resume(later, {"mail": answer})
+    assert run.status == "completed", run.error
+    assert results(run) == [result]
+    assert later.calls == calls
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "a text": ("maybe", "is no bool | Approval"),
+    "a missing ok": ({"reason": "no"}, "ok"),
+    "an unknown key": ({"ok": True, "why": "no"}, "Unexpected keyword argument"),
+    "a missing argument": ({"ok": True, "args": {}}, "the argument 'to' is missing"),
+    "an argument of a wrong type": (Approval(True, args={"to": 3}), "3 is not of type 'string'"),
+    "an unknown argument": (Approval(True, args={"to": "Ada", "cc": "Bob"}), "there is no argument 'cc'"),
+}
+
+
+@modes
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_answer_leaves_the_question_open(case: str, mode: str) -> None:
+    """The one who answers is told, and not the model; nothing is stored."""
+    answer, text = WRONG[case]
+    desk = Desk(mode=mode)
+    ask(desk, ("mail", {"to": "Ada"}))
+    with pytest.raises(InputError, match=text) as refusal:
+        resume(desk, {"mail": answer}, last=False)
+    assert "The question is open" in str(refusal.value)
+    assert [one.key for one in desk.thread.questions] == ["mail"]
+    assert results(resume(desk, {"mail": True})) == [("mail", "sent to Ada", False)]
+
+
+WRONG_TO = (
+    "error: ValueError: Arg to is invalid: 3 is not of type 'string'; action: correct what was given, and try again"
+)
+
+
+@modes
+def test_other_calls_run_meanwhile_and_none_runs_again(mode: str, tmp_path: Path) -> None:
+    """Several questions of one tool are told apart by their ids, and may be answered one after the other."""
+    desk = Desk(tmp_path, mode)
+    run = ask(
+        desk,
+        ("look", {"word": "a"}),
+        ("mail", {"to": "Ada"}),
+        ("mail", {"to": "Bob"}),
+        ("mail", {"to": 3}),
+        ("look", {"word": "b"}),
+    )
+    assert sorted(desk.calls) == [("look", "a"), ("look", "b")]
+    first, second = run.questions
+    with pytest.raises(ThreadError, match="2 open questions have the key 'mail': answer each by its id"):
+        resume(desk, {"mail": True}, last=False)
+    run = resume(desk, {second.id: True}, last=False)
+    assert [one.id for one in run.questions] == [first.id]
+    assert desk.calls[2:] == [("mail", "Bob", "hi")]
+    run = resume(desk, {"mail": Approval(False, "no")})
+    assert [result[1:] for result in results(run)] == [
+        ("a", False),
+        ("The call was refused: no", True),
+        ("sent to Bob", False),
+        (f"step: mail; {WRONG_TO}", True),
+        ("b", False),
+    ]
+    assert desk.calls[3:] == []
+
+
+CONDITIONS: dict[str, tuple[Any, dict[str, Any], bool]] = {
+    "an argument": (lambda amount: amount > 50, {"amount": 60}, True),
+    "an argument that needs no approval": (lambda amount: amount > 50, {"amount": 40}, False),
+    "an argument and a field": (lambda amount, limit: amount > limit, {"amount": 60}, True),
+    "a default of the tool": (lambda amount, currency: currency != "EUR", {"amount": 60}, False),
+    "all arguments": (lambda **args: sorted(args) == ["amount", "currency"], {"amount": 60}, True),
+    "no argument": (lambda: False, {"amount": 60}, False),
+    "never": (False, {"amount": 60}, False),
+}
+
+
+@modes
+@pytest.mark.parametrize("case", CONDITIONS)
+def test_a_function_says_whether_to_ask(case: str, mode: str) -> None:
+    """Of the validated arguments, those that the model left out included, and of fields."""
+    approve, args, asks = CONDITIONS[case]
+
+    def refund(amount: int, currency: str = "EUR") -> int:
+        """Refunds."""
+        return amount
+
+    program = agent(agents.tool(refund, approve=approve), schema=Budget, answers={"refund": True})
+    run = run_turn(program, ("refund", args), mode=mode)
+    assert results(run) == [("refund", args["amount"], False)]
+    with dspy.context(lm=ScriptedLM([turn(("refund", args)), SUBMIT])):
+        plain = agent(agents.tool(refund, approve=approve), schema=Budget)
+        assert start(plain, mode).status == ("interrupted" if asks else "completed")
+
+
+def test_an_error_in_the_condition_calls_nothing() -> None:
+    called: list[int] = []
+
+    def refund(amount: int) -> int:
+        """Refunds."""
+        called.append(amount)
+        return amount
+
+    run = run_turn(agent(agents.tool(refund, approve=lambda amount: 1 / 0)), ("refund", {"amount": 3}))
+    assert results(run)[0][1].startswith("step: refund; error: ZeroDivisionError")
+    assert called == []
+
+
+def test_under_evaluate_the_answers_come_from_compile() -> None:
+    sent: list[str] = []
+
+    def mail(to: str) -> None:
+        """Sends a mail."""
+        sent.append(to)
+
+    program = agent(agents.tool(mail, approve=True), answers={"mail": True})
+    example = dspy.Example(question="Why?", answer="done").with_inputs("question")
+    with dspy.context(lm=ScriptedLM([turn(("mail", {"to": "Ada"})), SUBMIT])):
+        score = dspy.Evaluate(devset=[example], metric=lambda gold, found: found.answer == gold.answer)(program).score
+    assert score == 100
+    assert sent == ["Ada"]
+
+
+@modes
+def test_the_tool_that_asks_the_user(mode: str) -> None:
+    desk = Desk(mode=mode)
+    run = ask(desk, ("ask_user", {"question": "Which boat?"}))
+    assert [(one.key, one.text, one.answer) for one in run.questions] == [
+        ("ask_user", "Which boat?", {"type": "string"})
+    ]
+    assert isinstance(resume(desk, {"ask_user": 3}, last=False).error, InputError)
+    assert [one.key for one in desk.thread.questions] == ["ask_user"]
+    assert results(resume(desk, {"ask_user": "the red one"})) == [("ask_user", "the red one", False)]
+    assert results(
+        run_turn(agent(agents.ask_user, answers={"ask_user": "me"}), ("ask_user", {"question": "Who?"}))
+    ) == [("ask_user", "me", False)]
+
+
+def test_the_approval_is_part_of_the_fingerprint() -> None:
+    """A question that is open must still be asked after a deployment."""
+
+    def refund(amount: int) -> int:
+        """Refunds."""
+        return amount
+
+    plain, again, asking = agent(refund), agent(refund), agent(agents.tool(refund, approve=True))
+    assert fingerprint_of(plain).id == fingerprint_of(again).id != fingerprint_of(asking).id
+
+
+@modes
+def test_a_retry_asks_only_once(mode: str) -> None:
+    attempts: list[int] = []
+
+    def pay(amount: int, ctx: Any) -> str:
+        """Pays."""
+        attempts.append(ctx.attempt)
+        if ctx.attempt == 1:
+            raise ConnectionError("no line")
+        return "paid"
+
+    program = agent(agents.tool(pay, approve=True, retry=2), answers={"pay": True})
+    with no_pauses():
+        run = run_turn(program, ("pay", {"amount": 3}), mode=mode)
+    assert results(run) == [("pay", "paid", False)]
+    assert attempts == [1, 2]

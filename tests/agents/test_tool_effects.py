@@ -1,0 +1,322 @@
+"""Tools with effects, and tools with checks: what is called how often, also by killed processes (rules 14 and 22)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from pydantic import BaseModel, field_validator
+
+from dspyer import Command, CompiledGraph, Context, agents
+from dspyer.agents import Approval
+from dspyer.errors import NodeOutputError
+from dspyer.testing import ScriptedLM, no_pauses
+from tests.agents.kit import SUBMIT, agent, modes, results, run_one, run_turn, start, turn
+from tests.persistence.processes import end_of, fork
+
+
+class Notes:
+    """Calls, in a file that survives the process."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path / "notes"
+        self.path.touch()
+
+    def note(self, what: str) -> None:
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        os.write(handle, f"{what}\n".encode())
+        os.close(handle)
+
+    def read(self) -> Counter[str]:
+        return Counter(self.path.read_text().split("\n")[:-1])
+
+    def wait_for(self, *texts: str) -> None:
+        """Waits until other threads or processes have noted all of these."""
+        until = time.monotonic() + 20
+        while not {*texts} <= {line.partition(" ")[0] for line in self.read()}:
+            assert time.monotonic() < until, self.read()
+            time.sleep(0.002)
+
+
+def mailer(path: Path, notes: Notes, mode: str, hook: Callable[[], None]) -> CompiledGraph:
+    """Three parallel calls: two that end, and one whose effect has happened when `hook` is called."""
+
+    def quick(word: str) -> str:
+        """Looks up a word."""
+        notes.note(f"quick-{word}")
+        return word
+
+    def mail(to: str, key: str) -> str:
+        """Sends a mail, as a server that recognizes keys does: the second of one key is not sent."""
+        notes.note(f"mail {key}")
+        hook()
+        return f"sent to {to}"
+
+    async def amail(to: str, key: str) -> str:
+        """Sends a mail."""
+        return await asyncio.to_thread(mail, to, key)
+
+    tool = agents.tool(mail if mode == "sync" else amail, name="mail", effect=True)
+    return agent(quick, tool, store=path / "runs.db")
+
+
+CALLS = (("quick", {"word": "a"}), ("mail", {"to": "Ada"}), ("quick", {"word": "b"}))
+
+
+@modes
+def test_kill_9_after_an_effect_repeats_that_call_alone(mode: str, tmp_path: Path) -> None:
+    """The finished calls of the turn are not made again, nor is the LM called; the other side sees one key."""
+    notes = Notes(tmp_path)
+
+    def die() -> None:
+        # Until the results of the others are in the store.
+        until = time.monotonic() + 20
+        while len(mailer(tmp_path, notes, mode, lambda: None).thread("t").history(newest=True, count=9)) < 5:
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def child() -> None:
+        with dspy.context(lm=ScriptedLM([turn(*CALLS)])):
+            start(mailer(tmp_path, notes, mode, die).thread("t"), mode)
+
+    assert end_of(fork(child)) == -signal.SIGKILL
+    before = notes.read()
+    assert before.total() == 3
+    thread = mailer(tmp_path, notes, mode, lambda: None).thread("t")
+    with dspy.context(lm=ScriptedLM([SUBMIT])) as _:
+        run = thread.resume() if mode == "sync" else asyncio.run(thread.aresume())
+    assert run.status == "completed", run.error
+    after = notes.read()
+    (mail,) = [line for line in after if line.startswith("mail")]
+    assert after == {**before, mail: 2}
+    assert results(run) == [("quick", "a", False), ("mail", "sent to Ada", False), ("quick", "b", False)]
+
+
+@modes
+def test_a_recorded_effect_is_not_repeated(mode: str, tmp_path: Path) -> None:
+    """Nor by a retry, nor after a kill between its record and its commit."""
+    notes = Notes(tmp_path)
+
+    class Board(BaseModel):
+        sent: int = 0
+
+    def made(hook: Callable[[], None]) -> CompiledGraph:
+        def mail(to: str, ctx: Context) -> Any:
+            """Sends a mail."""
+            notes.note("mail")
+            return Command(update={"sent": 1}, result=f"sent to {to}")
+
+        def checked(result: str) -> list[str]:
+            notes.note("check")
+            hook()
+            return []
+
+        tool = agents.tool(mail, effect=True, check=checked, retry=3)
+        return agent(tool, schema=Board, store=tmp_path / "runs.db")
+
+    def child() -> None:
+        with dspy.context(lm=ScriptedLM([turn(("mail", {"to": "Ada"}))])):
+            start(made(lambda: os.kill(os.getpid(), signal.SIGKILL)).thread("t"), mode)
+
+    assert end_of(fork(child)) == -signal.SIGKILL
+    tries: list[int] = []
+
+    def fail_once() -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise ConnectionError("no line")
+
+    thread = made(fail_once).thread("t")
+    with dspy.context(lm=ScriptedLM([SUBMIT])), no_pauses():
+        run = thread.resume() if mode == "sync" else asyncio.run(thread.aresume())
+    assert results(run) == [("mail", "sent to Ada", False)]
+    assert run.state["sent"] == 1
+    assert notes.read() == {"mail": 1, "check": 3}
+
+
+@modes
+def test_the_key_is_given_if_the_function_takes_it_and_hidden_from_the_model(mode: str) -> None:
+    keys: list[str] = []
+
+    def mail(to: str, key: str) -> str:
+        """Sends a mail."""
+        keys.append(key)
+        return to
+
+    def look(key: str) -> str:
+        """Without an effect, a key is an argument."""
+        return key
+
+    tool = agents.tool(mail, effect=True)
+    assert list(tool.tool.args or {}) == ["to"]
+    calls = (("mail", {"to": "a"}), ("mail", {"to": "a"}), ("look", {"key": "k"}))
+    run = run_turn(agent(tool, look), *calls, mode=mode)
+    assert len({*keys}) == 2
+    assert results(run)[2] == ("look", "k", False)
+
+
+# --- checks
+
+
+class Flaky:
+    """A tool that gives another result at each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []
+
+    def find(self, word: str, key: str) -> str:
+        """Finds a word."""
+        self.calls.append((word, key))
+        return f"{word} {len(self.calls)}"
+
+
+def refuse_first(args: dict[str, Any], result: str, tool: str) -> list[str]:
+    assert tool == "find"
+    return ["of the first call"] if result.endswith("1") else []
+
+
+def never_good(result: str) -> list[str]:
+    return ["bad"]
+
+
+def with_args(args: dict[str, Any]) -> dict[str, Any]:
+    return {"problems": ["too short"], "args": {"word": args["word"] * 2}}
+
+
+class Good(BaseModel):
+    result: str
+
+    @field_validator("result")
+    @classmethod
+    def of_the_second(cls, value: str) -> str:
+        if value.endswith("1"):
+            raise ValueError("of the first call")
+        return value
+
+
+CHECKS: dict[str, tuple[Any, list[str], str]] = {
+    "finds nothing": (lambda result: [], ["a"], "a 1"),
+    "refuses the first": (refuse_first, ["a", "a"], "a 2"),
+    "refuses each": (never_good, ["a", "a"], "a 2"),
+    "gives other arguments": (with_args, ["a", "aa"], "aa 2"),
+    "a model": (Good, ["a", "a"], "a 2"),
+}
+
+
+@modes
+@pytest.mark.parametrize("case", CHECKS)
+def test_a_call_with_problems_is_repeated_once(case: str, mode: str) -> None:
+    """Only this call, and an effect gets another key; the conversation has the last result."""
+    check, words, value = CHECKS[case]
+    flaky = Flaky()
+    tool = agents.tool(flaky.find, effect=True, check=check)
+    run = run_turn(agent(tool, store=":memory:"), ("find", {"word": "a"}), mode=mode)
+    assert results(run) == [("find", value, False)]
+    assert [word for word, _ in flaky.calls] == words
+    assert len({key for _, key in flaky.calls}) == len(words)
+
+
+@modes
+def test_a_check_that_is_a_module_is_tuned_as_a_part_of_the_tool(mode: str) -> None:
+    judge = dspy.Predict("result -> problems: list[str]")
+    flaky = Flaky()
+    program = agent(agents.tool(flaky.find, effect=True, check=judge))
+    assert [name for name, _ in program.named_predictors()] == ["react", "find.check"]
+    script = [turn(("find", {"word": "a"})), {"problems": ["odd"]}, SUBMIT]
+    with dspy.context(lm=ScriptedLM(script)):
+        run = start(program, mode)
+    assert results(run) == [("find", "a 2", False)]
+    assert [predictor for predictor, _, _ in run.trace][1] is program.find.check
+
+
+class Judge(dspy.Signature):
+    """Judge the result of a call."""
+
+    tool: str = dspy.InputField()
+    result: str = dspy.InputField()
+    problems: list[str] = dspy.OutputField()
+    args: dict[str, Any] = dspy.OutputField()
+
+
+ARGUMENTS: dict[str, tuple[dict[str, Any], list[str], str]] = {
+    "other ones": ({"word": "b"}, ["a", "b"], "b 2"),
+    "the same": ({}, ["a", "a"], "a 2"),
+}
+
+
+@modes
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_a_module_may_give_other_arguments(case: str, mode: str) -> None:
+    args, words, value = ARGUMENTS[case]
+    flaky = Flaky()
+    program = agent(agents.tool(flaky.find, effect=True, check=dspy.Predict(Judge)))
+    script = [turn(("find", {"word": "a"})), {"problems": ["odd"], "args": args}, SUBMIT]
+    with dspy.context(lm=ScriptedLM(script)):
+        run = start(program, mode)
+    assert results(run) == [("find", value, False)]
+    assert [word for word, _ in flaky.calls] == words
+
+
+def test_arguments_of_a_module_that_the_tool_does_not_take_are_told() -> None:
+    program = agent(agents.tool(Flaky().find, effect=True, check=dspy.Predict(Judge)))
+    script = [turn(("find", {"word": "a"})), {"problems": ["odd"], "args": {"wrd": "b"}}, SUBMIT]
+    with dspy.context(lm=ScriptedLM(script)):
+        run = start(program)
+    assert "check of tool 'find' gave arguments that the tool does not take" in results(run)[0][1]
+
+
+WRONG_CHECKS: dict[str, tuple[Any, str]] = {
+    "a text": (lambda result: "bad", "gave 'bad', a str: write a list around it"),
+    "an unknown key": (lambda result: {"problem": ["bad"]}, "gave 'problem'"),
+    "wrong arguments": (lambda result: {"problems": ["bad"], "args": ["a"]}, "gave the arguments"),
+    "arguments that the tool does not take": (lambda result: {"problems": ["x"], "args": {"w": 1}}, "does not take"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_CHECKS)
+def test_what_a_function_gives_wrongly_fails_the_node(case: str) -> None:
+    check, text = WRONG_CHECKS[case]
+    run = run_one(agent(agents.tool(Flaky().find, effect=True, check=check)), ("find", {"word": "a"}))
+    assert isinstance(run.error, NodeOutputError)
+    assert text in str(run.error)
+
+
+@modes
+def test_a_repeated_call_is_approved_again(mode: str, tmp_path: Path) -> None:
+    """What was approved was another call. A refusal keeps the first result; nothing is called twice."""
+    for answer, value, words in [(True, "aa 2", ["a", "aa"]), (Approval(False, "no"), "a 1", ["a"])]:
+        flaky = Flaky()
+        tool = agents.tool(flaky.find, approve=True, effect=True, check=with_args)
+        thread = agent(tool, store=":memory:").thread("t")
+        with dspy.context(lm=ScriptedLM([turn(("find", {"word": "a"})), SUBMIT])):
+            assert [one.text for one in start(thread, mode).questions] == ["find(word='a')?"]
+            run = thread.resume({"find": True})
+            assert [one.text for one in run.questions] == ["find(word='aa')?"]
+            run = thread.resume({"find": answer})
+        assert results(run) == [("find", value, False)]
+        assert [word for word, _ in flaky.calls] == words
+
+
+def test_a_tool_may_use_effects_of_its_own_when_it_is_repeated() -> None:
+    made: list[str] = []
+
+    def charge(key: str) -> None:
+        made.append(key)
+
+    def pay(amount: int, ctx: Context) -> str:
+        """Pays."""
+        ctx.once("charge", charge)
+        return "paid"
+
+    run = run_turn(agent(agents.tool(pay, check=never_good)), ("pay", {"amount": 3}))
+    assert results(run) == [("pay", "paid", False)]
+    assert len({*made}) == 2
