@@ -255,7 +255,8 @@ def build_mode(mode: ModeOptions, options: NodeOptions) -> Built:
         optional=templates.optional_fields(reads, optional),
         templates=templates,
         writes={"messages": "messages"},
-        goto=(*mode.nodes, SETTLE),
+        # In the order of the tools: that of a set differs between processes, and edges are a part of the fingerprint.
+        goto=(*(tool.name for tool in mode.tools if tool.name in mode.nodes), SETTLE),
         sends=True,
         tools=mode.tools,
         nodes=mode.nodes,

@@ -227,3 +227,11 @@ def test_config_and_lm_are_those_of_the_agent() -> None:
     program = loop(lm=lm, config={"temperature": 0.3}).compile()
     assert program(question="1 + 2?").answer == 3
     assert (len(lm.calls), program.react.config) == (1, {"temperature": 0.3})
+
+
+def test_the_edges_of_an_agent_have_one_order_in_every_process() -> None:
+    """Else another process, with other hashes, would refuse to resume a run: the graph would have changed."""
+    names = [f"tool_{letter}" for letter in "qwertzuiop"]
+    graph = agents.tool_loop("question -> answer: int", [agents.tool(add, name=name) for name in names])
+    line = next(line for line in graph.compile().graph.explain().splitlines() if line.strip().startswith("react:"))
+    assert line.partition("-> ")[2] == f"{', '.join(names)}, settle"
