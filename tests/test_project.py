@@ -31,7 +31,17 @@ def test_the_newest_changelog_entry_is_the_version() -> None:
 def test_runtime_dependencies_are_few() -> None:
     names = {Requirement(text).name for text in PROJECT["dependencies"]}
     assert names == {
-        *("dspy", "pydantic", "pydantic-core", "pyrsistent", "anyio", "diskcache", "tenacity", "typing-extensions")
+        *(
+            "dspy",
+            "pydantic",
+            "pydantic-core",
+            "pyrsistent",
+            "anyio",
+            "diskcache",
+            "jsonschema",
+            "tenacity",
+            "typing-extensions",
+        )
     }
 
 

@@ -52,6 +52,7 @@ from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import plan_templates
 from dspyer.nodes.tool_action import CallStep, FunctionAction, ModuleAction, ToolAction, ToolOutcome
 from dspyer.nodes.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
+from dspyer.nodes.tool_arguments import ArgumentParser, argument_parsers
 from dspyer.nodes.tool_check import CHECK, ToolCheck, plan_tool_check
 from dspyer.retry import Retry
 from dspyer.schema.schema import Schema
@@ -143,6 +144,7 @@ class ToolNode(Node):
     Attributes:
         tool: what the model is shown.
         required: the arguments that a call must have.
+        parsers: the parsers of the arguments.
         action: what is called.
         approval: whether to ask before a call; None for never.
         answer: the type of the answers to that question.
@@ -161,6 +163,7 @@ class ToolNode(Node):
 
     tool: dspy.Tool
     required: frozenset[str]
+    parsers: Mapping[str, ArgumentParser]
     action: ToolAction
     approval: ApprovalRule | None
     answer: Any
@@ -308,7 +311,11 @@ class ToolNode(Node):
         found: dict[str, Any] = {}
         for name, value in args.items():
             try:
-                found |= self.tool._validate_and_parse_args(**{name: value})
+                parser = self.parsers.get(name)
+                if parser is None:
+                    found |= self.tool._validate_and_parse_args(**{name: value})
+                else:
+                    found[name] = parser.parse(name, value)
             except ValidationError as refusal:
                 reason = refusal.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
                 raise ValueError(f"the argument {name!r} is invalid: {reason}") from refusal
@@ -413,6 +420,7 @@ def build_tool(given: ToolOptions, options: NodeOptions) -> Built:
         templates=built.templates,
         tool=spec.tool,
         required=spec.required,
+        parsers=argument_parsers(spec.tool),
         action=built.action,
         approval=approval.rule,
         answer=None,
