@@ -13,6 +13,7 @@ Nothing of this is stored: a conversation is rendered again at each call, from t
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -129,10 +130,12 @@ def shown(
         ages = _ages(found if whole is None else [converted(message) for message in whole])
     pending: list[Piece] = []
     events = []
+    used: set[str] = set()
     for place, piece in enumerate(found):
         if piece.calls:
             event = piece.event(results[place], how, ages)
             if event:
+                event = _with_own_ids(event, used)
                 events.append({**_inputs(pending, how.text_input), **event} if pending else event)
                 pending = []
         elif not piece.is_silent:
@@ -152,6 +155,34 @@ def _results_by_turn(pieces: list[Piece]) -> dict[int, dict[str, Piece]]:
         elif piece.call_id in callers:
             results[callers[piece.call_id]].setdefault(piece.call_id, piece)
     return results
+
+
+def _with_own_ids(event: dict[str, Any], used: set[str]) -> dict[str, Any]:
+    """An event in which no call has an id of `used`, to which its ids are added.
+
+    Ids are unique in a conversation, but branches that ran in parallel and were joined may have taken the same one.
+    """
+    made: dspy.ToolCalls = event["tool_calls"]
+    calls = made.tool_calls
+    if not used.isdisjoint([call.id for call in calls]):
+        numbered = (f"call_{number}" for number in itertools.count(len(used)))
+        free = (each for each in numbered if each not in used)
+        ids = [next(free) if call.id in used else call.id for call in calls]
+        results = made.tool_call_results.tool_call_results
+        event = {
+            **event,
+            "tool_calls": dspy.ToolCalls(
+                tool_calls=[call.model_copy(update={"id": own}) for call, own in zip(calls, ids, strict=True)],
+                tool_call_results=ToolCallResults(
+                    tool_call_results=[
+                        one.model_copy(update={"call_id": own}) for one, own in zip(results, ids, strict=True)
+                    ]
+                ),
+            ),
+        }
+        calls = event["tool_calls"].tool_calls
+    used.update([str(call.id) for call in calls])
+    return event
 
 
 def _ages(pieces: Iterable[Piece]) -> dict[str, int]:
@@ -249,7 +280,7 @@ class Piece:
             if name == SUBMIT and not error and isinstance(value, dict):
                 outputs.update(value)
             if name in how.renders:
-                call = ShownCall(name, args, copy.deepcopy(value), error, ages[call_id], how.mode)
+                call = ShownCall(name, args, copy.deepcopy(value), error, ages.get(call_id, 0), how.mode)
                 args, value = _rendered(how.renders[name], call)
                 if value is None:
                     continue

@@ -15,6 +15,7 @@ from dspyer.messages import task_message, tool_message
 from dspyer.nodes.conversation import Shown, ShownCall, shown
 from dspyer.testing import ScriptedLM
 from dspyer.values.freezing import freeze
+from dspyer.values.frozen import thaw
 
 
 class Plan(BaseModel):
@@ -219,6 +220,15 @@ def test_the_age_of_a_call_counts_the_turns_that_are_not_shown() -> None:
     ages: list[int] = []
     shown(selected, Shown("question", {"add": lambda call: ages.append(call.age)}), messages.raw_items())
     assert ages == [2]
+
+
+def test_a_call_that_a_context_made_up_has_no_age() -> None:
+    messages = conversation(1)
+    made = [thaw(message) for message in messages]
+    made[1]["tool_calls"][0]["id"] = made[3]["tool_call_id"] = "own"
+    ages: list[int] = []
+    shown(made, Shown("question", {"add": lambda call: ages.append(call.age)}), messages.raw_items())
+    assert ages == [0]
 
 
 # --- what is kept
