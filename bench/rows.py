@@ -13,7 +13,10 @@ from bench.process import Library
 DSPYER = Library(
     "dspyer",
     HERE,
-    ("dspyer_bench", "dspyer_state_bench", "handwritten_bench", "dspyer_stored_bench", "dspyer_lms_bench"),
+    (
+        *("dspyer_bench", "dspyer_state_bench", "handwritten_bench"),
+        *("dspyer_stored_bench", "dspyer_lms_bench", "dspyer_agents_bench"),
+    ),
 )
 LANGGRAPH = Library("LangGraph", "graphs", ("langgraph_bench", "langgraph_stored_bench"), "langgraph")
 BURR = Library("Burr", "graphs", ("burr_bench",), "apache-burr")
@@ -211,6 +214,20 @@ def modules() -> list[Row]:
     return rows
 
 
+def turns_of_agents() -> list[Row]:
+    """Turns of `agents.tool_loop` compared with those of `dspy.ReActV2`, and their bytes."""
+    rows = []
+    for turns, goal in ((10, 1.1), (100, 1.2)):
+        ours, theirs = (
+            Entry(column, DSPYER, "agent_turns", {"turns": turns, "by_hand": by_hand})
+            for column, by_hand in ((DSPYER.name, False), ("by hand", True))
+        )
+        rows.append(Row(f"a turn of {turns} (by hand: `dspy.ReActV2`)", "µs", (ours, theirs), goal, "by hand"))
+    size = {"turns": 100, "size": 200}
+    title = "100 turns of 200 bytes, on disk / final state"
+    return [*rows, Row(title, "×", (Entry(DSPYER.name, DSPYER, "agent_bytes", size),), 2.5)]
+
+
 def limits() -> list[Row]:
     """Requests under a rate limit."""
     size = {"items": 60, "width": 32, "window": 0.5, "share": 0.9}
@@ -297,6 +314,11 @@ def tables() -> list[Table]:
             "DSPy modules",
             'Whole programs whose LM calls take no time, compared with a `dspy.Module` of the same parts ("by hand").',
             tuple(modules()),
+        ),
+        Table(
+            "Agents",
+            "Turns of an agent with one tool call each, whose LM takes no time. What `dspy.ReActV2` does is by hand.",
+            tuple(turns_of_agents()),
         ),
         Table(
             "Rate limits",

@@ -15,6 +15,7 @@ from bench import growth
 from bench.environments import BENCH, Environment, requirements
 from bench.machine import calibrate, describe, spread
 from bench.peers import (
+    dspyer_agents_bench,
     dspyer_bench,
     dspyer_lms_bench,
     dspyer_state_bench,
@@ -91,6 +92,12 @@ def test_stored_workloads_check_their_result(work: str, size: dict[str, Any]) ->
 
 def test_the_workload_of_limits_checks_its_result() -> None:
     assert dspyer_lms_bench.WORKS["limited"](items=5, width=3, window=0.01, share=1)() > 0
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_the_workloads_of_agents_check_their_result(by_hand: bool) -> None:
+    assert dspyer_agents_bench.WORKS["agent_turns"](turns=2, by_hand=by_hand)() > 0
+    assert dspyer_agents_bench.WORKS["agent_bytes"](turns=2, size=10)() > 0
 
 
 def test_what_may_be_nothing_is_measured_too() -> None:
