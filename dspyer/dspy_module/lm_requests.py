@@ -139,9 +139,8 @@ class LMRetryNotes(BaseCallback):
             mark_lm_retries(exception, lm.num_retries)
 
 
-def noting_lm_retries() -> dict[str, Any]:
-    """DSPy settings under which exceptions of LM calls are marked; `{}` if a run around this one has them."""
-    callbacks = dspy.settings.callbacks or []
+def noting_lm_retries(callbacks: list[Any]) -> list[Any]:
+    """Callbacks with which exceptions of LM calls are marked: these, if a run around this one has added theirs."""
     if any(isinstance(callback, LMRetryNotes) for callback in callbacks):
-        return {}
-    return {"callbacks": [*callbacks, LMRetryNotes()]}
+        return callbacks
+    return [*callbacks, LMRetryNotes()]

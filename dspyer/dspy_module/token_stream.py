@@ -89,8 +89,29 @@ class TokenCallback(BaseCallback):
             call.end(outputs)
 
 
+def without_tokens(callbacks: list[Any]) -> list[Any]:
+    """The callbacks without those of tokens; the same list if there are none."""
+    others = [one for one in callbacks if not isinstance(one, TokenCallback)]
+    return others if len(others) < len(callbacks) else callbacks
+
+
+def apart_from_tokens() -> dict[str, Any]:
+    """DSPy settings for a run whose tokens are not those of the node that has called it; `{}` if there are none."""
+    callbacks, stream = dspy.settings.callbacks or [], dspy.settings.send_stream
+    found: dict[str, Any] = {}
+    if callbacks and without_tokens(callbacks) is not callbacks:
+        found["callbacks"] = without_tokens(callbacks)
+    if isinstance(stream, PredictorCall):
+        found["send_stream"] = stream.around
+    return found
+
+
 class PredictorCall:
-    """One call of a predictor, and the `send_stream` of its LM calls."""
+    """One call of a predictor, and the `send_stream` of its LM calls.
+
+    Attributes:
+        around: the stream that the caller of the program has set up, if it gets the chunks of the predictor; else None.
+    """
 
     def __init__(
         self, predictor: dspy.Predict, inputs: Mapping[str, Any], show: ShowToken, redaction: OutputRedaction | None
@@ -114,17 +135,17 @@ class PredictorCall:
         wanted = not listeners or any(one.predict == predictor for one in listeners)
         around = settings.send_stream if wanted else None
         # Of a predictor that another one calls, the chunks are not a part of the other one's response.
-        self._around: Any = around._around if isinstance(around, PredictorCall) else around
+        self.around: Any = around.around if isinstance(around, PredictorCall) else around
         self._loop = reachable_loop()
         self._scopes = len(_adapter_calls.get())  # of calls around this one
 
     async def send(self, chunk: Any) -> None:
-        """Gets a chunk from DSPy."""
+        """Gets a chunk from DSPy. It must not block: the loop may be one that all sync runs of the process share."""
         # A stream around the program belongs to the loop from which the program was called.
-        if self._around is not None and asyncio.get_running_loop() is self._loop:
-            await self._around.send(chunk)
+        if self.around is not None and asyncio.get_running_loop() is self._loop:
+            await self.around.send(chunk)
         self._receive(chunk)
-        if self._around is None and not self._shown:
+        if self.around is None and not self._shown:
             # DSPy falls back to another adapter, and `dspyer.lms.reliable` to another LM, until a chunk was streamed.
             # Here what counts is that a token was shown.
             for progress in _adapter_calls.get()[self._scopes :]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.display.redaction import Redaction, Redactor
-from dspyer.dspy_module.token_stream import TokenCallback
+from dspyer.dspy_module.token_stream import TokenCallback, without_tokens
 from dspyer.events import Token
 from dspyer.nodes.node import Call, Node
 from dspyer.nodes.steps import Step
@@ -130,6 +130,6 @@ def _streaming(call: Call) -> Iterator[None]:
         place = (attempt.node, attempt.branch, attempt.execution, visit, attempt.number)
         attempt.host.publish(Token(*place, names.get(id(predictor), ""), field, text, done))
 
-    others = [one for one in dspy.settings.callbacks or () if not isinstance(one, TokenCallback)]
+    others = without_tokens(dspy.settings.callbacks or [])
     with dspy.context(callbacks=[*others, TokenCallback(show, rules.redaction(attempt.node))]):
         yield

@@ -24,6 +24,7 @@ from dspyer.dspy_module.lm_requests import noting_lm_retries
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
+from dspyer.dspy_module.token_stream import apart_from_tokens
 from dspyer.dspy_module.tracing import append_to_trace, is_rejected, usage_of
 from dspyer.errors import AttemptError, InputError, Interrupt, Interrupted, RunStoppedError, ThreadError
 from dspyer.graph.compile import prepare_modules
@@ -593,8 +594,10 @@ class CompiledGraph(dspy.Module):
 
 def _settings_inside(session: Session) -> dict[str, Any]:
     """DSPy's settings for the nodes of a run: the request was for the program alone."""
-    noting = noting_lm_retries() if session.graph.policies else {}
-    return {REQUEST: None, **noting}
+    found = {REQUEST: None, **(apart_from_tokens() if session.tokens is None else {})}
+    if session.graph.policies:
+        found["callbacks"] = noting_lm_retries(found.get("callbacks", dspy.settings.callbacks or []))
+    return found
 
 
 def _request(

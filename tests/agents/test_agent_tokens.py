@@ -88,6 +88,16 @@ def _turns(run: Any) -> list[Mapping[str, Any]]:
 
 
 @modes
+def test_an_output_that_is_redacted_is_one_redacted_token(how: str) -> None:
+    program = agents.tool_loop("task -> report, pages: list[int]", [look_up]).compile(redact=["report"])
+    with ScriptedLM(SCRIPT):
+        events, run = streamed(program, how, task="Tell about the tides.")
+    assert run.status == "completed", run.error
+    assert [(one.text, one.done) for one in pieces(events, "report")] == [("[redacted]", True)]
+    assert len(pieces(events, "next_thought")) > 5
+
+
+@modes
 def test_react_v2_as_a_node_streams_the_same_fields(how: str) -> None:
     graph = Graph(inputs=["task"]).add_node("agent", dspy.ReActV2("task -> report, pages: list[int]", [look_up]))
     with ScriptedLM(SCRIPT):
@@ -125,3 +135,33 @@ def test_a_turn_that_answers_in_another_format_is_read_as_without_tokens() -> No
     assert run.status == "completed", run.error
     assert by_place(events) == {("react", 1, "next_thought"): "now", ("react", 1, "report"): "found"}
     assert len(lm.calls) == 2
+
+
+@modes
+def test_sub_agents_that_run_at_once_have_tokens_of_their_own(how: str) -> None:
+    reader = agents.tool_loop("topic -> findings", [look_up], name="Reader").compile()
+    tool = agents.tool(reader, name="research", desc="Reads about one topic.")
+    lead = agents.tool_loop("task -> report", [tool], name="Lead").compile()
+
+    def answer(call: Any) -> dict[str, Any]:
+        topic = call.inputs.get("topic")
+        if topic is not None:
+            return turn(("submit", {"findings": f"{topic} it is"}), thought=f"thinking of {topic}")
+        if "topic" not in call.inputs and "tool_call_results" in call.inputs:
+            return turn(("submit", {"report": "both"}), thought="done")
+        return turn(*[("research", {"topic": topic}) for topic in ("tides", "moons")], thought="look again")
+
+    with ScriptedLM(answer):
+        events, run = streamed(lead, how, task="Tell.")
+    assert run.status == "completed", run.error
+    started = {event.execution: event.node for event in events if type(event).__name__ == "NodeStarted"}
+    found: dict[tuple[Any, ...], str] = {}
+    for one in events:
+        if isinstance(one, Token):
+            place = (*[started[execution] for execution in one.scope], one.scope, one.node, one.field)
+            found[place] = found.get(place, "") + one.text
+    inner = {place: text for place, text in found.items() if place[0] == "research"}
+    assert sorted(inner.values()) == ["moons it is", "thinking of moons", "thinking of tides", "tides it is"]
+    assert {place[2:] for place in inner} == {("react", "next_thought"), ("react", "findings")}
+    assert len({place[1] for place in inner}) == 2
+    assert found[((), "react", "report")] == "both"

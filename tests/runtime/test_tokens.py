@@ -248,6 +248,18 @@ def test_a_program_that_a_node_calls_has_tokens_in_its_scope(how: str, server: O
     assert found == {(f"{execution}[{key}]",): text for key, text in zip("ab", run.state["found"], strict=True)}
 
 
+@modes
+def test_a_program_that_a_function_calls_directly_is_a_run_of_its_own(how: str, server: OpenAIServer) -> None:
+    def ask(question: str, team: dspy.Module) -> dict[str, str]:
+        return {"found": team(question=question).one}
+
+    graph = Graph(inputs=["question"]).add_node("ask", ask, modules={"team": fan().compile(retry=2)}, writes=["found"])
+    events, run = streamed(graph.add_path(START, "ask", END).compile(), {"question": "x"}, how)
+    assert run.status == "completed", run.error
+    assert not tokens_of(events)
+    assert not any(request.get("stream") for request in server.requests)
+
+
 # --- calls from threads and loops that DSPy does not stream from by itself
 
 
