@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from dspyer import to_chat
 from tests.agents.hostile_turns import KINDS, Drawn, Played, expected_calls, expected_turns, play, turns
 from tests.agents.parity import ADAPTERS, modes
+from tests.messages.providers import problems_of
 
 
 def check(played: Played, drawn: Sequence[Sequence[Drawn]]) -> None:
@@ -27,13 +28,7 @@ def check(played: Played, drawn: Sequence[Sequence[Drawn]]) -> None:
     turns = [message for message in played.messages if message["role"] == "assistant"]
     found = [(turn["name"], [errors[call["id"]] for call in turn["tool_calls"]]) for turn in turns]
     assert found[:-1] == expected_turns(drawn)
-    waiting: set[str] = set()
-    for message in to_chat(played.messages):
-        if message["role"] == "tool":
-            waiting.remove(message["tool_call_id"])
-        else:
-            assert not waiting, message
-            waiting = {call["id"] for call in message.get("tool_calls", ())}
+    assert not problems_of(to_chat(played.messages))
 
 
 @modes

@@ -22,7 +22,6 @@ def tide(place: str) -> str:
 
 
 LOOK = turn(("tide", {"place": "Brest"}))
-LATER = pytest.mark.skip("no program is a tool yet")
 NATIVE = dspy.ChatAdapter(use_native_function_calling=True)
 
 
@@ -90,7 +89,6 @@ def team(**options: Any) -> Any:
     return agents.tool_loop("question -> answer", [helper]).compile(store=":memory:")
 
 
-@LATER
 def test_a_sub_agent_has_its_own_definition_and_an_empty_history_and_the_caller_waits() -> None:
     """S002-4, S002-6, S002-7, S002-9, S002-10, S002-11."""
     delegate = turn(("research", {"topic": "the tide in Brest"}))
@@ -109,7 +107,6 @@ def test_a_sub_agent_has_its_own_definition_and_an_empty_history_and_the_caller_
     assert "9:40 in Brest" not in shown(lm, 3), "the sub-agent's own history is not"
 
 
-@LATER
 def test_a_sub_agent_is_launched_anew_or_restarted_by_a_parameter() -> None:
     """S002-5, S002-8, S002-12: a session continues where it left off, another one starts empty."""
     program = team()
@@ -291,7 +288,7 @@ class Steps(Plan):
     answer: str = ""
 
 
-@pytest.mark.parametrize("make", [in_a_mode, in_a_branch, pytest.param(by_a_sub_agent, marks=LATER), without_a_model])
+@pytest.mark.parametrize("make", [in_a_mode, in_a_branch, by_a_sub_agent, without_a_model])
 def test_a_plan_is_made_anywhere(make: Callable[[], Any]) -> None:
     """S002-28: in the main context, in a branch, by a sub-agent, by a step without a model."""
 

@@ -11,6 +11,7 @@ from dspyer.testing import ScriptedLM
 from dspyer.testing.prompt import Prompt
 from tests.agents.parity import ADAPTERS
 from tests.agents.scripts import submit, turn
+from tests.messages.providers import problems_of
 
 
 class Desk:
@@ -97,5 +98,6 @@ def test_a_message_is_inserted_between_two_turns() -> None:
         *("user", "assistant", "tool", "tool", "tool", "user"),
         *("assistant", "tool"),
     ]
+    assert not problems_of(to_chat(copy.state["messages"]))
     assert any("Be brief." in text for text in desk.lm.calls[-1].prompt.inputs.values())
     assert "Be brief." not in str(to_chat(thread.state["messages"]))

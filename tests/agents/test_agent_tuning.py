@@ -1,0 +1,216 @@
+"""Every optimizer tunes an agent: every predictor learns, from no rejected output, and no tool is saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from dspy.teleprompt import BootstrapFewShotWithOptuna
+from pydantic import BaseModel
+
+from dspyer import Command, agents, optimize
+from dspyer.testing.prompt import Prompt, write_answer
+from dspyer.testing.text_engine import Sampling
+from tests.optimizers import table
+from tests.optimizers.lm import NotingLM, NotingWriter, Sent
+from tests.optimizers.programs import LABEL, TEXTS, exact, generous
+from tests.optimizers.table import ROWS, Row, Tune
+
+REFUSED = "refused-note"
+MARK = "described-by-its-docstring"
+DESKS = dict(TEXTS)
+TRAIN = [dspy.Example(question=text, label=label).with_inputs("question") for text, label in TEXTS]
+
+
+def look_up(text: str) -> str:
+    """Finds a desk, described-by-its-docstring."""
+    return f"desk: {DESKS.get(text, 'east')}"
+
+
+class Plan(BaseModel):
+    plan: list[str] = []
+
+
+def report_plan(steps: list[str]) -> Command[Any]:
+    """Reports the plan, described-by-its-docstring."""
+    return Command(update={"plan": steps}, goto="work", result="noted")
+
+
+class AgentWriter(NotingWriter):
+    """Plays the agents: looks up, reports a plan, asks the sub-agent; its first note is refused for even questions.
+
+    With demos or other instructions it finds the desk more often, so that there is something to learn.
+    """
+
+    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
+        if "new_instruction" in prompt.asks:
+            return write_answer(prompt, {"new_instruction": "Read what the tool found."})
+        if "tool_calls" not in prompt.asks:
+            return super().write(prompt, sampling)
+        with self._lock:
+            self.sent.append(Sent(prompt.turns, None))
+        rollout = sampling.rollout if sampling.temperature > 0 else None
+        name, args = self._call(prompt, rollout)
+        thought = f"I call {name}"
+        return write_answer(prompt, {"next_thought": thought, "tool_calls": [{"name": name, "args": args}]})
+
+    def _call(self, prompt: Prompt, rollout: int | None) -> tuple[str, dict[str, Any]]:
+        """The call that comes next, from the tools and what was said since the demos."""
+        demos = [place for place, each in enumerate(prompt.turns) if "an example of the task" in each.content]
+        said = "\n".join(each.content for each in prompt.turns[demos[-1] + 2 if demos else 1 :])
+        question = max(DESKS, key=said.rfind)
+        tools = prompt.inputs["tools"]
+        if "report_plan" in tools:
+            return "report_plan", {"steps": ["ask"]}
+        if "desk: " not in said:
+            return ("research", {"topic": question}) if "research" in tools else ("look_up", {"text": question})
+        if "'finding'" in tools:
+            return "submit", {"finding": f"desk: {DESKS[question]}"}
+        untuned = prompt.instructions.endswith("`submit`.") and not demos
+        luck = hashlib.sha256(f"{question}{rollout}".encode()).digest()[0]
+        label = DESKS[question] if luck < (128 if untuned else 230) else "east"
+        bad = len(question) % 2 == 0 and "it says too little" not in said
+        return "submit", {"label": label, "note": REFUSED if bad else f"on {question}"}
+
+
+class AgentLM(NotingLM):
+    """The LM of these tests."""
+
+    writer_type = AgentWriter
+
+
+def is_long(note: str) -> list[str]:
+    return ["it says too little"] if note == REFUSED else []
+
+
+def lone() -> Any:
+    return agents.tool_loop(f"question -> {LABEL}, note", [look_up], check=is_long).compile()
+
+
+def team() -> Any:
+    """Two modes, of which the second has a sub-agent; a check refuses what is too short."""
+    research = agents.tool_loop("topic -> finding", [look_up], name="Research")
+    helper = agents.tool(research, name="research", desc=f"Looks into it, {MARK}.")
+    modes = {
+        "plan": agents.Mode("Make a plan.", tools=[report_plan], to=["work"]),
+        "work": agents.Mode("Do {plan}.", tools=[helper]),
+    }
+    return agents.modes(f"question -> {LABEL}, note", modes, schema=Plan, check=is_long).compile()
+
+
+def random_search(program: Any, trainset: Any, lm: NotingLM) -> Any:
+    few = {"max_bootstrapped_demos": 2, "max_labeled_demos": 2}
+    optimizer = dspy.BootstrapFewShotWithRandomSearch(metric=generous, num_candidate_programs=1, num_threads=1, **few)
+    return optimizer.compile(program, trainset=trainset[:4])
+
+
+def with_optuna(program: Any, trainset: Any, lm: NotingLM) -> Any:
+    few = {"max_bootstrapped_demos": 1, "max_labeled_demos": 1}
+    optimizer = BootstrapFewShotWithOptuna(metric=generous, num_candidate_programs=1, num_threads=1, **few)
+    return optimizer.compile(program, max_demos=1, trainset=trainset[:2])
+
+
+def mipro(program: Any, trainset: Any, lm: NotingLM) -> Any:
+    few = {"max_bootstrapped_demos": 1, "max_labeled_demos": 1}
+    optimizer = dspy.MIPROv2(metric=generous, auto=None, num_candidates=2, num_threads=1, seed=3, **few)
+    examples = trainset[:4]
+    return optimizer.compile(program, trainset=examples, valset=examples, num_trials=3, minibatch=False)
+
+
+def simba(program: Any, trainset: Any, lm: NotingLM) -> Any:
+    optimizer = dspy.SIMBA(metric=exact, bsize=4, num_candidates=2, max_steps=1, max_demos=2, num_threads=1)
+    return optimizer.compile(program, trainset=trainset, seed=1)
+
+
+def copro(program: Any, trainset: Any, lm: NotingLM) -> Any:
+    options = {"num_threads": 1, "display_progress": False, "display_table": 0}
+    return dspy.COPRO(metric=exact, breadth=2, depth=1).compile(program, trainset=trainset[:3], eval_kwargs=options)
+
+
+CHEAPER: dict[str, Tune] = {
+    "BootstrapFewShotWithRandomSearch": random_search,
+    "BootstrapFewShotWithOptuna": with_optuna,
+    "MIPROv2": mipro,
+    "SIMBA": simba,
+    "COPRO": copro,
+    "GEPA": functools.partial(table.gepa, max_metric_calls=24),
+}
+"""Optimizers that call the program many times, with smaller budgets than in the table."""
+
+TUNED = [dataclasses.replace(row, tune=CHEAPER.get(row.name, row.tune)) for row in ROWS if row.name.isalnum()]
+"""One row for each optimizer."""
+
+
+def tune(row: Row, program: Any) -> tuple[Any, AgentLM]:
+    lm = AgentLM()
+    with dspy.context(lm=lm):
+        if row.pins_lm:
+            program = optimize.accepted_only(program)
+            program.set_lm(lm)
+        return row.tune(program, TRAIN, lm), lm
+
+
+def learned(program: Any, before: Any) -> list[bool]:
+    """Of each predictor, whether it has demos or other instructions."""
+    old = {name: predictor.signature.instructions for name, predictor in before.named_predictors()}
+    return [
+        bool(predictor.demos) or predictor.signature.instructions != old[name]
+        for name, predictor in program.named_predictors()
+    ]
+
+
+def outputs_to_follow(lm: AgentLM, tuned: Any) -> Iterator[str]:
+    """What a model is to give, as text: the outputs of demos, and of data to train on."""
+    for _, predictor in tuned.named_predictors():
+        yield from (str(demo.get("tool_calls")) for demo in predictor.demos)
+    for job in lm.provider.jobs:
+        yield from (data["messages"][-1]["content"] for data in job)
+    for item in getattr(getattr(lm, "reinforced", None), "groups", ()):
+        yield from (json.dumps(one["completion"]) for one in item["group"])
+
+
+@pytest.mark.parametrize("row", TUNED, ids=lambda row: row.name)
+def test_every_optimizer_tunes_every_predictor_of_agents(row: Row, tmp_path: Path) -> None:
+    tuned, lm = tune(row, team())
+    with dspy.context(lm=lm):
+        assert tuned(question=TEXTS[0][0]).label in DESKS.values()
+    assert any(REFUSED in turn.content for sent in lm.sent for turn in sent.turns), "nothing was refused"
+    found = learned(tuned, team())
+    assert {"all": all(found), "some": any(found), "none": True}[row.learns], found
+    if row.name == "BootstrapFewShot":
+        assert all(any(demo.get("augmented") for demo in each.demos) for each in tuned.predictors())
+    assert not [text for text in outputs_to_follow(lm, tuned) if REFUSED in text]
+    tuned.save(tmp_path / "agent.json")
+    saved = (tmp_path / "agent.json").read_text()
+    assert MARK not in saved
+    assert '"tools"' not in saved
+    loaded = team()
+    loaded.load(tmp_path / "agent.json", allow_unsafe_lm_state=True)
+    assert json.dumps(loaded.dump_state()) == json.dumps(tuned.dump_state())
+
+
+def test_files_of_a_loop_and_of_react_load_into_each_other(tmp_path: Path) -> None:
+    """And both send the same requests then."""
+    tuned, _ = tune(next(row for row in TUNED if row.name == "BootstrapFewShot"), lone())
+    assert tuned.react.demos
+    by_hand = dspy.ReActV2(f"question -> {LABEL}, note", [look_up])
+    tuned.save(tmp_path / "loop.json")
+    by_hand.load(tmp_path / "loop.json")
+    by_hand.save(tmp_path / "react.json")
+    again = agents.tool_loop(f"question -> {LABEL}, note", [look_up]).compile()
+    again.load(tmp_path / "react.json")
+    requests = []
+    for program in (by_hand, again):
+        with dspy.context(lm=AgentLM()) as _:
+            lm = dspy.settings.lm
+            assert program(question=TEXTS[1][0]).label in DESKS.values()
+        requests.append(lm.sent)
+    assert requests[0] == requests[1]
+    assert "an example of the task" in str(requests[0])
