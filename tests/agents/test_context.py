@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 from typing import Any
 
@@ -102,6 +103,21 @@ def test_a_context_may_add_texts_of_its_own() -> None:
     found = last_request(summary)
     assert found[0] == ("user", "[[ ## question ## ]]\n10 messages before, to look\n\n1 + 2?")
     assert len(found) == 3
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_mode_shows_what_another_one_left_out(asynchronous: bool) -> None:
+    """The conversation itself is the same for all modes."""
+    look = agents.Mode("Look.", [add], to=["work"])
+    work = agents.Mode("Work.", [add], to=["look"], context=lambda messages: messages[:1])
+    program = agents.modes("question -> answer: int", {"look": look, "work": work}).compile()
+    inputs = {"question": "1 + 2?"}
+    with ScriptedLM([TURNS[0], calls(("to_work", {})), TURNS[1], calls(("to_look", {})), SUBMIT]) as lm:
+        run = asyncio.run(program.arun(inputs)) if asynchronous else program.run(inputs)
+    assert run.state["answer"] == 3
+    found = ["".join(turn["content"] for turn in call.messages) for call in lm.calls]
+    assert ['"value": 10' in text for text in found] == [False, True, False, False, True]
+    assert ['"value": 11' in text for text in found] == [False, False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -257,6 +273,23 @@ def test_messages_are_converted_once_and_forgotten_with_their_conversation(monke
     made.clear()
     del messages
     assert len(module._pieces) == kept
+
+
+def test_what_is_kept_of_a_turn_follows_the_results_that_are_shown() -> None:
+    messages = conversation(1)
+
+    def names(*places: int) -> list[str]:
+        events = shown([messages[place] for place in places], Shown("question")).events
+        return [call.name for event in events for call in event["tool_calls"].tool_calls]
+
+    every, see, add_alone = (0, 1, 2, 3), (0, 1, 2), (0, 1, 3)
+    assert [names(*each) for each in (see, every, add_alone, (0, 1), every)] == [
+        ["see"],
+        ["add", "see"],
+        ["add"],
+        [],
+        ["add", "see"],
+    ]
 
 
 def test_a_history_is_a_copy() -> None:
