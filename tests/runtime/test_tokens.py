@@ -321,19 +321,19 @@ def test_predictors_in_threads_of_dspy_parallel(how: str, server: OpenAIServer) 
 
 @modes
 def test_a_node_with_a_timeout_streams_and_is_silent_once_it_is_over(how: str) -> None:
-    faults = [Hold(after=3), None]
+    faults = [Hold(after=9)]
     with OpenAIServer(Answers(), faults=faults) as server, dspy.context(lm=server.lm()):
         graph = Graph(inputs=["question"])
-        retry = Retry(2, on=NodeTimeoutError)
+        retry = Retry(9, on=NodeTimeoutError)  # on a busy machine a later attempt may be too slow, too
         graph.add_node("ask", dspy.Predict("question -> answer"), timeout=0.3, retry=retry)
         with no_pauses():
             events, run = streamed(graph.add_path(START, "ask", END).compile(), {"question": "x"}, how)
         server.release()
     assert run.status == "completed", run.error
-    (failed,) = [index for index, event in enumerate(events) if isinstance(event, AttemptFailed)]
-    assert {one.attempt for one in tokens_of(events[:failed])} <= {1}
-    assert {one.attempt for one in tokens_of(events[failed:])} == {2}
-    assert by_field(events[failed:]) == {"answer": run.state["answer"]}
+    failed = [index for index, event in enumerate(events) if isinstance(event, AttemptFailed)]
+    assert {one.attempt for one in tokens_of(events[: failed[0]])} == {1}
+    assert {one.attempt for one in tokens_of(events[failed[-1] :])} == {len(failed) + 1}
+    assert by_field(events[failed[-1] :]) == {"answer": run.state["answer"]}
 
 
 # --- responses that are not streamed
