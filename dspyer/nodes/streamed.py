@@ -40,8 +40,11 @@ class TokenRedaction:
         self._hiding = hiding
 
     def may_hide(self, field: str) -> bool:
-        """Whether an output, or a part of it, may be hidden by its path: then it is shown when it is complete."""
-        return any(one.redaction.may_hide(field, one.fields) for one in self._hiding)
+        """Whether an output is shown when it is complete: it, or a part of it, may be hidden by its path.
+
+        So is any output inside of several graphs that hide something: each changes what the next one looks at.
+        """
+        return len(self._hiding) > 1 or any(one.redaction.may_hide(field, one.fields) for one in self._hiding)
 
     def output(self, field: str, text: str) -> str:
         """What to show of the whole text of an output."""
@@ -50,8 +53,8 @@ class TokenRedaction:
         return text
 
     def settled(self, text: str) -> int:
-        """How many of the first characters of a text that goes on are in one piece with what may be hidden."""
-        return min(one.redactor.settled(text) for one in self._hiding)
+        """How many of the first characters of a text that goes on can be shown: the rest may begin a hidden text."""
+        return self._hiding[0].redactor.settled(text)
 
 
 class TokenRules:

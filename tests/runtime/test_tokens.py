@@ -534,6 +534,19 @@ def test_a_redaction_hides_tokens_of_the_graphs_inside(how: str, server: OpenAIS
 
 
 @modes
+def test_graphs_that_hide_different_things_give_whole_tokens(how: str, server: OpenAIServer) -> None:
+    graph = Graph(name="Outer", inputs=["question", "secret"])
+    graph.add_node("inner", fan().compile(redact=["question"]), writes=["one"])
+    program = graph.add_path(START, "inner", END).compile(redact=["secret"])
+    inputs = {"question": "sesame-opens", "secret": "opens the one"}
+    events, run = streamed(program, inputs, how)
+    assert run.status == "completed", run.error
+    joined = repr(tokens_of(events))
+    assert "sesame" not in joined
+    assert len(tokens_of(events)) == len(texts(events)) == 4
+
+
+@modes
 def test_a_function_that_redacts_gets_the_whole_text(how: str, server: OpenAIServer) -> None:
     def mask(path: Any, value: Any) -> Any:
         return re.sub(r"\d", "#", value) if isinstance(value, str) and re.search(r"\d", value) else value
