@@ -38,6 +38,7 @@ ask a question, and every `except Exception` on the way out must let it pass.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -498,6 +499,9 @@ def retries_of_lm(error: BaseException) -> int:
 def short_error(error: BaseException, *, step: str = "", action: str = "", limit: int = 200) -> str:
     """Describe an exception to a language model in one line, without stack trace: step, error, action.
 
+    The line is the same in every process: addresses of objects are left out. Of a group of one exception, it is that
+    exception.
+
     Args:
         error: the exception.
         step: what was being done; by default the node, or else the function, in which it was raised.
@@ -511,7 +515,9 @@ def short_error(error: BaseException, *, step: str = "", action: str = "", limit
         >>> short_error(TimeoutError("no answer after 5 s"), step="search the web")
         'step: search the web; error: TimeoutError: no answer after 5 s; action: try again, or continue without it'
     """
-    text = " ".join(str(error).split())
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    text = " ".join(_ADDRESS.sub("", error_text(error)).encode(errors="replace").decode().split())
     text = text if len(text) <= limit else f"{text[: limit - 3]}..."
     name = type(error).__name__
     parts = {
@@ -521,6 +527,8 @@ def short_error(error: BaseException, *, step: str = "", action: str = "", limit
     }
     return "; ".join(f"{key}: {value}" for key, value in parts.items() if value)
 
+
+_ADDRESS = re.compile(r" at 0x[0-9A-Fa-f]+")  # of `<Client object at 0x7f24278b7d90>`
 
 _ADVICE: tuple[tuple[tuple[type[BaseException], ...], str], ...] = (
     ((TimeoutError, ConnectionError), "try again, or continue without it"),

@@ -163,13 +163,14 @@ class Redaction:
         )
 
     def commit(self, commit: Commit) -> Commit:
-        """The redacted form of a commit: a failure that is also in its patch is hidden as it is there."""
+        """The redacted form of a commit: a failure that its patch holds, or reports to a model, is hidden as there."""
         shown = commit._replace(patch=self.patch(commit.patch))
         failure = commit.failure
         if failure is None:
             return shown
         for field, update in commit.patch.items():
-            if thaw(getattr(update, "frozen", update)) == failure:
+            found = thaw(getattr(update, "frozen", update))
+            if found == failure or _reports_error(found):
                 earlier = tuple([self._failure(field, failed) for failed in commit.failed_attempts])
                 return shown._replace(failure=self._failure(field, failure), failed_attempts=earlier)
         return shown
@@ -237,6 +238,12 @@ FEW = 16
 
 _Replacements = dict[int, BaseException]
 """By the id of an exception, what replaces it: itself, or a redacted one."""
+
+
+def _reports_error(update: Any) -> bool:
+    """Whether an update of messages is the result of a tool call that failed."""
+    messages = update if isinstance(update, list) else [update]
+    return any(isinstance(one, dict) and one.get("role") == "tool" and one.get("error") is True for one in messages)
 
 
 class Redactor:

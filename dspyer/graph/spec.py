@@ -137,7 +137,7 @@ class GraphSpec:
         object.__setattr__(self, "checks", checks)
         object.__setattr__(self, "rejecting", {**checks, **of_agents})
         object.__setattr__(self, "checked", checked)
-        reporting = [name for name, node in self.nodes.items() if node.reports_errors]
+        reporting = [name for name, node in self.nodes.items() if node.reports_in]
         searches = {name: node for name, node in self.nodes.items() if isinstance(node, TrialNode)}
         object.__setattr__(self, "searches", searches)
         layered = frozenset((*self.policies, *self.condensers, *self.error_edges, *checked, *reporting))

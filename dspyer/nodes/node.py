@@ -300,9 +300,9 @@ class Node:
         return False
 
     @property
-    def reports_errors(self) -> bool:
-        """Whether what its last attempt raised can become its output (`error_reply`)."""
-        return False
+    def reports_in(self) -> tuple[str, ...]:
+        """The fields by which it reports what its last attempt raised (`error_reply`); empty if it fails with it."""
+        return ()
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -345,7 +345,7 @@ class Node:
         return {}
 
     def error_reply(self, call: Call, error: Exception) -> Reply | None:
-        """The output instead of what its last attempt raised; None if the node fails. Asked if it `reports_errors`."""
+        """The output instead of what its last attempt raised; None if the node fails. Asked if it has `reports_in`."""
         del call, error
         return None
 

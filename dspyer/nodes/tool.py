@@ -186,9 +186,9 @@ class ToolNode(Node):
         return frozenset([CALL])
 
     @property
-    def reports_errors(self) -> bool:
-        """Whether what a call raises becomes a result: always."""
-        return True
+    def reports_in(self) -> tuple[str, ...]:
+        """The field by which it reports what a call raises: that of its results."""
+        return (self.messages,)
 
     @property
     def is_subgraph(self) -> bool:
@@ -301,6 +301,7 @@ class ToolNode(Node):
         return self.action.with_session(call, parsed, _call_of(call)["id"])
 
     def parsed(self, args: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a call as values of their types; raises `ValueError` for wrong ones."""
         known = self.tool.args or {}
         missing = [name for name in known if name in self.required and name not in args]
         unknown = [] if self.tool.has_kwargs else [name for name in args if name not in known]

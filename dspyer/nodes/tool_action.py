@@ -6,6 +6,7 @@ Parameters that the model does not see (`ctx`, fields of `reads=`, resources) ar
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
@@ -156,8 +157,14 @@ def storable(value: object) -> Any:
     """A result as JSON values, in the form in which DSPy shows it to a model.
 
     Models and dataclasses become dicts, dates and numbers of other libraries text. Any other object becomes `str(it)`.
+    What no request can hold, half of a surrogate pair, becomes a question mark.
     """
-    return serialize_for_json(value)
+    found = serialize_for_json(value)
+    try:
+        (found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)).encode()
+    except UnicodeEncodeError:
+        return json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
+    return found
 
 
 class CallStep(NamedTuple):

@@ -164,7 +164,7 @@ def _attempts(
 ) -> Script[_Output]:
     """Layer 2: the output of the first attempt that succeeds."""
     attempt = partial(_attempt, session, execution, timeout=policy.timeout, capture=capture)
-    if session.graph.nodes[execution.node].reports_errors:
+    if session.graph.nodes[execution.node].reports_in:
         return _reported(session, execution, call, policy.retry, attempt)
     return retried(policy.retry, call, attempt)
 

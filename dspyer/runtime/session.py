@@ -300,6 +300,7 @@ class Session(NotLive):
     def _failure_paths(self, node: str, failure: Failure) -> list[KeyPath]:
         """Where a state may hold a failure: the fields of error edges, and of an item its place in that of the map."""
         found: list[KeyPath] = [(edge.into,) for edge in self.graph.error_edges.get(node, ()) if edge.into is not None]
+        found += [(field,) for field in self.graph.nodes[node].reports_in] if node in self.graph.nodes else []
         mapped = self.graph.nodes[node].map_fields if node in self.graph.nodes else None
         if mapped is not None and mapped[3] is not None and failure.index is not None:
             found.append((mapped[3], failure.index))

@@ -604,3 +604,72 @@ def test_two_tools_with_one_name_are_refused() -> None:
 def test_a_tool_is_not_called_without_a_turn() -> None:
     with pytest.raises(InputError, match="'look_up' is a tool: a turn of a model calls it"):
         call_node(agent(look_up), "look_up", {"question": "?"})
+
+
+class EvilError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("evil")
+
+
+HOSTILE: dict[str, tuple[BaseException, str]] = {
+    "a text that raises": (EvilError(), "EvilError: <EvilError.__str__ raised RuntimeError>"),
+    "StopIteration": (StopIteration(3), "StopIteration: 3"),
+    "StopAsyncIteration": (StopAsyncIteration(), "StopAsyncIteration"),
+    "an address": (ValueError(f"no {object()}"), "ValueError: no <object object>"),
+    "a group of one": (ExceptionGroup("tasks", [ValueError("inner")]), "ValueError: inner"),
+    "half a surrogate pair": (ValueError("\ud800 x"), "ValueError: ? x"),
+}
+
+
+@modes
+@pytest.mark.parametrize("case", HOSTILE)
+def test_any_exception_becomes_one_line(case: str, mode: str) -> None:
+    """The same in every process, and such that a request can hold it."""
+    error, text = HOSTILE[case]
+
+    def bad() -> str:
+        """Fails."""
+        raise error
+
+    run = run_turn(agent(bad), ("bad", {}), mode=mode)
+    assert results(run)[0][1].startswith(f"step: bad; error: {text}; action: ")
+
+
+def test_a_value_that_no_request_can_hold_is_mended() -> None:
+    def bad() -> Any:
+        """Finds."""
+        return {"a": ["\ud800 x"]}
+
+    assert results(run_turn(agent(bad), ("bad", {}))) == [("bad", {"a": ["? x"]}, False)]
+
+
+def test_callbacks_of_dspy_see_the_call_without_hidden_parameters() -> None:
+    seen: list[Any] = []
+
+    class Watch(dspy.utils.callback.BaseCallback):  # type: ignore[misc, name-defined, unused-ignore]  # no stubs
+        def on_tool_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+            seen.append((instance.name, inputs))
+
+        def on_tool_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+            seen.append(outputs)
+
+    def add(a: int, ctx: Context) -> int:
+        """Adds."""
+        return a + 1
+
+    with dspy.context(callbacks=[Watch()]):
+        run_turn(agent(add), ("add", {"a": 1}), ("add", {"b": 1}))
+    assert seen[:2] == [("add", {"kwargs": {"a": 1}}), 2]
+    assert [found[0] for found in seen if isinstance(found, tuple)] == ["add", "submit"]
+
+
+@modes
+def test_what_hides_the_conversation_hides_the_errors_of_tools(mode: str) -> None:
+    def pay() -> str:
+        """Pays."""
+        raise ValueError("card 4711")
+
+    program = agents.tool_loop("question -> answer", [pay]).compile(redact=["messages"])
+    run = run_turn(program, ("pay", {}), mode=mode)
+    shown = f"{run.report()} {run.stats()} {[event.to_dict() for event in run.events]} {run.shown}"
+    assert "4711" not in shown
