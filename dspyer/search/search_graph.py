@@ -633,7 +633,7 @@ def _checked(found: Any, tree: Tree) -> list[dict[str, Any]]:
             why = "failed" if tree[parent].failure is not None else "is done"
             raise NodeOutputError(f"choose named the parent {parent!r}, which {why}: nothing continues it")
         if parent not in new:
-            new[parent] = len(tree.children(parent))
+            new[parent] = tree.next_place(parent)
         if not is_whole_number(place) or place != new[parent]:
             raise NodeOutputError(
                 f"choose named place {place!r} below {parent!r}, where the next one is {new[parent]}: places are "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -105,6 +106,25 @@ class Tree(Mapping[str, Trial]):
         while (child := f"{name}.{len(found)}") in self._entries:
             found.append(self[child])
         return found
+
+    def next_place(self, parent: Trial | str) -> int:
+        """The place of the next child of a trial, or of the root: the number of its children.
+
+        Args:
+            parent: the trial, or its name.
+
+        Returns:
+            The place, counted from 0.
+
+        Example:
+            >>> Tree({}).next_place("0")
+            0
+        """
+        name = parent if isinstance(parent, str) else parent.name
+        most = 1
+        while f"{name}.{most - 1}" in self._entries:
+            most *= 2
+        return bisect_left(range(most), 1, key=lambda place: f"{name}.{place}" not in self._entries)
 
     def __repr__(self) -> str:
         return f"<Tree of {len(self)} trials>"

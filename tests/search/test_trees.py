@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspyer import Graph, Run
-from dspyer.search import beam, mcts
+from dspyer.search import Tree, beam, mcts
 from tests.search.kit import MODES, Extend, Rater, run
 
 SEEDS = st.integers(0, 10**6)
@@ -157,6 +157,12 @@ def test_beam(mode: str, seed: int, width: int, branch: int, depth: int, most: i
     graph = beam(module, rater.reward, width=width, branch=branch, depth=depth, done=rater.done, writes=["path"],
                  threshold=threshold)  # fmt: skip
     check(graph, module, by_hand, mode, most)
+
+
+@given(places=st.integers(0, 70))
+@settings(max_examples=20)
+def test_the_next_place_is_the_number_of_children(places: int) -> None:
+    assert Tree({f"0.{place}": {} for place in range(places)}).next_place("0") == places
 
 
 def total(search: ByHand, node: Node) -> tuple[float, int]:
