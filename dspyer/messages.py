@@ -298,7 +298,7 @@ def last_turn(messages: FrozenList[Any]) -> LastTurn:
         role = message.raw("role")
         if role == "tool":
             answered.add(message.raw("tool_call_id"))
-        elif role == "assistant":
+        elif role == "assistant" and message.raw("tool_calls", None):
             calls = [call for call in tool_calls_of(message) if call.id not in answered]
             return LastTurn(message.raw("name"), calls, message.raw(FORCED, ""))
     raise ValueError("the conversation has no turn")
@@ -319,7 +319,7 @@ def turns_of_task(messages: FrozenList[Any]) -> int:
     for index in range(len(messages) - 1, -1, -1):
         message = messages.raw(index)
         role = message.raw("role")
-        if role == "assistant":
+        if role == "assistant" and message.raw("tool_calls", None):
             turns += 1
         elif role == "user" and TURN in message:
             break

@@ -207,6 +207,36 @@ def test_a_message_that_is_inserted_in_a_turn_is_shown_in_the_next_one() -> None
     assert "Hurry up." not in str(lm.calls[0].messages)
 
 
+def test_a_message_of_another_assistant_is_no_turn() -> None:
+    thread = loop(max_turns=2).compile(store=":memory:", interrupt_before=["settle"]).thread("t")
+    with ScriptedLM([ADD]):
+        thread.run({"question": "1 + 2?"})
+    thread.update({"messages": {"role": "assistant", "content": "Let me help."}})
+    with ScriptedLM([ADD]) as lm:
+        thread.resume({"before": True})
+    assert "Let me help." in lm.calls[0].messages[-1]["content"]
+
+
+def test_a_run_that_gave_no_output_is_resumed_with_another_response() -> None:
+    thread = loop().compile(store=":memory:").thread("t")
+    with ScriptedLM([ADD, turn(), turn()]):
+        assert thread.run({"question": "1 + 2?"}).status == "failed"
+    with ScriptedLM([SUBMIT]) as lm:
+        assert thread.resume().state["answer"] == 3
+    assert len(lm.calls) == 1
+
+
+def test_a_run_that_was_abandoned_in_a_turn_leaves_no_call_in_the_prompt() -> None:
+    thread = loop().compile(store=":memory:", interrupt_before=["add"]).thread("t")
+    with ScriptedLM([ADD]):
+        assert thread.run({"question": "1 + 2?"}).status == "interrupted"
+    with ScriptedLM([turn(("submit", {"answer": 7}))]) as lm:
+        run = thread.run({"question": "3 + 4?"}, abandon=True)
+    assert run.state["answer"] == 7
+    assert "call_0_0" not in str(lm.calls[0].messages)
+    assert "1 + 2?" not in lm.calls[0].messages[-1]["content"]
+
+
 def test_a_retry_comes_before_the_forced_turn() -> None:
     with no_pauses(), ScriptedLM(["x", "x", SUBMIT]):
         run = loop().compile(retry=2).run({"question": "1 + 2?"})
