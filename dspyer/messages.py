@@ -3,6 +3,9 @@
 A message is a chat dict: `role`, `content`, an `id`, and for tools `tool_calls` or `tool_call_id`. A turn is the
 message of one visit of a node: it has the node's `name` as well, and under `turn` the inputs and outputs of its
 signature, from which the `dspy.History` of the node's next visit is made.
+
+In the conversation of an agent, the user's message of a task has its inputs under `turn`, that of a mode the thought,
+and the result of a tool has `value` and `error`. `nodes.conversation` says how a predictor is shown these messages.
 """
 
 from __future__ import annotations

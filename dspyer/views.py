@@ -62,10 +62,14 @@ def view(field: str) -> View:
 
 
 class ViewStep(NamedTuple):
-    """One step of a view: the name of the method that made it, and the method's argument, None for none."""
+    """One step of a view: the name of the method that made it, and the method's argument, None for none.
+
+    `fields` are, of `then`, the further parameters of its function, each with whether it has a default.
+    """
 
     name: str
     argument: Any = None
+    fields: tuple[tuple[str, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +240,12 @@ class View:
         given: Any = fn
         if not callable(given) or iscoroutinefunction(given):
             raise GraphError(f"view(...).then({fn!r}): it takes a function of a list of Entry that is not async")
-        return self._with("then", fn)
+        return self._with("then", fn, tuple(_further_parameters(fn).items()))
 
-    def _with(self, name: str, argument: Any = None) -> View:
+    def _with(self, name: str, argument: Any = None, fields: tuple[tuple[str, bool], ...] = ()) -> View:
         if self.last_step == "then":
             raise GraphError(f"view({self.field!r}): nothing follows .then(...), put .{name}(...) before it")
-        return View(self.field, (*self.steps, ViewStep(name, argument)))
+        return View(self.field, (*self.steps, ViewStep(name, argument, fields)))
 
     @property
     def needs_parts(self) -> bool:
@@ -256,7 +260,7 @@ class View:
     @property
     def then_fields(self) -> dict[str, bool]:
         """The further parameters of the function of `then`, each with whether it has a default."""
-        return _further_parameters(self.steps[-1].argument) if self.last_step == "then" else {}
+        return dict(self.steps[-1].fields) if self.steps else {}
 
     @property
     def authors(self) -> frozenset[str]:
@@ -525,7 +529,7 @@ def text_of_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> str:
         return text_of(value_of_parts(kind, parts))
     if kind == "keys":
         return "\n".join([indented(_line(kind, part)) for part in parts])
-    one_author = any(name == "own" or (name == "by" and len(argument) == 1) for name, argument in view.steps)
+    one_author = any(name == "own" or (name == "by" and len(argument) == 1) for name, argument, _ in view.steps)
     if not one_author and any(part.author for part in parts):
         return "\n".join([indented(f"{label(part.author)}: {_line(kind, part)}") for part in parts])
     if _is_one(view):

@@ -95,12 +95,12 @@ def with_task(whole: FrozenList[Any], selected: list[Mapping[str, Any]]) -> list
         >>> [message["id"] for message in with_task(whole, [])]
         ['b']
     """
-    later = set()
+    later: set[Any] = set()
     for place in range(len(whole) - 1, -1, -1):
         message = whole.raw(place)
         if converted(message).task is not None:
             break
-        later.add(message.raw("id", None))
+        later.add(message.raw("id", place))
     else:
         return selected
     if any(each is message or each.get("id") == message.raw("id", place) for each in selected):
