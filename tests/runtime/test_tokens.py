@@ -466,6 +466,23 @@ def test_tokens_of_a_failed_attempt_are_followed_by_its_failure(how: str, fault:
         assert not any(one.done and one.field == "rest" for one in before)
 
 
+@ways
+def test_an_item_that_is_tried_again_has_tokens_of_both_attempts(how: str) -> None:
+    with OpenAIServer(Answers(), faults=[Cut(after=9)]) as server, dspy.context(lm=server.lm()), no_pauses():
+        graph = Graph(Corpus, name="Read")
+        graph.add_map("read", dspy.Predict("doc -> note"), over="docs", item="doc", into="notes", retry=2)
+        program = graph.add_path(START, "read", END).compile(store=":memory:")
+        events, run = streamed(program, {"docs": list("abc")}, how)
+    (failed,) = [event for event in events if isinstance(event, AttemptFailed)]
+    last: dict[str, tuple[int, str]] = {}  # by execution, the text of its last attempt
+    for one in tokens_of(events):
+        attempt, text = last.get(one.execution, (1, ""))
+        last[one.execution] = (one.attempt, one.text if one.attempt > attempt else text + one.text)
+    assert [text for _, (_, text) in sorted(last.items())] == run.state["notes"]
+    assert {execution for execution, (attempt, _) in last.items() if attempt == 2} == {failed.execution}
+    assert [one.attempt for one in tokens_of(events[: events.index(failed)]) if one.execution == failed.execution]
+
+
 @modes
 def test_without_a_retry_the_failure_follows_the_tokens(how: str) -> None:
     events: list[Any] = []
