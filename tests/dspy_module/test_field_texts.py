@@ -87,7 +87,7 @@ def read(adapter: dspy.Adapter, response: str, lengths: list[int]) -> dict[str, 
 
 
 @forms
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(one=texts, two=texts, lengths=cuts)
 def test_what_is_shown_is_what_the_adapter_parses(form: str, one: str, two: str, lengths: list[int]) -> None:
     adapter, write = FORMS[form]
