@@ -38,7 +38,7 @@ from dspyer.patch import DELETE
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.replay import replay
-from dspyer.persistence.rows import effect_row
+from dspyer.persistence.rows import NewRow, effect_row
 from dspyer.reducers import Updates
 from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.live import LiveSession
@@ -546,7 +546,8 @@ class CompiledGraph(dspy.Module):
         kept = records.take_kept(request.scope, request.attempts)
         rows = [*records.commits(request.scope), *kept.rows]
         if request.own_inputs:
-            _check_same_inputs(request, records, inputs, begun=bool(rows))
+            digest_row = _check_same_inputs(request, records, inputs, begun=bool(rows))
+            run_start = run_start._replace(first_row=digest_row)
         run = replay(run_start.run, rows, run_start[1:3], *records.fetch_and_decode)
         if not len(run.log):  # what is committed already is not checked again: a limit may have changed since
             schema.check_state_limit(None, ImmutableState(), inputs, state)
@@ -698,10 +699,13 @@ def _inside(attempt: Attempt, request: Request) -> Iterator[None]:
             raise asyncio.CancelledError from None
 
 
-def _check_same_inputs(request: Request, records: ExecutionRecords, inputs: Mapping[str, Any], begun: bool) -> None:
+def _check_same_inputs(
+    request: Request, records: ExecutionRecords, inputs: Mapping[str, Any], begun: bool
+) -> NewRow | None:
     """Refuses inputs of `ctx.call` that differ from those with which an earlier attempt has begun the run inside.
 
-    Their digest is recorded like the result of an effect, not later than the first commit of that run.
+    Their digest is recorded like the result of an effect; returns its row, which is written with the first commit of
+    that run, and not by itself.
     """
     text = encoding.to_json(freeze(dict(sorted(inputs.items()))))
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
@@ -713,10 +717,9 @@ def _check_same_inputs(request: Request, records: ExecutionRecords, inputs: Mapp
                 "each attempt must give the same. Keep what decides about them with ctx.once, or leave the run with "
                 "t.run(..., abandon=True)"
             )
-        return
+        return None
     records.effects[place] = digest
-    if request.journal is not None:
-        records.queue_row(effect_row(place, digest))
+    return effect_row(place, digest)
 
 
 def _pass_on_lost_steps(attempt: Attempt, request: Request) -> None:

@@ -17,6 +17,7 @@ from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
 from dspyer.persistence.journal import Journal
+from dspyer.persistence.rows import NewRow
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.schedule import start
@@ -54,6 +55,7 @@ class RunStart(NamedTuple):
         id_prefixes: what the global ids of the commits of earlier processes begin with: (place of the first commit
             to which it does not apply any more, prefix), in ascending order.
         kept: of a run inside a node, what earlier attempts of the node have committed in this process.
+        first_row: a row to write together with the first commit; None for none.
     """
 
     run: RunState
@@ -64,6 +66,7 @@ class RunStart(NamedTuple):
     earlier: EarlierCommits | None = None
     id_prefixes: tuple[tuple[int, str], ...] = ()
     kept: KeptRun = KeptRun()
+    first_row: NewRow | None = None
 
     @classmethod
     def of(cls, topology: Topology, state: ImmutableState, label: tuple[str, ...] = ()) -> RunStart:

@@ -251,6 +251,8 @@ class Session(NotLive):
                 log_rejection(self.graph.checks[execution.node], outcome.targets[0], self.redactor)
             if self.pending is not None:
                 self.pending.note_targets(execution.id, outcome.targets)
+                if execution.branch.head < 0 and self.run_start.first_row is not None:
+                    self.records.queue_row(self.run_start.first_row)
             if self.kept is not None:
                 self.kept.note_targets(execution.id, outcome.targets)
             if self.records.kept:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -230,6 +231,32 @@ def _twice(call_mode: str) -> Callable[..., Any]:
     return noting("twice", lambda state, ctx: {"size": 2 * state["size"]}, call_mode)
 
 
+def program_calls(call_mode: str) -> Graph:
+    """A function calls a program twice, at once if it is async; the program's own function calls another one."""
+    inner = Maker(call_mode).says("a", "b").graph.add_path(START, "a", "b", END)
+    middle = Graph(State).add_node("mid", _calling("mid", call_mode, ["only"]), modules={"inner": inner})
+    made = Maker(call_mode, inputs=["q"]).says("tell").graph
+    made.add_node(
+        "work", _calling("work", call_mode, ["left", "right"]), modules={"inner": middle.add_path(START, "mid", END)}
+    )
+    return made.add_path(START, "work", "tell", END)
+
+
+def _calling(name: str, call_mode: str, keys: list[str]) -> Callable[..., Any]:
+    """Calls a program under each key."""
+
+    def node(q: str, inner: Any, ctx: Context) -> dict[str, Any]:
+        CALLS.note("node", name, ctx.execution)
+        return {"log": [name, *[line for key in keys for line in ctx.call(inner, {"q": q}, key=key).log]]}
+
+    async def anode(q: str, inner: Any, ctx: Context) -> dict[str, Any]:
+        CALLS.note("node", name, ctx.execution)
+        found = await asyncio.gather(*[ctx.acall(inner, {"q": q}, key=key) for key in keys])
+        return {"log": [name, *[line for one in found for line in one.log]]}
+
+    return node if call_mode == "sync" else anode
+
+
 def conditional_start(call_mode: str) -> Graph:
     made = Maker(call_mode).says("a", "b").routes(START, lambda state, ctx: "b" if state["q"] else "a", ["a", "b"])
     return made.graph.add_edge(["a", "b"], END)
@@ -335,6 +362,7 @@ KINDS: dict[str, Kind] = {
     "subgraph": Kind(subgraph),
     "parallel subgraphs": Kind(subgraphs_beside),
     "map of graphs": Kind(map_of_graphs),
+    "ctx.call": Kind(program_calls),
     "router at START": Kind(conditional_start),
     "criss-cross": Kind(criss_cross),
     "Command": Kind(commands),

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dspyer import Run
+from dspyer.errors import StoreError
 from tests.persistence.equality import outcome
 from tests.persistence.failing import Crash, crash
 from tests.persistence.kinds import KINDS
@@ -27,9 +29,17 @@ def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, m
             except Crash:
                 place.check_the_rest(name)
                 continue
+            if _lost_its_store(run):
+                place.check_the_rest(name)
+                continue
             assert outcome(run) == place.whole.outcome
             assert at > 3
             break
+
+
+def _lost_its_store(run: Run) -> bool:
+    """Whether the run has failed since its store is gone: of writes that tasks of one node make, one alone crashes."""
+    return run.status == "failed" and isinstance(run.error, StoreError)
 
 
 @pytest.mark.parametrize("mode", FEWER)
@@ -44,6 +54,8 @@ def test_a_run_that_crashes_repeatedly_completes(kind: str, mode: str, tmp_path:
                 thread = place.first.thread("t")
                 run = go_on(thread, place.call_mode) if life else start(thread, place.call_mode)
         except Crash:
+            continue
+        if _lost_its_store(run):
             continue
         break
     assert life > 1

@@ -26,6 +26,7 @@ from tests.persistence.processes import end_of, fork
         ("policy", "sync, sqlite"),
         ("subgraph", "async, sqlite"),
         ("map", "sync, sqlite"),
+        ("ctx.call", "sync, sqlite"),
         ("Send", "async, sqlite"),
         ("LM router", "sync, sqlite"),
         ("error edges", "sync, sqlite"),
