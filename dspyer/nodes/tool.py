@@ -32,6 +32,7 @@ from dspyer.errors import (
     NodeTimeoutError,
     RouteError,
     always_raised,
+    annotate,
     list_names,
     short_error,
 )
@@ -250,9 +251,13 @@ class ToolNode(Node):
         if isinstance(made, Refusal):
             return self._result(call, made.text, True)
         if self.check is not None:
-            verdict = yield self.check.step(args, made.value), call
+            try:
+                verdict = yield self.check.step(args, made.value, self.parsed), call
+            except Exception as error:
+                annotate(error, f"in the {self.check.who}")  # see `error_reply`
+                raise
             if verdict.problems:
-                made = yield from self._repeated(call, args if verdict.args is None else verdict.args, made, self.check)
+                made = yield from self._repeated(call, args if verdict.args is None else verdict.args, made)
         return self._reply(call, made)
 
     def _made(self, call: Call, args: Mapping[str, Any], parsed: Mapping[str, Any]) -> Script[ToolOutcome | Refusal]:
@@ -270,16 +275,9 @@ class ToolNode(Node):
         outcome: ToolOutcome = yield CallStep(self.tool, self.who, self.action, parsed, recorded, self.takes_key), call
         return outcome
 
-    def _repeated(
-        self, call: Call, args: Mapping[str, Any], first: ToolOutcome, check: ToolCheck
-    ) -> Script[ToolOutcome]:
+    def _repeated(self, call: Call, args: Mapping[str, Any], first: ToolOutcome) -> Script[ToolOutcome]:
         """Make the call again, as an effect of its own. If that is refused, the first outcome stays."""
-        try:
-            parsed = self._ready(call, args)
-        except ValueError as refusal:
-            error = NodeOutputError(f"{check.who} gave arguments that the tool does not take: {refusal}")
-            error.of_module = check.of_module
-            raise error from refusal
+        parsed = self._ready(call, args)
         outer = call.context.delegate
         inner = outer.repeated()
         try:
@@ -326,9 +324,11 @@ class ToolNode(Node):
         """The result that says what the last attempt raised; None if the node fails with it.
 
         It fails with what always propagates, with what the tool declares to raise, and if it returned what it may not
-        write: the author of the tool mends that, and not the model.
+        write: the author of the tool mends that, and not the model. So it does if its check raised: the call was made.
         """
         of_author = isinstance(error, NodeOutputError) and not error.of_module
+        if self.check is not None:
+            of_author = of_author or f"in the {self.check.who}" in getattr(error, "__notes__", ())
         if always_raised(error) or of_author or isinstance(error, self.raises):
             return None
         return self._error(call, error)

@@ -67,7 +67,7 @@ class FunctionAction:
 
 @dataclass(frozen=True, slots=True)
 class ModuleAction:
-    """A tool that is a `dspy.Module`, an attribute of the program. Its outputs are the result.
+    """A tool that is a `dspy.Module`, an attribute of the program. Its outputs are the result, a single one by itself.
 
     Attributes:
         path: the attributes that lead from the program to the module.
@@ -104,7 +104,8 @@ class ModuleAction:
         names = self.outputs
         shown = selected(values, None if names is None else {name: name for name in names}, self.who)
         written = selected(values, {name: name for name in self.writes}, self.who)
-        return Command(dspy.Prediction(**written) if written else None, result=shown)
+        found = next(iter(shown.values())) if len(shown) == 1 else shown
+        return Command(dspy.Prediction(**written) if written else None, result=found)
 
 
 def part_of(program: dspy.Module, path: tuple[str, ...]) -> Any:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import dspy
 from pydantic import BaseModel
 
 from dspyer.errors import NodeOutputError, brief, list_names
-from dspyer.nodes.check import PROBLEMS, build_finder, problem_texts
+from dspyer.nodes.check import PROBLEMS, build_finder, found_problems, problem_texts
 from dspyer.nodes.module import module_io
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
@@ -25,6 +25,9 @@ CHECK = "check"
 ARGS = "args"
 SEEN = ("tool", ARGS, "result")
 """What a check reads."""
+
+
+Validate: TypeAlias = Callable[[Mapping[str, Any]], object]
 
 
 class Verdict(NamedTuple):
@@ -58,13 +61,13 @@ class ToolCheck:
         """Whether a module makes the check: a language model may give another output when it is asked again."""
         return self.finder.kind == "module"
 
-    def step(self, args: Mapping[str, Any], result: Any) -> CheckStep:
-        """The step that checks a result."""
-        return CheckStep(self, freeze({"tool": self.tool, ARGS: args, "result": result}))
+    def step(self, args: Mapping[str, Any], result: Any, validate: Validate) -> CheckStep:
+        """The step that checks a result; `validate` refuses arguments that the tool does not take."""
+        return CheckStep(self, freeze({"tool": self.tool, ARGS: args, "result": result}), validate)
 
-    def verdict(self, reply: Reply) -> Verdict:
+    def verdict(self, reply: Reply, call: Call, validate: Validate) -> Verdict:
         """What the reply of the finder says."""
-        found, args = reply.updates.get(PROBLEMS), reply.updates.get(ARGS)
+        found, args = found_problems(self.finder, PROBLEMS, reply, call), reply.updates.get(ARGS)
         if isinstance(found, Mapping):  # of a function that gives arguments as well
             unknown = [name for name in found if name not in (PROBLEMS, ARGS)]
             if unknown:
@@ -73,12 +76,18 @@ class ToolCheck:
                 )
             found, args = found.get(PROBLEMS, ()), found.get(ARGS)
         problems = problem_texts(found, self.who, self.of_module)
-        if args is not None and not isinstance(args, Mapping):
-            error = NodeOutputError(f"{self.who} gave the arguments {brief(args)}: give a dict by name, or None")
-            error.of_module = self.of_module
-            raise error
         # A language model gives an empty dict for "the same arguments".
-        return Verdict(problems, dict(args) if args else None)
+        if not problems or args is None or args == {}:
+            return Verdict(problems)
+        try:
+            if not isinstance(args, Mapping):
+                raise TypeError(f"{brief(args)}: give a dict by name, or None")
+            validate(args)
+        except (TypeError, ValueError) as refusal:
+            error = NodeOutputError(f"{self.who} gave arguments that the tool does not take: {refusal}")
+            error.of_module = self.of_module
+            raise error from refusal
+        return Verdict(problems, dict(args))
 
 
 class CheckStep(NamedTuple):
@@ -86,12 +95,14 @@ class CheckStep(NamedTuple):
 
     check: ToolCheck
     seen: FrozenDict[str, Any]
+    validate: Validate
 
     def call(self, call: Call) -> Verdict:
         """Check it in sync code."""
 
         def find() -> list[Any]:
-            return list(self.check.verdict(self.check.finder.call(self._call(call))))
+            inner = self._call(call)
+            return list(self.check.verdict(self.check.finder.call(inner), inner, self.validate))
 
         return Verdict(*call.context.delegate.once(f"{CHECK} of the call", find))
 
@@ -99,7 +110,8 @@ class CheckStep(NamedTuple):
         """The same from async code."""
 
         async def find() -> list[Any]:
-            return list(self.check.verdict(await self.check.finder.acall(self._call(call))))
+            inner = self._call(call)
+            return list(self.check.verdict(await self.check.finder.acall(inner), inner, self.validate))
 
         return Verdict(*await call.context.delegate.once(f"{CHECK} of the call", find))
 

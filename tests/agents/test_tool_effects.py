@@ -15,7 +15,7 @@ import dspy
 import pytest
 from pydantic import BaseModel, field_validator
 
-from dspyer import Command, CompiledGraph, Context, agents
+from dspyer import END, START, Command, CompiledGraph, Context, Graph, agents
 from dspyer.agents import Approval
 from dspyer.errors import NodeOutputError
 from dspyer.testing import ScriptedLM, no_pauses
@@ -266,18 +266,56 @@ def test_a_module_may_give_other_arguments(case: str, mode: str) -> None:
     assert [word for word, _ in flaky.calls] == words
 
 
-def test_arguments_of_a_module_that_the_tool_does_not_take_are_told() -> None:
-    program = agent(agents.tool(Flaky().find, effect=True, check=dspy.Predict(Judge)))
-    script = [turn(("find", {"word": "a"})), {"problems": ["odd"], "args": {"wrd": "b"}}, SUBMIT]
-    with dspy.context(lm=ScriptedLM(script)):
-        run = start(program)
-    assert "check of tool 'find' gave arguments that the tool does not take" in results(run)[0][1]
+@modes
+def test_a_module_that_gives_wrong_arguments_is_asked_again(mode: str) -> None:
+    """Under the retry policy of the tool; the call that was made is not made again."""
+    flaky = Flaky()
+    program = agent(agents.tool(flaky.find, effect=True, check=dspy.Predict(Judge), retry=2))
+    wrong, right = {"problems": ["odd"], "args": {"wrd": "b"}}, {"problems": ["odd"], "args": {"word": "b"}}
+    with dspy.context(lm=ScriptedLM([turn(("find", {"word": "a"})), wrong, right, SUBMIT])), no_pauses():
+        run = start(program, mode)
+    assert results(run) == [("find", "b 2", False)]
+    assert [word for word, _ in flaky.calls] == ["a", "b"]
+    with dspy.context(lm=ScriptedLM([turn(("find", {"word": "a"})), wrong, wrong])), no_pauses():
+        run = start(program, mode)
+    assert isinstance(run.error, NodeOutputError)
+    assert "gave arguments that the tool does not take: the argument 'word' is missing" in str(run.error)
+
+
+@modes
+def test_an_error_in_a_check_fails_the_node(mode: str) -> None:
+    """It is no result: the call was made, and a model that reads of an error would make it again."""
+    flaky = Flaky()
+
+    def broken(result: str) -> list[str]:
+        raise KeyError("score")
+
+    run = run_one(agent(agents.tool(flaky.find, effect=True, check=broken)), ("find", {"word": "a"}), mode=mode)
+    assert isinstance(run.error, KeyError)
+    assert "in the check of tool 'find'" in run.error.__notes__
+    assert len(flaky.calls) == 1
+
+
+class Checked(BaseModel):
+    result: str
+    problems: list[str] = []
+
+
+@modes
+def test_a_check_may_be_a_program(mode: str) -> None:
+    inner = Graph(Checked, inputs=["result"], outputs=["problems"])
+    inner.add_node("judge", lambda result: {"problems": refuse_first({}, result, "find")}, writes=["problems"])
+    flaky = Flaky()
+    program = agent(agents.tool(flaky.find, effect=True, check=inner.add_path(START, "judge", END).compile()))
+    run = run_turn(program, ("find", {"word": "a"}), ("find", {"word": "b"}), mode=mode)
+    assert [value.partition(" ")[0] for _, value, _ in results(run)] == ["a", "b"]
+    assert len(flaky.calls) == 3
 
 
 WRONG_CHECKS: dict[str, tuple[Any, str]] = {
     "a text": (lambda result: "bad", "gave 'bad', a str: write a list around it"),
     "an unknown key": (lambda result: {"problem": ["bad"]}, "gave 'problem'"),
-    "wrong arguments": (lambda result: {"problems": ["bad"], "args": ["a"]}, "gave the arguments"),
+    "wrong arguments": (lambda result: {"problems": ["bad"], "args": ["a"]}, "give a dict by name"),
     "arguments that the tool does not take": (lambda result: {"problems": ["x"], "args": {"w": 1}}, "does not take"),
 }
 

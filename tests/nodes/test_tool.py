@@ -93,7 +93,7 @@ FORMS: dict[str, tuple[Any, dict[str, Any], Any]] = {
         {"word": "a"},
         "a",
     ),
-    "module": (agents.tool(Scorer(), name="rate"), {"text": "abc"}, {"score": 3}),
+    "module": (agents.tool(Scorer(), name="rate"), {"text": "abc"}, 3),
 }
 
 
@@ -494,7 +494,7 @@ def test_a_module_is_tuned_under_the_name_of_its_tool() -> None:
     script = [turn(("summarize", {"text": "long"})), {"reasoning": "r", "summary": "a tide"}, SUBMIT]
     with ScriptedLM(script) as lm:
         run = start(program)
-    assert results(run) == [("summarize", {"summary": "a tide"}, False)]
+    assert results(run) == [("summarize", "a tide", False)]
     assert run.state["best"] == "a tide"
     assert lm.calls[1].prompt.inputs == {"text": "long", "style": "short"}
     assert [predictor for predictor, _, _ in run.trace][1] is program.summarize.predict
