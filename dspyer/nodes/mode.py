@@ -64,7 +64,15 @@ class ModeOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModeNode(Node):
-    """A node that takes a turn: it calls its predictor, commits the message, and sends the calls to the tools."""
+    """A node that takes a turn: it calls its predictor, commits the message, and sends the calls to the tools.
+
+    Attributes:
+        tools: what the model may call; the last one is `submit`.
+        nodes: the tools among them that are nodes.
+        max_turns: the most ordinary turns of a run.
+        rendering: how the conversation is shown.
+        filled: the tools whose descriptions are templates.
+    """
 
     kind: ClassVar[str] = "mode"
 
@@ -91,25 +99,13 @@ class ModeNode(Node):
         with filling(self.templates, call, warning):
             return with_warning(await arun_script(self._turn(call)), warning)
 
-    def _tools(self, call: Call) -> tuple[Tool, ...]:
-        """The tools as the model is shown them: templates are filled into the descriptions of handoffs."""
-        if not self.filled:
-            return self.tools
-        value_of = Filler(call, None).text
-        return tuple(
-            tool.model_copy(update={"desc": fill_text(tool.desc or "", value_of).text})
-            if tool.name in self.filled
-            else tool
-            for tool in self.tools
-        )
-
     def _turn(self, call: Call) -> Script[Reply]:
         messages: FrozenList[Any] = call.state.raw("messages")
-        taken = turns_of_task(messages)
+        taken, inputs = turns_of_task(messages), self._inputs(call)
         reason, cause = "max_turns", None
         if taken < self.max_turns:
             try:
-                prediction = yield Prediction(self.name, self._tools(call), self.rendering), call
+                prediction = yield Prediction(self.name, inputs), call
                 calls = _tool_calls(prediction)
             except ContextWindowExceededError as error:
                 reason, cause = "context_window_exceeded", error
@@ -121,14 +117,8 @@ class ModeNode(Node):
                 if calls:
                     return self._reply(prediction, with_ids(calls, messages))
                 reason = "empty_tool_calls"
-        return (yield from self._last_turn(call, messages, reason, taken, cause))
-
-    def _last_turn(
-        self, call: Call, messages: FrozenList[Any], reason: str, taken: int, cause: Exception | None
-    ) -> Script[Reply]:
-        """A turn that must submit."""
-        try:
-            prediction = yield Prediction(self.name, self._tools(call), self.rendering, MUST_SUBMIT), call
+        try:  # a last turn, which must submit
+            prediction = yield Prediction(self.name, {**inputs, "config": dict(MUST_SUBMIT)}), call
             calls = [one for one in with_ids(_tool_calls(prediction), messages) if one.name == SUBMIT]
         except (AdapterParseError, ValueError, ContextWindowExceededError) as error:
             if isinstance(error, DspyerError) or is_retried(self.name, call, error):
@@ -140,6 +130,23 @@ class ModeNode(Node):
         if not any(isinstance(one.value, Mapping) for one in found):
             raise self._failure(reason, taken, f"its `submit` was refused: {found[-1].text}") from found[-1].cause
         return self._reply(prediction, calls, reason)
+
+    def _inputs(self, call: Call) -> dict[str, Any]:
+        """What the predictor gets: the inputs of the task, the history of the conversation, and the tools."""
+        found = self.rendering.shown(call)
+        return {**found.inputs, "history": found.history, "tools": self._tools(call)}
+
+    def _tools(self, call: Call) -> list[Tool]:
+        """The tools as the model is shown them: templates are filled into the descriptions of handoffs."""
+        if not self.filled:
+            return list(self.tools)
+        value_of = Filler(call, None).text
+        return [
+            tool.model_copy(update={"desc": fill_text(tool.desc or "", value_of).text})
+            if tool.name in self.filled
+            else tool
+            for tool in self.tools
+        ]
 
     def _failure(self, reason: str, turns: int, text: str) -> AgentError:
         why = {
@@ -178,31 +185,24 @@ class ModeNode(Node):
 
 
 class Prediction(NamedTuple):
-    """The call of a predictor, as a step of a script: with the history of the conversation and the tools."""
+    """The call of a predictor of the program, as a step of a script."""
 
     mode: str
-    tools: tuple[Tool, ...]
-    rendering: Rendering
-    config: Mapping[str, Any] | None = None
+    inputs: Mapping[str, Any]
 
     def call(self, call: Call) -> dspy.Prediction:
         """Make it in sync code."""
         before = step_count()
-        found: dspy.Prediction = call_module(getattr(call.program, self.mode), self._inputs(call))
+        found: dspy.Prediction = call_module(getattr(call.program, self.mode), self.inputs)
         without_tools(before)
         return found
 
     async def acall(self, call: Call) -> dspy.Prediction:
         """Make it in async code."""
         before = step_count()
-        found: dspy.Prediction = await acall_module(getattr(call.program, self.mode), self._inputs(call))
+        found: dspy.Prediction = await acall_module(getattr(call.program, self.mode), self.inputs)
         without_tools(before)
         return found
-
-    def _inputs(self, call: Call) -> dict[str, Any]:
-        found = self.rendering.shown(call)
-        inputs = {**found.inputs, "history": found.history, "tools": list(self.tools)}
-        return inputs if self.config is None else {**inputs, "config": dict(self.config)}
 
 
 def is_retried(node: str, call: Call, error: Exception) -> bool:

@@ -57,16 +57,23 @@ def current_mode(state: ImmutableState, modes: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BeginNode(Node):
-    """A node that adds the inputs of a task to the conversation, and starts the current mode."""
+    """A node that adds the inputs of a task to the conversation, and starts the current mode.
+
+    Attributes:
+        inputs: the inputs of the task.
+        none_by_default: those of them that are None if they are left out; then the model is not shown them.
+    """
 
     kind: ClassVar[str] = "begin"
 
     inputs: tuple[str, ...]
+    none_by_default: frozenset[str]
 
     def call(self, call: Call) -> Reply:
         """Make the user message."""
         state = call.state
         given = {name: thaw(state.raw(name)) for name in self.inputs if name in state}
+        given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
         return Reply({"messages": task_message(given)}, (current_mode(state, self.goto),), True)
 
     async def acall(self, call: Call) -> Reply:
@@ -84,6 +91,7 @@ def build_begin(begin: BeginOptions, options: NodeOptions) -> Built:
         writes={"messages": "messages"},
         goto=begin.modes,
         inputs=begin.inputs,
+        none_by_default=options.schema.none_by_default,
     )
     return Built(node)
 

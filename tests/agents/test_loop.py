@@ -159,6 +159,20 @@ def test_a_run_may_be_given_a_conversation() -> None:
     assert "Be brief." in lm.calls[0].messages[-1]["content"]
 
 
+class Hinted(dspy.Signature):
+    """Answer, with a hint if there is one."""
+
+    question: str = dspy.InputField()
+    hint: str | None = dspy.InputField(default=None)
+    answer: int = dspy.OutputField()
+
+
+def test_an_input_that_is_left_out_is_not_shown() -> None:
+    with ScriptedLM([SUBMIT]) as lm:
+        agents.tool_loop(Hinted, [add]).compile()(question="1 + 2?")
+    assert "[[ ## hint ## ]]" not in lm.calls[0].messages[-1]["content"]
+
+
 # --- optimizers and files
 
 
@@ -265,3 +279,13 @@ def test_the_edges_of_an_agent_have_one_order_in_every_process() -> None:
     graph = agents.tool_loop("question -> answer: int", [agents.tool(add, name=name) for name in names])
     line = next(line for line in graph.compile().graph.explain().splitlines() if line.strip().startswith("react:"))
     assert line.partition("-> ")[2] == f"{', '.join(names)}, settle"
+
+
+def test_an_error_of_the_context_is_no_response_that_cannot_be_read() -> None:
+    def recent(messages: Any) -> Any:
+        raise ValueError("no such message")
+
+    with ScriptedLM([]) as lm:
+        run = loop(context=recent).compile().run({"question": "1 + 2?"})
+    assert type(run.error) is ValueError
+    assert not lm.calls
