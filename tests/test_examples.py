@@ -62,6 +62,12 @@ SHOWN = {
         "whole prompts: 33,626 tokens with views, 285,723 with whole fields",
         "that is 11.8 %",
     ],
+    "search.py": [
+        "one try           39       1         6",
+        "best of 12        31      12        72",
+        "beam              33      21        21  add 5, double, double, add 5",
+        "MCTS              33      33        33",
+    ],
     "scratchpad.py": [
         "16 posts, the author changed 3 times",
         "res res res res ana ana ana ana cod cod cod cod rev rev rev rev",
