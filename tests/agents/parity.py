@@ -23,6 +23,9 @@ ADAPTERS: dict[str, Callable[[], dspy.Adapter]] = {
     "json": lambda: dspy.JSONAdapter(use_native_function_calling=False),
     "json, native": dspy.JSONAdapter,
 }
+MODES = {"chat": ("sync", "async"), "chat, native": ("sync", "async"), "json": ("sync",), "json, native": ("async",)}
+"""In which modes each adapter is tested: what the loop does does not depend on whether the texts are JSON."""
+
 adapters = pytest.mark.parametrize("adapter", ADAPTERS)
 modes = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -43,7 +46,7 @@ def recording(script: AgentScript, adapter: str) -> RecordingLM:
 def with_react(script: AgentScript, adapter: str, mode: str) -> Talk:
     """What `ReActV2` does, each run with the history of those before it."""
     lm = recording(script, adapter)
-    agent = dspy.ReActV2(script.signature, tools=list(script.tools), max_iters=script.max_turns)
+    agent = react_of(script)
     history = None
     outcomes: list[Any] = []
     with dspy.context(lm=lm, adapter=ADAPTERS[adapter]()), mock.patch(FORMATTER, one_line):
@@ -76,6 +79,14 @@ def with_loop(script: AgentScript, adapter: str, mode: str) -> Talk:
 
 
 PROGRAMS: dict[str, CompiledGraph] = {}
+AGENTS: dict[str, dspy.ReActV2] = {}
+
+
+def react_of(script: AgentScript) -> dspy.ReActV2:
+    """The `ReActV2` of a script, made once."""
+    if script.name not in AGENTS:
+        AGENTS[script.name] = dspy.ReActV2(script.signature, list(script.tools), max_iters=script.max_turns)
+    return AGENTS[script.name]
 
 
 def program_of(script: AgentScript) -> CompiledGraph:

@@ -140,7 +140,7 @@ CHEAPER: dict[str, Tune] = {
     "MIPROv2": mipro,
     "SIMBA": simba,
     "COPRO": copro,
-    "GEPA": functools.partial(table.gepa, max_metric_calls=24),
+    "GEPA": functools.partial(table.gepa, max_metric_calls=18),
 }
 """Optimizers that call the program many times, with smaller budgets than in the table."""
 

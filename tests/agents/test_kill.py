@@ -1,4 +1,4 @@
-"""An agent with three parallel calls that is killed at any write, and resumed: no finished call is made again."""
+"""An agent with parallel calls and a sub-agent, killed after any write and resumed: no finished call is repeated."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-import pytest
 
 from dspyer import Context, Run, Thread, agents, to_chat
 from dspyer.testing import ScriptedLM
@@ -20,11 +19,11 @@ from tests.persistence.equality import finished
 from tests.persistence.failing import FailingSQLite, kill
 from tests.persistence.processes import end_of, fork
 
-CALLS = turn(("look", {"tag": "a"}), ("mail", {"tag": "m"}), ("look", {"tag": "b"}))
+CALLS = turn(("look", {"tag": "a"}), ("mail", {"tag": "m"}), ("research", {"topic": "t", "session": "s"}))
 
 
 class Desk:
-    """Three parallel calls, one of them an effect, then the outputs. What is called is noted in a file."""
+    """Three parallel calls, of which one is an effect and one a sub-agent. What is called is noted in a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,7 +32,8 @@ class Desk:
         self.effects.mkdir()
         self.notes = -1
         mail = agents.tool(self.mail, effect=True)
-        self.program = agents.tool_loop("question -> answer", tools=[self.look, mail]).compile(store=self.store)
+        research = agents.tool(agents.tool_loop("topic -> found", [self.look]), name="research", desc="Looks.")
+        self.program = agents.tool_loop("question -> answer", [self.look, mail, research]).compile(store=self.store)
 
     def look(self, tag: str, ctx: Context) -> str:
         """Looks."""
@@ -47,8 +47,11 @@ class Desk:
 
     def answer(self, prompt: Prompt) -> dict[str, Any]:
         """The answer of the model, from the prompt alone: another process gives the same."""
-        number = int("seen b" in prompt.inputs.get("tool_call_results", ""))
-        self.note(f"lm {number}")
+        agent = "inner" if "topic" in prompt.inputs else "outer"
+        number = int("seen" in prompt.inputs.get("tool_call_results", ""))
+        self.note(f"lm {agent} {number}")
+        if agent == "inner":
+            return submit(found="seen") if number else turn(("look", {"tag": "i"}))
         return submit(answer="end") if number else CALLS
 
     def note_in(self, name: str) -> Path:
@@ -69,18 +72,20 @@ def counted(path: Path) -> Counter[str]:
     return Counter(path.read_text().splitlines())
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before it", "after it"])
-def test_kill_9_at_every_write(after: bool, tmp_path: Path) -> None:
+def test_kill_9_after_every_write(tmp_path: Path) -> None:
+    """And before the first one: before any other is after the one before it."""
     desk = Desk(tmp_path)
     noted = desk.note_in("whole")
     whole = desk.run(desk.program.thread("whole"))
     undisturbed = counted(noted)
-    assert undisturbed.total() == 2 + 2
-    for at in count(1):
+    assert undisturbed.total() == 2 + 2 + 2
+    looked = {call.removeprefix("look ") for call in undisturbed if call.startswith("look ")}
+    assert looked < finished(desk.store, "whole")
+    for at in count(0):
         first, thread = desk.note_in(f"first {at}"), desk.program.thread(f"t {at}")
 
         def child(thread: Thread = thread, at: int = at) -> None:
-            desk.store.arm(kill, at, after)
+            desk.store.arm(kill, max(at, 1), after=at > 0)
             desk.run(thread)
 
         ended = end_of(fork(child))
@@ -99,7 +104,7 @@ def test_kill_9_at_every_write(after: bool, tmp_path: Path) -> None:
         assert again <= undisturbed
         assert before | again == undisturbed
         assert not [call for call in again if call.partition(" ")[2] in done], "a finished call is not made again"
-        assert not [number for number in range(turns) if again[f"lm {number}"]], "a turn is not taken again"
-        assert len(list(desk.effects.iterdir())) == at + 1, "each thread has sent its mail once"
+        assert not [number for number in range(turns) if again[f"lm outer {number}"]], "a turn is not taken again"
+        assert len(list(desk.effects.iterdir())) == at + 2, "each thread has sent its mail once"
         assert run is None or run.status == "completed"
-    assert at > 6
+    assert at > 12

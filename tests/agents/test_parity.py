@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.agents.parity import adapters, with_loop, with_react
+from tests.agents.parity import MODES, adapters, with_loop, with_react
 from tests.agents.scripts import SCRIPTS, AgentScript
 
 scripts = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -16,7 +16,7 @@ def test_requests_and_outputs_are_those_of_react(script: AgentScript, adapter: s
     """All but the texts of errors, and the ids of a second run; sync and async."""
     reference = with_react(script, adapter, script.mode or "sync")
     assert (reference.outcomes[-1] is None) == script.error
-    for mode in ("sync", "async"):
+    for mode in MODES[adapter]:
         talk = with_loop(script, adapter, mode)
         assert talk.requests == reference.requests, mode
         assert talk.outcomes == reference.outcomes, mode
