@@ -643,6 +643,18 @@ def test_a_value_that_no_request_can_hold_is_mended() -> None:
     assert results(run_turn(agent(bad), ("bad", {}))) == [("bad", {"a": ["? x"]}, False)]
 
 
+@modes
+def test_arguments_are_validated_once(mode: str) -> None:
+    """A list of models is JSON for the first validation, and would be refused by another one."""
+
+    def visit(places: list[Place], area: Area) -> list[str]:
+        """Visits."""
+        return [place.city for place in places] + [str(area.size)]
+
+    args = {"places": [{"city": "Rome"}, {"city": "Oslo", "people": 3}], "area": {"size": 4}}
+    assert results(run_turn(agent(visit), ("visit", args), mode=mode)) == [("visit", ["Rome", "Oslo", "4"], False)]
+
+
 def test_callbacks_of_dspy_see_the_call_without_hidden_parameters() -> None:
     seen: list[Any] = []
 
