@@ -399,10 +399,14 @@ def test_a_run_stopped_at_any_event_and_resumed_equals_the_whole_run(kind: str, 
         check_stopped(KINDS[kind].compile(mode, FailingMemory()), mode, number)
 
 
+CALLERS = ("work", "mid")
+"""Functions that call programs: they begin anew after a stop, and the programs go on."""
+
+
 def check_stopped(program: CompiledGraph, mode: str, number: int) -> None:
     CALLS.take()
     whole = program.thread("whole").run(INPUTS) if mode == "sync" else asyncio.run(program.thread("whole").arun(INPUTS))
-    expected = sorted(call.name for call in CALLS.take() if call.what == "node")
+    expected = sorted(call.name for call in CALLS.take() if call.what == "node" and call.name not in CALLERS)
     thread = program.thread("t")
     stopped_at(thread, number, mode)
     first = CALLS.take()
@@ -415,7 +419,8 @@ def check_stopped(program: CompiledGraph, mode: str, number: int) -> None:
     assert isinstance(events[-1], RunEnded)
     assert outcome(stream.run) == outcome(whole)
     if mode == "sync":  # sync nodes are finished; a subgraph's START is no call
-        assert sorted(call.name for call in (*first, *CALLS.take()) if call.what == "node") == expected
+        called = [call.name for call in (*first, *CALLS.take()) if call.what == "node"]
+        assert sorted(name for name in called if name not in CALLERS) == expected
 
 
 def test_the_advice_to_resume_names_parameters_of_resume() -> None:
