@@ -7,6 +7,7 @@ from typing import Any
 import dspy
 
 from dspyer.graph.spec import GraphSpec
+from dspyer.nodes.node import Node
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, read_commit_content
 from dspyer.runtime.repairs import CheckedCommit, LoggedChecks, repairs_in
@@ -57,7 +58,20 @@ def _program_at(scope: tuple[str, ...], programs: dict[tuple[str, ...], Any], no
     """The program that ran inside some executions; None if the node around it is gone, or has not committed."""
     if scope not in programs:
         around = _program_at(scope[:-1], programs, nodes)
-        node = nodes.get((*scope[:-1], scope[-1].partition("[")[0]))
-        known = around is not None and node in around.graph.nodes and around.graph.nodes[node].is_subgraph
-        programs[scope] = getattr(around, str(node)) if known else None
+        name = nodes.get((*scope[:-1], scope[-1].partition("[")[0]))
+        node = None if around is None else around.graph.nodes.get(name)
+        programs[scope] = None if node is None else _program_of(getattr(around, str(name), None), node, scope[-1])
     return programs[scope]
+
+
+def _program_of(held: Any, node: Node, execution: str) -> Any:
+    """The program that ran inside a node, of which the program around it holds `held`; None if it is not known.
+
+    A function that calls several programs under keys of its own does not say which of them it has called.
+    """
+    if node.is_subgraph:
+        return held
+    key = execution.rpartition("[")[2].removesuffix("]")
+    if key in node.programs or len(node.programs) == 1:
+        return getattr(held, key if key in node.programs else node.programs[0])
+    return None

@@ -580,3 +580,25 @@ def test_a_changed_program_is_a_changed_graph() -> None:
     with pytest.raises(ChangedGraphError, match="in the graph 'research' of node 'work': node 'more' is new"):
         program("more").thread("t").resume({"use": True})
     assert program().thread("t").resume({"use": True}).state["result"] == "about a"
+
+
+@MODES
+def test_corrections_inside_a_call_are_repairs_of_the_run_and_of_the_thread(mode: str) -> None:
+    inner = Graph(name="Inner").add_node("draft", dspy.Predict("topic -> text"))
+    inner.add_check("short", lambda text: ["too long"] if len(text) > 3 else [], of="draft").add_path(
+        START, "draft", END
+    )
+
+    def work(topics: list[str], write: Any, ctx: Context) -> dict[str, Any]:
+        return {"result": [ctx.call(write, {"topic": topic}, key=topic).text for topic in topics]}
+
+    program = one_node(work, modules={"write": inner}, compiled={"store": ":memory:"})
+    thread = program.thread("t")
+    with ScriptedLM([{"text": "four"}, {"text": "4"}, {"text": "ok"}]):
+        run = run_of(thread, mode, {"topics": ["a", "b"]})
+    assert run.state["result"] == ["4", "ok"]
+    for repairs in (run.repairs(), thread.repairs()):
+        assert [(dict(one.inputs()), one.text, one.problems) for one in repairs] == [
+            ({"topic": "a"}, "4", [["too long"]])
+        ]
+    assert [step.status for step in run.trace_steps] == ["rejected", "used", "used"]
