@@ -15,7 +15,7 @@ DSPYER = Library(
     HERE,
     (
         *("dspyer_bench", "dspyer_state_bench", "handwritten_bench"),
-        *("dspyer_stored_bench", "dspyer_lms_bench", "dspyer_agents_bench"),
+        *("dspyer_stored_bench", "dspyer_lms_bench", "dspyer_agents_bench", "dspyer_search_bench"),
     ),
 )
 LANGGRAPH = Library("LangGraph", "graphs", ("langgraph_bench", "langgraph_stored_bench"), "langgraph")
@@ -228,6 +228,21 @@ def turns_of_agents() -> list[Row]:
     return [*rows, Row(title, "×", (Entry(DSPYER.name, DSPYER, "agent_bytes", size),), 2.5)]
 
 
+def trials_of_searches() -> list[Row]:
+    """Trials of `dspyer.search`: a late one, its bytes, and a round of them compared with `dspy.BestOfN`."""
+    late = Entry(DSPYER.name, DSPYER, "late_trial", {"trials": 10_000})
+    size = Entry(DSPYER.name, DSPYER, "trial_bytes", {"trials": 30, "text": 1_000_000})
+    ours, theirs = (
+        Entry(column, DSPYER, "round_of_trials", {"trials": 8, "seconds": 0.05, "by_hand": by_hand})
+        for column, by_hand in ((DSPYER.name, False), ("by hand", True))
+    )
+    return [
+        Row("`choose` and `grow` of the 10,000th trial of `mcts`", "ms", (late,), 2),
+        Row("a trial with a state of 1 MB that it does not change, on disk", "KiB", (size,), 1),
+        Row("`best_of(8, per_round=8)`, LM calls of 50 ms (by hand: `dspy.BestOfN`)", "ms", (ours, theirs), 65),
+    ]
+
+
 def limits() -> list[Row]:
     """Requests under a rate limit."""
     size = {"items": 60, "width": 32, "window": 0.5, "share": 0.9}
@@ -319,6 +334,11 @@ def tables() -> list[Table]:
             "Agents",
             "Turns of an agent with one tool call each, whose LM takes no time. What `dspy.ReActV2` does is by hand.",
             tuple(turns_of_agents()),
+        ),
+        Table(
+            "Searches",
+            "Trials of `dspyer.search`. What `dspy.BestOfN` does, one trial after the other, is by hand.",
+            tuple(trials_of_searches()),
         ),
         Table(
             "Rate limits",

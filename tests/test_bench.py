@@ -18,6 +18,7 @@ from bench.peers import (
     dspyer_agents_bench,
     dspyer_bench,
     dspyer_lms_bench,
+    dspyer_search_bench,
     dspyer_state_bench,
     dspyer_stored_bench,
     handwritten_bench,
@@ -284,3 +285,11 @@ def test_unsupported_is_not_a_failure() -> None:
 @pytest.mark.parametrize("row", growth.ROWS, ids=[row.title for row in growth.ROWS])
 def test_growth_rows_measure(row: growth.Growth) -> None:
     assert row.measure(3) > 0
+
+
+def test_the_workloads_of_searches_check_their_result() -> None:
+    works = dspyer_search_bench.WORKS
+    assert works["late_trial"](trials=12)() > 0
+    assert 0 < works["trial_bytes"](trials=3, text=1000)() < 10
+    for by_hand in (True, False):
+        assert works["round_of_trials"](trials=2, seconds=0.0, by_hand=by_hand)() > 0
