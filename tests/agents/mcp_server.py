@@ -6,14 +6,7 @@ import importlib
 import os
 from typing import Any
 
-try:
-    kind: Any = importlib.import_module("mcp.server.mcpserver").MCPServer
-except ImportError:  # version 1 of the SDK
-    kind = importlib.import_module("mcp.server.fastmcp").FastMCP
-server = kind("tides")
 
-
-@server.tool()
 def low_tide(place: str, day: int = 1) -> str:
     """Says when the tide is low."""
     if place == "Atlantis":
@@ -21,11 +14,22 @@ def low_tide(place: str, day: int = 1) -> str:
     return f"{place}, day {day}: 6:10"
 
 
-@server.tool()
 def process() -> int:
     """The number of the process of the server."""
     return os.getpid()
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Serve until the input ends. The package is imported here alone: it need not be there to collect the tests."""
+    try:
+        kind: Any = importlib.import_module("mcp.server.mcpserver").MCPServer
+    except ImportError:  # version 1 of the SDK
+        kind = importlib.import_module("mcp.server.fastmcp").FastMCP
+    server = kind("tides")
+    for function in (low_tide, process):
+        server.tool()(function)
     server.run("stdio")
+
+
+if __name__ == "__main__":
+    main()
