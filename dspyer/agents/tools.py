@@ -54,12 +54,14 @@ def tool(
     """Give something that a model can call the options of a tool.
 
     Args:
-        target: a function, sync or async; a `dspy.Tool` (also one made of an MCP or LangChain tool).
-        name: the name under which the model calls it, and of its node; by default that of the function.
+        target: a function, sync or async; a `dspy.Tool` (also one made of an MCP or LangChain tool); a `dspy.Module`,
+            whose inputs are the arguments; or a graph or program, whose required inputs are the arguments. Outputs are
+            the result.
+        name: the name under which the model calls it, and of its node; by default that of the function or graph.
         desc: the description that the model is shown; by default the docstring.
-        reads: fields of the state for parameters that the model does not see, as in `add_node`.
+        reads: fields of the state for parameters or inputs that the model does not see, as in `add_node`.
         writes: the fields that a `Command` of the tool may update, as in `add_node`; by default those of the agent's
-            `schema=`.
+            `schema=`. Of a module or program, the outputs that go to fields as well; by default none.
         approve: True to ask before each call, or a function of arguments and fields that says whether to ask.
         effect: True to record the result, so that no later attempt calls the tool again.
         render: a pure function of a call that returns what the model is shown of its result, at each turn again; None

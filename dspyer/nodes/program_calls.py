@@ -165,7 +165,8 @@ def _begun(
 def _bound_name(attempt: Attempt, program: object) -> str:
     """The name under which a program is bound to the node; raises `AttemptError` if it is not."""
     container = getattr(attempt.host.program, attempt.node, None)
-    bound = {name: module for name, module in vars(container or attempt).items() if is_program(module)}
+    held = {} if container is None else vars(container)
+    bound = {name: module for name, module in held.items() if is_program(module)}
     for name, module in bound.items():
         if module is program:
             return name

@@ -299,6 +299,13 @@ def test_a_wrong_call_is_refused(case: str) -> None:
         program()
 
 
+def test_a_node_without_modules_is_told_to_bind_the_program() -> None:
+    other = Held(quick_graph().compile())
+    program = one_node(lambda ctx: ctx.call(other.program, {"text": "a"}), inputs=[])
+    with pytest.raises(AttemptError, match=r"not bound to it \(bound: none\): write add_node\('work', ..., modules="):
+        program()
+
+
 @MODES
 def test_other_inputs_than_those_of_an_earlier_attempt_are_refused(mode: str) -> None:
     calls, topics = Calls(), iter(["bees", "ants"])
