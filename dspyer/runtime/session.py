@@ -617,7 +617,8 @@ class Session(NotLive):
             return
         rows = [row.numbered(seq) for seq, row in enumerate(self._commit_rows(self.kept))]
         committed = {entry.commit.id for entry in self.run.log}
-        traces = {name: steps for name, steps in self.traces.items() if name.partition("[")[0] in committed}
+        # Of the trials of a node that has not committed, those that have ended are not made again.
+        traces = {name: steps for name, steps in self.traces.items() if name in committed or "[" in name}
         before = self.run_start.kept
         self.records.kept[self.scope] = KeptRun(self.attempts, (*before.rows, *rows), traces)
 

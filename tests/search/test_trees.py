@@ -1,4 +1,4 @@
-"""`beam` and `mcts` against the same searches written by hand, whatever the order in which trials end."""
+"""S002-37: `beam` and `mcts` against the same searches written by hand, whatever the order in which trials end."""
 
 from __future__ import annotations
 

@@ -308,7 +308,7 @@ def test_a_trial_may_ask_and_waits_for_the_answer(mode: str) -> None:
         given = {question.id: 2.0 for question in done.questions}
         done = thread.resume(given) if mode == "sync" else asyncio.run(thread.aresume(given))
     assert (done.state["best"], done.state["draft"], done.state["score"]) == ("0.1", "d1", 5.0)
-    assert lm.rollouts == [0, 1, 2, 3]
+    assert Counter(lm.rollouts) == Counter(range(4))
 
 
 def test_a_second_run_on_a_thread_begins_a_new_tree() -> None:
