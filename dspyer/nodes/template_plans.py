@@ -193,7 +193,7 @@ def _is_known(name: str, options: NodeOptions) -> bool:
 def _unknown(names: Iterable[str], where: str, options: NodeOptions, who: str) -> list[str]:
     return [
         f"{who}: {{{name}}} {where} {unknown_field_text(name, options.schema)} Double the braces to show them as they "
-        "are"
+        "are."
         for name in names
         if not _is_known(name, options)
     ]
