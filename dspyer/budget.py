@@ -213,4 +213,6 @@ def _text(name: str, spent: float, limit: float) -> str:
     if name == "cost":
         digits = 2 if limit >= 0.1 else 6
         return f"cost: {spent:.{digits}f} of {limit:.{digits}f} USD"
-    return f"{name}: {spent:.1f} of {limit:g}" if name == "seconds" else f"{name}: {spent:.0f} of {limit}"
+    if name == "seconds":
+        return f"{name}: {spent:.{1 if limit >= 1 else 3}f} of {limit:g}"
+    return f"{name}: {spent:.0f} of {limit}"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
 import dspy
 from dspy.adapters.types.tool import Tool
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel, Field, create_model
 from pydantic_core import PydanticUndefined
 
 from dspyer import reducers
@@ -157,7 +157,8 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     task, schema = plan.task, plan.schema
     fields: dict[str, Any] = {}
     for name, info in task.input_fields.items():
-        fields[name] = (info.annotation, ... if info.default is PydanticUndefined else info.default)
+        default = info.default if info.default_factory is None else Field(default_factory=info.default_factory)
+        fields[name] = (info.annotation, ... if default is PydanticUndefined else default)
     fields |= {name: (info.annotation, ...) for name, info in task.output_fields.items()}
     fields["messages"] = (Messages, [])
     if plan.shows_mode:
@@ -264,8 +265,8 @@ def _mode_problems(plan: AgentPlan) -> Iterator[str]:
         for label in routed:
             if label not in (mode.name, *allowed):
                 yield (
-                    f"the route of mode {mode.name!r} may return {label!r}, which cannot follow it: what can is "
-                    f"{list_names(allowed)}.{suggestion(label, allowed)}"
+                    f"the route of mode {mode.name!r} may return {label!r}, which cannot follow it: the modes that can "
+                    f"are {list_names(allowed)}.{suggestion(label, allowed)}"
                 )
         follow[mode.name] = {*rules.to, *(routed or allowed if rules.route is not None else ())}
     reached, waiting = {names[0]}, [names[0]]

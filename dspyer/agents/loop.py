@@ -65,7 +65,8 @@ class Mode:
         to = (self.to,) if isinstance(self.to, str) else tuple(dict.fromkeys(self.to))
         object.__setattr__(self, "to", to)
         object.__setattr__(self, "tools", _tool_list(self.tools))
-        object.__setattr__(self, "config", dict(self.config))
+        if isinstance(self.config, Mapping):  # another type is refused with the rest, by `_check_types`
+            object.__setattr__(self, "config", dict(self.config))
 
 
 def tool_loop(
@@ -203,6 +204,7 @@ def _agent(
     found: Any = given
     if not isinstance(found, Mapping) or not found or not all(isinstance(mode, Mode) for mode in found.values()):
         raise GraphError(f"modes={brief(found)}: give the modes by name, {{'plan': agents.Mode('...'), ...}}")
+    _check_types(signature, given, common)
     first = next(iter(given)) if start is None else start
     if first not in given:
         raise GraphError(f"start={first!r} is no mode.{suggestion(first, given)} Modes: {list_names(given)}")
@@ -236,9 +238,36 @@ def _agent(
 
 
 def _tool_list(tools: Any) -> tuple[Any, ...]:
-    if isinstance(tools, Mapping | str) or not isinstance(tools, Iterable):
+    # A set has another order in every process, and the order is part of the prompt.
+    if isinstance(tools, Mapping | str | set | frozenset) or not isinstance(tools, Iterable):
         raise GraphError(f"tools={brief(tools)}: give a list of tools, tools=[...]")
     return tuple(tools)
+
+
+def _check_types(signature: Any, modes: Mapping[str, Mode], common: _Common) -> None:
+    """Raise `GraphError` for options of another type, before anything is made of them."""
+    problems = []
+    if not isinstance(signature, str) and not _is_subclass(signature, dspy.Signature):
+        problems.append(
+            f"{brief(signature)} is no signature: give a text such as 'question -> answer', or a dspy.Signature"
+        )
+    if common.schema is not None and not _is_subclass(common.schema, BaseModel):
+        problems.append(f"schema={brief(common.schema)}: give a class of pydantic's BaseModel")
+    given: list[Any] = [common, *modes.values()]
+    for options in given:
+        lm = options.lm
+        if isinstance(lm, str):
+            problems.append(f"lm={lm!r} is a name: give the LM itself, lm=dspy.LM({lm!r})")
+        elif lm is not None and not isinstance(lm, dspy.BaseLM):
+            problems.append(f"lm={brief(lm)} is no LM: give one, lm=dspy.LM('openai/gpt-4o-mini')")
+        if not isinstance(options.config, Mapping):
+            problems.append(f"config={brief(options.config)}: give settings of the LM, config={{'temperature': 0}}")
+    if problems:
+        raise GraphError(problems)
+
+
+def _is_subclass(value: Any, kind: type) -> bool:
+    return isinstance(value, type) and issubclass(value, kind)
 
 
 def _distinct(tools: list[Any]) -> list[Any]:

@@ -88,6 +88,9 @@ def tool(
     """
     if isinstance(target, ToolSpec):
         raise GraphError(f"{target!r} is a tool already: give tool(...) what it calls, with all options at once")
+    for option, text in (("name", name), ("desc", desc)):
+        if text is not None and not isinstance(text, str):
+            raise GraphError(f"tool(..., {option}={brief(text)}): give a text")
     found = _describe(target, name, desc, frozenset(reads or ()), effect is True)
     options = node_options(
         found.name, target, Schema.of(None), reads=reads, writes=writes, retry=retry, timeout=timeout
@@ -178,6 +181,8 @@ def _option_problems(
         yield f"{who}: effect={brief(effect)}: give True or False"
     if render is not None and (not callable(render) or isinstance(render, type) or is_async(render)):
         yield f"{who}: render={brief(render)}: give a function of a call that is not async, render=lambda call: ..."
+    elif render is not None and not _takes_one(render):
+        yield f"{who}: its render takes other parameters than one call: render=lambda call: ..."
     if isinstance(check, str) or (check is not None and not callable(check)):
         yield (
             f"{who}: check={brief(check)}: give a function of `tool`, `args` and `result`, a pydantic model, or a "
@@ -186,6 +191,17 @@ def _option_problems(
     for kind in raises:
         if not isinstance(kind, type) or not issubclass(kind, Exception):
             yield f"{who}: raises holds {brief(kind)}: give classes of exceptions, raises=(BillingError,)"
+
+
+def _takes_one(fn: Callable[..., object]) -> bool:
+    """Whether a function can be called with one argument by its place."""
+    try:
+        signature_of(fn).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a function of C has no signature
+        return True
+    return True
 
 
 # --- what the model sees of a tool, and what is hidden from it
@@ -265,6 +281,11 @@ def _split(signature: FunctionSignature, reads: Collection[str], effect: bool, w
             hidden.append(one)
         elif one.name == "key" and effect:
             takes_key = True
+        elif one.name == "self":  # DSPy cannot pass an argument of this name
+            problems.append(
+                f"{who}: its parameter 'self' would be an argument that the model gives: make the method of an object "
+                "a tool, desk.refund and not Desk.refund, or rename the parameter"
+            )
         elif one.text:
             problems.append(
                 f"{who}: the annotation {one.text!r} of its parameter {one.name!r} cannot be resolved from here: "

@@ -123,12 +123,13 @@ class ModeNode(Node):
         except (AdapterParseError, ValueError, ContextWindowExceededError) as error:
             if isinstance(error, DspyerError) or is_retried(self.name, call, error):
                 raise
-            raise self._failure(reason, taken, f"the last turn failed: {error}") from error
+            raise self._failure(reason, taken, f"the last turn failed: {error}", cause) from error
         if not calls:
-            raise self._failure(reason, taken, "the last turn did not call `submit`") from cause
+            raise self._failure(reason, taken, "the last turn did not call `submit`", cause) from cause
         found = [submitted(self.tools[-1], one.args) for one in calls]
         if not any(isinstance(one.value, Mapping) for one in found):
-            raise self._failure(reason, taken, f"its `submit` was refused: {found[-1].text}") from found[-1].cause
+            text = f"its `submit` was refused: {found[-1].text}"
+            raise self._failure(reason, taken, text, cause) from found[-1].cause
         return self._reply(prediction, calls, reason)
 
     def _inputs(self, call: Call) -> dict[str, Any]:
@@ -148,13 +149,16 @@ class ModeNode(Node):
             for tool in self.tools
         ]
 
-    def _failure(self, reason: str, turns: int, text: str) -> AgentError:
+    def _failure(self, reason: str, turns: int, text: str, cause: Exception | None) -> AgentError:
         why = {
             "max_turns": f"{turns} turns were taken, the most that it may take",
             "parse_error": "a response could not be read",
             "empty_tool_calls": "a response called no tool",
             "context_window_exceeded": "the prompt is longer than the model reads",
         }[reason]
+        if reason == "parse_error" and not isinstance(cause, AdapterParseError):
+            # DSPy raises `ValueError` also for what is wrong before the request, such as an LM that is a string.
+            why = f"a turn failed with {type(cause).__name__}"
         return AgentError(f"{self.who} gave no final output: {why}, and {text}", reason, turns)
 
     def _reply(self, prediction: dspy.Prediction, calls: Sequence[ToolCalls.ToolCall], forced: str = "") -> Reply:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 from dspy.adapters.types.tool import Tool
+from pydantic import ValidationError
 
 from dspyer.dspy_module.source import AgentText
 from dspyer.errors import RouteError, list_names, short_error, suggestion
@@ -23,6 +24,7 @@ from dspyer.nodes.conversation import SUBMIT
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.tool_arguments import refused_by_dspy
 from dspyer.scheduler.topology import END
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenList, thaw
@@ -112,7 +114,8 @@ def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
     try:
         outputs = submit(**args)
     except Exception as error:  # noqa: BLE001 - the arguments are the model's, which is told what is wrong with them
-        text = short_error(error, step=SUBMIT)
+        told = refused_by_dspy(submit, args, error) if isinstance(error, ValidationError) else error
+        text = short_error(told, step=SUBMIT)
         return Submission(text, text, error)
     return Submission(outputs, text_of(outputs))
 
@@ -258,7 +261,7 @@ class SettleNode(Node):
         found = None if route is None else route(call)
         if found is None:
             return None
-        allowed = (mode, *(self.rules[mode].may_follow or self.rules))
+        allowed = tuple(dict.fromkeys((mode, *(self.rules[mode].may_follow or self.rules))))
         if not isinstance(found, str) or found not in allowed:
             raise RouteError(
                 f"the route of mode {mode!r} returned {found!r}: return one of {list_names(allowed)}, or None to let "
@@ -277,7 +280,8 @@ class SettleNode(Node):
         """Why a handoff is not made; None if it is."""
         to = self.rules[mode].to
         if target not in to:
-            return f"{target!r} cannot follow {mode!r}; what can is {list_names(to)}"
+            others = f"the modes that can are {list_names(to)}" if to else "no other mode can"
+            return f"{target!r} cannot follow {mode!r}; {others}"
         if routed is not None and routed != target:
             return f"the next mode is {routed!r}"
         if taken is not None:

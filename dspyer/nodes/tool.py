@@ -53,7 +53,7 @@ from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import plan_templates
 from dspyer.nodes.tool_action import CallStep, FunctionAction, ModuleAction, ToolAction, ToolOutcome
 from dspyer.nodes.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
-from dspyer.nodes.tool_arguments import ArgumentParser, argument_parsers
+from dspyer.nodes.tool_arguments import ArgumentParser, argument_parsers, invalid_argument
 from dspyer.nodes.tool_check import CHECK, ToolCheck, plan_tool_check
 from dspyer.retry import Retry
 from dspyer.schema.schema import Schema
@@ -316,8 +316,7 @@ class ToolNode(Node):
                 else:
                     found[name] = parser.parse(name, value)
             except ValidationError as refusal:
-                reason = refusal.errors(include_url=False, include_context=False, include_input=False)[0]["msg"]
-                raise ValueError(f"the argument {name!r} is invalid: {reason}") from refusal
+                raise invalid_argument(name, refusal, of_dspy=name not in self.parsers) from refusal
         return found
 
     def error_reply(self, call: Call, error: Exception) -> Reply | None:

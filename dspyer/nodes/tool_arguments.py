@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import dspy
 from jsonschema.exceptions import best_match
 from jsonschema.validators import validator_for
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
+
+from dspyer.schema.fields import refusal_text
 
 
 class ArgumentParser(NamedTuple):
@@ -44,3 +47,21 @@ def argument_parsers(tool: dspy.Tool) -> dict[str, ArgumentParser]:
         except Exception:  # noqa: BLE001 - of a schema or type that is none: the tool says at each call what is wrong
             continue
     return found
+
+
+def invalid_argument(name: str, refusal: ValidationError, *, of_dspy: bool) -> ValueError:
+    """What a model is told of an argument that pydantic refuses: which one, and where in it.
+
+    DSPy validates each argument as the field `value` of a model of its own (`of_dspy`).
+    """
+    return ValueError(f"the argument {name!r} is invalid: {refusal_text(refusal, 'value' if of_dspy else '')}")
+
+
+def refused_by_dspy(tool: dspy.Tool, args: Mapping[str, Any], refusal: ValidationError) -> Exception:
+    """The error of a call with arguments that DSPy has refused by pydantic, with the name of the first of them."""
+    for name, value in args.items():
+        try:
+            tool._validate_and_parse_args(**{name: value})
+        except ValidationError as found:
+            return invalid_argument(name, found, of_dspy=True)
+    return refusal

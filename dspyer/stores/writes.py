@@ -163,7 +163,10 @@ def _wrong_epoch(change: Change, thread: ThreadRow | None) -> str:
     if thread is None:
         return f"thread {name!r} does not exist any more: it was deleted. Nothing was written."
     if not change.epoch:
-        return f"thread {name!r} exists already: nothing was written. Use another name, or delete it first."
+        return (
+            f"thread {name!r} exists already, or another process has just begun it: nothing was written. Start the run "
+            "again, or with on_conflict='wait'; for a copy or an import use another name."
+        )
     if thread.owner is None:
         owner = "it has no owner at the moment"
     else:

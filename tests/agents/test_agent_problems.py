@@ -23,6 +23,12 @@ def submit(text: str) -> str:
     return text
 
 
+class Desk:
+    def find(self, word: str) -> str:
+        """Finds a word."""
+        return word
+
+
 class Fields(BaseModel):
     plan: list[str] = []
 
@@ -52,6 +58,10 @@ def loop(signature: Any = "task -> report", tools: Any = (look_up,), **options: 
     return agents.tool_loop(signature, tools, **options).compile()
 
 
+def tool(**options: Any) -> Any:
+    return agents.tool(look_up, **options)
+
+
 def modes(plan: Any = None, work: Any = None, **options: Any) -> Any:
     given = {"plan": agents.Mode(**{"to": ["work"], **(plan or {})}), "work": agents.Mode(**(work or {}))}
     return agents.modes("task -> report", given, schema=Fields, **options).compile()
@@ -71,6 +81,25 @@ PROBLEMS: dict[str, tuple[Callable[[], Any], str]] = {
         "hands off to 'work'",
     ),
     "tools that are no list": (lambda: loop(tools=look_up), r"give a list of tools, tools=\[...\]"),
+    "tools that are a set": (lambda: loop(tools={look_up}), r"give a list of tools, tools=\[...\]"),
+    "a method without its object": (
+        lambda: loop(tools=[Desk.find]),
+        "'self' would be an argument",
+    ),
+    "a name that is no text": (lambda: loop(tools=[tool(name=3)]), r"tool\(..., name=3\): give a text"),
+    "a description that is no text": (lambda: loop(tools=[tool(desc=3)]), "desc=3.: give a text"),
+    "a render without a call": (
+        lambda: loop(tools=[tool(render=lambda: "x")]),
+        "tool 'look_up': its render takes other parameters than one call",
+    ),
+    "a signature of another type": (
+        lambda: loop(dspy.Predict("task -> report")),
+        "is no signature: give a text",
+    ),
+    "a schema that is no model": (lambda: loop(schema={"plan": []}), "schema=.*give a class of pydantic's BaseModel"),
+    "an LM by its name": (lambda: loop(lm="openai/x"), r"is a name: give the LM itself, lm=dspy.LM\('openai/x'\)"),
+    "an LM of a mode by its name": (lambda: modes(work={"lm": "openai/x"}), "is a name: give the LM itself"),
+    "settings that are no dict": (lambda: loop(config="cold"), "config='cold': give settings of the LM"),
     "an input that DSPy uses": (lambda: loop("history -> report"), "'history' cannot be an input or output"),
     "an output that the agent uses": (lambda: loop("task -> messages"), "'messages' cannot be an input or output"),
     "a field of signature and schema": (lambda: loop(schema=WithTask), "'task' is a field of the signature and"),

@@ -1,0 +1,109 @@
+"""What an author at the first attempt, and the model, are told when a run shows that something is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+import dspy
+import pytest
+from pydantic import AfterValidator, BaseModel
+
+from dspyer import Command, agents
+from dspyer.errors import ConcurrentRunError, RouteError
+from dspyer.testing import ScriptedLM
+from tests.agents.kit import agent, results, run_turn, turn
+
+
+def known(sku: str) -> str:
+    if not sku.startswith("A-"):
+        raise ValueError("a SKU begins with A-")
+    return sku
+
+
+class Item(BaseModel):
+    sku: Annotated[str, AfterValidator(known)]
+
+
+class Order(BaseModel):
+    items: list[Item]
+
+
+def place(order: Order, express: bool = False) -> str:
+    """Places an order."""
+    return "placed"
+
+
+def test_a_wrong_part_of_an_argument_is_named() -> None:
+    run = run_turn(agent(place), ("place", {"express": True, "order": {"items": [{"sku": "A-1"}, {"sku": "B-2"}]}}))
+    [(_, told, error)] = results(run)
+    assert error
+    assert "the argument 'order' is invalid: ['items'][1]['sku']: Value error, a SKU begins with A-" in told
+
+
+def test_a_wrong_part_of_an_output_is_named() -> None:
+    signature = dspy.Signature("question -> note").append("order", dspy.OutputField(), Order)
+    program = agents.tool_loop(signature, []).compile()
+    outputs = [{"note": "x", "order": {"items": [{"sku": sku}]}} for sku in ("B-2", "A-2")]
+    with ScriptedLM([turn(("submit", one)) for one in outputs]):
+        run = program.run({"question": "q"})
+    told = run.state["messages"][2]
+    assert told["error"]
+    assert "the argument 'order' is invalid: ['items'][0]['sku']: Value error, a SKU begins with A-" in told["content"]
+    assert run.state["order"].items[0].sku == "A-2"
+
+
+def test_a_fault_before_the_request_is_not_called_a_response() -> None:
+    with dspy.context(lm="openai/gpt-4o"):
+        run = agent(place).run({"question": "q"})
+    assert "a turn failed with ValueError, and the last turn failed: LM must be an instance" in str(run.error)
+
+
+def test_a_loop_says_that_it_has_no_other_mode() -> None:
+    def leave() -> Command[Any]:
+        """Leaves."""
+        return Command(goto="somewhere", result="left")
+
+    run = run_turn(agent(leave), ("leave", {}))
+    text = "left; no handoff to somewhere: 'somewhere' cannot follow 'react'; no other mode can"
+    assert [told for _, told, _ in results(run)] == [text]
+
+
+def test_the_modes_that_a_route_may_name_are_listed_once() -> None:
+    program = agents.modes("question -> answer", {"only": agents.Mode(route=lambda question: "another")}).compile()
+    with ScriptedLM([turn(("submit", {"answer": "x"}))]):
+        run = program.run({"question": "q"})
+    assert isinstance(run.error, RouteError)
+    assert "return one of 'only', or None" in str(run.error)
+
+
+def test_an_input_may_have_a_default_factory() -> None:
+    class Asks(dspy.Signature):
+        question: str = dspy.InputField()
+        names: list[str] = dspy.InputField(default_factory=list)
+        answer: str = dspy.OutputField()
+
+    program = agents.tool_loop(Asks, []).compile()
+    with ScriptedLM([turn(("submit", {"answer": "x"}))] * 2):
+        assert program(question="q").answer == "x"
+        assert program.run({"question": "q", "names": ["Ada"]}).state["names"] == ["Ada"]
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_requests_that_begin_a_thread_at_once_are_not_told_to_delete_it(count: int) -> None:
+    async def wait() -> str:
+        """Waits."""
+        await asyncio.sleep(0.05)
+        return "waited"
+
+    program = agent(wait, store=":memory:")
+
+    async def all_at_once() -> list[Any]:
+        thread = program.thread("t")
+        return await asyncio.gather(*[thread.arun({"question": "q"}) for _ in range(count)], return_exceptions=True)
+
+    with ScriptedLM([turn(("wait", {})), turn(("submit", {"answer": "x"}))]):
+        found = asyncio.run(all_at_once())
+    refused = [error for error in found if isinstance(error, ConcurrentRunError)]
+    assert len(refused) == count - 1
+    assert all("on_conflict=" in str(error) and "delete" not in str(error) for error in refused)
