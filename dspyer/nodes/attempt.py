@@ -137,7 +137,11 @@ class AttemptHost(Protocol):
         """Keep the DSPy trace of a trial: it led to the result if the search picks the trial, or one below it."""
 
     def hold_error(self, trial: int, error: Exception) -> None:
-        """Keep what a trial has raised, by its number: the first of them is the cause if all trials fail."""
+        """Keep what a trial has raised, by its number."""
+
+    @property
+    def first_trial_error(self) -> Exception | None:
+        """What the first trial has raised, the cause if all trials fail; None if an earlier process made it."""
 
     def withdraw_posts(self, attempt: Attempt) -> None:
         """Withdraw what an attempt that raised has posted to live fields; the next one reads them from the start."""
@@ -207,6 +211,11 @@ class NoRun(NotLive):
 
     def hold_error(self, trial: int, error: Exception) -> None:
         """Keep nothing: a search is more than one node."""
+
+    @property
+    def first_trial_error(self) -> Exception | None:
+        """None: there are no trials."""
+        return None
 
 
 class Attempt:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import dspy
@@ -542,8 +542,3 @@ def _build_function(fn: Any, options: NodeOptions, into: str) -> Built:
         into=into,
     )
     return Built(node, None, (*plan.problems, *hidden), tuple(plan.unknown))
-
-
-def with_policy(node: TrialNode, policy: NodePolicy) -> TrialNode:
-    """The node with the policy of its trials."""
-    return replace(node, policy=policy)

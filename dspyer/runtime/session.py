@@ -490,6 +490,11 @@ class Session(NotLive):
             if self.trial_error is None or trial < self.trial_error[0]:
                 self.trial_error = (trial, error)
 
+    @property
+    def first_trial_error(self) -> Exception | None:
+        """What the trial with the number 0 has raised; None if it has not, or in an earlier process."""
+        return self.trial_error[1] if self.trial_error is not None and self.trial_error[0] == 0 else None
+
     def set_doing(self, attempt: Attempt, text: str) -> None:
         """Notes what a node is doing. May be called from any thread."""
         self._doing[attempt.outer_execution] = text

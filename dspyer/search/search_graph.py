@@ -700,9 +700,8 @@ def _best(tree: Tree, search: str, ctx: Context) -> str:
     if not failures:
         raise SearchError(f"the search {search!r} has made no trial: its choose returned an empty list at once")
     text = f"all {len(failures)} trials of the search {search!r} failed. The first of them: {failures[0]}"
-    session: Any = ctx.delegate.host
-    first = getattr(session, "trial_error", None)
-    raise SearchError(text, failures) from (first[1] if first is not None and first[0] == 0 else None)
+    first = ctx.delegate.host.first_trial_error
+    raise SearchError(text, failures) from first
 
 
 def _changes(state: ImmutableState, entries: Any, best: str, folded: frozenset[str]) -> dict[str, Any]:
