@@ -69,11 +69,7 @@ def cancellation_count() -> int:
 
 
 def forget_cancellations(count: int) -> None:
-    """Takes back the cancellations of this task beyond a count.
-
-    In Python 3.11 and 3.12 an `asyncio.TaskGroup` that fails while its block waits has cancelled the task around it,
-    and does not take that back. Code that counts cancellations would take the error of the group for a cancellation.
-    """
+    """Takes back the cancellation requests of the current task beyond a count."""
     task = asyncio.current_task()
     while task is not None and task.cancelling() > count:
         task.uncancel()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import dspy
 
-from dspyer.blocking import cancellation_count, forget_cancellations
 from dspyer.dspy_module.lm_records import executing
 from dspyer.dspy_module.tracing import Steps, append_to_trace, recording
 from dspyer.errors import AttemptError, Interrupt, brief, list_names
@@ -276,15 +275,12 @@ def until_calls_end(attempt: Attempt, function: Callable[[], T]) -> T:
 
 async def auntil_calls_end(attempt: Attempt, function: Callable[[], Awaitable[T]]) -> T:
     """The same from async code."""
-    before = cancellation_count()
     try:
         result = await function()
     except BaseException as error:
         calls = attempt.calls
         if calls is None:
             raise
-        if isinstance(error, BaseExceptionGroup):
-            forget_cancellations(before)
         asked = _questions_in(error)
         if not asked:
             calls.stop()

@@ -21,7 +21,16 @@ import dspy
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.from_thread import run as run_on_host_loop
 
-from dspyer.blocking import AsyncCalls, DaemonCall, Outcome, has_lent_loop, result_of, run_in_thread
+from dspyer.blocking import (
+    AsyncCalls,
+    DaemonCall,
+    Outcome,
+    cancellation_count,
+    forget_cancellations,
+    has_lent_loop,
+    result_of,
+    run_in_thread,
+)
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.nodes.callables import own_call
 from dspyer.stopping import current_limit
@@ -52,9 +61,9 @@ def call_function(fn: Callable[..., Any], kwargs: Mapping[str, Any], asynchronou
 async def acall_function(fn: Callable[..., Any], kwargs: Mapping[str, Any], asynchronous: bool) -> Any:
     """Call a sync or async function from async code."""
     if asynchronous:
-        return await fn(**kwargs)
+        return await _ended(fn(**kwargs))
     result = await to_thread(fn, kwargs)
-    return await result if inspect.isawaitable(result) else result
+    return await _ended(result) if inspect.isawaitable(result) else result
 
 
 async def _wait(awaitable: Awaitable[T]) -> T:
@@ -74,8 +83,24 @@ def call_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
 async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a module from async code."""
     if uses_acall(module):
-        return await module.acall(**inputs)
+        return await _ended(module.acall(**inputs))
     return await to_thread(module, inputs)
+
+
+async def _ended(code: Awaitable[T]) -> T:
+    """The result of async code of the user, which has dealt with its cancellations unless it raises `CancelledError`.
+
+    In Python 3.11 and 3.12 an `asyncio.TaskGroup` in which a task fails cancels the task around it, and does not take
+    that back, also where the code handles the error. The driver would take it for a cancellation of the run.
+    """
+    before = cancellation_count()
+    try:
+        return await code
+    except asyncio.CancelledError:
+        before = cancellation_count()
+        raise
+    finally:
+        forget_cancellations(before)
 
 
 def uses_acall(module: dspy.Module) -> bool:

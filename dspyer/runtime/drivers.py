@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import anyio
 
-from dspyer.blocking import cancellation_count, forget_cancellations
+from dspyer.blocking import cancellation_count
 from dspyer.dspy_module.lm_records import Executing, executing, executing_here
 from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import count_calls, recording
@@ -192,8 +192,6 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             except asyncio.CancelledError:
                 session.leave_open(started[0])
                 raise
-            if isinstance(outcome[1], BaseExceptionGroup):
-                forget_cancellations(before)
             _settle(session, started[0], outcome)
             continue
         for execution in started:

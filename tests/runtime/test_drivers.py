@@ -644,7 +644,8 @@ def test_an_error_that_counts_as_false_is_an_error(play: Play) -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_the_error_of_a_task_group_is_no_cancellation_of_the_run(mode: str) -> None:
+@pytest.mark.parametrize("handled", [False, True], ids=["raised", "handled"])
+def test_the_error_of_a_task_group_is_no_cancellation_of_the_run(handled: bool, mode: str) -> None:
     """Python 3.11 leaves the task around a group that failed marked as cancelled."""
 
     async def fails() -> None:
@@ -655,7 +656,18 @@ def test_the_error_of_a_task_group_is_no_cancellation_of_the_run(mode: str) -> N
             tasks.create_task(fails())
         return {}
 
-    program = Graph().add_node("group", group, writes=["x"]).add_path(START, "group", END).compile()
+    async def handles() -> dict[str, Any]:
+        try:
+            return await group()
+        except* ValueError:
+            pass
+        return {"x": 1}
+
+    graph = Graph().add_node("group", handles if handled else group, writes=["x"])
+    program = graph.add_node("next", lambda x: {"y": x}, writes=["y"]).add_path(START, "group", "next", END).compile()
     run = program.run({}) if mode == "sync" else asyncio.run(program.arun({}))
+    if handled:
+        assert run.state["y"] == 1
+        return
     assert isinstance(run.error, ExceptionGroup)
     assert run.status == "failed"
