@@ -13,6 +13,7 @@ from typing import Any
 
 import anyio.to_thread
 import dspy
+import mcp
 import pytest
 
 from dspyer import Run, agents
@@ -29,7 +30,6 @@ CALLS = (
 @asynccontextmanager
 async def tools_of_a_server() -> AsyncIterator[dict[str, dspy.Tool]]:
     """The tools of the server in `mcp_server.py`, by name, as long as its process runs."""
-    mcp = pytest.importorskip("mcp", reason="needs the extra `mcp` of DSPy")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     server = str(Path(__file__).with_name("mcp_server.py"))
     parameters = mcp.StdioServerParameters(command=sys.executable, args=[server], env=env)
