@@ -135,7 +135,6 @@ PROBLEMS: dict[str, Problem] = {
     "a module router without labels": Problem("no Literal output", routed(dspy.Predict("question -> draft"), ["a"])),
     "a dspy class": Problem("is the class Predict", at("k", dspy.Predict)),
     "a signature": Problem("needs a module", at("l", "question -> draft")),
-    "a graph": Problem("call .compile()", at("e", Graph())),
     "a generator": Problem("generator", at("y", yields)),
 }
 UNKNOWABLE = [  # of each pair the second cannot be known before the first is mended
