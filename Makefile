@@ -14,7 +14,7 @@ export NO_MKDOCS_2_WARNING := 1
 .PHONY: help setup demo test lint types docs docs-serve check bench format clean
 
 help:
-	@echo "make demo        a graph runs, is tuned, is killed and resumed, asks a question; offline"
+	@echo "make demo        a graph runs, is tuned, is killed and resumed, asks a question; an agent works; offline"
 	@echo "make test        all tests and doctests"
 	@echo "make check       lint, types, strict docs build and tests"
 	@echo "make docs        build the site into site/, opens from disk"
@@ -35,6 +35,8 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/python examples/quickstart.py
 	$(BIN)/python examples/optimize.py
+	@echo; echo "An agent plans, works with a sub-agent, is sent back by a judge, and asks before it mails (examples/agent.py)"; echo
+	$(BIN)/python examples/agent.py
 	@echo; echo "A process is killed in the middle of a run; another one resumes it (examples/killed.py)"; echo
 	$(BIN)/python examples/killed.py
 	@echo; echo "A question ends the process; the answer reaches another one (examples/approval.py)"; echo
