@@ -329,7 +329,16 @@ def _model_view(
 
     called_by_its_node.__signature__ = inspect.Signature(list(parameters))  # type: ignore[attr-defined]  # any function
     called_by_its_node.__annotations__ = dict(hints)
-    return dspy.Tool(called_by_its_node, name=name, desc=desc, arg_desc=arg_desc)
+    try:
+        view = dspy.Tool(called_by_its_node, name=name, desc=desc, arg_desc=arg_desc)
+    except RecursionError:
+        raise GraphError(
+            f"tool {name!r}: the type of a parameter contains itself, and DSPy shows a model types without references: "
+            "take a dict or a text, and validate it in the tool"
+        ) from None
+    # DSPy takes the types without `Annotated`, and would not validate what it holds, such as `Field(gt=0)`.
+    view.arg_types = {**(view.arg_types or {}), **hints}
+    return view
 
 
 def _doc_of(fn: Any) -> str:

@@ -23,6 +23,15 @@ def submit(text: str) -> str:
     return text
 
 
+class Tree(BaseModel):
+    branches: list[Tree] = []
+
+
+def plant(tree: Tree) -> str:
+    """Plants a tree."""
+    return str(tree)
+
+
 class Desk:
     def find(self, word: str) -> str:
         """Finds a word."""
@@ -85,6 +94,10 @@ PROBLEMS: dict[str, tuple[Callable[[], Any], str]] = {
     "a method without its object": (
         lambda: loop(tools=[Desk.find]),
         "'self' would be an argument",
+    ),
+    "a type that contains itself": (
+        lambda: loop(tools=[plant]),
+        "tool 'plant': the type of a parameter con",
     ),
     "a name that is no text": (lambda: loop(tools=[tool(name=3)]), r"tool\(..., name=3\): give a text"),
     "a description that is no text": (lambda: loop(tools=[tool(desc=3)]), "desc=3.: give a text"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import dspy
 import pytest
-from pydantic import AfterValidator, BaseModel
+from pydantic import AfterValidator, BaseModel, Field
 
 from dspyer import Command, agents
 from dspyer.errors import ConcurrentRunError, RouteError
@@ -39,6 +39,19 @@ def test_a_wrong_part_of_an_argument_is_named() -> None:
     [(_, told, error)] = results(run)
     assert error
     assert "the argument 'order' is invalid: ['items'][1]['sku']: Value error, a SKU begins with A-" in told
+
+
+def test_constraints_of_an_annotated_argument_hold() -> None:
+    def pay(amount: Annotated[int, Field(gt=0)], parts: list[Annotated[int, Field(lt=9)]]) -> int:
+        """Pays."""
+        return amount
+
+    calls = [{"amount": 3, "parts": [1]}, {"amount": 0, "parts": [1]}, {"amount": 3, "parts": [1, 9]}]
+    run = run_turn(agent(pay), *[("pay", args) for args in calls])
+    (_, paid, _), (_, first, _), (_, second, _) = results(run)
+    assert paid == 3
+    assert "the argument 'amount' is invalid: Input should be greater than 0" in first
+    assert "the argument 'parts' is invalid: [1]: Input should be less than 9" in second
 
 
 def test_a_wrong_part_of_an_output_is_named() -> None:
