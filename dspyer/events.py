@@ -201,8 +201,8 @@ class TraceStep(NamedTuple):
         outputs: what it returned, a `dspy.Prediction`.
         attempt: the number of the node's attempt, from 1.
         status: `"used"` if the step led to the result, `"rejected"` if a check refused the output, `"lost"` if the
-            attempt raised, or belongs to a trial that lost, or to the judge of a search. Steps that were lost are not
-            in `run.trace`.
+            attempt raised, or belongs to a trial that lost, to the judge of a search, or to an agent that asked itself
+            for problems. Steps that were lost are not in `run.trace`.
     """
 
     execution: str

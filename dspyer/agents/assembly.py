@@ -103,10 +103,10 @@ def assemble(plan: AgentPlan) -> Graph:
     graph = _graph(plan, tools)
     graph.add_node(BEGIN, BeginOptions(tuple(task.input_fields), names))
     submit = None
-    rules = {}
+    rules, predictors = {}, {}
     for mode in plan.modes:
         react = _react(plan, mode)
-        submit = react.tools[SUBMIT]
+        submit, predictors[mode.name] = react.tools[SUBMIT], react.react
         own = frozenset(tool.name for tool in mode.tools)
         rules[mode.name] = mode.rules._replace(tools=own)
         fn, reads = (None, {CONTEXT: mode.context}) if isinstance(mode.context, View) else (mode.context, None)
@@ -123,7 +123,7 @@ def assemble(plan: AgentPlan) -> Graph:
     if checked:
         inputs, outputs = tuple(task.input_fields), tuple(task.output_fields)
         check = compiled(plan.check, CHECK)
-        graph.add_node(CHECK, AgentCheckOptions(check, inputs, outputs, names, plan.max_fixes, plan.accept))
+        graph.add_node(CHECK, AgentCheckOptions(check, inputs, outputs, predictors, plan.max_fixes, plan.accept))
     return graph.add_edge(START, BEGIN)
 
 

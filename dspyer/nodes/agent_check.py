@@ -5,19 +5,22 @@ in a run is counted in the conversation, so it depends on no timing.
 
 A check has one of the forms of `check`, or is the name of a mode: then the predictor of the mode is asked for problems,
 with its instructions and its LM, and is shown the conversation as text. It is asked through a copy, since a demo of
-such a call would be no demo of a turn.
+such a call would be no demo of a turn; and the call is no step of the trace, whose steps are calls of predictors that
+the program has: GRPO fails at any other.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import dspy
 
 from dspyer.dspy_module.source import AgentText
+from dspyer.dspy_module.tracing import step_count, take_steps
 from dspyer.errors import CheckError, suggestion
 from dspyer.message_list import TURN
 from dspyer.messages import to_chat
@@ -26,6 +29,7 @@ from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.settle import MODE, current_mode
 from dspyer.nodes.sync_async import acall_module, call_module
+from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.patch import DELETE
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import END
@@ -59,7 +63,7 @@ class AgentCheckOptions(NamedTuple):
     check: object
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    modes: tuple[str, ...]
+    modes: Mapping[str, dspy.Predict]
     max_fixes: int
     accept: bool
 
@@ -83,18 +87,28 @@ class ReflectionFinder(Node):
 
     def call(self, call: Call) -> Reply:
         """Ask it in sync code."""
-        found = call_module(self._predictor(call), self.read_inputs(call))
+        with self._asking(call) as predictor:
+            found = call_module(predictor, self.read_inputs(call))
         return Reply({PROBLEMS: found[PROBLEMS]})
 
     async def acall(self, call: Call) -> Reply:
         """Ask it in async code."""
-        found = await acall_module(self._predictor(call), self.read_inputs(call))
+        with self._asking(call) as predictor:
+            found = await acall_module(predictor, self.read_inputs(call))
         return Reply({PROBLEMS: found[PROBLEMS]})
 
     def read_inputs(self, call: Call) -> dict[str, Any]:
         """What it is shown: inputs, outputs, and the conversation as text."""
         given = {name: thaw(call.state.raw(name)) for name in self.inputs if name in call.state}
         return {**given, CONVERSATION: transcript(call.state.raw("messages"))}
+
+    @contextmanager
+    def _asking(self, call: Call) -> Iterator[Any]:
+        """The predictor that is asked; its step leaves the trace at the end of the block."""
+        attempt, before = call.context.delegate, step_count()
+        with filling(self.templates, call):
+            yield self._predictor(call)
+        attempt.host.lose_steps(attempt, attempt.number, take_steps(before))
 
     def _predictor(self, call: Call) -> Any:
         own = getattr(call.program, self.mode)
@@ -249,7 +263,7 @@ def build_agent_check(check: AgentCheckOptions, options: NodeOptions) -> Built:
         outputs=check.outputs,
         max_fixes=check.max_fixes,
         accept=check.accept,
-        modes=check.modes,
+        modes=tuple(check.modes),
     )
     return built._replace(node=node)
 
@@ -264,4 +278,14 @@ def _reflection(check: AgentCheckOptions, options: NodeOptions) -> Built:
         return Built(None, None, (problem,))
     names = (*check.inputs, *check.outputs)
     reads = {name: name for name in (*names, "messages")}
-    return Built(ReflectionFinder(name=options.name, reads=reads, optional=frozenset(names), mode=name, inputs=names))
+    # What is wrong with its templates is said of the mode itself.
+    templates = plan_templates([check.modes[name]], options, reads.values(), options.who).templates
+    finder = ReflectionFinder(
+        name=options.name,
+        reads=templates.all_reads(reads),
+        optional=templates.optional_fields(reads, frozenset(names)),
+        templates=templates,
+        mode=name,
+        inputs=names,
+    )
+    return Built(finder)

@@ -10,7 +10,7 @@ import dspy
 import pytest
 from pydantic import BaseModel, Field
 
-from dspyer import agents
+from dspyer import Command, agents
 from dspyer.errors import CheckError, NodeOutputError
 from dspyer.testing import Asks, ScriptedLM
 from tests.agents.test_loop import add, turn
@@ -78,7 +78,35 @@ def test_a_mode_that_checks_itself_sees_the_conversation_with_its_own_instructio
     assert "Answer like a pirate." in asked.turns[0].content
     assert asked.inputs["answer"] == "3"
     assert 'add({"a": 1, "b": 2})' in asked.inputs["conversation"]
-    assert [step[0] is program.react for step in run.trace] == [True, True, False]
+    # Every step of the trace is of a predictor of the program: GRPO fails at any other.
+    assert [step[0] is program.react for step in run.trace] == [True, True]
+    assert [(step.node, step.status) for step in run.trace_steps] == [
+        ("react", "used"),
+        ("react", "used"),
+        ("check", "lost"),
+    ]
+
+
+class Planned(BaseModel):
+    plan: list[str] = []
+
+
+def report_plan(steps: list[str]) -> Command[Any]:
+    """Reports the plan."""
+    return Command(update={"plan": steps}, goto="work", result="noted")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_mode_that_checks_itself_fills_in_its_instructions(mode: str) -> None:
+    modes = {
+        "plan": agents.Mode("Plan.", [report_plan], to=["work"]),
+        "work": agents.Mode("Carry out {plan}."),
+    }
+    program = agents.modes("question -> answer", modes, schema=Planned, check="work").compile()
+    with ScriptedLM([turn(("report_plan", {"steps": ["count"]})), submit("3"), {"problems": []}]) as lm:
+        run = program.run({"question": "?"}) if mode == "sync" else asyncio.run(program.arun({"question": "?"}))
+    assert (run.status, run.error) == ("completed", None)
+    assert 'Carry out ["count"].' in lm.calls[-1].prompt.turns[0].content
 
 
 def test_no_demo_is_made_of_a_refused_output_or_of_a_question_for_problems() -> None:

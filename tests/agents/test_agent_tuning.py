@@ -196,6 +196,29 @@ def test_every_optimizer_tunes_every_predictor_of_agents(row: Row, tmp_path: Pat
     assert json.dumps(loaded.dump_state()) == json.dumps(tuned.dump_state())
 
 
+def test_an_agent_that_checks_itself_is_reinforced() -> None:
+    """GRPO fails at a step of a predictor that the program has not, and so at a question for problems in the trace."""
+
+    def respond(prompt: Prompt) -> dict[str, Any]:
+        if "problems" in prompt.asks:
+            return {"problems": []}
+        return {"next_thought": "", "tool_calls": [{"name": "submit", "args": {"label": "east", "note": "so"}}]}
+
+    class SelfWriter(AgentWriter):
+        def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
+            return write_answer(prompt, respond(prompt))
+
+    class SelfLM(AgentLM):
+        writer_type = SelfWriter
+
+    [row] = [row for row in TUNED if row.name == "GRPO"]
+    program, lm = agents.tool_loop(f"question -> {LABEL}, note", [look_up], check="react").compile(), SelfLM()
+    program.set_lm(lm)
+    with dspy.context(lm=lm):
+        row.tune(program, TRAIN, lm)
+    assert lm.reinforced.groups
+
+
 def test_files_of_a_loop_and_of_react_load_into_each_other(tmp_path: Path) -> None:
     """And both send the same requests then."""
     tuned, _ = tune(next(row for row in TUNED if row.name == "BootstrapFewShot"), lone())
