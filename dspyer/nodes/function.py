@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -18,7 +18,7 @@ from dspyer.nodes.hidden_modules import hidden_problems, mentions
 from dspyer.nodes.node import Built, Call, Command, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import RESULT, declared_result, goto_of, is_bare, permitted, values_of
-from dspyer.nodes.program_calls import auntil_calls_end, is_program, until_calls_end
+from dspyer.nodes.program_calls import auntil_calls_end, is_program, stop_if_cancelled, until_calls_end
 from dspyer.nodes.sync_async import acall_function, call_function, is_async
 from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.state import ImmutableState
@@ -103,7 +103,9 @@ class FunctionNode(Node):
         arguments = self.binding.bind(call)
         if not self.programs:
             return await acall_function(self.fn, arguments, self.asynchronous)
-        function = partial(acall_function, self.fn, arguments, self.asynchronous)
+        function: Callable[[], Awaitable[Any]] = partial(acall_function, self.fn, arguments, self.asynchronous)
+        if not self.asynchronous:
+            function = partial(stop_if_cancelled, call.context.delegate, function)
         return await auntil_calls_end(call.context.delegate, function)
 
     def reply(self, result: object) -> Reply:

@@ -18,7 +18,7 @@ import dspy
 
 from dspyer.dspy_module.lm_records import executing
 from dspyer.dspy_module.tracing import Steps, append_to_trace, recording
-from dspyer.errors import AttemptError, Interrupt, brief, list_names
+from dspyer.errors import AttemptError, Interrupt, NodeOutputError, brief, list_names
 from dspyer.scheduler.topology import Topology
 from dspyer.stopping import StopSignal
 from dspyer.values.freezing import freeze
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ENDED_EARLY = "the node that called it has failed"
+ENDED_EARLY = "the node that called it has failed or was cancelled"
 
 
 class GraphView(Protocol):
@@ -125,9 +125,14 @@ def _call(attempt: Attempt, program: object, inputs: Mapping[str, Any], key: str
 async def acall_program(
     attempt: Attempt, program: object, inputs: Mapping[str, Any], key: str | None
 ) -> dspy.Prediction:
-    """The same from async code."""
-    with _begun(attempt, program, inputs, key) as (found, given, name, stop_signal):
-        inside = await found._arun_inside(given, attempt, name, stop_signal)
+    """The same from async code. A question is raised when no other call of the attempt is in progress."""
+    try:
+        with _begun(attempt, program, inputs, key) as (found, given, name, stop_signal):
+            inside = await found._arun_inside(given, attempt, name, stop_signal)
+    except Interrupt:
+        # An `asyncio.TaskGroup` cancels all its tasks as soon as one raises: what they were doing would be done again.
+        await attempt.open_calls().others_end()
+        raise
     attempt.check_time()
     return inside.prediction
 
@@ -149,7 +154,7 @@ def _begun(
     frozen = freeze(dict(inputs), ("inputs",))
     assert isinstance(frozen, FrozenDict)
     calls = attempt.open_calls()
-    call = calls.begin()
+    call = calls.begin(attempt.who)
     steps: list[Any] = []
     try:
         with recording() as steps:
@@ -208,12 +213,22 @@ class OpenCalls:
     def __init__(self) -> None:
         self._lock = Lock()
         self._calls: list[OpenCall] = []
+        self._stopped = False
+        self._closed = False
 
-    def begin(self) -> OpenCall:
-        """A new call."""
+    def begin(self, who: str) -> OpenCall:
+        """A new call; it is stopped at once if the others were."""
         call = OpenCall()
         with self._lock:
+            if self._closed:
+                raise NodeOutputError(
+                    f"{who} calls a program after its function has ended: threads and tasks of a node must end before "
+                    "it does"
+                )
             self._calls.append(call)
+            stopped = self._stopped
+        if stopped:
+            call.stop_signal.stop(ENDED_EARLY)
         return call
 
     def end(self, call: OpenCall, steps: Steps) -> None:
@@ -231,66 +246,93 @@ class OpenCalls:
             return [call for call in self._calls if not call.ended.done()]
 
     def stop(self) -> None:
-        """Stops the runs of all calls: what runs in them is finished, and nothing new starts."""
+        """Stops the runs of all calls, of later ones too: what runs in them is finished, and nothing new starts."""
+        with self._lock:
+            self._stopped = True
         for call in self.running():
             call.stop_signal.stop(ENDED_EARLY)
 
-    def wait(self) -> None:
-        """Waits until all calls have ended."""
+    async def others_end(self) -> None:
+        """Waits until no call is in progress. A cancellation ends the wait, not the calls."""
         while running := self.running():
+            await _until_ended(running)
+
+    def close(self) -> None:
+        """Waits until all calls have ended, and refuses later ones."""
+        while running := self._closed_or_running():
             running[0].ended.result()
 
-    async def await_all(self) -> None:
+    async def aclose(self) -> None:
         """The same from async code. A cancellation stops the runs, and is raised when they have ended."""
         cancelled = False
-        while running := self.running():
+        while running := self._closed_or_running():
             try:
-                await asyncio.wait([asyncio.wrap_future(call.ended) for call in running])
+                await _until_ended(running)
             except asyncio.CancelledError:
                 cancelled = True
                 self.stop()
         if cancelled:
             raise asyncio.CancelledError
 
+    def _closed_or_running(self) -> list[OpenCall]:
+        """Refuses later calls if none is in progress; returns those that are."""
+        with self._lock:
+            running = [call for call in self._calls if not call.ended.done()]
+            self._closed = not running
+        return running
+
+
+async def _until_ended(calls: list[OpenCall]) -> None:
+    await asyncio.wait([asyncio.wrap_future(call.ended) for call in calls])
+
 
 def until_calls_end(attempt: Attempt, function: Callable[[], T]) -> T:
     """The result of the function of a node, after all programs that it called have ended."""
+    calls = attempt.open_calls()
     try:
         result = function()
     except BaseException as error:
-        calls = attempt.calls
-        if calls is None:
-            raise
         asked = _questions_in(error)
         if not asked:
             calls.stop()
-        calls.wait()
+        calls.close()
         if asked and not isinstance(error, Interrupt):
             raise Interrupt(asked) from None
         raise
-    if attempt.calls is not None:
-        attempt.calls.wait()
+    calls.close()
     return result
 
 
 async def auntil_calls_end(attempt: Attempt, function: Callable[[], Awaitable[T]]) -> T:
     """The same from async code."""
+    calls = attempt.open_calls()
     try:
         result = await function()
     except BaseException as error:
-        calls = attempt.calls
-        if calls is None:
-            raise
         asked = _questions_in(error)
         if not asked:
             calls.stop()
-        await calls.await_all()
+        await calls.aclose()
         if asked and not isinstance(error, Interrupt):
             raise Interrupt(asked) from None
         raise
-    if attempt.calls is not None:
-        await attempt.calls.await_all()
+    await calls.aclose()
     return result
+
+
+async def stop_if_cancelled(attempt: Attempt, function: Callable[[], Awaitable[T]]) -> T:
+    """The result of a sync function of a node, which runs in a thread and so is finished if its task is cancelled.
+
+    But the programs that it calls are stopped then.
+    """
+    task = asyncio.ensure_future(function())
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:  # the driver sees it in `cancellation_count()`
+            attempt.open_calls().stop()
+            task.cancel()
+    return task.result()
 
 
 def _questions_in(error: BaseException) -> list[Any]:

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, reducers
-from dspyer.errors import AttemptError, CallLimitError, ChangedGraphError, Interrupted
+from dspyer.errors import AttemptError, CallLimitError, ChangedGraphError, Interrupted, NodeOutputError
 from dspyer.testing import ScriptedLM, call_node, no_pauses
 from tests.persistence.failing import FailingMemory
 
@@ -125,16 +125,6 @@ def gathered(calls: Calls) -> Callable[..., Any]:
     return work
 
 
-def in_a_group(calls: Calls) -> Callable[..., Any]:
-    async def work(topics: list[str], research: Any, ctx: Context) -> dict[str, Any]:
-        calls.made.append("work")
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(ctx.acall(research, {"topic": topic}, key=topic)) for topic in topics]
-        return {"result": [task.result().text for task in tasks]}
-
-    return work
-
-
 def in_threads(calls: Calls) -> Callable[..., Any]:
     def work(topics: list[str], research: Any, ctx: Context) -> dict[str, Any]:
         calls.made.append("work")
@@ -179,20 +169,57 @@ def test_questions_of_calls_at_once_come_together_and_are_answered_in_parts(make
 
 
 @MODES
-def test_a_task_group_that_asks_is_interrupted_and_completes(mode: str) -> None:
-    """The group cancels the other calls, which go on where they were."""
+def test_a_task_group_that_asks_cancels_no_other_call(mode: str) -> None:
+    """A group cancels its tasks when one raises: the question is raised when the other calls have ended."""
     calls = Calls()
-    program = one_node(in_a_group(calls), modules={"research": inner_graph(calls)}, compiled={"store": ":memory:"})
-    thread = program.thread("t")
+
+    async def look_up(topic: str) -> dict[str, Any]:
+        calls.made.append(f"look_up {topic}")
+        await asyncio.sleep(0.05 if topic == "c" else 0)
+        return {"found": f"about {topic}"}
+
+    inner = Graph(inputs=["topic"], name="Research").add_node("look_up", look_up, writes=["found"])
+    inner.add_interrupt("use", question="Use {found}?", answer=bool, into="use").add_path(START, "look_up", "use", END)
+
+    async def work(topics: list[str], research: Any, ctx: Context) -> dict[str, Any]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(ctx.acall(research, {"topic": one}, key=one)) for one in topics]
+        return {"result": [task.result().use for task in tasks]}
+
+    thread = one_node(work, modules={"research": inner}, compiled={"store": ":memory:"}).thread("t")
     run = run_of(thread, mode, {"topics": TOPICS})
-    for _ in range(8):
-        if run.status != "interrupted":
-            break
-        run = resumed(thread, mode, {question.id: True for question in run.questions})
-    assert run.state["result"] == [f"about {topic}" for topic in TOPICS]
-    made = Counter(calls.take())
-    del made["work"]
-    assert set(made.values()) == {1}
+    assert sorted(question.text for question in run.questions) == [f"Use about {topic}?" for topic in TOPICS]
+    run = resumed(thread, mode, {run.questions[0].id: True})
+    assert len(run.questions) == 3
+    run = resumed(thread, mode, {question.id: True for question in run.questions})
+    assert run.state["result"] == [True] * 4
+    assert sorted(calls.take()) == [f"look_up {topic}" for topic in TOPICS]
+
+
+def test_a_time_limit_of_the_user_ends_the_wait_for_other_calls() -> None:
+    """The question is asked all the same: the node may not commit without its answer."""
+    calls = Calls()
+
+    async def look_up(topic: str) -> dict[str, Any]:
+        await asyncio.sleep(0.3 if topic == "b" else 0)
+        return {"found": topic}
+
+    inner = Graph(inputs=["topic"]).add_node("look_up", look_up, writes=["found"])
+    inner.add_interrupt("use", question="Use {found}?", into="use").add_path(START, "look_up", "use", END)
+
+    async def work(research: Any, ctx: Context) -> dict[str, Any]:
+        other = asyncio.create_task(ctx.acall(research, {"topic": "b"}, key="b"))
+        try:
+            async with asyncio.timeout(0.1):
+                await ctx.acall(research, {"topic": "a"}, key="a")
+        except TimeoutError:
+            calls.made.append("timeout")
+        await asyncio.wait([other])
+        return {"result": "late"}
+
+    run = one_node(work, modules={"research": inner}, inputs=[]).run({})
+    assert sorted(question.text for question in run.questions) == ["Use a?", "Use b?"]
+    assert calls.take() == ["timeout"]
 
 
 # --- what it returns and raises
@@ -480,7 +507,77 @@ def test_a_node_that_times_out_stops_the_programs_that_it_called(mode: str) -> N
     assert calls.take() == ["ended"]
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["a sync node", "an async node"])
+def test_a_cancelled_run_stops_the_programs_that_a_sync_function_calls(waits: bool) -> None:
+    """The function runs in a thread and is finished, but nothing new starts, and async nodes are cancelled."""
+    calls, began = Calls(), threading.Event()
+
+    def first() -> None:
+        began.set()
+        threading.Event().wait(0.1)
+        calls.made.append("first")
+
+    async def first_async() -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    inner = Graph(inputs=[]).add_node("first", first_async if waits else first, writes=[])
+    inner.add_node("never", lambda: calls.made.append("never"), writes=[]).add_path(START, "first", "never", END)
+
+    def work(inner: Any, ctx: Context) -> dict[str, Any]:
+        try:
+            ctx.call(inner, {}, key="one")
+        except asyncio.CancelledError:
+            calls.made.append("cancelled")
+        ctx.call(inner, {}, key="two")
+        return {"result": "never"}
+
+    thread = one_node(work, modules={"inner": inner}, inputs=[], compiled={"store": ":memory:"}).thread("t")
+
+    async def cancelled() -> None:
+        task = asyncio.create_task(thread.arun({}))
+        await asyncio.to_thread(began.wait)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(task, 5)
+
+    asyncio.run(cancelled())
+    assert calls.take() == (["cancelled"] if waits else ["first", "cancelled"])
+    assert thread.status == "stopped"
+
+
 # --- elsewhere
+
+
+def test_what_an_item_of_a_map_leaves_behind_calls_nothing() -> None:
+    refused: list[str] = []
+
+    async def work(topic: str, research: Any, ctx: Context) -> str:
+        async def later() -> None:
+            await left.wait()
+            try:
+                await ctx.acall(research, {"text": topic})
+            except NodeOutputError as error:
+                refused.append(str(error))
+
+        tasks.append(asyncio.create_task(later()))
+        return topic
+
+    async def end() -> None:
+        left.set()
+        await asyncio.gather(*tasks)
+
+    tasks: list[asyncio.Task[None]] = []
+    left = asyncio.Event()
+    graph = Graph().add_map(
+        "work", work, over="topics", item="topic", into="found", modules={"research": quick_graph()}
+    )
+    program = graph.add_node("end", end, writes=[]).add_path(START, "work", "end", END).compile(store=":memory:")
+    run = asyncio.run(program.thread("t").arun({"topics": ["a", "b"]}))
+    assert run.state["found"] == ["a", "b"]
+    assert not [event for event in run.events if event.scope]
+    assert len(refused) == 2
+    assert "calls a program after its function has ended" in refused[0]
 
 
 @MODES
