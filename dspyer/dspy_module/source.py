@@ -127,37 +127,14 @@ class MapText:
     into: str
 
 
-class InterruptText(NamedTuple):
-    """A node that interrupts the run with a question, for `graph_text`."""
+class KindText(NamedTuple):
+    """A node of a special kind, for `graph_text`: it writes its own line.
 
-    question: object
-    answer: object
-    into: str | None
+    Attributes:
+        write: from the name of the node, and a function that shows a value, to the line that adds the node.
+    """
 
-
-class CheckText(NamedTuple):
-    """A check of what a node gives, for `graph_text`."""
-
-    check: object
-    of: str
-    max_fixes: int
-    fix: object
-    into: str
-    accept: bool
-
-
-class TrialText(NamedTuple):
-    """A node that tries a module several times and rates what it gives, for `graph_text`."""
-
-    module: object
-    reward: object
-
-
-class AgentText(NamedTuple):
-    """A node of an agent, for `graph_text`: what it is called, and what it calls."""
-
-    name: str
-    parts: tuple[object, ...] = ()
+    write: Callable[[str, Callable[[object], str]], str]
 
 
 class EdgeText(NamedTuple):
@@ -194,8 +171,7 @@ def graph_text(
     Args:
         name: name of the graph.
         schema: model of the state.
-        nodes: by name a function, a module, a `FunctionText`, a `MapText`, an `InterruptText`, a `CheckText` or a
-            `TrialText`.
+        nodes: by name a function, a module, a `FunctionText`, a `MapText` or a `KindText`.
         edges: all edges in the order of declaration, the error edges last.
         doc: what the graph is for, in the user's words.
     """
@@ -232,23 +208,8 @@ def _node_call(name: str, node: object, sources: dict[str, None]) -> str:
     if isinstance(node, MapText):
         inner = _value_text(node.node, sources)
         return f'graph.add_map("{name}", {inner}, over="{node.over}", item="{node.item}", into="{node.into}")'
-    if isinstance(node, InterruptText):
-        question = repr(node.question) if isinstance(node.question, str) else _value_text(node.question, sources)
-        answer = inspect.formatannotation(node.answer) if node.answer is not None else "None"
-        into = f', into="{node.into}"' if node.into is not None else ""
-        return f'graph.add_interrupt("{name}", question={question}, answer={answer}{into})'
-    if isinstance(node, CheckText):
-        more = f", fix={_value_text(node.fix, sources)}" if node.fix is not None else ""
-        more += f', into="{node.into}"' if node.into != "problems" else ""
-        more += ", accept=True" if node.accept else ""
-        check = _value_text(node.check, sources)
-        return f'graph.add_check("{name}", {check}, of="{node.of}", max_fixes={node.max_fixes}{more})'
-    if isinstance(node, TrialText):
-        tried, reward = _value_text(node.module, sources), _value_text(node.reward, sources)
-        return f'graph.add_trials("{name}", {tried}, reward={reward})  # the tree keeps the best'
-    if isinstance(node, AgentText):
-        parts = ", ".join(_value_text(part, sources) for part in node.parts)
-        return f'graph.add_node("{name}", agents.{node.name}({parts}))'
+    if isinstance(node, KindText):
+        return node.write(name, functools.partial(_value_text, sources=sources))
     if isinstance(node, FunctionText):
         modules = ", ".join(f'"{local}": {_value_text(module, sources)}' for local, module in node.modules.items())
         bound = f", modules={{{modules}}}" if modules else ""

@@ -11,11 +11,10 @@ from dspyer.errors import list_names, suggestion
 from dspyer.graph.error_edges import ErrorEdge
 from dspyer.graph.spec import Exit
 from dspyer.nodes.build import build_node
-from dspyer.nodes.check import CheckNode, CheckOptions, build_finder, into_problems
+from dspyer.nodes.check import CheckNode, CheckOptions, into_problems
 from dspyer.nodes.correction import checked_node_problems, finished_fix, fix_name, plan_fix
 from dspyer.nodes.node import Built, Node
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.trial import REWARD
 from dspyer.scheduler.topology import END
 from dspyer.values.scalars import is_whole_number
 
@@ -84,8 +83,7 @@ class BuiltParts(NamedTuple):
             self.nodes[name] = built.node
         if built.module is not None:
             self.modules[name] = built.module
-        if built.judge is not None:
-            self.modules[REWARD] = built.judge
+        self.modules.update(built.more)
 
 
 def build_checks(
@@ -123,7 +121,7 @@ def _build_check(
         parts.problems.append(f"{who}: with max_fixes=0 nothing is corrected: leave fix= out, or allow corrections")
     wrong = into_problems(given.into, options)
     parts.problems.extend(wrong)
-    built = build_finder(given.check, options, given.into)
+    built = given.build(options)
     parts.add(options.name, Built(None, built.module, built.problems, built.unknown))
     if of is None or check is None:
         return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple, Union, cast, get_args, get_origin
@@ -18,13 +17,11 @@ from pydantic import BaseModel
 
 from dspyer.dspy_module.prompt_templates import enable_templates, enable_warnings, shorten_demos
 from dspyer.dspy_module.source import (
-    CheckText,
     EdgeText,
     ErrorEdgeText,
     FunctionText,
-    InterruptText,
+    KindText,
     MapText,
-    TrialText,
     graph_text,
 )
 from dspyer.errors import GraphError, list_names, suggestion
@@ -32,20 +29,13 @@ from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_c
 from dspyer.graph.declarations import EdgeDeclaration, GraphOptions
 from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints
 from dspyer.graph.spec import Exit, GraphSpec
-from dspyer.nodes.agent_check import AgentCheckOptions
 from dspyer.nodes.build import build_node
 from dspyer.nodes.cache_key import plan_cache
 from dspyer.nodes.check import CheckNode, CheckOptions
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
-from dspyer.nodes.interrupt import InterruptOptions
-from dspyer.nodes.map import MapNode
-from dspyer.nodes.mode import ModeOptions
 from dspyer.nodes.node import Node
-from dspyer.nodes.options import NO_POLICY, CachePlan, NodeOptions, NodePolicy, OfGraph
+from dspyer.nodes.options import NO_POLICY, CachePlan, KindOptions, NodeOptions, NodePolicy, OfGraph
 from dspyer.nodes.router import Router, RouterOptions, build_router
-from dspyer.nodes.settle import BeginOptions, SettleOptions
-from dspyer.nodes.tool import ToolOptions
-from dspyer.nodes.trial import REWARD, TrialNode, TrialOptions
 from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE
 from dspyer.policies import Policies
@@ -125,7 +115,7 @@ def compile_graph(
     policies = _policies(parts.nodes, parts.options, limits.retry, plans)
     spec = GraphSpec(
         topology,
-        {name: _with_item_policy(node, policies.get(name, NO_POLICY)) for name, node in parts.nodes.items()},
+        {name: node.with_item_policy(policies.get(name, NO_POLICY)) for name, node in parts.nodes.items()},
         parts.exits,
         inputs,
         required,
@@ -256,15 +246,16 @@ class GraphParts(NamedTuple):
         return {node.fix: None for node in self.nodes.values() if isinstance(node, CheckNode) and node.fix is not None}
 
     def attributes(self, frozen: bool) -> frozenset[str]:
-        """The program's attributes of the nodes whose option `frozen` is this; the judge of a search is frozen."""
+        """The program's attributes of the nodes whose option `frozen` is this, and those that always are."""
         found = {
             name
             for node in self.options
             if node.frozen is frozen
             for name in (node.name, *(each.name for each in self.condensers.get(node.name, {}).values()))
         }
-        judged = any(isinstance(node, TrialNode) and node.judged for node in self.nodes.values())
-        return frozenset(found | {REWARD} if judged and frozen else found)
+        if frozen:
+            found.update(name for node in self.nodes.values() for name in node.frozen_modules)
+        return frozenset(found)
 
 
 def _build_parts(
@@ -476,11 +467,6 @@ def _attempts(parts: GraphParts, policies: Mapping[str, NodePolicy]) -> dict[str
     return found
 
 
-def _with_item_policy(node: Node, policy: NodePolicy) -> Node:
-    """A map with the policy of its items, or of its trials; any other node unchanged."""
-    return replace(node, policy=policy) if isinstance(node, MapNode | TrialNode) else node
-
-
 def _author_problems(parts: GraphParts) -> list[str]:
     """Views that name an author which cannot write anything."""
     known = [START, *parts.names]
@@ -673,14 +659,8 @@ def source_text(
     shown: dict[str, object] = {}
     for node in nodes:
         part = FunctionText(cast(Any, node.node), node.modules) if node.modules else node.node
-        if isinstance(part, InterruptOptions):
-            part = InterruptText(*part)
-        elif isinstance(part, CheckOptions):
-            part = CheckText(part.check, part.of, part.max_fixes, part.fix, part.into, part.accept)
-        elif isinstance(part, BeginOptions | ModeOptions | ToolOptions | SettleOptions | AgentCheckOptions):
-            part = part.text
-        elif isinstance(part, TrialOptions):
-            part = TrialText(part.module, part.reward)
+        if isinstance(part, KindOptions):
+            part = KindText(part.text)
         shown[node.name] = part if node.map is None else MapText(part, node.map.over, node.map.item, node.map.into)
     texts: list[EdgeText | ErrorEdgeText] = []
     for edge in edges:

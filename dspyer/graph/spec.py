@@ -16,13 +16,11 @@ from dspyer.errors import InputError, RouteError, list_names, suggestion, with_a
 from dspyer.graph.declarations import check_redacted_fields
 from dspyer.graph.error_edges import ErrorEdge
 from dspyer.graph.text import draw_mermaid, edge_labels, explain
-from dspyer.nodes.agent_check import AgentCheckNode
-from dspyer.nodes.check import CheckNode, Rejecting
+from dspyer.nodes.check import CheckNode
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import Node, Send
 from dspyer.nodes.options import NodePolicy
 from dspyer.nodes.router import Router
-from dspyer.nodes.trial import TrialNode
 from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability
 from dspyer.scheduler.run_values import is_counted
@@ -72,7 +70,7 @@ class GraphSpec:
         cache_dir: the folder for the results of nodes with a cache; None for one in DSPy's cache folder.
         routers: all routers, in the order of declaration.
         checks: the checks, by their names.
-        rejecting: the nodes that may reject an output: the checks, and those of agents.
+        rejecting: the nodes that may reject an output: the checks, those of agents too.
         checked: the check that follows a node, by the names of the nodes that have one and of their fixes.
         searches: the nodes that make the trials of a search, by their names.
         layered: the nodes with a policy, condensers, error edges or a check, and tools: those whose call something
@@ -119,9 +117,9 @@ class GraphSpec:
     cache_dir: str | None = None
     routers: tuple[Router, ...] = field(init=False)
     checks: Mapping[str, CheckNode] = field(init=False)
-    rejecting: Mapping[str, Rejecting] = field(init=False)
+    rejecting: Mapping[str, Node] = field(init=False)
     checked: Mapping[str, CheckNode] = field(init=False)
-    searches: Mapping[str, TrialNode] = field(init=False)
+    searches: Mapping[str, Node] = field(init=False)
     layered: frozenset[str] = field(init=False)
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)
@@ -133,12 +131,11 @@ class GraphSpec:
         object.__setattr__(self, "routers", routers)
         checks = {name: node for name, node in self.nodes.items() if isinstance(node, CheckNode)}
         checked = {name: check for check in checks.values() for name in (check.of, check.fix) if name is not None}
-        of_agents = {name: node for name, node in self.nodes.items() if isinstance(node, AgentCheckNode)}
         object.__setattr__(self, "checks", checks)
-        object.__setattr__(self, "rejecting", {**checks, **of_agents})
+        object.__setattr__(self, "rejecting", {name: node for name, node in self.nodes.items() if node.may_reject})
         object.__setattr__(self, "checked", checked)
         reporting = [name for name, node in self.nodes.items() if node.reports_in]
-        searches = {name: node for name, node in self.nodes.items() if isinstance(node, TrialNode)}
+        searches = {name: node for name, node in self.nodes.items() if node.makes_trials}
         object.__setattr__(self, "searches", searches)
         layered = frozenset((*self.policies, *self.condensers, *self.error_edges, *checked, *reporting))
         object.__setattr__(self, "layered", layered)

@@ -12,21 +12,20 @@ the program has: GRPO fails at any other.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import dspy
 
-from dspyer.dspy_module.source import AgentText
 from dspyer.dspy_module.tracing import step_count, take_steps
 from dspyer.errors import CheckError, suggestion
 from dspyer.message_list import TURN
 from dspyer.messages import to_chat
 from dspyer.nodes.check import PROBLEMS, FunctionFinder, build_finder, found_problems, problem_texts
 from dspyer.nodes.node import Built, Call, Node, Reply
-from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.settle import MODE, current_mode
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import filling, plan_templates
@@ -48,7 +47,8 @@ REFLECT = (
 )
 
 
-class AgentCheckOptions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class AgentCheckOptions(KindOptions):
     """What makes a node the check of an agent.
 
     Attributes:
@@ -67,10 +67,14 @@ class AgentCheckOptions(NamedTuple):
     max_fixes: int
     accept: bool
 
-    @property
-    def text(self) -> AgentText:
-        """The node in the source of a program."""
-        return AgentText("check_outputs", () if isinstance(self.check, str) else (self.check,))
+    def build(self, options: NodeOptions) -> Built:
+        """The node, and what is wrong with it."""
+        return build_agent_check(self, options)
+
+    def text(self, name: str, show: Callable[[object], str]) -> str:
+        """The line of a program's source that adds the node."""
+        check = "" if isinstance(self.check, str) else show(self.check)
+        return f'graph.add_node("{name}", agents.check_outputs({check}))'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -208,6 +212,11 @@ class AgentCheckNode(Node):
             return Reply({PROBLEMS: problems}, (END,), True)
         after = f" after {fixes} correction{'s' if fixes > 1 else ''}" if fixes else ""
         raise CheckError(f"the check refuses the outputs of the agent{after}: {'; '.join(problems)}", problems)
+
+    @property
+    def may_reject(self) -> bool:
+        """Whether it may reject the outputs that a mode gave."""
+        return True
 
     def rejects(self, route: tuple[str, ...]) -> bool:
         """Whether a commit of it with this route has rejected what it checked."""

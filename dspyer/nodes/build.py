@@ -8,19 +8,13 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.errors import GraphError, brief
-from dspyer.nodes.agent_check import AgentCheckOptions, build_agent_check
 from dspyer.nodes.function import build_function
-from dspyer.nodes.interrupt import InterruptOptions, build_interrupt
 from dspyer.nodes.map import build_map_node
-from dspyer.nodes.mode import ModeOptions, build_mode
 from dspyer.nodes.module import build_module
 from dspyer.nodes.node import Built
-from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.settle import BeginOptions, SettleOptions, build_begin, build_settle
 from dspyer.nodes.subgraph import build_subgraph
-from dspyer.nodes.tool import ToolOptions, build_tool
-from dspyer.nodes.trial import TrialOptions, build_trial
 
 
 def build_node(options: NodeOptions) -> Built:
@@ -33,20 +27,8 @@ def build_node(options: NodeOptions) -> Built:
 
 def _build(options: NodeOptions) -> Built:
     node: Any = options.node
-    if isinstance(node, InterruptOptions):
-        return build_interrupt(node, options)
-    if isinstance(node, ModeOptions):
-        return build_mode(node, options)
-    if isinstance(node, ToolOptions):
-        return build_tool(node, options)
-    if isinstance(node, BeginOptions):
-        return build_begin(node, options)
-    if isinstance(node, SettleOptions):
-        return build_settle(node, options)
-    if isinstance(node, TrialOptions):
-        return build_trial(node, options)
-    if isinstance(node, AgentCheckOptions):
-        return build_agent_check(node, options)
+    if isinstance(node, KindOptions):
+        return node.build(options)
     if is_program(node):
         return build_subgraph(node, options)
     if isinstance(node, dspy.Module):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 import dspy
 from pydantic import BaseModel, ValidationError
@@ -26,7 +26,7 @@ from dspyer.nodes.field_names import FieldNames, unknown_field_text
 from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply, Send
-from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.subgraph import build_subgraph
 from dspyer.nodes.sync_async import acall_function, call_function, is_async
@@ -48,7 +48,8 @@ PREVIOUS = "previous_"
 NOTHING_SENT: FrozenDict[str, Any] = FrozenDict()
 
 
-class CheckOptions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class CheckOptions(KindOptions):
     """What makes a node a check: the arguments of `Graph.add_check`."""
 
     check: object
@@ -57,6 +58,17 @@ class CheckOptions(NamedTuple):
     fix: object
     into: str
     accept: bool
+
+    def build(self, options: NodeOptions) -> Built:
+        """What finds the problems. The node that asks it needs the node that is checked, so `graph.checks` makes it."""
+        return build_finder(self.check, options, self.into)
+
+    def text(self, name: str, show: Callable[[object], str]) -> str:
+        """The line of a program's source that adds the node."""
+        more = f", fix={show(self.fix)}" if self.fix is not None else ""
+        more += f', into="{self.into}"' if self.into != "problems" else ""
+        more += ", accept=True" if self.accept else ""
+        return f'graph.add_check("{name}", {show(self.check)}, of="{self.of}", max_fixes={self.max_fixes}{more})'
 
 
 # --- the three forms of a check
@@ -291,6 +303,11 @@ class CheckNode(Node):
         """The same from async code."""
         return self._reply(await self.finder.acall(call), call)
 
+    @property
+    def may_reject(self) -> bool:
+        """Whether it may reject what another node gives."""
+        return True
+
     def rejects(self, route: tuple[str, ...]) -> bool:
         """Whether a commit of it with this route has rejected what it checked."""
         return self.fix is not None and route == (self.fix,)
@@ -407,18 +424,8 @@ def _branch_before(log: Log, index: int, node: Node) -> Branch:
 # --- what a check has refused
 
 
-class Rejecting(Protocol):
-    """A node that may reject the output of another one."""
-
-    def rejects(self, route: tuple[str, ...], /) -> bool:
-        """Whether a commit of it with this route has rejected what it checked."""
-
-    def output_before(self, log: Sequence[LogEntry], index: int, /) -> set[str]:
-        """The executions that wrote what it saw, from the last commit before it backwards."""
-
-
 def rejected_executions(
-    log: Iterable[LogEntry], checks: Mapping[str, Rejecting], failed: Iterable[tuple[str, int]] = ()
+    log: Iterable[LogEntry], checks: Mapping[str, Node], failed: Iterable[tuple[str, int]] = ()
 ) -> set[str]:
     """The executions whose output a check has refused, from the log alone.
 

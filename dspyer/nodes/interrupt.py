@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from string import Formatter
-from typing import Any, ClassVar, Literal, NamedTuple, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 
@@ -17,16 +18,28 @@ from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.node import Built, Call, Node, Reply
-from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.sync_async import is_async
 
 
-class InterruptOptions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class InterruptOptions(KindOptions):
     """The question of `add_interrupt`, the type of its answer, and the field for it."""
 
     question: object
     answer: Any
     into: str | None
+
+    def build(self, options: NodeOptions) -> Built:
+        """The node, and what is wrong with it."""
+        return build_interrupt(self, options)
+
+    def text(self, name: str, show: Callable[[object], str]) -> str:
+        """The line of a program's source that adds the node."""
+        question = repr(self.question) if isinstance(self.question, str) else show(self.question)
+        answer = inspect.formatannotation(self.answer) if self.answer is not None else "None"
+        into = f', into="{self.into}"' if self.into is not None else ""
+        return f'graph.add_interrupt("{name}", question={question}, answer={answer}{into})'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

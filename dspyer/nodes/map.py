@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, cast
 
@@ -102,6 +102,10 @@ class MapNode(Node):
     def map_fields(self) -> tuple[str, str, str, str | None]:
         """The field with the items, the name of one item, the fields for the results and the failures."""
         return self.over, self.item, self.into, self.failures
+
+    def with_item_policy(self, policy: NodePolicy) -> MapNode:
+        """The map with a policy for its items."""
+        return replace(self, policy=policy)
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that the code of the inner node may read or write through `ctx`; None for all."""

@@ -7,22 +7,21 @@ state: the node passes them at each call, and takes them out of the trace, from 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import dspy
 from dspy.adapters.types.tool import Tool, ToolCalls
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
-from dspyer.dspy_module.source import AgentText
 from dspyer.dspy_module.tracing import step_count
 from dspyer.errors import AgentError, DspyerError
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
 from dspyer.nodes.conversation import SUBMIT, THOUGHT, Render
-from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply, Send
-from dspyer.nodes.options import NO_POLICY, NodeOptions
+from dspyer.nodes.node import Built, Call, Node, Reply, Send
+from dspyer.nodes.options import NO_POLICY, KindOptions, NodeOptions
 from dspyer.nodes.rendering import ContextFunction, Rendering, plan_rendering
 from dspyer.nodes.settle import SETTLE, submitted
 from dspyer.nodes.steps import Script, arun_script, run_script
@@ -35,7 +34,8 @@ MUST_SUBMIT = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}
 """The settings of a last turn, which must submit, as `dspy.ReActV2` gives them."""
 
 
-class ModeOptions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ModeOptions(KindOptions):
     """What makes a node a mode.
 
     Attributes:
@@ -53,13 +53,16 @@ class ModeOptions(NamedTuple):
     nodes: frozenset[str]
     max_turns: int
     context: ContextFunction | None = None
-    renders: Mapping[str, Render] = NOTHING
+    renders: Mapping[str, Render] = field(default_factory=dict)
     handoffs: frozenset[str] = frozenset()
 
-    @property
-    def text(self) -> AgentText:
-        """The node in the source of a program."""
-        return AgentText("take_turn", (self.predictor,))
+    def build(self, options: NodeOptions) -> Built:
+        """The node, and what is wrong with it."""
+        return build_mode(self, options)
+
+    def text(self, name: str, show: Callable[[object], str]) -> str:
+        """The line of a program's source that adds the node."""
+        return f'graph.add_node("{name}", agents.take_turn({show(self.predictor)}))'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

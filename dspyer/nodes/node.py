@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias
@@ -22,6 +22,9 @@ from dspyer.views import View, ViewForm
 if TYPE_CHECKING:
     import dspy
 
+    from dspyer.nodes.options import NodePolicy
+    from dspyer.scheduler.lineage import LogEntry
+    from dspyer.schema.schema import Schema
     from dspyer.state import ImmutableState
 
 T = TypeVar("T")
@@ -319,6 +322,26 @@ class Node:
         """The types of the answers to its questions, by key, where they are known before it runs."""
         return NOTHING
 
+    @property
+    def lasting(self) -> tuple[str, ...]:
+        """The options of it by which a call may do what is not undone, as a search must know."""
+        return ()
+
+    @property
+    def frozen_modules(self) -> tuple[str, ...]:
+        """The attributes of the program with modules for it that optimizers leave alone, whatever the options say."""
+        return ()
+
+    @property
+    def may_reject(self) -> bool:
+        """Whether it checks what other nodes give, and may reject that (`rejects`, `output_before`)."""
+        return False
+
+    @property
+    def makes_trials(self) -> bool:
+        """Whether it makes the trials of a search (`trials_in`)."""
+        return False
+
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all."""
         names = self.reads if option == "reads" else self.writes
@@ -349,6 +372,34 @@ class Node:
         del call, error
         return None
 
+    def rejects(self, route: tuple[str, ...]) -> bool:
+        """Whether a commit of it with this route has rejected what it checked. Asked if it `may_reject`."""
+        del route
+        return False
+
+    def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
+        """The executions that wrote what it checked, from the last commit before it backwards, at `index`."""
+        del log, index
+        return set()
+
+    def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
+        """The trials of each of its executions: the execution of each, and whether it led to the best trial.
+
+        Before the search has ended, none of them did. Asked if it `makes_trials`.
+        """
+        del log
+        return {}
+
+    def with_item_policy(self, policy: NodePolicy) -> Node:
+        """The node with a policy for the calls that it makes itself, of its items; the same one if it makes none."""
+        del policy
+        return self
+
+    def with_function(self, fn: Callable[..., Any], schema: Schema) -> Built | None:
+        """The node with another function, for a test; None if any node with this function can stand in for it."""
+        del fn, schema
+        return None
+
     def call(self, call: Call) -> Reply:
         """Call the node from sync code."""
         raise NotImplementedError
@@ -366,12 +417,11 @@ class Built(NamedTuple):
         module: what the program holds at the attribute of the node's name; None for nothing.
         problems: what is wrong with it, each with its fix.
         unknown: what is wrong with it unless a `Send` brings the missing values.
-        judge: the module that rates what `module` gives, which the program holds at the attribute `reward`; None for
-            none.
+        more: further modules that the program holds for it, by attribute.
     """
 
     node: Node | None
     module: dspy.Module | None = None
     problems: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
-    judge: dspy.Module | None = None
+    more: Mapping[str, dspy.Module] = NOTHING

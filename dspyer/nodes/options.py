@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +14,7 @@ import dspy
 
 from dspyer.cache import Cache
 from dspyer.nodes.field_names import FieldNames, NamesSpec, ReadsSpec, name_map
-from dspyer.nodes.node import NOTHING
+from dspyer.nodes.node import NOTHING, Built
 from dspyer.nodes.view_access import view_problems
 from dspyer.retry import Retry
 from dspyer.schema.schema import Schema
@@ -138,6 +138,23 @@ class NodeOptions(NamedTuple):
     def output_schema(self) -> Schema:
         """What its writes are checked against: the outputs of a map's node become items and need not be fields."""
         return self.schema if self.map is None else Schema.of(None)
+
+
+class KindOptions:
+    """What makes a node one of a special kind, in place of a function or module: the base of the options of such kinds.
+
+    Each kind says itself how its node is built, and how it is shown.
+    """
+
+    __slots__ = ()
+
+    def build(self, options: NodeOptions) -> Built:
+        """The node, with what the program holds for it and what is wrong with it."""
+        raise NotImplementedError
+
+    def text(self, name: str, show: Callable[[object], str]) -> str:
+        """The line of a program's source that adds the node; `show` writes a function, module or other value in it."""
+        raise NotImplementedError
 
 
 def node_options(

@@ -15,14 +15,13 @@ from typing import Any, ClassVar, NamedTuple
 from dspy.adapters.types.tool import Tool
 from pydantic import ValidationError
 
-from dspyer.dspy_module.source import AgentText
 from dspyer.errors import RouteError, list_names, short_error, suggestion
 from dspyer.messages import RequestedCall, last_turn, task_message, tool_message
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.conversation import SUBMIT
 from dspyer.nodes.node import Built, Call, Node, Reply
-from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.tool_arguments import refused_by_dspy
 from dspyer.scheduler.topology import END
@@ -40,16 +39,21 @@ HAND_OFF = "to_"
 """How the tools begin by which a model hands off: `to_plan`."""
 
 
-class BeginOptions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class BeginOptions(KindOptions):
     """What makes a node the first one of an agent: the inputs of the task, and the modes in which it may start."""
 
     inputs: tuple[str, ...]
     modes: tuple[str, ...]
 
-    @property
-    def text(self) -> AgentText:
-        """The node in the source of a program."""
-        return AgentText("add_task_to_messages")
+    def build(self, options: NodeOptions) -> Built:
+        """The node, and what is wrong with it."""
+        return build_begin(self, options)
+
+    def text(self, name: str, show: Callable[[object], str]) -> str:
+        """The line of a program's source that adds the node."""
+        del show
+        return f'graph.add_node("{name}", agents.add_task_to_messages())'
 
 
 def current_mode(state: ImmutableState, modes: Sequence[str]) -> str:
@@ -174,7 +178,8 @@ def plan_rule(fn: object, what: str, options: NodeOptions, problems: list[str]) 
 # --- settle
 
 
-class SettleOptions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SettleOptions(KindOptions):
     """What makes a node the last one of a turn.
 
     Attributes:
@@ -189,11 +194,14 @@ class SettleOptions(NamedTuple):
     rules: Mapping[str, ModeRules]
     after: str = END
 
-    @property
-    def text(self) -> AgentText:
-        """The node in the source of a program."""
+    def build(self, options: NodeOptions) -> Built:
+        """The node, and what is wrong with it."""
+        return build_settle(self, options)
+
+    def text(self, name: str, show: Callable[[object], str]) -> str:
+        """The line of a program's source that adds the node."""
         rules = [one for rule in self.rules.values() for one in (rule.route, rule.guard) if one is not None]
-        return AgentText("end_turn_and_choose_what_follows", tuple(rules))
+        return f'graph.add_node("{name}", agents.end_turn_and_choose_what_follows({", ".join(map(show, rules))}))'
 
 
 class Handoff(NamedTuple):

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 import dspy
 from pydantic import ValidationError
 
-from dspyer.dspy_module.source import AgentText, modules_text, source_class
+from dspyer.dspy_module.source import modules_text, source_class
 from dspyer.errors import (
     InputError,
     NodeOutputError,
@@ -44,7 +44,7 @@ from dspyer.nodes.function import NodeModules
 from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.module import module_io
 from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply
-from dspyer.nodes.options import NodeOptions, OfGraph
+from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.outputs import permitted
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, arun_script, run_script
@@ -118,7 +118,8 @@ class ToolSpec:
         return f"tool({self.name}: {', '.join(self.tool.args or ())})"
 
 
-class ToolOptions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ToolOptions(KindOptions):
     """What makes a node a tool.
 
     Attributes:
@@ -132,10 +133,13 @@ class ToolOptions(NamedTuple):
     messages: str = "messages"
     handoffs: str | None = None
 
-    @property
-    def text(self) -> AgentText:
-        """The node in the source of a program."""
-        return AgentText("tool", (self.spec.target,))
+    def build(self, options: NodeOptions) -> Built:
+        """The node, and what is wrong with it."""
+        return build_tool(self, options)
+
+    def text(self, name: str, show: Callable[[object], str]) -> str:
+        """The line of a program's source that adds the node."""
+        return f'graph.add_node("{name}", agents.tool({show(self.spec.target)}))'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

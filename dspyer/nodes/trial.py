@@ -5,14 +5,14 @@ own patch, so a trial costs what it changed. Like the items of a map, the trials
 which run at once; their results, failures too, are recorded, so that a resumed run makes only those that have none.
 
 The steps of a trial are held back from the trace of the node until the search has picked its best trial
-(`runtime.lineage_order.credited_in`); those of the judge are none of its steps.
+(`trials_in`); those of the judge are none of its steps.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import dspy
@@ -29,7 +29,7 @@ from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.map import Gather, WriteItem, script_of
 from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import Built, Call, Node, Reply
-from dspyer.nodes.options import NO_POLICY, MapOptions, NodeOptions, NodePolicy
+from dspyer.nodes.options import NO_POLICY, KindOptions, MapOptions, NodeOptions, NodePolicy
 from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, Step, arun_script, next_attempt, retried, run_script, same_call
@@ -38,6 +38,7 @@ from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, apply_value, each_update, resets
 from dspyer.persistence.execution_records import MISSING
+from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import fits, shown_type, value_type
 from dspyer.state import ImmutableState
@@ -63,7 +64,8 @@ ROOT: Final = "0"
 """The name in front of all others: that of the state with which the search begins."""
 
 
-class TrialOptions(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TrialOptions(KindOptions):
     """What makes a node one that makes trials.
 
     Attributes:
@@ -79,6 +81,15 @@ class TrialOptions(NamedTuple):
     done: object
     rollout_id: int
     temperature: float
+
+    def build(self, options: NodeOptions) -> Built:
+        """The node, and what is wrong with it."""
+        return build_trial(self, options)
+
+    def text(self, name: str, show: Callable[[object], str]) -> str:
+        """The line of a program's source that adds the node."""
+        tried, reward = show(self.module), show(self.reward)
+        return f'graph.add_trials("{name}", {tried}, reward={reward})  # the tree keeps the best'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -121,6 +132,36 @@ class TrialNode(Node):
     def map_fields(self) -> tuple[str, str, str, str | None]:
         """The names of the chosen trials and of one of them, and the field for the results."""
         return CHOSEN, "trial", TRIALS, None
+
+    @property
+    def frozen_modules(self) -> tuple[str, ...]:
+        """The judge: optimizers tune what is rated, not what rates it."""
+        return (REWARD,) if self.judged else ()
+
+    @property
+    def makes_trials(self) -> bool:
+        """Whether it makes the trials of a search."""
+        return True
+
+    def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
+        """The trials of each of its executions: the execution of each, and whether it led to the best trial."""
+        best = ""
+        made: dict[str, list[str]] = {}
+        for entry in log:
+            commit = entry.commit
+            if commit.node == FINISH:
+                best = commit.patch.get(BEST, best)
+            elif commit.node == self.name:
+                made[commit.id] = [trial["name"] for trial in commit.patch.get(TRIALS, ())]
+        led = {ROOT, *path_to(best)} if best else set()
+        return {
+            execution: [(f"{execution}[{index}]", name in led) for index, name in enumerate(names)]
+            for execution, names in made.items()
+        }
+
+    def with_item_policy(self, policy: NodePolicy) -> TrialNode:
+        """The node with a policy for its trials."""
+        return replace(self, policy=policy)
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that the code of the module may read or write through `ctx`; None for all."""
@@ -460,8 +501,9 @@ def build_trial(asked: TrialOptions, options: NodeOptions) -> Built:
         done = _build_function(asked.done, options._replace(name="done", reads=None, writes=None), "done")
     parts = [module, reward, *([] if done is None else [done])]
     problems = tuple(problem for part in parts for problem in (*part.problems, *part.unknown))
+    more = {} if reward.module is None else {REWARD: reward.module}
     if module.node is None or reward.node is None or (done is not None and done.node is None):
-        return Built(None, module.module, problems, judge=reward.module)
+        return Built(None, module.module, problems, more=more)
     inner = module.node
     nodes = [part.node for part in parts if part.node is not None]
     reads = {field: field for node in nodes for field in (node.reads or {}).values()}
@@ -481,7 +523,7 @@ def build_trial(asked: TrialOptions, options: NodeOptions) -> Built:
         rollout_id=asked.rollout_id,
         temperature=asked.temperature,
     )
-    return Built(node, module.module, problems, judge=reward.module)
+    return Built(node, module.module, problems, more=more)
 
 
 def _build_part(module: Any, options: NodeOptions, changes: Mapping[str, Any]) -> Built:

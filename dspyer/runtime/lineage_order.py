@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from dspyer.errors import CheckError
 from dspyer.events import BranchPath
-from dspyer.nodes.check import Rejecting, rejected_executions
-from dspyer.nodes.trial import BEST, FINISH, ROOT, TRIALS, TrialNode, path_to
+from dspyer.nodes.check import rejected_executions
+from dspyer.nodes.node import Node
 from dspyer.scheduler.lineage import ancestry
 from dspyer.scheduler.run_state import Branch, FailedBranch, RunState
 
@@ -28,7 +28,7 @@ def executions_in_order(run: RunState) -> Iterator[str]:
             yield failure.execution
 
 
-def rejected_in(run: RunState, checks: Mapping[str, Rejecting]) -> set[str]:
+def rejected_in(run: RunState, checks: Mapping[str, Node]) -> set[str]:
     """The executions of a run whose output a check has refused."""
     if not checks:
         return set()
@@ -49,20 +49,12 @@ def unfinished_branches(run: RunState) -> dict[BranchPath, Branch]:
     return {branch.path: branch for branch in branches}
 
 
-def credited_in(run: RunState, searches: Mapping[str, TrialNode]) -> dict[str, list[tuple[str, bool]]]:
+def credited_in(run: RunState, searches: Mapping[str, Node]) -> dict[str, list[tuple[str, bool]]]:
     """The trials of each execution that made some: the execution of each, and whether it led to the best trial.
 
     Before the search has ended, none of them did.
     """
-    best = ""
-    for entry in run.log:
-        if entry.commit.node == FINISH:
-            best = entry.commit.patch.get(BEST, best)
-    led = {ROOT, *path_to(best)} if best else set()
     found: dict[str, list[tuple[str, bool]]] = {}
-    for entry in run.log:
-        commit = entry.commit
-        if commit.node in searches:
-            names = [trial["name"] for trial in commit.patch.get(TRIALS, ())]
-            found[commit.id] = [(f"{commit.id}[{index}]", name in led) for index, name in enumerate(names)]
+    for node in searches.values():
+        found |= node.trials_in(run.log)
     return found

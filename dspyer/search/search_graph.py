@@ -27,7 +27,6 @@ from dspyer.nodes.module import module_io
 from dspyer.nodes.node import Command, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import SubgraphProgram, is_program
-from dspyer.nodes.tool import ToolNode
 from dspyer.nodes.trial import BEST, CHOSEN, FINISH, REWARD, ROOT, TREE, TRIALS, TrialOptions, change_of, path_to
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.reducers import Updates
@@ -427,7 +426,7 @@ def _check_lasting(module: dspy.Module) -> None:
     parts: list[tuple[str, Any]] = list(module.named_sub_modules())
     for path, part in parts:
         for name, node in part.graph.nodes.items() if is_program(part) else ():
-            if isinstance(node, ToolNode) and node.lasting:
+            if node.lasting:
                 options = " and ".join(f"{option}=" for option in node.lasting)
                 raise GraphError(
                     f"the module of a search has the tool {name!r} with {options} (in {path.removeprefix('self.')!r}): "

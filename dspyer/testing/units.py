@@ -22,7 +22,6 @@ from dspyer.nodes.node import Built, Call, Node, Send
 from dspyer.nodes.options import node_options
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import run_script
-from dspyer.nodes.tool import ToolNode
 from dspyer.patch import plain_patch
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.session_views import StateViews
@@ -173,8 +172,9 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
 
 def _fake(node: Node, function: Callable[..., Any], schema: Schema) -> Built:
     """A node that calls a function instead."""
-    if isinstance(node, ToolNode):
-        return node.with_function(function, schema)
+    own = node.with_function(function, schema)
+    if own is not None:
+        return own
     reads = _reads(function, node.reads)
     return build_node(node_options(node.name, function, schema, reads=reads, writes=node.writes, goto=node.goto))
 
