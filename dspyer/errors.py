@@ -59,7 +59,8 @@ class GraphError(DspyerError, ValueError):
     """
 
     def __init__(self, problems: str | Iterable[str]) -> None:
-        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(problems)
+        # Two checks may find the same: each problem is said once.
+        self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(dict.fromkeys(problems))
         if len(self.problems) == 1:
             text = self.problems[0]
         else:

@@ -62,8 +62,14 @@ class Mode:
     desc: str = ""
 
     def __post_init__(self) -> None:
-        to = (self.to,) if isinstance(self.to, str) else tuple(dict.fromkeys(self.to))
-        object.__setattr__(self, "to", to)
+        for option, text in (("instructions", self.instructions), ("desc", self.desc)):
+            if not isinstance(text, str):
+                raise GraphError(f"Mode(..., {option}={brief(text)}): give a text")
+        given: Any = (self.to,) if isinstance(self.to, str) else self.to
+        names = tuple(given) if isinstance(given, Iterable) else (given,)
+        if not all(isinstance(name, str) for name in names):
+            raise GraphError(f"Mode(..., to={brief(given)}): give the names of modes, to=['work']")
+        object.__setattr__(self, "to", tuple(dict.fromkeys(names)))
         object.__setattr__(self, "tools", _tool_list(self.tools))
         if isinstance(self.config, Mapping):  # another type is refused with the rest, by `_check_types`
             object.__setattr__(self, "config", dict(self.config))
@@ -202,11 +208,16 @@ def _agent(
     shows_mode: bool,
 ) -> Graph:
     found: Any = given
-    if not isinstance(found, Mapping) or not found or not all(isinstance(mode, Mode) for mode in found.values()):
+    if (
+        not isinstance(found, Mapping)
+        or not found
+        or not all(isinstance(name, str) and isinstance(mode, Mode) for name, mode in found.items())
+    ):
         raise GraphError(f"modes={brief(found)}: give the modes by name, {{'plan': agents.Mode('...'), ...}}")
     _check_types(signature, given, common)
     first = next(iter(given)) if start is None else start
-    if first not in given:
+    found = first
+    if not isinstance(found, str) or found not in given:
         raise GraphError(f"start={first!r} is no mode.{suggestion(first, given)} Modes: {list_names(given)}")
     tools = _distinct([tool for mode in given.values() for tool in mode.tools])
     specs = list(zip(tools, as_tools(tools), strict=True))

@@ -195,8 +195,9 @@ class AgentCheckNode(Node):
         return self._reply(await self.finder.acall(call), call)
 
     def _reply(self, found: Reply, call: Call) -> Reply:
-        who, of_module = f"the check of {self.name!r}", not isinstance(self.finder, FunctionFinder)
-        problems = problem_texts(found_problems(self.finder, PROBLEMS, found, call), who, of_module)
+        of_module = not isinstance(self.finder, FunctionFinder)
+        given = found_problems(self.finder, PROBLEMS, found, call)
+        problems = problem_texts(given, "the check of the agent", of_module)
         if not problems:
             return Reply({PROBLEMS: []}, (END,), True)
         messages = call.state.raw("messages")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from dspy.adapters.types.tool import Tool
@@ -297,7 +298,8 @@ class SettleNode(Node):
         guard = self.guards.get(target)
         if guard is None or routed == target or guard(call):
             return None
-        return inspect.getdoc(guard.fn) or f"{target!r} cannot be entered yet"
+        fn = guard.fn.func if isinstance(guard.fn, partial) else guard.fn
+        return inspect.getdoc(fn) or f"{target!r} cannot be entered yet"
 
     def _without_result(self, mode: str, call: RequestedCall) -> str:
         if call.name in self.rules[mode].tools:

@@ -71,9 +71,9 @@ def tool(**options: Any) -> Any:
     return agents.tool(look_up, **options)
 
 
-def modes(plan: Any = None, work: Any = None, **options: Any) -> Any:
+def modes(plan: Any = None, work: Any = None, more: Any = None, **options: Any) -> Any:
     given = {"plan": agents.Mode(**{"to": ["work"], **(plan or {})}), "work": agents.Mode(**(work or {}))}
-    return agents.modes("task -> report", given, schema=Fields, **options).compile()
+    return agents.modes("task -> report", given | (more or {}), schema=Fields, **options).compile()
 
 
 PROBLEMS: dict[str, tuple[Callable[[], Any], str]] = {
@@ -128,6 +128,15 @@ PROBLEMS: dict[str, tuple[Callable[[], Any], str]] = {
     "a check of unknown fields": (lambda: loop(check=lambda reprot: []), "'reprot'"),
     "no modes": (lambda: agents.modes("task -> report", {}), "give the modes by name"),
     "an unknown start": (lambda: modes(start="wrok"), "start='wrok' is no mode. Did you mean 'work'"),
+    "a start that is a mode": (lambda: modes(start=agents.Mode()), "start=.* is no mode"),
+    "a mode whose name is no text": (
+        lambda: modes(more={1: agents.Mode()}),
+        "give the modes by name",
+    ),
+    "instructions that are no text": (lambda: modes({"instructions": ["Do it."]}), "instructions=.*: give a text"),
+    "no instructions": (lambda: modes({"instructions": None}), "instructions=None.: give a text"),
+    "a mode in to": (lambda: modes({"to": [agents.Mode()]}), "give the names of modes, to="),
+    "nothing as to": (lambda: modes({"to": None}), "to=None.: give the names of modes"),
     "an unknown mode in to": (lambda: modes({"to": ["work", "wrok"]}), "hands off to 'wrok', which is no mode. Did"),
     "a mode that nothing reaches": (lambda: modes({"to": []}), "nothing reaches the mode 'work'"),
     "a route to an unknown mode": (lambda: modes({"route": names_another}), "may return 'wrok'"),
@@ -168,3 +177,11 @@ def test_a_tool_without_a_description_is_warned_of() -> None:
 def test_a_tool_of_several_modes_is_one_node() -> None:
     program = modes({"tools": [look_up]}, {"tools": [look_up]})
     assert [name for name, node in program.graph.nodes.items() if node.kind == "tool"] == ["look_up"]
+
+
+def test_a_problem_that_two_checks_find_is_said_once() -> None:
+    program = agents.tool_loop("topic -> findings", [look_up], name="Sub")
+    with pytest.raises(GraphError) as raised:
+        loop(tools=[agents.tool(program, desc="Finds.", writes=["findings"])])
+    assert raised.value.problems == tuple(dict.fromkeys(raised.value.problems))
+    assert "'findings' in writes is no field of the state" in str(raised.value)

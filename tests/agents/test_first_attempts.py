@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Annotated, Any
 
 import dspy
@@ -80,6 +81,26 @@ def test_a_loop_says_that_it_has_no_other_mode() -> None:
     run = run_turn(agent(leave), ("leave", {}))
     text = "left; no handoff to somewhere: 'somewhere' cannot follow 'react'; no other mode can"
     assert [told for _, told, _ in results(run)] == [text]
+
+
+def test_a_guard_that_is_a_partial_refuses_with_the_docstring_of_its_function() -> None:
+    def has_words(question: str, least: int) -> bool:
+        """The question is too short."""
+        return len(question.split()) >= least
+
+    guard = functools.partial(has_words, least=2)
+    modes = {"first": agents.Mode(to=["last"]), "last": agents.Mode(guard=guard)}
+    program = agents.modes("question -> answer", modes).compile()
+    with ScriptedLM([turn(("to_last", {})), turn(("submit", {"answer": "x"}))]):
+        run = program.run({"question": "Why?"})
+    assert results(run) == [("to_last", "no handoff to last: The question is too short.", True)]
+
+
+def test_what_a_check_may_give_is_said_for_the_agent() -> None:
+    program = agent(place, check=lambda answer: "too short")
+    with ScriptedLM([turn(("submit", {"answer": "x"}))]):
+        run = program.run({"question": "q"})
+    assert str(run.error).startswith("the check of the agent gave 'too short', a str: write a list around it.")
 
 
 def test_the_modes_that_a_route_may_name_are_listed_once() -> None:
