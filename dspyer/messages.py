@@ -5,7 +5,7 @@ message of one visit of a node: it has the node's `name` as well, and under `tur
 signature, from which the `dspy.History` of the node's next visit is made.
 
 In the conversation of an agent, the user's message of a task has its inputs under `turn`, that of a mode the thought,
-and the result of a tool has `value` and `error`. `nodes.conversation` says how a predictor is shown these messages.
+and the result of a tool has `value` and `error`. `agents.conversation` says how a predictor is shown these messages.
 """
 
 from __future__ import annotations

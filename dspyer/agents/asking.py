@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from dspyer.agents.tool_node import ToolSpec
 from dspyer.agents.tools import tool
 from dspyer.nodes.context import Context
-from dspyer.nodes.tool import ToolSpec
 
 
 def _ask_user(question: str, ctx: Context) -> str:

@@ -14,19 +14,11 @@ from pydantic import BaseModel, Field, create_model
 from pydantic_core import PydanticUndefined
 
 from dspyer import reducers
-from dspyer.agents.tools import add_tool
-from dspyer.errors import GraphError, list_names, suggestion
-from dspyer.graph.builder import Graph, compiled
-from dspyer.messages import Messages
-from dspyer.nodes.agent_check import AgentCheckOptions
-from dspyer.nodes.callables import literals, members, read_signature
-from dspyer.nodes.check import PROBLEMS
-from dspyer.nodes.conversation import SUBMIT
-from dspyer.nodes.mode import ModeOptions
-from dspyer.nodes.node import Command
-from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.rendering import CONTEXT
-from dspyer.nodes.settle import (
+from dspyer.agents.agent_check import AgentCheckOptions
+from dspyer.agents.conversation import SUBMIT
+from dspyer.agents.mode import ModeOptions
+from dspyer.agents.rendering import CONTEXT
+from dspyer.agents.settle import (
     BEGIN,
     CHECK,
     HAND_OFF,
@@ -37,8 +29,16 @@ from dspyer.nodes.settle import (
     ModeRules,
     SettleOptions,
 )
-from dspyer.nodes.subagent import SESSIONS, Sessions, has_sessions
-from dspyer.nodes.tool import ToolSpec
+from dspyer.agents.subagent import SESSIONS, Sessions, has_sessions
+from dspyer.agents.tool_node import ToolSpec
+from dspyer.agents.tools import add_tool
+from dspyer.errors import GraphError, list_names, suggestion
+from dspyer.graph.builder import Graph, compiled
+from dspyer.messages import Messages
+from dspyer.nodes.callables import literals, members, read_signature
+from dspyer.nodes.check import PROBLEMS
+from dspyer.nodes.node import Command
+from dspyer.nodes.program_calls import is_program
 from dspyer.scheduler.topology import END, START
 from dspyer.values.scalars import is_whole_number
 from dspyer.views import View

@@ -11,12 +11,12 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.agents.assembly import AgentPlan, ModePlan, assemble
+from dspyer.agents.settle import ModeRules
+from dspyer.agents.tool_node import ToolSpec
 from dspyer.agents.tools import as_tools
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.graph.builder import Graph
 from dspyer.nodes.node import NOTHING
-from dspyer.nodes.settle import ModeRules
-from dspyer.nodes.tool import ToolSpec
 from dspyer.views import View
 
 AnyTool: TypeAlias = Callable[..., Any] | dspy.Tool | dspy.Module | ToolSpec

@@ -15,6 +15,8 @@ import dspy
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 
+from dspyer.agents.subagent import SESSION, arguments_of, has_sessions
+from dspyer.agents.tool_node import ToolOptions, ToolSpec
 from dspyer.errors import GraphError, brief, list_names
 from dspyer.graph.builder import Graph
 from dspyer.graph.declarations import check_name
@@ -26,9 +28,7 @@ from dspyer.nodes.correction import signature_of_module
 from dspyer.nodes.module import module_io
 from dspyer.nodes.options import OfGraph, node_options
 from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.subagent import SESSION, arguments_of, has_sessions
 from dspyer.nodes.sync_async import is_async
-from dspyer.nodes.tool import ToolOptions, ToolSpec
 from dspyer.retry import Retry
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import shown_type

@@ -11,9 +11,9 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import agents, view
+from dspyer.agents.conversation import Shown, ShownCall, shown
 from dspyer.errors import GraphError, NodeOutputError
 from dspyer.messages import task_message, tool_message
-from dspyer.nodes.conversation import Shown, ShownCall, shown
 from dspyer.testing import ScriptedLM
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw

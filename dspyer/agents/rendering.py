@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import dspy
 
+from dspyer.agents.conversation import Render, Shown, ShownConversation, converted, shown, text_input_of
 from dspyer.errors import NodeOutputError, annotate, brief
 from dspyer.message_list import EMPTY, check_chat
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
-from dspyer.nodes.conversation import Render, Shown, ShownConversation, converted, shown, text_input_of
 from dspyer.nodes.node import NOTHING, Call
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.sync_async import is_async

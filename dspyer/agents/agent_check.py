@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 
 import dspy
 
+from dspyer.agents.settle import MODE, current_mode
 from dspyer.dspy_module.tracing import step_count, take_steps
 from dspyer.errors import CheckError, suggestion
 from dspyer.message_list import TURN
@@ -26,7 +27,6 @@ from dspyer.messages import to_chat
 from dspyer.nodes.check import PROBLEMS, FunctionFinder, build_finder, found_problems, problem_texts
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.settle import MODE, current_mode
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.patch import DELETE

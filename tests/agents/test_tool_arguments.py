@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from dspyer.nodes.tool_arguments import argument_parsers
+from dspyer.agents.tool_arguments import argument_parsers
 
 
 class Place(BaseModel):

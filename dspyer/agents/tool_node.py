@@ -25,6 +25,11 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 import dspy
 from pydantic import ValidationError
 
+from dspyer.agents.subagent import ProgramAction, plan_subagent
+from dspyer.agents.tool_action import CallStep, FunctionAction, ModuleAction, ToolAction, ToolOutcome
+from dspyer.agents.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
+from dspyer.agents.tool_arguments import ArgumentParser, argument_parsers, invalid_argument
+from dspyer.agents.tool_check import CHECK, ToolCheck, plan_tool_check
 from dspyer.dspy_module.source import modules_text, source_class
 from dspyer.errors import (
     InputError,
@@ -48,13 +53,8 @@ from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.outputs import permitted
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, arun_script, run_script
-from dspyer.nodes.subagent import ProgramAction, plan_subagent
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import plan_templates
-from dspyer.nodes.tool_action import CallStep, FunctionAction, ModuleAction, ToolAction, ToolOutcome
-from dspyer.nodes.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
-from dspyer.nodes.tool_arguments import ArgumentParser, argument_parsers, invalid_argument
-from dspyer.nodes.tool_check import CHECK, ToolCheck, plan_tool_check
 from dspyer.retry import Retry
 from dspyer.schema.schema import Schema
 from dspyer.templates import NO_TEMPLATES, Fill, Templates

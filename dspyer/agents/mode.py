@@ -15,15 +15,15 @@ import dspy
 from dspy.adapters.types.tool import Tool, ToolCalls
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
+from dspyer.agents.conversation import SUBMIT, THOUGHT, Render
+from dspyer.agents.rendering import ContextFunction, Rendering, plan_rendering
+from dspyer.agents.settle import SETTLE, submitted
 from dspyer.dspy_module.tracing import step_count
 from dspyer.errors import AgentError, DspyerError
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
-from dspyer.nodes.conversation import SUBMIT, THOUGHT, Render
 from dspyer.nodes.node import Built, Call, Node, Reply, Send
 from dspyer.nodes.options import NO_POLICY, KindOptions, NodeOptions
-from dspyer.nodes.rendering import ContextFunction, Rendering, plan_rendering
-from dspyer.nodes.settle import SETTLE, submitted
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import Filler, filling, plan_templates, warning_of

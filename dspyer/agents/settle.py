@@ -16,15 +16,15 @@ from typing import Any, ClassVar, NamedTuple
 from dspy.adapters.types.tool import Tool
 from pydantic import ValidationError
 
+from dspyer.agents.conversation import SUBMIT
+from dspyer.agents.tool_arguments import refused_by_dspy
 from dspyer.errors import RouteError, list_names, short_error, suggestion
 from dspyer.messages import RequestedCall, last_turn, task_message, tool_message
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
-from dspyer.nodes.conversation import SUBMIT
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.sync_async import is_async
-from dspyer.nodes.tool_arguments import refused_by_dspy
 from dspyer.scheduler.topology import END
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenList, thaw

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from dspyer.agents.conversation import Shown, ShownCall, shown, text_input_of
 from dspyer.errors import InputError
 from dspyer.messages import call_ids
-from dspyer.nodes.conversation import Shown, ShownCall, shown, text_input_of
 from dspyer.values.freezing import freeze
 from tests.messages.providers import problems_of
 
