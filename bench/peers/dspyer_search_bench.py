@@ -17,7 +17,7 @@ from dspyer.testing import ScriptedLM
 PACKAGES = ["dspyer", "dspy"]
 
 
-class Add(dspy.Module):
+class Add(dspy.Module):  # type: ignore[misc]  # DSPy is untyped
     """A step without an LM."""
 
     def forward(self, n: int) -> dspy.Prediction:
@@ -39,7 +39,7 @@ def late_trial(trials: int) -> Round:
         expect(len(run.state["tree"]), trials)
         last = max(trials // 10, 1)
         return sum(
-            sum([commit.duration for commit in run.commits if commit.node == node][-last:]) / last
+            float(sum([commit.duration for commit in run.commits if commit.node == node][-last:])) / last
             for node in ("choose", "grow")
         )
 
