@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dspyer.nodes.trial import ROOT, path_to
 from dspyer.search.trees import Tree, Trial
+from dspyer.search.trial import ROOT, path_to
 
 Choice = list[tuple[str, int]]
 """The trials of a round: the parent of each, and its place among the children of the parent."""

@@ -1,6 +1,6 @@
 """The graph of a search: `choose -> trial -> grow -> choose -> ... -> finish`.
 
-`choose` asks the policy for the trials of a round, `trial` makes them (`nodes.trial`), `grow` adds them to the tree,
+`choose` asks the policy for the trials of a round, `trial` makes them (`search.trial`), `grow` adds them to the tree,
 and `finish` writes the fields of the best one. All but `trial` are pure, so a run that is resumed, or replayed, comes
 to the same tree.
 """
@@ -27,13 +27,13 @@ from dspyer.nodes.module import module_io
 from dspyer.nodes.node import Command, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import SubgraphProgram, is_program
-from dspyer.nodes.trial import BEST, CHOSEN, FINISH, REWARD, ROOT, TREE, TRIALS, TrialOptions, change_of, path_to
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.reducers import Updates
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
 from dspyer.search.choosers import Beam, BestOf, MonteCarlo
 from dspyer.search.trees import Tree
+from dspyer.search.trial import BEST, CHOSEN, FINISH, REWARD, ROOT, TREE, TRIALS, TrialOptions, change_of, path_to
 from dspyer.state import ImmutableState
 from dspyer.threads.graph_fingerprint import named_classes
 from dspyer.values.scalars import is_number, is_whole_number

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dspyer.failure import Failure
-from dspyer.nodes.trial import ROOT
+from dspyer.search.trial import ROOT
 
 
 class Trial(NamedTuple):

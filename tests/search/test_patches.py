@@ -114,7 +114,7 @@ def thawed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return own(value)
 
     monkeypatch.setattr(frozen, "thaw", thaw)
-    for module in ("dspyer.nodes.module", "dspyer.nodes.binding", "dspyer.nodes.trial"):
+    for module in ("dspyer.nodes.module", "dspyer.nodes.binding", "dspyer.search.trial"):
         monkeypatch.setattr(f"{module}.thaw", thaw)
     return sizes
 
