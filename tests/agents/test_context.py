@@ -251,7 +251,7 @@ def test_a_call_that_a_context_made_up_has_no_age() -> None:
 
 
 def test_messages_are_converted_once_and_forgotten_with_their_conversation(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dspyer.nodes import conversation as module
+    from dspyer.agents import conversation as module
 
     made: list[Any] = []
 
