@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import dspy
 from pydantic import TypeAdapter
@@ -68,7 +68,8 @@ def tool(
             leaves out the call. A call has `name`, `args`, `value`, `error`, `age` (0 for the last turn, 1 for the one
             before) and `mode`, the mode that is shown it. To show other arguments, it returns
             `call._replace(args=..., value=...)`.
-        check: finds problems in a result.
+        check: finds problems in a result: a function of `tool`, `args` and `result` that returns a list of them, a
+            pydantic model, or a module with an output `problems: list[str]`. The call is then repeated once.
         raises: exceptions that fail the node. Any other becomes the result of the call.
         retry: which failed attempts are followed by another one, as in `add_node`.
         timeout: the seconds of one attempt, None for no limit.
@@ -336,9 +337,19 @@ def _model_view(
             f"tool {name!r}: the type of a parameter contains itself, and DSPy shows a model types without references: "
             "take a dict or a text, and validate it in the tool"
         ) from None
-    # DSPy takes the types without `Annotated`, and would not validate what it holds, such as `Field(gt=0)`.
+    # DSPy takes the types as `_without_annotated` gives them, and would not validate a `Field(gt=0)`.
     view.arg_types = {**(view.arg_types or {}), **hints}
     return view
+
+
+def _without_annotated(types: Mapping[str, Any]) -> dict[str, Any]:
+    """The types without what `Annotated` adds to them, at any depth."""
+
+    def holder() -> None:
+        """Never called: it has the types as annotations."""
+
+    holder.__annotations__ = dict(types)
+    return get_type_hints(holder)
 
 
 def _doc_of(fn: Any) -> str:
@@ -363,6 +374,9 @@ def _describe_tool(given: dspy.Tool, name: str, desc: str | None, reads: Collect
     known = {one.name for one in split.shown}
     args = {key: value for key, value in (given.args or {}).items() if key in known or key not in named}
     types = {key: value for key, value in (given.arg_types or {}).items() if key in args}
+    annotated = {one.name: one.annotation for one in split.shown if one.name in types}
+    plain = _without_annotated(annotated)
+    types |= {key: value for key, value in annotated.items() if types[key] == plain[key]}  # not types of the caller
     update = {"args": args, "arg_types": types, "name": name, "desc": given.desc if desc is None else desc}
     required = frozenset(one.name for one in split.shown if not one.default and one.name in args)
     view = given.model_copy(update=update)

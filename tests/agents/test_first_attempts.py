@@ -42,13 +42,14 @@ def test_a_wrong_part_of_an_argument_is_named() -> None:
     assert "the argument 'order' is invalid: ['items'][1]['sku']: Value error, a SKU begins with A-" in told
 
 
-def test_constraints_of_an_annotated_argument_hold() -> None:
+@pytest.mark.parametrize("wrap", [agents.tool, lambda fn: agents.tool(dspy.Tool(fn, arg_desc={"amount": "in EUR"}))])
+def test_constraints_of_an_annotated_argument_hold(wrap: Any) -> None:
     def pay(amount: Annotated[int, Field(gt=0)], parts: list[Annotated[int, Field(lt=9)]]) -> int:
         """Pays."""
         return amount
 
     calls = [{"amount": 3, "parts": [1]}, {"amount": 0, "parts": [1]}, {"amount": 3, "parts": [1, 9]}]
-    run = run_turn(agent(pay), *[("pay", args) for args in calls])
+    run = run_turn(agent(wrap(pay)), *[("pay", args) for args in calls])
     (_, paid, _), (_, first, _), (_, second, _) = results(run)
     assert paid == 3
     assert "the argument 'amount' is invalid: Input should be greater than 0" in first
