@@ -19,17 +19,18 @@ from typing import Any, ClassVar, Literal
 
 import dspy
 
-from dspyer.agents.settle import MODE, current_mode
+from dspyer.agents.settle import BEGIN, MODE, current_mode
 from dspyer.dspy_module.tracing import step_count, take_steps
 from dspyer.errors import CheckError, suggestion
 from dspyer.message_list import TURN
 from dspyer.messages import to_chat
 from dspyer.nodes.check import PROBLEMS, FunctionFinder, build_finder, found_problems, problem_texts
-from dspyer.nodes.node import Built, Call, Node, Reply
+from dspyer.nodes.node import Built, Call, Checking, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
+from dspyer.nodes.repair import CheckedCommit, Repair
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import filling, plan_templates
-from dspyer.patch import DELETE
+from dspyer.patch import DELETE, apply_value
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import END
 from dspyer.state import ImmutableState
@@ -212,16 +213,16 @@ class AgentCheckNode(Node):
         if self.accept:
             return Reply({PROBLEMS: problems}, (END,), True)
         after = f" after {fixes} correction{'s' if fixes > 1 else ''}" if fixes else ""
-        raise CheckError(f"the check refuses the outputs of the agent{after}: {'; '.join(problems)}", problems)
+        raise CheckError(f"the check refuses {self.checking.what}{after}: {'; '.join(problems)}", problems)
 
     @property
-    def may_reject(self) -> bool:
-        """Whether it may reject the outputs that a mode gave."""
-        return True
+    def checking(self) -> Checking:
+        """What it checks: the outputs that a mode gave."""
+        return Checking("the outputs of the agent", PROBLEMS, None, self.modes)
 
     def rejects(self, route: tuple[str, ...]) -> bool:
         """Whether a commit of it with this route has rejected what it checked."""
-        return bool(route) and route[0] != END
+        return bool(route) and route[0] in self.modes
 
     def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
         """The turn that gave the outputs: the last commit of a mode before the check."""
@@ -231,6 +232,41 @@ class AgentCheckNode(Node):
                 return {entry.commit.id}
             index = entry.parents[0] if entry.parents else -1
         return set()
+
+    def repair_in(self, commits: Sequence[CheckedCommit], index: int, nodes: Mapping[str, Node]) -> Repair | None:
+        """The correction that its commit at `index` has accepted: from the inputs of the task, in the user message."""
+        del nodes
+        task: list[CheckedCommit] = []  # newest first
+        at = commits[index].parent
+        while at >= 0:
+            task.append(commits[at])
+            if task[-1].node == BEGIN and not task[-1].manual:
+                break
+            at = task[-1].parent
+        if at < 0:
+            return None
+        inputs = task.pop().patch["messages"][0].raw(TURN)
+        held: dict[str, Any] = {}  # the outputs and the problems, after each commit
+        rejected, problems = [], []
+        for commit in reversed(task):
+            refused = _set_in(held, self.outputs)
+            for name in (*self.outputs, PROBLEMS):
+                if name in commit.patch:
+                    held[name] = apply_value(held.get(name, DELETE), commit.patch[name])
+            # One that failed, and whose error edge leads to a mode, tells the model nothing.
+            if commit.node == self.name and self.rejects(commit.route) and PROBLEMS in held:
+                rejected.append(refused)
+                problems.append(held[PROBLEMS])
+        if not rejected:
+            return None
+        given = dict(inputs.raw_items())
+        writes = {name: name for name in self.outputs}
+        return Repair(given, _set_in(held, self.outputs), rejected, problems, {name: name for name in given}, writes)
+
+
+def _set_in(held: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The values of these fields, but for those that are unset."""
+    return {name: held[name] for name in names if held.get(name, DELETE) is not DELETE}
 
 
 def corrections_of_task(messages: FrozenList[Any], check: str) -> int:

@@ -31,6 +31,7 @@ from dspyer.agents.tool_approval import Approval, ApprovalRule, answer_type, cal
 from dspyer.agents.tool_arguments import ArgumentParser, argument_parsers, invalid_argument
 from dspyer.agents.tool_check import CHECK, ToolCheck, plan_tool_check
 from dspyer.dspy_module.source import modules_text, source_class
+from dspyer.dspy_module.tracing import reject_steps, step_count, steps_since
 from dspyer.errors import (
     InputError,
     NodeOutputError,
@@ -251,9 +252,11 @@ class ToolNode(Node):
             parsed = self._ready(call, args)
         except ValueError as error:
             return self._error(call, error)
+        before = step_count()
         made = yield from self._made(call, args, parsed)
         if isinstance(made, Refusal):
             return self._result(call, made.text, True)
+        steps = steps_since(before)
         if self.check is not None:
             try:
                 verdict = yield self.check.step(args, made.value, self.parsed), call
@@ -261,6 +264,7 @@ class ToolNode(Node):
                 annotate(error, f"in the {self.check.who}")  # see `error_reply`
                 raise
             if verdict.problems:
+                reject_steps(steps)
                 made = yield from self._repeated(call, args if verdict.args is None else verdict.args, made)
         return self._reply(call, made)
 

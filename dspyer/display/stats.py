@@ -15,15 +15,23 @@ from dspyer.events import Commit
 from dspyer.failure import Failure
 from dspyer.patch import Replace
 from dspyer.reducers import Updates
+from dspyer.scheduler.topology import START
 
 TIMEOUT = "NodeTimeoutError"
 
 
 class Checked(NamedTuple):
-    """A check, as far as its commits show what it did: its fix, and the field that gets its problems."""
+    """A check, as far as its commits show what it did.
+
+    Attributes:
+        fix: the node that corrects what it refuses; None for none, and for the check of an agent.
+        into: the field that gets its problems.
+        modes: of the check of an agent, the modes: one of them gave what is checked, and corrects it.
+    """
 
     fix: str | None
     into: str
+    modes: frozenset[str] = frozenset()
 
 
 class Mapped(NamedTuple):
@@ -389,6 +397,18 @@ class FinalFailure(NamedTuple):
     parent: str
 
 
+class Submitted(NamedTuple):
+    """What an agent has done since its run began.
+
+    Attributes:
+        turn: the execution of its last turn.
+        refused: the executions of the turns whose outputs its check has refused, if it has accepted none since.
+    """
+
+    turn: str = ""
+    refused: tuple[str, ...] = ()
+
+
 class Visit:
     """One visit of a node: how it ended, as far as the commits up to now show it."""
 
@@ -419,6 +439,8 @@ class VisitCounter:
         }
         self._checks, self._maps, self._items = checks, maps, items
         self._fixes = {check.fix for check in checks.values()}
+        self._modes = frozenset(mode for check in checks.values() for mode in check.modes)
+        self._submitted: dict[str, Submitted] = {}  # by commit, of an agent with a check
         self._visits: dict[str, Visit] = {}  # by execution
         self._origins: dict[str, str] = {}  # of checks and fixes: the execution of the node that is checked
         self._begin: dict[str, _Held] = {}  # what the counted fields held before the first commit
@@ -436,6 +458,8 @@ class VisitCounter:
         """Counts a commit; `shown` is the same one, redacted."""
         if self._begin:
             self._follow(commit, shown)
+        if self._modes:
+            self._follow_agent(commit)
         stats = self._stats.get(commit.node)
         if stats is None:
             return  # inputs, or a join
@@ -455,7 +479,9 @@ class VisitCounter:
         stats.attempts += max(commit.attempt, len(failed))
         outcome = "failed" if commit.failure is not None else "retried" if commit.attempt > 1 else "first_try"
         self._visits[commit.id] = Visit(commit.node, outcome, commit.duration)
-        if commit.node in self._checks:
+        if commit.node in self._checks and self._checks[commit.node].modes:
+            self._check_agent(commit)
+        elif commit.node in self._checks:
             self._check(commit, parent)
         elif commit.node in self._fixes:
             self._origins[commit.id] = self._origins.get(parent, "")
@@ -468,6 +494,13 @@ class VisitCounter:
         patch, redacted = commit.patch, shown.patch
         changed = {field: _Held.of(patch[field], redacted.get(field)) for field in self._begin if field in patch}
         self._held[commit.id] = {**held, **changed} if changed else held
+
+    def _follow_agent(self, commit: Commit) -> None:
+        """Notes which turn was the last one after a commit; a run begins without one."""
+        before = self._submitted.get(commit.parents[0], Submitted()) if commit.parents else Submitted()
+        if commit.node == START:
+            before = Submitted()
+        self._submitted[commit.id] = before._replace(turn=commit.id) if commit.node in self._modes else before
 
     def _written(self, commit: Commit, field: str | None, folded: Collection[str] = ()) -> _Held:
         """What a node has written to one of the counted fields, whether it changed the value or not."""
@@ -488,7 +521,9 @@ class VisitCounter:
         self._visits[failure.execution] = Visit(failure.node, "" if mapped else "failed")
         if mapped:
             self._count_failed_map(stats, failure.execution, final.earlier)
-        if failure.node in self._checks:
+        if failure.node in self._checks and self._checks[failure.node].modes:
+            self._end_turns(self._refuse_turn(self._submitted.get(final.parent, Submitted())), "failed")
+        elif failure.node in self._checks:
             self._refuse(final.parent, "failed")
         elif failure.node in self._fixes:
             self._end(final.parent, "failed")
@@ -508,13 +543,45 @@ class VisitCounter:
             visit = self._visits[origin]
             visit.outcome = "accepted" if problems else "corrected" if visit.refused else visit.outcome
 
+    def _check_agent(self, commit: Commit) -> None:
+        """Follows the check of an agent: whether it has refused what the last turn gave, and what it has found."""
+        check, submitted = self._checks[commit.node], self._submitted[commit.id]
+        problems = self._written(commit, check.into).texts
+        self._stats[commit.node].problems.update(problems)
+        if commit.failure is None and commit.route and commit.route[0] in check.modes:
+            submitted = self._refuse_turn(submitted)
+            self._end_turns(submitted, "refused")
+            self._submitted[commit.id] = submitted
+            return
+        if commit.failure is not None:
+            self._end_turns(self._refuse_turn(submitted), "failed")
+        elif problems:
+            self._end_turns(submitted._replace(refused=(*submitted.refused, submitted.turn)), "accepted")
+        else:
+            self._end_turns(submitted, "corrected")
+        self._submitted[commit.id] = Submitted(submitted.turn)
+
+    def _refuse_turn(self, submitted: Submitted) -> Submitted:
+        """Notes that a check has refused the outputs of the last turn."""
+        self._mark_refused(submitted.turn)
+        return submitted._replace(refused=(*submitted.refused, submitted.turn))
+
+    def _end_turns(self, submitted: Submitted, outcome: str) -> None:
+        """Notes how the visits end whose outputs were refused: all as the correction of the last one."""
+        for execution in submitted.refused:
+            if execution in self._visits:
+                self._visits[execution].outcome = outcome
+
     def _refuse(self, execution: str, outcome: str) -> None:
         """Notes that a check has refused the output of an execution, and how the visit of the checked node ends."""
+        self._mark_refused(execution)
+        self._end(execution, outcome)
+
+    def _mark_refused(self, execution: str) -> None:
         visit = self._visits.get(execution)
         if visit is not None:
             visit.refused = True
             self._stats[visit.node].rejected_seconds += visit.duration
-        self._end(execution, outcome)
 
     def _end(self, execution: str, outcome: str) -> None:
         """Notes how the visit ends that an execution, a check or a correction, belongs to."""

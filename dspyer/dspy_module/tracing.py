@@ -102,6 +102,19 @@ def rejected_step(step: tuple[Any, dict[str, Any], Any], copies: dict[int, Any])
     return twin, inputs, outputs
 
 
+def steps_since(count: int) -> Steps:
+    """The steps of the recording around the caller, but the first `count`."""
+    return tuple((dspy.settings.get("trace") or ())[count:])
+
+
+def reject_steps(steps: Steps) -> None:
+    """Puts rejected steps in the place of these in the recording around the caller."""
+    trace, copies = dspy.settings.get("trace"), dict[int, Any]()
+    rejected = {id(step): rejected_step(step, copies) for step in steps}
+    if trace and rejected:
+        trace[:] = [rejected.get(id(step), step) for step in trace]
+
+
 def is_rejected(predictor: object) -> bool:
     """Whether the predictor of a step is the copy that `rejected_step` has made."""
     return _REJECTED in vars(predictor)

@@ -132,7 +132,8 @@ class GraphSpec:
         checks = {name: node for name, node in self.nodes.items() if isinstance(node, CheckNode)}
         checked = {name: check for check in checks.values() for name in (check.of, check.fix) if name is not None}
         object.__setattr__(self, "checks", checks)
-        object.__setattr__(self, "rejecting", {name: node for name, node in self.nodes.items() if node.may_reject})
+        rejecting = {name: node for name, node in self.nodes.items() if node.checking is not None}
+        object.__setattr__(self, "rejecting", rejecting)
         object.__setattr__(self, "checked", checked)
         reporting = [name for name, node in self.nodes.items() if node.reports_in]
         searches = {name: node for name, node in self.nodes.items() if node.makes_trials}

@@ -25,12 +25,13 @@ from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import FieldNames, unknown_field_text
 from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.module import build_module, module_io
-from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply, Send
+from dspyer.nodes.node import NOTHING, Built, Call, Checking, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
+from dspyer.nodes.repair import CheckedCommit, Repair
 from dspyer.nodes.subgraph import build_subgraph
 from dspyer.nodes.sync_async import acall_function, call_function, is_async
-from dspyer.patch import DELETE
+from dspyer.patch import DELETE, apply_value
 from dspyer.scheduler.lineage import Log, LogEntry, is_manual, lineage_counts
 from dspyer.scheduler.run_state import Branch
 from dspyer.schema.type_fit import fits, misfit, shown_type
@@ -304,9 +305,9 @@ class CheckNode(Node):
         return self._reply(await self.finder.acall(call), call)
 
     @property
-    def may_reject(self) -> bool:
-        """Whether it may reject what another node gives."""
-        return True
+    def checking(self) -> Checking:
+        """What it checks: the output of a node."""
+        return Checking(f"the output of {self.of!r}", self.into, self.fix)
 
     def rejects(self, route: tuple[str, ...]) -> bool:
         """Whether a commit of it with this route has rejected what it checked."""
@@ -325,7 +326,7 @@ class CheckNode(Node):
             return Reply({self.into: problems}, None, True)
         after = f" after {visit.fixes} correction{'s' if visit.fixes > 1 else ''}" if visit.fixes else ""
         raise CheckError(
-            f"the check {self.name!r} refuses the output of {self.of!r}{after}: {'; '.join(problems)}", problems
+            f"the check {self.name!r} refuses {self.checking.what}{after}: {'; '.join(problems)}", problems
         )
 
     @property
@@ -340,6 +341,38 @@ class CheckNode(Node):
                 return {entry.commit.id}
             index = entry.parents[0] if entry.parents and is_manual(entry.commit) else -1
         return set()
+
+    def repair_in(self, commits: Sequence[CheckedCommit], index: int, nodes: Mapping[str, Node]) -> Repair | None:
+        """The correction that its commit at `index` has accepted: from what `of` has read."""
+        refused: list[FrozenDict[str, Any]] = []
+        since: list[Mapping[str, Any]] = []  # the patches after the last refusal, newest first
+        at = commits[index].parent
+        while at >= 0:
+            commit = commits[at]
+            if commit.node == self.of and not commit.manual:
+                break
+            if commit.node == self.name and commit.sent is not None:
+                refused.append(commit.sent)
+            elif not refused:
+                since.append(commit.patch)
+            at = commit.parent
+        if at < 0 or not refused:
+            return None
+        refused.reverse()
+        own = {name: f"{PREVIOUS}{name}" for name in self.outputs}
+        inputs = {
+            name: value for name, value in refused[0].raw_items() if name != PROBLEMS and name not in own.values()
+        }
+        accepted = {name: refused[-1].raw(sent, DELETE) for name, sent in own.items()}
+        for patch in reversed(since):
+            for name, field in self.outputs.items():
+                if field in patch:
+                    accepted[name] = apply_value(accepted[name], patch[field])
+        rejected = [{name: sent.raw(key) for name, key in own.items() if key in sent} for sent in refused]
+        problems = [sent.raw(PROBLEMS) for sent in refused]
+        reads = nodes[self.of].reads or {}
+        read = {name: reads.get(name, name) for name in inputs}
+        return Repair(inputs, _set_values(accepted), rejected, problems, read, self.outputs)
 
     # --- the chain of commits since `of` ran
 
@@ -395,6 +428,10 @@ class CheckNode(Node):
         attempt = Attempt(old.host, self.of, before.path, old.execution, old.local_id, before)
         context = replace(call.context, node=self.of, delegate=attempt)
         return node.read_inputs(call._replace(state=before.state, context=context))
+
+
+def _set_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not DELETE}
 
 
 class CheckedVisit(NamedTuple):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import dspy
 
     from dspyer.nodes.options import NodePolicy
+    from dspyer.nodes.repair import CheckedCommit, Repair
     from dspyer.scheduler.lineage import LogEntry
     from dspyer.schema.schema import Schema
     from dspyer.state import ImmutableState
@@ -240,6 +241,22 @@ class Decision(NamedTuple):
     reason: str | None = None
 
 
+class Checking(NamedTuple):
+    """What a node checks.
+
+    Attributes:
+        what: it in texts, as in `the output of 'draft'`.
+        into: the field that gets the problems.
+        fix: the node that corrects what is refused; None for none, and for an agent.
+        modes: of the check of an agent, the modes: one of them gave what is checked, and corrects it.
+    """
+
+    what: str
+    into: str
+    fix: str | None = None
+    modes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Node:
     """The declared facts of a node, and questions that the rest of the package asks it.
@@ -333,9 +350,9 @@ class Node:
         return ()
 
     @property
-    def may_reject(self) -> bool:
-        """Whether it checks what other nodes give, and may reject that (`rejects`, `output_before`)."""
-        return False
+    def checking(self) -> Checking | None:
+        """What it checks and may reject (`rejects`, `output_before`, `repair_in`); None for a node that does not."""
+        return None
 
     @property
     def makes_trials(self) -> bool:
@@ -373,7 +390,7 @@ class Node:
         return None
 
     def rejects(self, route: tuple[str, ...]) -> bool:
-        """Whether a commit of it with this route has rejected what it checked. Asked if it `may_reject`."""
+        """Whether a commit of it with this route has rejected what it checked. Asked if it is `checking`."""
         del route
         return False
 
@@ -381,6 +398,11 @@ class Node:
         """The executions that wrote what it checked, from the last commit before it backwards, at `index`."""
         del log, index
         return set()
+
+    def repair_in(self, commits: Sequence[CheckedCommit], index: int, nodes: Mapping[str, Node]) -> Repair | None:
+        """The correction that its commit at `index` has accepted; None if it has refused nothing before."""
+        del commits, index, nodes
+        return None
 
     def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
         """The trials of each of its executions: the execution of each, and whether it led to the best trial.

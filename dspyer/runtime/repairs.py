@@ -3,55 +3,30 @@
 Everything is read from commits: a check that refuses an output sends the fix what the node has read, the refused output
 and the problems, and these values are a part of the check's commit. So a run and a stored thread give the same
 examples, of graphs inside nodes too.
+
+The check of an agent has no fix: the agent resumes. Its example is one of the whole task, from its inputs, which are a
+part of the user message, to the outputs that were accepted. No single turn leads from the one to the other.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dspy
 
 from dspyer.display.redaction import Redaction, Redactor
-from dspyer.nodes.check import PREVIOUS, PROBLEMS, CheckNode
+from dspyer.nodes.check import PROBLEMS
 from dspyer.nodes.node import Node
-from dspyer.patch import DELETE, Replace, apply_value
-from dspyer.scheduler.lineage import LogEntry, is_manual
-from dspyer.scheduler.run_state import Target
-from dspyer.values.frozen import FrozenDict, thaw
+from dspyer.nodes.repair import CheckedCommit, Repair
+from dspyer.patch import DELETE, Replace
+from dspyer.scheduler.lineage import LogEntry
+from dspyer.scheduler.run_state import Transition
+from dspyer.values.frozen import thaw
 
 logger = logging.getLogger("dspyer")
-
-
-class CheckedCommit(NamedTuple):
-    """A commit, as far as repairs are read from it.
-
-    Attributes:
-        id: its id, as the example names it.
-        node: its author.
-        route: where its branch went.
-        patch: what it changed.
-        sent: what the node that follows was sent.
-        parent: the index of its parent; -1 for none.
-        manual: whether no node made it (`t.update`).
-    """
-
-    id: str
-    node: str
-    route: tuple[str, ...]
-    patch: Mapping[str, Any]
-    sent: FrozenDict[str, Any] | None
-    parent: int
-    manual: bool
-
-    @classmethod
-    def of(cls, entry: LogEntry, prefix: str) -> CheckedCommit:
-        """Return what repairs need of an entry of a log; `prefix` is what ids in its run begin with."""
-        commit = entry.commit
-        parent = entry.parents[0] if entry.parents else -1
-        return cls(prefix + commit.id, commit.node, commit.route, commit.patch, entry.sent, parent, is_manual(commit))
 
 
 class LoggedChecks(NamedTuple):
@@ -67,7 +42,7 @@ class LoggedChecks(NamedTuple):
     scope: tuple[str, ...]
     commits: Sequence[CheckedCommit]
     nodes: Mapping[str, Node]
-    checks: Mapping[str, CheckNode]
+    checks: Mapping[str, Node]
 
 
 def checks_in(
@@ -75,7 +50,7 @@ def checks_in(
     log: Iterable[LogEntry],
     prefix: str,
     nodes: Mapping[str, Node],
-    checks: Mapping[str, CheckNode],
+    checks: Mapping[str, Node],
 ) -> list[LoggedChecks]:
     """The commits of one log, if a check has refused something there; `prefix` is what their ids begin with."""
     for entry in log:
@@ -85,12 +60,15 @@ def checks_in(
     return []
 
 
-def log_rejection(check: CheckNode, target: Target, redactor: Redactor | None) -> None:
-    """Logs what a check has found, if its branch goes to the fix."""
-    if target.node == check.fix and target.overlay is not None:
-        problems = "; ".join(target.overlay[PROBLEMS])
+def log_rejection(check: Node, transition: Transition, redactor: Redactor | None) -> None:
+    """Logs what a check has found, if its branch goes to a correction."""
+    checking = check.checking
+    if checking is None or transition.failure is not None:
+        return
+    if check.rejects(tuple([target.node for target in transition.targets])):
+        problems = "; ".join(transition.state[checking.into])
         shown = problems if redactor is None else redactor.redact(problems)
-        logger.info("check %r refused the output of %r, a correction follows: %s", check.name, check.of, shown)
+        logger.info("check %r refused %s, a correction follows: %s", check.name, checking.what, shown)
 
 
 def repairs_in(logged: Sequence[LoggedChecks], redaction: Redaction | None) -> list[dspy.Example]:
@@ -99,8 +77,12 @@ def repairs_in(logged: Sequence[LoggedChecks], redaction: Redaction | None) -> l
     for one in sorted(logged, key=lambda one: [_natural(execution) for execution in one.scope]):
         for index, commit in sorted(enumerate(one.commits), key=lambda pair: _natural(pair[1].id)):
             check = one.checks.get(commit.node)
-            if check is not None and not check.rejects(commit.route) and _is_empty(commit.patch.get(check.into)):
-                found += _repair(one, index, check, redaction)
+            checking = None if check is None else check.checking
+            if check is None or checking is None or check.rejects(commit.route):
+                continue
+            if _is_empty(commit.patch.get(checking.into)):
+                repair = check.repair_in(one.commits, index, one.nodes)
+                found += [] if repair is None else [_example(repair, commit.id, checking.into, redaction)]
     return found
 
 
@@ -115,41 +97,16 @@ def _is_empty(update: Any) -> bool:
     return value is not None and value is not DELETE and not len(value)
 
 
-def _repair(logged: LoggedChecks, index: int, check: CheckNode, redaction: Redaction | None) -> Iterator[dspy.Example]:
-    """The example of the corrections before a check that passed; none if the check found nothing before."""
-    refused: list[FrozenDict[str, Any]] = []
-    since: list[Mapping[str, Any]] = []  # the patches after the last refusal, newest first
-    at = logged.commits[index].parent
-    while at >= 0:
-        commit = logged.commits[at]
-        if commit.node == check.of and not commit.manual:
-            break
-        if commit.node == check.name and commit.sent is not None:
-            refused.append(commit.sent)
-        elif not refused:
-            since.append(commit.patch)
-        at = commit.parent
-    if at < 0 or not refused:
-        return
-    refused.reverse()
-    own = {name: f"{PREVIOUS}{name}" for name in check.outputs}
-    inputs = {name: value for name, value in refused[0].raw_items() if name != PROBLEMS and name not in own.values()}
-    accepted = {name: refused[-1].raw(sent, DELETE) for name, sent in own.items()}
-    for patch in reversed(since):
-        for name, field in check.outputs.items():
-            if field in patch:
-                accepted[name] = apply_value(accepted[name], patch[field])
-    rejected = [{name: sent.raw(key) for name, key in own.items() if key in sent} for sent in refused]
-    reads = logged.nodes[check.of].reads or {}
-    shown = _Shown(redaction, {name: reads.get(name, name) for name in inputs}, check.outputs)
+def _example(repair: Repair, commit: str, into: str, redaction: Redaction | None) -> dspy.Example:
+    shown = _Shown(redaction, repair.reads, repair.writes)
     values = {
-        PROBLEMS: [shown.problems(check.into, sent.raw(PROBLEMS)) for sent in refused],
-        "rejected": [shown.outputs(one) for one in rejected],
-        "commit": logged.commits[index].id,
-        **shown.inputs(inputs),
-        **shown.outputs({name: value for name, value in accepted.items() if value is not DELETE}),
+        PROBLEMS: [shown.problems(into, found) for found in repair.problems],
+        "rejected": [shown.outputs(one) for one in repair.rejected],
+        "commit": commit,
+        **shown.inputs(repair.inputs),
+        **shown.outputs(repair.accepted),
     }
-    yield dspy.Example(**shown.texts(values)).with_inputs(*inputs)
+    return dspy.Example(**shown.texts(values)).with_inputs(*repair.inputs)
 
 
 class _Shown:

@@ -274,6 +274,9 @@ class Run:
         those that no check accepted, give no example. Values are redacted as in events. Of a resumed run, corrections
         inside a node that an earlier process has finished are in `thread.repairs()` alone.
 
+        The example of an agent's check has the inputs of the task and the outputs that were accepted: an example for
+        the whole agent, as one of a trainset. No turn has these inputs and outputs, so it is no demo of a predictor.
+
         Returns:
             The examples; those of graphs inside of nodes come last.
 

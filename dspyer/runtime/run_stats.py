@@ -7,7 +7,6 @@ from typing import TypedDict
 
 from dspyer.display.stats import Checked, ItemCounts, Mapped
 from dspyer.events import Event, ItemFinished
-from dspyer.nodes.check import CheckNode
 from dspyer.nodes.node import Node
 from dspyer.schema.schema import Schema
 
@@ -38,7 +37,11 @@ def items_in(events: Iterable[Event]) -> dict[str, ItemCounts]:
 
 def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
     """The checks and the maps among the nodes of a graph."""
-    checks = {name: Checked(node.fix, node.into) for name, node in nodes.items() if isinstance(node, CheckNode)}
+    checks = {
+        name: Checked(node.checking.fix, node.checking.into, frozenset(node.checking.modes))
+        for name, node in nodes.items()
+        if node.checking is not None
+    }
     maps: dict[str, Mapped] = {}
     for name, node in nodes.items():
         if node.map_fields is not None:

@@ -247,8 +247,8 @@ class Session(NotLive):
             self._annotate(execution, found, last_attempt(failed))
             self._learn_failures_of_items(execution.node, found)
         else:
-            if execution.node in self.graph.checks:
-                log_rejection(self.graph.checks[execution.node], outcome.targets[0], self.redactor)
+            if execution.node in self.graph.rejecting:
+                log_rejection(self.graph.rejecting[execution.node], outcome, self.redactor)
             if self.pending is not None:
                 self.pending.note_targets(execution.id, outcome.targets)
                 if execution.branch.head < 0 and self.run_start.first_row is not None:
@@ -728,7 +728,7 @@ class Session(NotLive):
     def logged_checks(self) -> list[LoggedChecks]:
         """The commits of this graph and of those inside its nodes, of those in which a check has refused something."""
         graph, log = self.graph, self.run.log
-        found = checks_in(self.scope, log, self.id_prefix, graph.nodes, graph.checks) if graph.checks else []
+        found = checks_in(self.scope, log, self.id_prefix, graph.nodes, graph.rejecting) if graph.rejecting else []
         if self.inner_checks:  # of nodes that have committed, along an error edge too: others may run again
             committed, depth = {entry.commit.id for entry in log}, len(self.scope)
             inner = self.inner_checks.values()

@@ -8,9 +8,10 @@ import dspy
 
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.node import Node
+from dspyer.nodes.repair import CheckedCommit
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, read_commit_content
-from dspyer.runtime.repairs import CheckedCommit, LoggedChecks, repairs_in
+from dspyer.runtime.repairs import LoggedChecks, repairs_in
 
 
 def stored_repairs(program: Any, reader: HistoryReader, thread: str) -> list[dspy.Example]:
@@ -39,7 +40,7 @@ def _logged(program: Any, reader: HistoryReader, run: RunRows) -> list[LoggedChe
         nodes[*header.scope, header.id] = header.node
     for row, point, header in rows:
         here = _program_at(header.scope, programs, nodes)
-        if here is None or not here.graph.checks:
+        if here is None or not here.graph.rejecting:
             continue
         logged = commits.setdefault(header.scope, [])
         content = read_commit_content(row.content, reader.fetch, reader.decode)
@@ -49,7 +50,7 @@ def _logged(program: Any, reader: HistoryReader, run: RunRows) -> list[LoggedChe
         manual = row.kind != RowKind.COMMIT and row.kind != RowKind.JOIN
         logged.append(CheckedCommit(name, header.node, header.route, content.patch or {}, sent, parent, manual))
     return [
-        LoggedChecks(scope, found, programs[scope].graph.nodes, programs[scope].graph.checks)
+        LoggedChecks(scope, found, programs[scope].graph.nodes, programs[scope].graph.rejecting)
         for scope, found in commits.items()
     ]
 

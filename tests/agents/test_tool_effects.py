@@ -238,6 +238,50 @@ def test_a_check_that_is_a_module_is_tuned_as_a_part_of_the_tool(mode: str) -> N
     assert [predictor for predictor, _, _ in run.trace][1] is program.find.check
 
 
+def of_first(result: str) -> list[str]:
+    return ["bad"] if result == "x" else []
+
+
+WRITERS: dict[str, tuple[Callable[[], Any], Callable[[str], Any]]] = {
+    "a module": (lambda: dspy.Predict("word -> text"), lambda text: {"text": text}),
+    "an agent": (
+        lambda: agents.tool_loop("word -> text", [], name="Writer"),
+        lambda text: turn(("submit", {"text": text})),
+    ),
+}
+
+
+@modes
+@pytest.mark.parametrize("check", ["a function", "a module"])
+@pytest.mark.parametrize("case", WRITERS)
+def test_the_steps_of_a_refused_call_are_rejected(case: str, check: str, mode: str) -> None:
+    """Those of the check that refused it are not."""
+    make, said = WRITERS[case]
+    asked = check == "a module"
+    checks: Any = dspy.Predict("result -> problems: list[str]") if asked else of_first
+    program = agent(agents.tool(make(), name="write", desc="Writes.", check=checks))
+    script = [turn(("write", {"word": "a"})), said("x"), *[{"problems": ["bad"]}] * asked, said("y"), SUBMIT]
+    with dspy.context(lm=ScriptedLM(script)):
+        run = start(program, mode)
+    assert results(run) == [("write", "y", False)]
+    statuses = [step.status for step in run.trace_steps if step.node == "write"]
+    assert statuses == ["rejected", *["used"] * asked, "used"]
+    own = [predictor for _, predictor in program.named_predictors()]
+    rejected = run.trace[1][0]
+    assert all(rejected is not each for each in own)
+    assert any(rejected.signature.equals(each.signature) for each in own)
+    assert all(any(step[0] is each for each in own) for step in (*run.trace[:1], *run.trace[2:]))
+
+
+def test_no_demo_is_made_of_a_refused_call() -> None:
+    program = agent(agents.tool(dspy.Predict("word -> text"), name="write", desc="Writes.", check=of_first))
+    script = [turn(("write", {"word": "a"})), {"text": "x"}, {"text": "y"}, SUBMIT]
+    tuner = dspy.BootstrapFewShot(lambda example, found, trace=None: True, max_labeled_demos=0)
+    with dspy.context(lm=ScriptedLM(script)):
+        tuned = tuner.compile(program, trainset=[dspy.Example(question="Why?").with_inputs("question")])
+    assert [demo["text"] for demo in tuned.write.demos] == ["y"]
+
+
 class Judge(dspy.Signature):
     """Judge the result of a call."""
 
