@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from dspyer.errors import InputError, ThreadError, brief
+from dspyer.errors import InputError, ThreadError, brief, suggestion
 from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.answer_types import validated
@@ -66,6 +66,9 @@ def _question(records: ExecutionRecords, name: str) -> Question:
     listed = ", ".join(repr(question.id) for question in records.open_questions()) or "none"
     if open_with_key:
         raise ThreadError(f"{len(open_with_key)} open questions have the key {name!r}: answer each by its id: {listed}")
+    # An id is that of another run or call: its answer must not be given to the question that is open now.
+    keys = [] if "/" in str(name) else list(dict.fromkeys(question.key for question in records.open_questions()))
+    meant = suggestion(name, keys)
     raise ThreadError(
-        f"the last run has no open question {name!r} (another run may have asked it). Open questions: {listed}"
+        f"the last run has no open question {name!r} (another run may have asked it).{meant} Open questions: {listed}"
     )

@@ -79,6 +79,16 @@ def test_two_answers_to_one_question_in_one_call_are_refused(by_key_first: bool)
     assert thread.resume({"approve": True, sent: True}).state["ok"] is True
 
 
+def test_a_key_of_similar_spelling_is_offered_and_never_for_an_id() -> None:
+    thread = approving().thread("t")
+    thread.run({"n": 1})
+    with pytest.raises(errors.ThreadError, match=r"'aprove' .*\. Did you mean 'approve'\? Open questions: "):
+        thread.resume({"aprove": True})
+    with pytest.raises(errors.ThreadError, match="no open question") as refused:
+        thread.resume({"t/approve": True})
+    assert "Did you mean" not in str(refused.value)
+
+
 def test_a_rerun_asks_again_and_an_abandoned_question_gets_no_answer_of_later_runs() -> None:
     thread = approving().thread("t")
     first = thread.run({"n": 1}).questions[0].id
