@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import dspy
@@ -24,6 +24,7 @@ from dspyer.dspy_module.tracing import step_count, take_steps
 from dspyer.errors import CheckError, suggestion
 from dspyer.message_list import TURN
 from dspyer.messages import to_chat
+from dspyer.nodes.callables import giving
 from dspyer.nodes.check import PROBLEMS, FunctionFinder, build_finder, found_problems, problem_texts
 from dspyer.nodes.node import Built, Call, Checking, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
@@ -33,6 +34,7 @@ from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.patch import DELETE, apply_value
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import END
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenList, thaw
 from dspyer.views import text_of
@@ -195,6 +197,24 @@ class AgentCheckNode(Node):
         """The same from async code."""
         return self._reply(await self.finder.acall(call), call)
 
+    def with_fake(self, fake: object, schema: Schema) -> Built:
+        """The same check by another function that gives problems, or by a patch with them: what `testing.stub` puts."""
+        fn = giving(fake.get(PROBLEMS, [])) if isinstance(fake, Mapping) else fake
+        built = build_finder(fn, NodeOptions(self.name, schema), PROBLEMS)
+        finder = built.node
+        if finder is None:
+            return built
+        node = replace(
+            self,
+            finder=finder,
+            reads=_reads_around(finder, schema),
+            optional=finder.optional | {MODE},
+            resources=finder.resources,
+            whole_state=finder.whole_state,
+            templates=finder.templates,
+        )
+        return built._replace(node=node)
+
     def _reply(self, found: Reply, call: Call) -> Reply:
         of_module = not isinstance(self.finder, FunctionFinder)
         given = found_problems(self.finder, PROBLEMS, found, call)
@@ -293,12 +313,9 @@ def build_agent_check(check: AgentCheckOptions, options: NodeOptions) -> Built:
     if finder is None:
         return built
     own = (*check.outputs, "messages", PROBLEMS)
-    reads = None if finder.reads is None else {**finder.reads, "messages": "messages"}
-    if reads is not None and MODE in options.schema.fields:
-        reads[MODE] = MODE
     node = AgentCheckNode(
         name=options.name,
-        reads=reads,
+        reads=_reads_around(finder, options.schema),
         optional=finder.optional | {MODE},
         writes={name: name for name in own},
         goto=(*check.modes, END),
@@ -312,6 +329,14 @@ def build_agent_check(check: AgentCheckOptions, options: NodeOptions) -> Built:
         modes=tuple(check.modes),
     )
     return built._replace(node=node)
+
+
+def _reads_around(finder: Node, schema: Schema) -> dict[str, str] | None:
+    """What a check reads: what its finder does, the conversation, and the current mode; None for the whole state."""
+    if finder.reads is None:
+        return None
+    mode = {MODE: MODE} if MODE in schema.fields else {}
+    return {**finder.reads, "messages": "messages", **mode}
 
 
 def _reflection(check: AgentCheckOptions, options: NodeOptions) -> Built:

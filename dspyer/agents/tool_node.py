@@ -44,7 +44,7 @@ from dspyer.errors import (
 )
 from dspyer.messages import tool_message
 from dspyer.nodes.binding import plan_binding
-from dspyer.nodes.callables import FunctionSignature, read_signature
+from dspyer.nodes.callables import FunctionSignature, giving, read_signature
 from dspyer.nodes.field_names import FieldNames, check_names
 from dspyer.nodes.function import NodeModules
 from dspyer.nodes.hidden_modules import hidden_problems
@@ -221,11 +221,12 @@ class ToolNode(Node):
         """The fields that its code may read or write through `ctx`: not those of its node."""
         return frozenset(self.fields.values()) if option == "writes" else self.readable
 
-    def with_function(self, fn: Callable[..., Any], schema: Schema) -> Built:
-        """The node of the same tool that calls another function: what `testing.stub` puts in its place.
+    def with_fake(self, fake: object, schema: Schema) -> Built:
+        """The node of the same tool that calls another function, or gives a result: what `testing.stub` puts there.
 
         The function takes what it names of the arguments and of the hidden parameters.
         """
+        fn = fake if callable(fake) else giving(fake)
         signature, given = read_signature(fn, self.who), self.tool.args or {}
         shown = tuple(one.name for one in signature.parameters if one.name in given)
         others = tuple(one for one in signature.parameters if one.name not in shown)

@@ -194,3 +194,12 @@ def class_of(annotation: Any) -> type | None:
     """The class in an annotation such as `Client`, `Client | None` or `Client[int]`; else None."""
     kinds = [get_origin(member) or member for member in members(annotation) if member not in (None, NoneType)]
     return kinds[0] if len(kinds) == 1 and isinstance(kinds[0], type) else None
+
+
+def giving(value: Any) -> Callable[[], Any]:
+    """A function that returns a value."""
+
+    def constant() -> Any:
+        return value
+
+    return constant

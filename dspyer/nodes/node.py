@@ -417,9 +417,9 @@ class Node:
         del policy
         return self
 
-    def with_function(self, fn: Callable[..., Any], schema: Schema) -> Built | None:
-        """The node with another function, for a test; None if any node with this function can stand in for it."""
-        del fn, schema
+    def with_fake(self, fake: object, schema: Schema) -> Built | None:
+        """The node with a function or a value instead of what it calls, for a test; None if any node can stand in."""
+        del fake, schema
         return None
 
     def call(self, call: Call) -> Reply:

@@ -16,6 +16,7 @@ from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt, NoRun, with_posts
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
+from dspyer.nodes.callables import giving
 from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Built, Call, Node, Send
@@ -128,13 +129,14 @@ def route(
     return targets
 
 
-def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]) -> CompiledGraph:
+def stub(program: CompiledGraph, **fakes: object) -> CompiledGraph:
     """A copy of a program with some nodes replaced; the fakes have the permissions and validation of the nodes.
 
     Args:
         program: the program.
         fakes: by name of the node a function, with parameters that the node could have, or the patch to return. By
-            name of an agent's tool a function with arguments of the tool, or its result if that is a dict.
+            name of an agent's tool a function with arguments of the tool, or its result. For the `check` of an agent a
+            function that gives problems, as `check=` takes it, or a dict with `problems`.
 
     Returns:
         The copy. `program` is unchanged.
@@ -155,8 +157,7 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
     problems: list[str] = []
     for name, fake in fakes.items():
         node = _node(graph, name)
-        function = _constant(fake) if isinstance(fake, Mapping) else fake
-        built = _fake(node, function, graph.topology.schema)
+        built = _fake(node, fake, graph.topology.schema)
         problems += [*built.problems, *(built.unknown if name not in sent else ())]
         if built.node is not None:
             nodes[name] = built.node
@@ -170,20 +171,14 @@ def stub(program: CompiledGraph, **fakes: Callable[..., Any] | Mapping[str, Any]
     return twin
 
 
-def _fake(node: Node, function: Callable[..., Any], schema: Schema) -> Built:
+def _fake(node: Node, fake: object, schema: Schema) -> Built:
     """A node that calls a function instead."""
-    own = node.with_function(function, schema)
+    own = node.with_fake(fake, schema)
     if own is not None:
         return own
+    function: Any = giving(dict(fake)) if isinstance(fake, Mapping) else fake
     reads = _reads(function, node.reads)
     return build_node(node_options(node.name, function, schema, reads=reads, writes=node.writes, goto=node.goto))
-
-
-def _constant(patch: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
-    def fake() -> dict[str, Any]:
-        return dict(patch)
-
-    return fake
 
 
 def _reads(function: Callable[..., Any], reads: Mapping[str, str] | None) -> Mapping[str, str] | None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from dspyer import Command, agents
 from dspyer.errors import CheckError, NodeOutputError
-from dspyer.testing import Asks, ScriptedLM
+from dspyer.testing import Asks, ScriptedLM, stub
 from tests.agents.test_loop import add, turn
 
 TEXT = "it is a draft"
@@ -116,6 +116,22 @@ def test_no_demo_is_made_of_a_refused_output_or_of_a_question_for_problems() -> 
     with ScriptedLM(answers):
         tuned = tuner.compile(program, trainset=[dspy.Example(question="?").with_inputs("question")])
     assert [demo["tool_calls"].tool_calls[0].args for demo in tuned.react.demos] == [{"answer": "final"}]
+
+
+STUBS: dict[str, Any] = {
+    "problems": {"problems": []},
+    "a function": lambda answer: [],
+    "a function that refuses one": lambda answer: [TEXT] if answer == "draft" else [],
+}
+
+
+@pytest.mark.parametrize("case", STUBS)
+def test_a_stub_stands_for_the_check(case: str) -> None:
+    refuses = "refuses" in case
+    program = agents.tool_loop("question -> answer", [add], check=dspy.Predict(Judge)).compile()
+    with ScriptedLM([submit("draft"), submit("final")] if refuses else [submit("draft")]):
+        run = stub(program, check=STUBS[case]).run({"question": "?"})
+    assert (run.status, run.state["answer"]) == ("completed", "final" if refuses else "draft")
 
 
 def test_a_check_may_read_the_conversation() -> None:

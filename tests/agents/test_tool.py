@@ -457,6 +457,8 @@ STUBS: dict[str, tuple[Any, Any]] = {
     "function of any arguments": (lambda **args: sorted(args), ["text", "to"]),
     "function without arguments": (lambda: "nothing", "nothing"),
     "a result": ({"id": 3}, {"id": 3}),
+    "a text": ("sent", "sent"),
+    "a number": (3, 3),
 }
 
 
