@@ -111,3 +111,19 @@ def test_an_import_opens_no_socket_and_loads_nothing_that_it_does_not_need(tmp_p
 def test_reading_a_store_imports_no_dspy() -> None:
     code = "import sys, dspyer.stores; dspyer.stores.open_store(':memory:'); sys.exit('dspy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_agents_and_searches_are_loaded_by_who_uses_them(tmp_path: Path) -> None:
+    code = """
+import sys, dspyer, dspyer.testing
+def loaded():
+    return sorted({name.split(".")[1] for name in sys.modules if name.startswith(("dspyer.agents", "dspyer.search"))})
+graph = dspyer.Graph().add_node("double", lambda n: {"n": 2 * n}, writes=["n"])
+graph.add_path(dspyer.START, "double", dspyer.END).compile()(n=2)
+print(loaded())
+dspyer.search
+print(loaded())
+dspyer.agents
+print(loaded())
+"""
+    assert python(code, tmp_path).splitlines() == ["[]", "['search']", "['agents', 'search']"]

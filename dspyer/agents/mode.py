@@ -23,7 +23,8 @@ from dspyer.errors import AgentError, DspyerError
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
 from dspyer.nodes.node import Built, Call, Node, Reply, Send
-from dspyer.nodes.options import NO_POLICY, KindOptions, NodeOptions
+from dspyer.nodes.node_policy import NO_POLICY
+from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import Filler, filling, plan_templates, warning_of

@@ -34,7 +34,8 @@ from dspyer.nodes.cache_key import plan_cache
 from dspyer.nodes.check import CheckNode, CheckOptions
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
 from dspyer.nodes.node import Node
-from dspyer.nodes.options import NO_POLICY, CachePlan, KindOptions, NodeOptions, NodePolicy, OfGraph
+from dspyer.nodes.node_policy import NO_POLICY, CachePlan, NodePolicy
+from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.router import Router, RouterOptions, build_router
 from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE

@@ -19,7 +19,7 @@ from dspyer.graph.text import draw_mermaid, edge_labels, explain
 from dspyer.nodes.check import CheckNode
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import Node, Send
-from dspyer.nodes.options import NodePolicy
+from dspyer.nodes.node_policy import NodePolicy
 from dspyer.nodes.router import Router
 from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability

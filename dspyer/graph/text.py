@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
 from dspyer.nodes.map import MapNode
-from dspyer.nodes.options import NO_POLICY
+from dspyer.nodes.node_policy import NO_POLICY
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.limits import kilobytes
 

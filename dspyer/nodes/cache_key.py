@@ -29,7 +29,8 @@ from dspyer.errors import StateError, list_names, with_article
 from dspyer.nodes.callables import own_call
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.node import Call, Node
-from dspyer.nodes.options import CachePlan, NodeOptions
+from dspyer.nodes.node_policy import CachePlan
+from dspyer.nodes.options import NodeOptions
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.types import class_name

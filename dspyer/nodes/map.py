@@ -33,7 +33,8 @@ from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import ModuleNode, module_io
 from dspyer.nodes.node import Built, Call, Node, Reply, StartRule
-from dspyer.nodes.options import NO_POLICY, MapOptions, NodeOptions, NodePolicy
+from dspyer.nodes.node_policy import NO_POLICY, NodePolicy
+from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT, mark_of_module
 from dspyer.nodes.program_calls import SubgraphProgram
 from dspyer.nodes.steps import Script, arun_script, next_attempt, retried, run_script, wrapped

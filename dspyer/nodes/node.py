@@ -22,7 +22,7 @@ from dspyer.views import View, ViewForm
 if TYPE_CHECKING:
     import dspy
 
-    from dspyer.nodes.options import NodePolicy
+    from dspyer.nodes.node_policy import NodePolicy
     from dspyer.nodes.repair import CheckedCommit, Repair
     from dspyer.scheduler.lineage import LogEntry
     from dspyer.schema.schema import Schema

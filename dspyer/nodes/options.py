@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import dspy
 
@@ -21,37 +21,6 @@ from dspyer.schema.schema import Schema
 from dspyer.templates import RUN, ComputedInput, Fill, RunValue
 from dspyer.values.scalars import is_number
 from dspyer.views import View
-
-
-class CachePlan(NamedTuple):
-    """How the results of a node are kept.
-
-    Attributes:
-        node: its name.
-        identity: a hash of all parts of the key that are the same for each call (`nodes.cache_key`).
-        ttl: how old a result may be, in seconds; None for any age.
-    """
-
-    node: str
-    identity: str
-    ttl: float | None
-
-
-class NodePolicy(NamedTuple):
-    """What surrounds each call of a node; nothing of it changes a result.
-
-    Attributes:
-        retry: which failed attempts are followed by another one; None for none.
-        timeout: the seconds of one attempt; None for no limit.
-        cache: how its results are kept; None for a node that is called each time.
-    """
-
-    retry: Retry | None = None
-    timeout: float | None = None
-    cache: CachePlan | None = None
-
-
-NO_POLICY: Final = NodePolicy()
 
 
 class OfGraph(Enum):

@@ -34,7 +34,7 @@ from dspyer.nodes.attempt import Attempt, with_posts
 from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Decision, Reply, Send, StartRule
-from dspyer.nodes.options import NO_POLICY, CachePlan, NodePolicy
+from dspyer.nodes.node_policy import NO_POLICY, CachePlan, NodePolicy
 from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import Script, Step, retried, same_call, wrapped

@@ -28,7 +28,7 @@ from dspyer import clock
 from dspyer.dspy_module.tracing import step_count
 from dspyer.nodes.cache_key import key_of
 from dspyer.nodes.node import Call, Node, Reply
-from dspyer.nodes.options import CachePlan
+from dspyer.nodes.node_policy import CachePlan
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import blocked_loops
 from dspyer.persistence.patch_cache import (

@@ -32,7 +32,7 @@ from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import check_resources, resources_of
-from dspyer.nodes.options import NO_POLICY
+from dspyer.nodes.node_policy import NO_POLICY
 from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE
 from dspyer.persistence.checked_store import CheckedStore

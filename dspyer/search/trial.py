@@ -29,7 +29,8 @@ from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.map import Gather, WriteItem, script_of
 from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import Built, Call, Node, Reply
-from dspyer.nodes.options import NO_POLICY, KindOptions, MapOptions, NodeOptions, NodePolicy
+from dspyer.nodes.node_policy import NO_POLICY, NodePolicy
+from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
 from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, Step, arun_script, next_attempt, retried, run_script, same_call

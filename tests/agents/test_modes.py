@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
@@ -180,3 +181,21 @@ def test_the_corrections_of_each_run_are_counted_anew() -> None:
     with ScriptedLM([submit("draft"), submit("final")] * 2):
         for _ in range(2):
             assert thread.run({"task": "tidy up"}).state["report"] == "final"
+
+
+def test_the_source_of_the_program_says_what_its_nodes_call() -> None:
+    graph = agent(plan={"guard": has_plan}, check="work")
+    source = inspect.getsource(type(graph.compile()))
+    lines = [line.strip() for line in source.splitlines() if line.strip().startswith("graph.add_node(")]
+    assert [line for line in lines if "take_turn" not in line] == [
+        'graph.add_node("begin", agents.add_task_to_messages())',
+        'graph.add_node("look_up", agents.tool(look_up))',
+        'graph.add_node("report_plan", agents.tool(report_plan))',
+        'graph.add_node("settle", agents.end_turn_and_choose_what_follows(has_plan))',
+        'graph.add_node("check", agents.check_outputs())',
+    ]
+    assert [line.partition("(dspy.Predict(")[0] for line in lines if "take_turn" in line] == [
+        'graph.add_node("plan", agents.take_turn',
+        'graph.add_node("work", agents.take_turn',
+    ]
+    assert "def has_plan(plan: list[str])" in source

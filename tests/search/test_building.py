@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -169,3 +170,9 @@ def test_the_fields_have_the_types_of_the_module() -> None:
     fields = program.graph.topology.schema.fields
     assert fields["board"].annotation is Board
     assert fields["note"].annotation is Any
+
+
+def test_the_source_of_the_program_says_what_is_tried_and_what_rates_it() -> None:
+    source = inspect.getsource(type(best_of(dspy.Predict(QA), 2, rate).compile()))
+    assert 'graph.add_trials("trial", dspy.Predict("question -> answer"), reward=rate)' in source
+    assert "def rate(answer: str)" in source
