@@ -22,7 +22,7 @@ from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
-from dspyer.persistence.recovery import recover_state
+from dspyer.persistence.recovery import RecoveredState, recover_state
 from dspyer.persistence.replay import replay
 from dspyer.persistence.rows import (
     COMMITS,
@@ -71,6 +71,7 @@ class ThreadHead(NamedTuple):
         encoder: encodes the next snapshot; it knows which pieces of earlier states are stored.
         broken: why the newest commits cannot be read; `""` if they can. State and version are those before them.
         last_readable: the row of the last commit that can be read, if `broken`.
+        recovered: what was read for it; None for a thread without runs.
     """
 
     row: ThreadRow
@@ -81,6 +82,7 @@ class ThreadHead(NamedTuple):
     encoder: SnapshotEncoder | None = None
     broken: str = ""
     last_readable: Point | None = None
+    recovered: RecoveredState | None = None
 
     @property
     def open(self) -> bool:
@@ -198,7 +200,8 @@ class RunStarter:
             header["live"] = False
         run = RunRow(token_hex(16), self.thread, parents, header)
         run_state = start(self.graph.topology, head.state, head.next_version)
-        earlier = self._earlier_runs(parents, head.state, head.next_version, head.row)
+        recovered = None if head.broken else head.recovered
+        earlier = self._earlier_runs(parents, head.state, head.next_version, head.row, recovered)
         run_start = RunStart(run_state, patch, state, run.id, (label,), earlier)
         rows = [open_row(START, patch, graph_blobs=self.compatibility.fingerprint_blob)]
         return FirstWrite(run, 0, rows, run_start, ExecutionRecords())
@@ -283,12 +286,17 @@ class RunStarter:
         return recover_state(self.reader, run.parents[0]).state, first
 
     def _earlier_runs(
-        self, parents: tuple[Point, ...], state: ImmutableState, first: int, row: ThreadRow | None
+        self,
+        parents: tuple[Point, ...],
+        state: ImmutableState,
+        first: int,
+        row: ThreadRow | None,
+        recovered: RecoveredState | None = None,
     ) -> EarlierRuns | None:
         """The history before a run, for its views; None for the first run of a thread."""
         if not parents or row is None:
             return None
-        previous = PreviousRuns(parents[0], row, state, first)
+        previous = PreviousRuns(parents[0], row, state, first, recovered)
         return EarlierRuns(self.graph, self.reader, self._list_commits, self._recent, previous)
 
     # --- rows of runs
@@ -354,6 +362,7 @@ class RunStarter:
             found.encoder,
             found.broken,
             found.last_good,
+            found,
         )
 
     def load_readable_head(self) -> ThreadHead:

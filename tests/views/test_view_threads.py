@@ -324,3 +324,21 @@ def test_views_of_a_rerun_or_copy_name_the_commits_of_the_history(change: str) -
         thread.rerun(from_version=2).raise_error()
     history = [commit.id for commit in thread.history()]
     assert [found[name] for name in history[1:]] == [history[:count] for count in range(1, 5)]
+
+
+def test_a_new_run_reads_the_state_of_its_thread_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view that looks back over earlier runs uses what was read to start the run."""
+
+    def note(question: str, lines: list[str]) -> dict[str, Any]:
+        return {"log": f"{question} after {len(lines)}"}
+
+    graph = Graph(Board).add_node("note", note, reads={"question": "question", "lines": view("log").own()})
+    program = graph.add_path(START, "note", END).compile(store=":memory:")
+
+    def read_again(*_: object) -> None:
+        raise AssertionError("the state was read a second time")
+
+    monkeypatch.setattr("dspyer.threads.views_across_runs.recover_state", read_again)
+    for number in range(3):
+        run = program.thread("t").run({"question": str(number)})
+    assert list(run.state["log"]) == ["default", "0 after 0", "1 after 1", "2 after 2"]
