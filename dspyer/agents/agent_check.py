@@ -5,22 +5,21 @@ in a run is counted in the conversation, so it depends on no timing.
 
 A check has one of the forms of `check`, or is the name of a mode: then the predictor of the mode is asked for problems,
 with its instructions and its LM, and is shown the conversation as text. It is asked through a copy, since a demo of
-such a call would be no demo of a turn; and the call is no step of the trace, whose steps are calls of predictors that
-the program has: GRPO fails at any other.
+such a call would be no demo of a turn; and the call is no step of the trace, whose steps are those of predictors that
+the program has.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import dspy
 
 from dspyer.agents.settle import BEGIN, MODE, current_mode
-from dspyer.dspy_module.tracing import step_count, take_steps
+from dspyer.dspy_module.tracing import set_apart
 from dspyer.errors import CheckError, suggestion
 from dspyer.message_list import TURN
 from dspyer.messages import to_chat
@@ -94,14 +93,14 @@ class ReflectionFinder(Node):
 
     def call(self, call: Call) -> Reply:
         """Ask it in sync code."""
-        with self._asking(call) as predictor:
-            found = call_module(predictor, self.read_inputs(call))
+        with filling(self.templates, call):
+            found = call_module(self._predictor(call), self.read_inputs(call))
         return Reply({PROBLEMS: found[PROBLEMS]})
 
     async def acall(self, call: Call) -> Reply:
         """Ask it in async code."""
-        with self._asking(call) as predictor:
-            found = await acall_module(predictor, self.read_inputs(call))
+        with filling(self.templates, call):
+            found = await acall_module(self._predictor(call), self.read_inputs(call))
         return Reply({PROBLEMS: found[PROBLEMS]})
 
     def read_inputs(self, call: Call) -> dict[str, Any]:
@@ -109,18 +108,11 @@ class ReflectionFinder(Node):
         given = {name: thaw(call.state.raw(name)) for name in self.inputs if name in call.state}
         return {**given, CONVERSATION: transcript(call.state.raw("messages"))}
 
-    @contextmanager
-    def _asking(self, call: Call) -> Iterator[Any]:
-        """The predictor that is asked; its step leaves the trace at the end of the block."""
-        attempt, before = call.context.delegate, step_count()
-        with filling(self.templates, call):
-            yield self._predictor(call)
-        attempt.host.lose_steps(attempt, attempt.number, take_steps(before))
-
     def _predictor(self, call: Call) -> Any:
         own = getattr(call.program, self.mode)
         asked = copy.copy(own)
         asked.signature, asked.demos = self._signature(own.signature, call.state), []
+        set_apart(asked)
         return asked
 
     def _signature(self, own: type[dspy.Signature], state: ImmutableState) -> type[dspy.Signature]:

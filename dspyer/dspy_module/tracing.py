@@ -120,7 +120,21 @@ def is_rejected(predictor: object) -> bool:
     return _REJECTED in vars(predictor)
 
 
+def set_apart(predictor: Any) -> None:
+    """Marks a predictor that the program does not have: its steps are counted, and leave the trace at its end.
+
+    An optimizer may fail at them: GRPO does.
+    """
+    vars(predictor)[_APART] = True
+
+
+def is_apart(predictor: object) -> bool:
+    """Whether a predictor is one that `set_apart` has marked."""
+    return _APART in vars(predictor)
+
+
 _REJECTED = "_dspyer_rejected"
+_APART = "_dspyer_apart"
 
 
 def count_calls(steps: Steps) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from dspyer.dspy_module.tracing import Steps, is_rejected, rejected_step
+from dspyer.dspy_module.tracing import Steps, is_apart, is_rejected, rejected_step
 from dspyer.events import TraceStep
 from dspyer.graph.spec import GraphSpec
 from dspyer.runtime.lineage_order import credited_in, executions_in_order, rejected_in
@@ -65,7 +65,8 @@ def trace_steps_of(
             for predictor, inputs, outputs in traces.get(part, ()):
                 refused = execution in rejected or is_rejected(predictor)  # the latter by a check inside the node
                 status: Literal["used", "rejected", "lost"] = "rejected" if refused else "used"
-                found.append(TraceStep(part, node, predictor, inputs, outputs, attempt, status if led else "lost"))
+                status = status if led and not is_apart(predictor) else "lost"
+                found.append(TraceStep(part, node, predictor, inputs, outputs, attempt, status))
     return found
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dspyer.display.redaction import Redactor
 from dspyer.dspy_module.lm_records import executing_id
-from dspyer.dspy_module.tracing import Steps, tokens_used
+from dspyer.dspy_module.tracing import Steps, is_apart, tokens_used
 from dspyer.errors import (
     BudgetError,
     ConcurrentRunError,
@@ -717,9 +717,13 @@ class Session(NotLive):
             return self.spending.error(f". The run of graph {self.graph.name!r} was stopped. {fix}")
         return RunStoppedError.of(self.stop_signal.reason or "", self.graph.name, fix)
 
-    def trace(self, run: RunState) -> list[Any]:
-        """The DSPy trace of the run; `run` has the failures, which the session drops at its end."""
-        return trace_of(run, self.graph, self.traces)
+    def trace(self, run: RunState, whole: bool = False) -> list[Any]:
+        """The DSPy trace of the run; `run` has the failures, which the session drops at its end.
+
+        For the run around it, the trace is `whole`: with the steps that are only counted.
+        """
+        found = trace_of(run, self.graph, self.traces)
+        return found if whole else [step for step in found if not is_apart(step[0])]
 
     def trace_steps(self, run: RunState) -> list[TraceStep]:
         """All steps of the DSPy trace, in the order of `trace`, each with what became of it."""

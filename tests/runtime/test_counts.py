@@ -6,7 +6,7 @@ from typing import Any
 
 import dspy
 
-from dspyer import END, START, CompiledGraph, Graph
+from dspyer import END, START, CompiledGraph, Graph, agents
 from dspyer.runtime.run import Counts
 from dspyer.testing import ScriptedLM
 
@@ -41,3 +41,23 @@ def test_counts_of_a_run_and_of_a_thread() -> None:
         thread.update({"n": 0})
         thread.run({"question": "q", "n": 0}).raise_error()
         assert thread.counts == {"twice": Counts(2, 4, 0), "check": Counts(6, 0, 0)}
+
+
+def test_a_question_of_an_agent_to_itself_is_counted() -> None:
+    submit = {"next_thought": "", "tool_calls": [{"name": "submit", "args": {"answer": "a"}}]}
+    with ScriptedLM([submit, {"problems": []}]):
+        run = agents.tool_loop("question -> answer", [], check="react").compile().run({"question": "q"})
+    assert (run.counts["react"], run.counts["check"]) == (Counts(1, 1, 1), Counts(1, 1, 0))
+
+
+def test_it_is_counted_in_a_graph_around_it_and_is_no_step_of_the_trace() -> None:
+    submit = {"next_thought": "", "tool_calls": [{"name": "submit", "args": {"answer": "a"}}]}
+    agent = agents.tool_loop("question -> answer", [], check="react")
+    program = Graph().add_node("lead", agent).add_path(START, "lead", END).compile()
+    with ScriptedLM([submit, {"problems": []}] * 2), dspy.context(trace=[]):
+        run = program.run({"question": "q"})
+        program(question="q")
+        assert [step[0] for step in dspy.settings.trace] == [program.lead.react] * 2
+    assert run.counts == {"lead": Counts(1, 2, 1)}
+    assert [step[0] for step in run.trace] == [program.lead.react]
+    assert [step.status for step in run.trace_steps] == ["used", "lost"]
