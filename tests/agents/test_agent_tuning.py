@@ -197,7 +197,10 @@ def test_every_optimizer_tunes_every_predictor_of_agents(row: Row, tmp_path: Pat
 
 
 def test_an_agent_that_checks_itself_is_reinforced() -> None:
-    """GRPO fails at a step of a predictor that the program has not, and so at a question for problems in the trace."""
+    """S002-37: reinforcement learning.
+
+    GRPO fails at a step of a predictor that the program has not, and so at a question for problems in the trace.
+    """
 
     def respond(prompt: Prompt) -> dict[str, Any]:
         if "problems" in prompt.asks:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from threading import Barrier
 from typing import Any, Literal
 
 import dspy
@@ -92,8 +94,17 @@ def team(**options: Any) -> Any:
 def test_a_sub_agent_has_its_own_definition_and_an_empty_history_and_the_caller_waits() -> None:
     """S002-4, S002-6, S002-7, S002-9, S002-10, S002-11."""
     delegate = turn(("research", {"topic": "the tide in Brest"}))
-    run, lm = talk(team(), delegate, LOOK, submit(findings="at 9:40"), submit(answer="9:40"))
-    assert done(run).state["answer"] == "9:40"
+    with (
+        dspy.context(adapter=NATIVE),
+        RecordingLM([delegate, LOOK, submit(findings="9:40"), submit(answer="end")]) as lm,
+    ):
+        run = team().run({"question": "When?"})
+    assert done(run).state["answer"] == "end"
+    assert ['"temperature": 0.3' in request for request in lm.requests] == [False, True, True, False]
+    (call,) = [message for message in run.state["messages"] if message.get("name") == "research"]
+    assert (call["role"], call["value"]) == ("tool", "9:40")
+    nodes = [commit.node for commit in run.commits if commit.node in ("react", "research")]
+    assert nodes == ["react", "research", "react"], "the caller takes no turn until it has the result"
     assert [tools_of(lm, n) for n in range(4)] == [
         ["research", "submit"],
         *[["tide", "submit"]] * 2,
@@ -102,7 +113,7 @@ def test_a_sub_agent_has_its_own_definition_and_an_empty_history_and_the_caller_
     assert "You know the sea." in shown(lm, 1)
     assert "the tide in Brest" in shown(lm, 1)
     assert "When?" not in shown(lm, 1) + shown(lm, 2), "it sees its arguments alone"
-    assert "at 9:40" in shown(lm, 3), "the result is the caller's"
+    assert "9:40" in shown(lm, 3), "the result is the caller's"
     assert "You know the sea." not in shown(lm, 3)
     assert "9:40 in Brest" not in shown(lm, 3), "the sub-agent's own history is not"
 
@@ -162,16 +173,21 @@ def test_live_branches_of_an_agent_step_side_by_side_until_all_have_finished() -
         graph.add_node(name, agents.tool_loop(f"question -> {name}", [tide], name=name.title()))
     graph.add_edge(START, ["short", "long"]).add_edge(["short", "long"], END)
 
+    both, asked = Barrier(2, timeout=10), Counter[str]()
+
     def answer(prompt: Prompt) -> Any:
         (output,) = next(tool.schema["required"] for tool in prompt.tools if tool.name == "submit")
-        looked = output == "short" or "tool_call_results" in prompt.inputs
-        return submit(**{output: "9:40"}) if looked else LOOK
+        asked[output] += 1
+        if asked[output] == 1:
+            both.wait()  # both branches are stepped while neither has ended
+        return submit(**{output: "9:40"}) if output == "short" or asked[output] == 2 else LOOK
 
     with dspy.context(adapter=NATIVE), ScriptedLM(answer) as lm:
         run = graph.compile().run({"question": "When?"})
     assert (done(run).state["short"], run.state["long"]) == ("9:40", "9:40")
     assert {commit.node: commit.branch for commit in run.commits if commit.branch} == {"short": (0,), "long": (1,)}
-    assert len(lm.calls) == 1 + 2
+    assert asked == {"short": 1, "long": 2}, "the branch that has finished is left alone"
+    assert len(lm.calls) == 3
 
 
 def test_the_context_is_rendered_again_at_every_call_and_selects_what_is_shown() -> None:
@@ -192,18 +208,59 @@ def test_the_context_is_rendered_again_at_every_call_and_selects_what_is_shown()
     ]
 
 
+def test_kinds_of_messages_are_left_out_of_the_context() -> None:
+    """S002-20: those of one author here; the conversation has them."""
+
+    def without_notes(messages: list[Any]) -> list[Any]:
+        return [message for message in messages if message.get("name") != "note"]
+
+    for context, is_shown in ((None, True), (without_notes, False)):
+        program = agents.tool_loop("question -> answer", [tide], context=context).compile(store=":memory:")
+        thread = program.thread("t")
+        talk(program, submit(answer="9:40"), thread=thread)
+        thread.update({"messages": {"role": "user", "name": "note", "content": "It rains."}})
+        run, lm = talk(program, submit(answer="yes"), inputs={"question": "Sure?"}, thread=thread)
+        assert ("It rains." in shown(lm, 0)) == is_shown
+        assert "It rains." in str(run.state["messages"])
+
+
 def test_each_interaction_renders_itself_by_the_state() -> None:
-    """S002-19, S002-21, S002-23, S002-24: the tool says how its call and its result are shown; old ones get short."""
+    """S002-19, S002-23, S002-24: the tool says how its call and its result are shown; old ones get short."""
 
     def brief(call: Any) -> Any:
-        return call.value if call.age < 2 else f"({len(call.value)} characters for {call.args['place']})"
+        short = call._replace(args={"place": "..."}, value=f"({len(call.value)} characters)")
+        return call.value if call.age < 2 else short
 
     signature = dspy.Signature("question -> answer").with_instructions("You speak {language}.")
     program = agents.tool_loop(signature, [agents.tool(tide, render=brief)], schema=Tongue).compile()
-    _, lm = talk(program, LOOK, LOOK, LOOK, submit(answer="9:40"))
-    assert [shown(lm, n).count("9:40 in Brest") for n in range(4)] == [0, 1, 2, 2]
-    assert "(13 characters for Brest)" in shown(lm, 3)
+    places = [turn(("tide", {"place": place})) for place in ("Brest", "Dover", "Ostend")]
+    run, lm = talk(program, *places, submit(answer="9:40"))
+    assert ["9:40 in Brest" in shown(lm, n) for n in range(4)] == [False, True, True, False]
+    assert "(13 characters)" in shown(lm, 3)
+    assert "Brest" not in str(lm.calls[3].messages), "nor is the place of the old call shown"
     assert "You speak French." in shown(lm, 0)
+    assert "9:40 in Brest" in str(run.state["messages"])
+
+
+def test_messages_are_templates_that_are_filled_at_each_call() -> None:
+    """S002-19, S002-21: one message of the user is shown by the state at the time of the call."""
+
+    def translate(to: str) -> Command[Any]:
+        """Changes the language."""
+        return Command(update={"language": to}, result="done")
+
+    def filled(messages: list[Any], language: str) -> list[Any]:
+        return [{**message, "content": message["content"].replace("{language}", language)} for message in messages]
+
+    loop = agents.tool_loop("question -> answer", [translate], schema=Tongue, context=filled)
+    program = loop.compile(store=":memory:")
+    thread = program.thread("t")
+    talk(program, submit(answer="9:40"), thread=thread)
+    thread.update({"messages": {"role": "user", "content": "Speak {language} to me."}})
+    script = [turn(("translate", {"to": "Dutch"})), submit(answer="ja")]
+    _, lm = talk(program, *script, inputs={"question": "Sure?"}, thread=thread)
+    assert ["Speak French to me." in shown(lm, n) for n in (0, 1)] == [True, False]
+    assert ["Speak Dutch to me." in shown(lm, n) for n in (0, 1)] == [False, True]
 
 
 class Tongue(BaseModel):
@@ -440,10 +497,25 @@ def test_deterministic_and_autonomous_flows_and_both() -> None:
     run, _ = talk(program, turn(("to_b", {})), turn(("to_a", {})), turn(("to_b", {})), submit(answer="x"))
     assert [commit.node for commit in run.commits if commit.node in ("a", "b")] == ["a", "b", "a", "b"]
     assert run.state["answer"] == "x"
+    bound = {
+        "a": agents.Mode("A.", to=["b"], route=lambda language: "b" if language == "French" else None),
+        "b": agents.Mode("B.", tools=[learn], to=["c"]),
+        "c": agents.Mode("C.", to=["a"], route=lambda language: None, guard=lambda language: language == "Dutch"),
+    }
+    script = [LOOK, turn(("to_a", {})), turn(("to_c", {})), turn(("learn", {})), turn(("to_c", {})), submit(answer="x")]
+    run, _ = talk(agents.modes("question -> answer", bound, schema=Tongue).compile(), *script)
+    assert [commit.node for commit in run.commits if commit.node in ("a", "b", "c")] == ["a", "b", "b", "b", "b", "c"]
+    refused = [m["name"] for m in done(run).state["messages"] if m["role"] == "tool" and m["error"]]
+    assert refused == ["tide", "to_a", "to_c"], "not a tool of this mode, not a mode that may follow, a guard"
+
+
+def learn() -> Command[Any]:
+    """Learns Dutch."""
+    return Command(update={"language": "Dutch"}, result="done")
 
 
 def test_rewind_and_rerun_of_an_agent_and_search() -> None:
-    """S002-37: into the middle of a turn; a search is a graph like any other."""
+    """S002-37: into the middle of a turn; what wrote a value; a tree search, which is a graph like any other."""
     program = agents.tool_loop("question -> answer", [tide]).compile(store=":memory:")
     thread = program.thread("t")
     talk(program, LOOK, submit(answer="9:40"), thread=thread)
@@ -452,6 +524,36 @@ def test_rewind_and_rerun_of_an_agent_and_search() -> None:
         run = thread.copy(to="side", at=at).resume()
     assert run.state["answer"] == "later"
     assert thread.state["answer"] == "9:40"
-    found = search.best_of(dspy.Predict("question -> answer"), n=3, reward=lambda answer: float(len(answer)))
-    with ScriptedLM([{"answer": "a"}, {"answer": "abc"}, {"answer": "ab"}]):
-        assert found.compile()(question="q").answer == "abc"
+    assert thread.blame("answer").node == "settle"
+    assert [type(event).__name__ for event in run.events[:1]] == ["RunStarted"]
+    move = dspy.Predict("path -> next_path")
+    tree = search.mcts(
+        move,
+        lambda path: path.count("b") / 3,
+        branch=2,
+        depth=3,
+        max_trials=14,
+        writes={"next_path": "path"},
+        done=lambda path: len(path) == 3,
+    )
+    tried = Counter[str]()
+
+    def step(prompt: Prompt) -> Any:
+        path = prompt.inputs.get("path", "").strip()
+        tried[path] += 1
+        return {"next_path": path + ("a" if tried[path] % 2 else "b")}
+
+    with ScriptedLM(step):
+        found = tree.compile().run({"path": ""})
+    assert found.state["path"] == "bbb"
+    assert sum(tried.values()) <= 14
+
+
+def test_artifacts_and_memory_are_fields_that_last() -> None:
+    """S002-37: a run on the thread begins with what earlier ones have kept, and prompts name it."""
+    signature = dspy.Signature("question -> answer").with_instructions("You speak {language}.")
+    program = agents.tool_loop(signature, [learn], schema=Tongue).compile(store=":memory:")
+    thread = program.thread("t")
+    talk(program, turn(("learn", {})), submit(answer="ja"), thread=thread)
+    _, lm = talk(program, submit(answer="ja"), thread=thread)
+    assert "You speak Dutch." in shown(lm, 0)
