@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import dspy
+from dspy.adapters.types.base_type import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER
 from dspy.adapters.types.tool import ToolCallResults
 
 from dspyer.errors import InputError, annotate, brief
@@ -312,8 +313,18 @@ def _thought_of(turn: dict[str, Any] | None, content: Any) -> dict[str, Any]:
 
 def _text(message: dict[str, Any]) -> str:
     author = message.get("name") or (message["role"] if message["role"] != "user" else None)
-    text = text_of(message.get("content"))
+    text = _content_text(message.get("content"))
     return text if author is None else indented(f"{label(author)}: {text}")
+
+
+def _content_text(content: Any) -> str:
+    """The text of a content; of parts, those that are no text in the form in which DSPy makes parts of them again."""
+    if not isinstance(content, list) or not all(isinstance(part, dict) and "type" in part for part in content):
+        return text_of(content)
+    begin, end = CUSTOM_TYPE_START_IDENTIFIER, CUSTOM_TYPE_END_IDENTIFIER
+    return "\n".join(
+        part["text"] if isinstance(part.get("text"), str) else f"{begin}{json.dumps([part])}{end}" for part in content
+    )
 
 
 _pieces: dict[int, tuple[weakref.ref[FrozenDict[str, Any]], Piece]] = {}

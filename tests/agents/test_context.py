@@ -17,6 +17,7 @@ from dspyer.messages import task_message, tool_message
 from dspyer.testing import ScriptedLM
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
+from tests.openai_server import OpenAIServer
 
 
 class Plan(BaseModel):
@@ -245,6 +246,27 @@ def test_a_call_that_a_context_made_up_has_no_age() -> None:
     ages: list[int] = []
     shown(made, Shown("question", {"add": lambda call: ages.append(call.age)}), messages.raw_items())
     assert ages == [0]
+
+
+def test_a_picture_in_a_message_of_a_chat_is_a_part_of_the_request() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    chat = [{"role": "user", "content": [{"type": "text", "text": "Look at this:"}, picture]}]
+    turn = """[[ ## next_thought ## ]]
+so
+
+[[ ## tool_calls ## ]]
+{"tool_calls": [{"name": "submit", "args": {"answer": "x"}}]}
+
+[[ ## completed ## ]]"""
+    program = agents.tool_loop("question -> answer", []).compile()
+    with OpenAIServer(lambda messages: turn) as server, dspy.context(lm=server.lm(cache=False)):
+        run = program.run({"question": "What is it?", "messages": chat})
+    assert run.status == "completed", run.error
+    content = server.requests[0]["messages"][-1]["content"]
+    assert picture in content
+    assert "Look at this:" in content[0]["text"]
+    assert "What is it?" in content[2]["text"]
+    assert "base64" not in content[0]["text"] + content[2]["text"]
 
 
 # --- what is kept
