@@ -16,6 +16,7 @@ from dspy.teleprompt import BootstrapFewShotWithOptuna
 from pydantic import BaseModel
 
 from dspyer import Command, agents, optimize
+from dspyer.testing import ScriptedLM
 from dspyer.testing.prompt import Prompt, write_answer
 from dspyer.testing.text_engine import Sampling
 from tests.optimizers import table
@@ -240,3 +241,28 @@ def test_files_of_a_loop_and_of_react_load_into_each_other(tmp_path: Path) -> No
         requests.append(lm.sent)
     assert requests[0] == requests[1]
     assert "an example of the task" in str(requests[0])
+
+
+def demos_of(program: Any, demo: dspy.Example, adapter: dspy.Adapter) -> str:
+    """The demos in the prompt of a program with this demo."""
+    tuned = program.deepcopy()
+    tuned.react.demos = [demo]
+    answer = {"next_thought": "", "tool_calls": [{"name": "submit", "args": {"label": "east", "note": ""}}]}
+    with ScriptedLM([answer]) as lm, dspy.context(adapter=adapter):
+        tuned(question="?")
+    return str(lm.calls[0].messages[1:-1])
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_demos_show_what_those_of_react_show(native: bool) -> None:
+    """No labelled example, and with native calls no calls: the guide says so."""
+    adapter = dspy.ChatAdapter(use_native_function_calling=native)
+    calls = dspy.ToolCalls.from_dict_list([{"name": "look_up", "args": {"text": "the call"}}])
+    turn = dspy.Example(
+        question="the question", history=dspy.History(messages=[]), next_thought="I look", tool_calls=calls
+    )
+    by_hand = dspy.ReActV2(f"question -> {LABEL}, note", [look_up])
+    assert demos_of(lone(), turn, adapter) == demos_of(by_hand, turn, adapter)
+    shown = demos_of(lone(), turn, adapter)
+    assert ("the question" in shown, "I look" in shown, "the call" in shown) == (True, True, not native)
+    assert demos_of(lone(), TRAIN[0], adapter) == demos_of(by_hand, TRAIN[0], adapter) == "[]"
