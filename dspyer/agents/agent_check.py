@@ -24,7 +24,7 @@ from dspyer.errors import CheckError, suggestion
 from dspyer.message_list import TURN
 from dspyer.messages import to_chat
 from dspyer.nodes.callables import giving
-from dspyer.nodes.check import PROBLEMS, FunctionFinder, build_finder, found_problems, problem_texts
+from dspyer.nodes.check import PROBLEMS, FunctionFinder, build_finder, found_problems, into_problems, problem_texts
 from dspyer.nodes.node import Built, Call, Checking, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.repair import CheckedCommit, Repair
@@ -304,6 +304,7 @@ def build_agent_check(check: AgentCheckOptions, options: NodeOptions) -> Built:
     finder = built.node
     if finder is None:
         return built
+    wrong = [text.replace(", into='...'", "") for text in into_problems(PROBLEMS, options)]  # it has no such option
     own = (*check.outputs, "messages", PROBLEMS)
     node = AgentCheckNode(
         name=options.name,
@@ -320,7 +321,7 @@ def build_agent_check(check: AgentCheckOptions, options: NodeOptions) -> Built:
         accept=check.accept,
         modes=tuple(check.modes),
     )
-    return built._replace(node=node)
+    return built._replace(node=node, problems=(*built.problems, *wrong))
 
 
 def _reads_around(finder: Node, schema: Schema) -> dict[str, str] | None:

@@ -253,12 +253,12 @@ class ToolNode(Node):
             parsed = self._ready(call, args)
         except ValueError as error:
             return self._error(call, error)
-        before = step_count()
+        before = 0 if self.check is None else step_count()
         made = yield from self._made(call, args, parsed)
         if isinstance(made, Refusal):
             return self._result(call, made.text, True)
-        steps = steps_since(before)
         if self.check is not None:
+            steps = steps_since(before)
             try:
                 verdict = yield self.check.step(args, made.value, self.parsed), call
             except Exception as error:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import Command, agents, view
+from dspyer import Command, agents, reducers, view
 from dspyer.errors import GraphError
 
 
@@ -44,6 +44,10 @@ class Fields(BaseModel):
 
 class WithTask(BaseModel):
     task: str = ""
+
+
+class Adding(BaseModel):
+    problems: Annotated[list[str], reducers.extend] = []
 
 
 class WithMode(BaseModel):
@@ -123,6 +127,10 @@ PROBLEMS: dict[str, tuple[Callable[[], Any], str]] = {
     "max_turns": (lambda: loop(max_turns=-1), "max_turns=-1: give the most turns"),
     "max_fixes": (lambda: loop(max_fixes=-1), "max_fixes=-1: give the most corrections"),
     "accept without a check": (lambda: loop(accept=True), "give check= as well"),
+    "problems that add up": (
+        lambda: loop(check=lambda report: [], schema=Adding),
+        "the field 'problems' folds what is written.*: give it a field without a reducer$",
+    ),
     "a check that is no mode": (lambda: loop(check="raect"), "check='raect' is no mode of the agent. Did you mean"),
     "a check without problems": (lambda: loop(check=dspy.Predict("report -> ok: bool")), "`problems: list"),
     "a check of unknown fields": (lambda: loop(check=lambda reprot: []), "'reprot'"),
