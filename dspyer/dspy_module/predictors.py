@@ -8,8 +8,10 @@ from typing import Any
 import dspy
 
 
-def predictors_in(value: object, path: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """The predictors of a module with their paths: those of compiled modules too, but not those of a graph in it."""
+def predictors_in(
+    value: object, path: str = "", seen: set[int] | None = None, graphs: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """The predictors of a module with their paths, those of compiled modules too; of graphs in it if asked."""
     seen = set() if seen is None else seen
     if not isinstance(value, (dspy.Module, list, tuple, dict)) or id(value) in seen:
         return
@@ -17,10 +19,10 @@ def predictors_in(value: object, path: str = "", seen: set[int] | None = None) -
     if isinstance(value, dspy.Predict):
         yield path, value
         return
-    if hasattr(type(value), "_dspyer_program"):
+    if hasattr(type(value), "_dspyer_program") and not graphs:
         return
     for inner, part in parts_with_paths(path, value):
-        yield from predictors_in(part, inner, seen)
+        yield from predictors_in(part, inner, seen, graphs)
 
 
 def user_instructions(module: dspy.Module) -> Iterator[str]:

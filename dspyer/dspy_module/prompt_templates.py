@@ -81,9 +81,14 @@ def enable_warnings(module: dspy.Module) -> list[str]:
 def shorten_demos(module: dspy.Module, turns: int) -> list[str]:
     """Lets the predictors of a module show only the last turns of the histories in their demos, in place.
 
-    Returns the paths of those that cannot, see `can_convert`.
+    Those of graphs in it too, but for graphs with a number of their own. Returns the paths of those that cannot, see
+    `can_convert`.
     """
-    found = [(path, predictor) for path, predictor in predictors_in(module) if _history_fields(predictor)]
+    found = [
+        (path, predictor)
+        for path, predictor in predictors_in(module, graphs=True)
+        if _history_fields(predictor) and "demo_turns" not in vars(predictor)
+    ]
     for _, predictor in found:
         if can_convert(predictor):
             vars(predictor)["demo_turns"] = turns

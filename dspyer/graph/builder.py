@@ -519,7 +519,8 @@ class Graph:
                 depends on it starts; a crash of the process loses nothing, a power cut perhaps the last transitions.
                 `"flush"`: each is also flushed to the disk, and a power cut loses nothing. Ends, failures, questions,
                 answers and effects are flushed before they are reported with either.
-            max_demo_turns: how many turns of a `dspy.History` a demo shows, the last ones; None for all.
+            max_demo_turns: how many turns of a `dspy.History` a demo shows, the last ones; None for all. It holds for
+                graphs inside too, unless they were compiled with a number of their own.
             warn_at: the number of remaining steps from which on module nodes of a conversation are warned: the
                 instructions of the call say so, and a user message with the same text comes before the node's turn.
             shares_threads_with: names of other graphs whose threads this one may continue: the name that it had

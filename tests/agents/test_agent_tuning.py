@@ -15,7 +15,8 @@ import pytest
 from dspy.teleprompt import BootstrapFewShotWithOptuna
 from pydantic import BaseModel
 
-from dspyer import Command, agents, optimize
+from dspyer import END, START, Command, Graph, agents, optimize
+from dspyer.search import best_of
 from dspyer.testing import ScriptedLM
 from dspyer.testing.prompt import Prompt, write_answer
 from dspyer.testing.text_engine import Sampling
@@ -266,3 +267,35 @@ def test_demos_show_what_those_of_react_show(native: bool) -> None:
     shown = demos_of(lone(), turn, adapter)
     assert ("the question" in shown, "I look" in shown, "the call" in shown) == (True, True, not native)
     assert demos_of(lone(), TRAIN[0], adapter) == demos_of(by_hand, TRAIN[0], adapter) == "[]"
+
+
+@pytest.mark.parametrize("own", [None, 3])
+@pytest.mark.parametrize("kind", ["node", "tool", "search"])
+def test_demos_of_agents_in_other_graphs_are_shortened(kind: str, own: int | None) -> None:
+    """Unless the graph inside has a number of its own."""
+    inner = agents.tool_loop("question -> label, note", [look_up]).compile(max_demo_turns=own)
+    graph = {
+        "node": lambda: Graph().add_node("lead", inner).add_path(START, "lead", END),
+        "tool": lambda: agents.tool_loop("task -> label", [agents.tool(inner, name="lead", desc="Helps.")]),
+        "search": lambda: best_of(inner, 1, lambda note: 1.0),
+    }[kind]()
+    program = graph.compile(max_demo_turns=2)
+    part = program.trial if kind == "search" else program.lead
+    history = dspy.History(messages=[{"next_thought": f"thought {number}"} for number in range(5)])
+    calls = dspy.ToolCalls.from_dict_list([{"name": "submit", "args": {"label": "east", "note": ""}}])
+    part.react.demos = [dspy.Example(question="?", history=history, next_thought="so", tool_calls=calls)]
+    with ScriptedLM(submits_or_delegates) as lm:
+        program(**({"task": "?"} if kind == "tool" else {"question": "?"}))
+    shown = str(next(call.messages for call in lm.calls if "thought 4" in str(call.messages)))
+    assert [number for number in range(5) if f"thought {number}" in shown] == list(range(5 - (own or 2), 5))
+    assert "demo_turns" in vars(part.react)
+    assert vars(inner.react).get("demo_turns") == own
+
+
+def submits_or_delegates(prompt: Prompt) -> dict[str, Any]:
+    """Calls the sub-agent once, if there is one, and submits."""
+    name, args = "submit", {"label": "east", "note": ""}
+    if "lead, whose" in prompt.inputs["tools"]:
+        called = '"lead"' in str(prompt.turns)
+        name, args = ("submit", {"label": "east"}) if called else ("lead", {"question": "?"})
+    return {"next_thought": "", "tool_calls": [{"name": name, "args": args}]}
