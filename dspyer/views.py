@@ -24,11 +24,12 @@ from dspyer.failure import Failure
 from dspyer.message_list import ROLES
 from dspyer.patch import DELETE
 from dspyer.scheduler.provenance import FieldIndex, FieldPart, FieldParts, UnseenParts, is_new
+from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
 
 ViewForm = Literal["values", "text", "entries", "history", "frozen"]
 """The form in which a node gets a view: plain values, text, a list of `Entry`, messages for a `dspy.History`, or the
-frozen messages themselves."""
+values in a frozen list or dict."""
 
 FILTERS = ("new", "own", "others", "by")
 """The steps that select by author or by what the reader has seen."""
@@ -486,7 +487,7 @@ def render(
     if form in ("values", "history"):
         return value_of_parts(kind, parts)
     if form == "frozen":
-        return [part.value for part in parts]
+        return freeze(value_of_parts(kind, parts, _as_it_is), (view.field,))
     return text_of_parts(view, kind, parts)
 
 
@@ -510,13 +511,17 @@ def entries(kind: str, parts: Sequence[FieldPart]) -> list[Entry]:
     return [Entry(thaw(part.value), part.author, part.commit, part.key if keyed else None) for part in parts]
 
 
-def value_of_parts(kind: str, parts: Sequence[FieldPart]) -> Any:
-    """Parts as the plain value that they make up: a list, a dict, or a sum."""
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def value_of_parts(kind: str, parts: Sequence[FieldPart], take: Callable[[Any], Any] = thaw) -> Any:
+    """Parts as the plain value that they make up: a list, a dict, or a sum; `take` gets what is in it."""
     if kind == "keys":
-        return {part.key: thaw(part.value) for part in parts}
+        return {part.key: take(part.value) for part in parts}
     if kind == "amount":
         return sum([part.value for part in parts[1:]], parts[0].value) if parts else 0
-    return [thaw(part.value) for part in parts]
+    return [take(part.value) for part in parts]
 
 
 def text_of_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> str:

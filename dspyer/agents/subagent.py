@@ -16,7 +16,7 @@ from dspyer import reducers
 from dspyer.errors import list_names
 from dspyer.messages import last_turn
 from dspyer.nodes.field_names import FieldNames, check_names
-from dspyer.nodes.module import Input, ModuleIO, gather_inputs, plan_inputs
+from dspyer.nodes.module import Input, ModuleIO, frozen_input, gather_inputs, plan_inputs
 from dspyer.nodes.node import NOTHING, Call, Command
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import InsideRun, SubgraphProgram
@@ -104,7 +104,7 @@ class ProgramAction:
         program: Any = call.program
         for name in self.path:
             program = getattr(program, name)
-        inputs = {**args, **gather_inputs(self.inputs, call, f"tool {self.tool!r}")}
+        inputs = {**args, **gather_inputs(self.inputs, call, f"tool {self.tool!r}", frozen_input)}
         if not self.has_sessions:
             return program, inputs, ""
         session = f"{self.tool}/{inputs.pop(SESSION)}"
@@ -119,7 +119,7 @@ class ProgramAction:
         changes = inside.changes()
         updates: dict[str, object] = {
             name: value if name in self.updates.folds or value is DELETE else Replace(value)
-            for name, value in self.updates.reply(program, inputs, changes).updates.items()
+            for name, value in self.updates.reply(program, inside, inputs).updates.items()
         }
         outputs = dict(inside.prediction.items())
         if session:

@@ -618,7 +618,7 @@ class Attempt:
         if index is None:
             parts_kind, selected = chosen_plainly(view, position.state.raw(view.field, DELETE), parts_kind)
         else:
-            if parts_kind == "amount" and form in ("values", "text"):
+            if parts_kind == "amount" and form in ("values", "text", "frozen"):
                 total = sum_of_amounts(view, index, self.node)
                 if total is not None:
                     if self.number:

@@ -31,7 +31,7 @@ from dspyer.reducers import Updates
 from dspyer.schema.type_fit import misfit, shown_type, update_type
 from dspyer.state import ImmutableState
 from dspyer.templates import ComputedInput
-from dspyer.values.frozen import thaw
+from dspyer.values.frozen import CopyOnRead, thaw
 from dspyer.values.types import Opaque
 from dspyer.views import CUTS, View, ViewForm
 
@@ -212,17 +212,19 @@ class Input(NamedTuple):
     computed: ComputedInput | None = None
 
 
-def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[str, Any]:
-    """The inputs of a module as plain copies, in the order of its signature."""
+def gather_inputs(
+    inputs: tuple[Input, ...], call: Call, reader: str, take: Callable[[Any], Any] = thaw
+) -> dict[str, Any]:
+    """The inputs of a module, in the order of its signature: plain copies, or what `take` makes of frozen values."""
     state, overlay = call.state, call.overlay
     found: dict[str, Any] = {}
     for name, field, default, readable, view, form, computed in inputs:
         if view is not None:
-            found[name] = call.read_view(view, form, name)
+            found[name] = call.read_view(view, "frozen" if form == "values" and take is not thaw else form, name)
         elif overlay is not None and field in overlay:
-            found[name] = thaw(overlay.raw(field))
+            found[name] = take(overlay.raw(field))
         elif readable and field in state:
-            found[name] = thaw(state.raw(field))
+            found[name] = take(state.raw(field))
         elif computed is not None:
             found[name] = computed_value(computed, form, call)
         elif not default:
@@ -232,10 +234,17 @@ def gather_inputs(inputs: tuple[Input, ...], call: Call, reader: str) -> dict[st
     return found
 
 
-def with_rest(given: dict[str, Any], inputs: tuple[Input, ...], call: Call) -> dict[str, Any]:
+def frozen_input(value: Any) -> Any:
+    """A frozen value as an input of a graph, which does not copy it; of what each read copies, a copy."""
+    return value.read() if type(value) is CopyOnRead else value
+
+
+def with_rest(
+    given: dict[str, Any], inputs: tuple[Input, ...], call: Call, take: Callable[[Any], Any] = thaw
+) -> dict[str, Any]:
     """The inputs of a module that accepts any, with the further values of an overlay."""
     overlay, known = call.overlay, taken(inputs)
-    return given if overlay is None else given | {key: thaw(overlay.raw(key)) for key in overlay if key not in known}
+    return given if overlay is None else given | {key: take(overlay.raw(key)) for key in overlay if key not in known}
 
 
 def taken(inputs: tuple[Input, ...]) -> frozenset[str]:

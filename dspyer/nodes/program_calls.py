@@ -20,6 +20,8 @@ from dspyer.dspy_module.lm_records import executing
 from dspyer.dspy_module.tracing import Steps, append_to_trace, recording
 from dspyer.errors import AttemptError, Interrupt, NodeOutputError, brief, list_names
 from dspyer.scheduler.topology import Topology
+from dspyer.schema.schema import NONE_VALID
+from dspyer.state import ImmutableState
 from dspyer.stopping import StopSignal
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict
@@ -71,6 +73,10 @@ class InsideRun(Protocol):
     def prediction(self) -> dspy.Prediction:
         """Its outputs as plain values."""
 
+    @property
+    def inputs(self) -> ImmutableState:
+        """The state with which it began."""
+
     def changes(self) -> Mapping[str, object]:
         """What its commits changed, by field: `Updates` of a reducer, `Replace` or `DELETE`.
 
@@ -86,15 +92,26 @@ class SubgraphProgram(Protocol):
         """Its graph."""
 
     def _run_inside(
-        self, inputs: dict[str, Any], attempt: Attempt, key: str | None = None, stop_signal: StopSignal | None = None
+        self,
+        inputs: dict[str, Any],
+        attempt: Attempt,
+        key: str | None = None,
+        stop_signal: StopSignal | None = None,
+        valid: Mapping[str, Any] = NONE_VALID,
     ) -> InsideRun:
         """Run it as a part of the run that `attempt` belongs to.
 
-        `key` tells apart several calls of one attempt, and `stop_signal` stops this one.
+        `key` tells apart several calls of one attempt, and `stop_signal` stops this one. `valid` are the frozen values
+        among the inputs that need no validation.
         """
 
     async def _arun_inside(
-        self, inputs: dict[str, Any], attempt: Attempt, key: str | None = None, stop_signal: StopSignal | None = None
+        self,
+        inputs: dict[str, Any],
+        attempt: Attempt,
+        key: str | None = None,
+        stop_signal: StopSignal | None = None,
+        valid: Mapping[str, Any] = NONE_VALID,
     ) -> InsideRun:
         """The same from async code."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
@@ -10,10 +10,19 @@ import dspy
 
 from dspyer.errors import list_names
 from dspyer.nodes.field_names import FieldNames, check_names
-from dspyer.nodes.module import Input, ModuleIO, gather_inputs, plan_inputs, taken, whole_inputs, with_rest
+from dspyer.nodes.module import (
+    Input,
+    ModuleIO,
+    frozen_input,
+    gather_inputs,
+    plan_inputs,
+    taken,
+    whole_inputs,
+    with_rest,
+)
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.program_calls import GraphView, SubgraphProgram
+from dspyer.nodes.program_calls import GraphView, InsideRun, SubgraphProgram
 from dspyer.nodes.template_plans import plan_templates
 from dspyer.patch import DELETE
 from dspyer.schema.schema import Schema
@@ -32,6 +41,7 @@ class SubgraphNode(Node):
         folds: own names of the fields whose updates the outer state folds; for the others it gets the new value.
         per_item: whether it runs inside a map, which needs all values and not the changes.
         takes_all: whether an inner node reads the state as a whole, so that it gets all that a `Send` brings.
+        same_types: the inputs that come from fields whose values are valid inside too, each as its name and the field.
     """
 
     kind: ClassVar[str] = "subgraph"
@@ -41,6 +51,7 @@ class SubgraphNode(Node):
     folds: frozenset[str] = frozenset()
     per_item: bool = False
     takes_all: bool = False
+    same_types: tuple[tuple[str, str], ...] = ()
 
     @property
     def takes(self) -> frozenset[str] | None:
@@ -67,26 +78,32 @@ class SubgraphNode(Node):
         """Run the graph as a part of the run."""
         program: SubgraphProgram = getattr(call.program, self.name)
         inputs = self._inputs(call)
-        inside = program._run_inside(inputs, call.context.delegate)
-        return self.reply(program, inputs, inside.changes())
+        inside = program._run_inside(inputs, call.context.delegate, valid=self._valid(call))
+        return self.reply(program, inside, inputs)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
         program: SubgraphProgram = getattr(call.program, self.name)
         inputs = self._inputs(call)
-        inside = await program._arun_inside(inputs, call.context.delegate)
-        return self.reply(program, inputs, inside.changes())
+        inside = await program._arun_inside(inputs, call.context.delegate, valid=self._valid(call))
+        return self.reply(program, inside, inputs)
 
     def _inputs(self, call: Call) -> dict[str, Any]:
-        inputs = gather_inputs(self.inputs, call, self.who)
-        return with_rest(inputs, self.inputs, call) if self.takes_all else inputs
+        inputs = gather_inputs(self.inputs, call, self.who, frozen_input)
+        return with_rest(inputs, self.inputs, call, frozen_input) if self.takes_all else inputs
 
-    def reply(self, program: SubgraphProgram, inputs: dict[str, Any], changes: Mapping[str, object]) -> Reply:
+    def _valid(self, call: Call) -> dict[str, Any]:
+        """The values that the graph need not validate, since they are those of a field of the same type."""
+        sent = call.overlay or ()
+        found = [(name, field) for name, field in self.same_types if field not in sent and field in call.state]
+        return {name: call.state.raw(field) for name, field in found}
+
+    def reply(self, program: SubgraphProgram, inside: InsideRun, inputs: Collection[str]) -> Reply:
         """What changed in the inner graph, as updates of the outer state; other values stay inside."""
-        schema = program.graph.topology.schema
+        schema, changes = program.graph.topology.schema, inside.changes()
         raw = {name for name in changes if schema.reducer(name) is not None}
         if self.per_item or raw - self.folds:
-            state = schema.initial_state(schema.as_replacements(inputs))
+            state = inside.inputs
             values = {name: state.raw(name) for name in state} if self.per_item else {}
             values |= {name: change for name, change in changes.items() if name not in raw or name in self.folds}
             values |= {name: schema.fold(name, state.raw(name, DELETE), changes[name]) for name in raw - self.folds}
@@ -128,9 +145,23 @@ def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
         folds=_folded(gives, options.schema) if options.map is None else frozenset(),
         per_item=options.map is not None,
         takes_all=not graph.closed,
+        same_types=_same_types(planned.inputs, graph.topology.schema, options.schema),
     )
     problems += _type_problems(graph.topology.schema, gives, node.folds, options)
     return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing))
+
+
+def _same_types(inputs: Iterable[Input], inner: Schema, outer: Schema) -> tuple[tuple[str, str], ...]:
+    """The inputs that come from fields whose values are valid inside too, each as its name and the field."""
+    return tuple(
+        [
+            (one.name, one.field)
+            for one in inputs
+            if one.readable and one.view is None and one.computed is None
+            if one.name in inner.fields and one.field in outer.fields
+            if inner.fields[one.name].holds_values_of(outer.fields[one.field])
+        ]
+    )
 
 
 def _plan_writes(graph: GraphView, options: NodeOptions) -> tuple[FieldNames | None, list[str]]:

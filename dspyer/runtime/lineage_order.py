@@ -1,15 +1,20 @@
-"""A run in lineage order, whichever branch was faster: its executions, and what checks have refused."""
+"""A run in lineage order, whichever branch was faster: its executions, its changes, and what checks have refused."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from dspyer.errors import CheckError
 from dspyer.events import BranchPath
 from dspyer.nodes.check import rejected_executions
 from dspyer.nodes.node import Node
+from dspyer.patch import DELETE
+from dspyer.reducers import Updates
 from dspyer.scheduler.lineage import ancestry
 from dspyer.scheduler.run_state import Branch, FailedBranch, RunState
+from dspyer.state import ImmutableState
+from dspyer.values.freezing import same
 
 
 def executions_in_order(run: RunState) -> Iterator[str]:
@@ -26,6 +31,35 @@ def executions_in_order(run: RunState) -> Iterator[str]:
     for failure in failures:
         if failure.execution not in done:
             yield failure.execution
+
+
+def changes_of(run: RunState, before: ImmutableState) -> dict[str, object]:
+    """What the commits of a completed run changed: raw updates of fields with a reducer, net change of others.
+
+    `before` is the state with which it began.
+    """
+    log, schema, after = run.log, run.topology.schema, run.trunk_state
+    begun, *order = ancestry(log, [len(log) - 1])
+    found: dict[str, Any] = {}  # a list of updates; None for a field without reducer, which is compared below
+    for name, update in log[begun].commit.patch.items():  # the inputs, and what a router at START wrote
+        if schema.reducer(name) is None:
+            found[name] = None
+        elif isinstance(update, Updates):
+            found[name] = list(update.updates[1:])  # the first one is the input
+    for index in order:
+        for name, update in log[index].commit.patch.items():
+            if schema.reducer(name) is None:
+                found[name] = None
+            else:
+                found.setdefault(name, []).append(update)
+    for name, updates in list(found.items()):
+        if updates is not None:
+            found[name] = Updates(*updates)
+        elif same(before.raw(name, DELETE), after.raw(name, DELETE)):
+            del found[name]
+        else:
+            found[name] = after.raw(name, DELETE)
+    return found
 
 
 def rejected_in(run: RunState, checks: Mapping[str, Node]) -> set[str]:

@@ -39,15 +39,15 @@ from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.replay import replay
 from dspyer.persistence.rows import NewRow, effect_row
-from dspyer.reducers import Updates
 from dspyer.runtime.drivers import adrive, drive
+from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Observe, Request, RunStart, ignore
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_trace import uncredited
 from dspyer.runtime.session import Session
 from dspyer.runtime.streams import AsyncEvents, Events
-from dspyer.scheduler.lineage import ancestry
+from dspyer.schema.schema import NONE_VALID
 from dspyer.state import ImmutableState
 from dspyer.stopping import StopSignal
 from dspyer.stores import Store
@@ -462,20 +462,18 @@ class CompiledGraph(dspy.Module):
 
     # --- as a node of another graph
 
-    def _run_inside(
-        self, inputs: dict[str, Any], attempt: Attempt, key: str | None = None, stop_signal: StopSignal | None = None
-    ) -> CompletedInside:
-        """Runs as a part of the run that `attempt` belongs to: as its node, or by `ctx.call` under a key."""
-        request = _request_inside(attempt, key, stop_signal)
+    def _run_inside(self, inputs: dict[str, Any], attempt: Attempt, *args: Any, **options: Any) -> CompletedInside:
+        """Runs as a part of the run that `attempt` belongs to; the options are those of `SubgraphProgram`."""
+        request = _request_inside(attempt, *args, **options)
         with _inside(attempt, request):
             prediction = self(**inputs)
         return CompletedInside(prediction, request.outcome.sessions[-1])
 
     async def _arun_inside(
-        self, inputs: dict[str, Any], attempt: Attempt, key: str | None = None, stop_signal: StopSignal | None = None
+        self, inputs: dict[str, Any], attempt: Attempt, *args: Any, **options: Any
     ) -> CompletedInside:
         """The same from async code."""
-        request = _request_inside(attempt, key, stop_signal)
+        request = _request_inside(attempt, *args, **options)
         with _inside(attempt, request):
             prediction = await self.acall(**inputs)
         return CompletedInside(prediction, request.outcome.sessions[-1])
@@ -535,7 +533,9 @@ class CompiledGraph(dspy.Module):
         check_inputs(self._graph, inputs)
         topology, schema = self._graph.topology, self._graph.topology.schema
         state = schema.initial_state(
-            inputs if request.own_inputs or not request.inside else schema.as_replacements(inputs)
+            inputs if request.own_inputs or not request.inside else schema.as_replacements(inputs),
+            # A wrapper of the program, or a callback of DSPy, may have given it other inputs.
+            valid={name: value for name, value in request.valid.items() if inputs.get(name) is value},
         )
         run_start = RunStart.of(topology, state, request.label)
         records = request.records
@@ -622,12 +622,23 @@ class CompletedInside(NamedTuple):
     prediction: dspy.Prediction
     session: Session
 
+    @property
+    def inputs(self) -> ImmutableState:
+        """The state with which it began."""
+        return self.session.inputs
+
     def changes(self) -> Mapping[str, object]:
         """What its commits changed: raw updates of fields with a reducer, the net change of others."""
-        return _changes(self.session)
+        session = self.session
+        return changes_of(session.run, session.inputs)
 
 
-def _request_inside(attempt: Attempt, key: str | None, stop_signal: StopSignal | None) -> Request:
+def _request_inside(
+    attempt: Attempt,
+    key: str | None = None,
+    stop_signal: StopSignal | None = None,
+    valid: Mapping[str, Any] = NONE_VALID,
+) -> Request:
     """The request for a program that a node calls: its run is a part of the run around it."""
     around = _session_of(attempt)
     stop_signal = stop_signal or StopSignal()
@@ -644,6 +655,7 @@ def _request_inside(attempt: Attempt, key: str | None, stop_signal: StopSignal |
         keeps_events=False,
         inside=True,
         own_inputs=key is not None,
+        valid=valid,
         scope=scope if key is None else (*scope[:-1], f"{scope[-1]}[{_escaped(key)}]"),
         attempts=(*around.attempts, attempt.number),
         keeps_commits=around.kept is not None or policy.retry is not None,
@@ -740,34 +752,6 @@ def _pass_on_checks(around: Session | None, request: Request) -> None:
     if around is not None:
         for session in request.outcome.sessions:
             around.inner_checks |= {logged.scope: logged for logged in session.logged_checks()}
-
-
-def _changes(session: Session) -> dict[str, object]:
-    """What the commits of a completed run changed: raw updates of fields with a reducer, net change of others."""
-    log = session.run.log
-    schema = session.graph.topology.schema
-    before, after = session.inputs, session.run.trunk_state
-    begun, *order = ancestry(log, [len(log) - 1])
-    found: dict[str, Any] = {}  # a list of updates; None for a field without reducer, which is compared below
-    for name, update in log[begun].commit.patch.items():  # the inputs, and what a router at START wrote
-        if schema.reducer(name) is None:
-            found[name] = None
-        elif isinstance(update, Updates):
-            found[name] = list(update.updates[1:])  # the first one is the input
-    for index in order:
-        for name, update in log[index].commit.patch.items():
-            if schema.reducer(name) is None:
-                found[name] = None
-            else:
-                found.setdefault(name, []).append(update)
-    for name, updates in list(found.items()):
-        if updates is not None:
-            found[name] = Updates(*updates)
-        elif same(before.raw(name, DELETE), after.raw(name, DELETE)):
-            del found[name]
-        else:
-            found[name] = after.raw(name, DELETE)
-    return found
 
 
 # --- making a program

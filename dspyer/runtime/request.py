@@ -170,6 +170,7 @@ class Request:
         inside: whether the program is called by a node of another graph, as a part of its run.
         own_inputs: whether that node has made up the inputs, `ctx.call(program, {...})`; else they are values of the
             state around it.
+        valid: of these values, the frozen ones that need no validation, by input.
         scope: the executions around the run, outermost first.
         attempts: the numbers of their attempts.
         keeps_commits: whether one of them may be attempted again, so that the run must be continued then.
@@ -194,6 +195,7 @@ class Request:
     keeps_events: bool = True
     inside: bool = False
     own_inputs: bool = False
+    valid: Mapping[str, Any] = field(default_factory=dict)
     scope: tuple[str, ...] = ()
     attempts: tuple[int, ...] = ()
     keeps_commits: bool = False

@@ -76,6 +76,8 @@ class Field:
         live: the marker of a live field; None if it is not live.
         limit: the most that it may hold; None for no limit.
         validate_item: validates one item of a list; None if only the whole list can be validated.
+        plain_config: the configuration of the model, if the type alone says what is valid; None if constraints or
+            validators of the field say it too.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Field:
     live: Live | None = None
     limit: Limit | None = None
     validate_item: Check | None = None
+    plain_config: ConfigDict | None = None
 
     def default(self, others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
         """Return the frozen default, `DELETE` for none; `others` are the earlier fields, which a factory may read."""
@@ -113,6 +116,13 @@ class Field:
         if self.reducer is None or other.reducer is None:
             return self.reducer is other.reducer
         return self.reducer.name == other.reducer.name and self.limit == other.limit
+
+    def holds_values_of(self, other: Field) -> bool:
+        """Whether every value of another field is a value of this one, unchanged by a validation."""
+        if self.plain_config is None or self.plain_config != other.plain_config:
+            return False
+        same_fold = self.reducer is None or self.folds_like(other)
+        return same_fold and self.limit == other.limit and self.annotation == other.annotation
 
     def new_value(self, old: Any, update: Any, whole: bool, others: Mapping[str, Any] = NO_OTHER_FIELDS) -> Any:
         """Return the frozen, validated value after an update of a field without reducer; `old` if nothing changes.
@@ -288,6 +298,10 @@ def _input_name(model: type[BaseModel], name: str) -> str:
 
 RESERVED = frozenset({"run", "state", "ctx"})  # parameters of nodes that are not fields
 EXACT: frozenset[Any] = frozenset({str, int, float, bool, NoneType})
+# Types that take a container of another class.
+CONTAINERS = frozenset(
+    {list, dict, set, frozenset, tuple, collections.abc.Sequence, collections.abc.Set, collections.abc.Mapping}
+)
 MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping, collections.OrderedDict)
 # Options of a model by which validation may change or refuse a value of exactly the declared type.
 CHANGING_OPTIONS = frozenset(
@@ -413,6 +427,7 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
         live=live,
         limit=bound,
         validate_item=None if validated else _item_validator(inner, constraints, config),
+        plain_config=config if plain else None,
     )
 
 
@@ -453,11 +468,26 @@ def _adapter(annotation: Any, config: ConfigDict) -> Check:
         check = TypeAdapter(annotation, config=config).validator.validate_python
     except PydanticUserError:  # models and dataclasses have their own configuration
         check = TypeAdapter(annotation).validator.validate_python
-    return _on_thawed(check) if config.get("strict") else check
+    return _on_thawed(check) if config.get("strict") or _tells_containers_apart(annotation) else check
+
+
+def _tells_containers_apart(annotation: Any) -> bool:
+    """Return whether a type such as `set[str] | list[str]` takes a frozen list for the first container that fits."""
+    members = get_args(annotation)
+    if get_origin(annotation) in UNIONS:
+        kinds = [get_origin(each) or each for each in map(_without_metadata, members)]
+        fitting = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, collections.abc.Iterable)]
+        if len(set(fitting) - {str, bytes}) > 1 and not CONTAINERS.isdisjoint(fitting):
+            return True
+    return any(map(_tells_containers_apart, members))
+
+
+def _without_metadata(annotation: Any) -> Any:
+    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _on_thawed(check: Check) -> Check:
-    """Return a check that thaws values first: strict validation does not accept a frozen list for a list."""
+    """Return a check that thaws values first: it does not accept a frozen list for a list, or takes it for a set."""
 
     def validate(value: Any) -> Any:
         return check(thaw(freeze(value)))
@@ -477,7 +507,7 @@ def _plain_validator(annotation: Any, config: ConfigDict) -> FieldCheck:
 def _model_validator(checker: type[BaseModel], name: str) -> FieldCheck:
     """Return a check that assigns to a field of the model, so that its constraints and validators hold."""
     assign = checker.__pydantic_validator__.validate_assignment
-    strict = checker.model_config.get("strict")
+    thaws = checker.model_config.get("strict") or _tells_containers_apart(checker.model_fields[name].annotation)
 
     def validate(value: Any, others: Mapping[str, Any]) -> Any:
         # pydantic validates a single field only as an assignment, so it gets an instance with the other fields. The
@@ -488,7 +518,7 @@ def _model_validator(checker: type[BaseModel], name: str) -> FieldCheck:
         object.__setattr__(blank, "__pydantic_fields_set__", set())
         object.__setattr__(blank, "__pydantic_extra__", None)
         object.__setattr__(blank, "__pydantic_private__", None)
-        assign(blank, name, thaw(freeze(value)) if strict else value)
+        assign(blank, name, thaw(freeze(value)) if thaws else value)
         return blank.__dict__[name]
 
     return validate

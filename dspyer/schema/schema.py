@@ -41,6 +41,7 @@ from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.values.scalars import SCALARS
 
+NONE_VALID: Mapping[str, Any] = MappingProxyType({})
 _NEVER_MERGED = (SCALARS - {type(None)}) | {type(DELETE)}  # types that a patch takes as they are
 
 
@@ -126,11 +127,17 @@ class Schema:
         return None if field is None else field.reducer
 
     def initial_state(
-        self, inputs: Mapping[str, object], required: Iterable[str] | None = None, *, commit_id: str = "inputs"
+        self,
+        inputs: Mapping[str, object],
+        required: Iterable[str] | None = None,
+        *,
+        commit_id: str = "inputs",
+        valid: Mapping[str, Any] = NONE_VALID,
     ) -> ImmutableState:
         """Return the state with which a run starts: the defaults, with the inputs folded in.
 
-        Its fields are in the order of the schema. Raises `InputError` for missing, unknown or invalid inputs.
+        `valid` are the frozen values of inputs that are valid as they are: whole values of fields of the same type.
+        The fields are in the order of the schema. Raises `InputError` for missing, unknown or invalid inputs.
         """
         missing = [name for name in required or () if name not in inputs]
         if missing:
@@ -139,9 +146,11 @@ class Schema:
         if self.model is None:
             return state.apply_patch(_as_whole(inputs))
         for name, field in self.fields.items():
-            value = field.default(state)
+            value = valid[name] if name in valid else field.default(state)
             if value is not DELETE:
                 state = state.set(name, value)
+        if valid:
+            inputs = {name: value for name, value in inputs.items() if name not in valid}
         _, state = self._commit(state, inputs, FieldWriter(None, commit_id, True, self.show_value))
         if self.fields:
             state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})

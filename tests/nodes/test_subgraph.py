@@ -68,6 +68,7 @@ class Shape:
 @dataclass
 class Inside:
     changed: Mapping[str, object]
+    inputs: Any
 
     def changes(self) -> Mapping[str, object]:
         return self.changed
@@ -92,12 +93,13 @@ class Program(dspy.Module):
             ("question", "hint"), frozenset({"question"}), outputs, writes, Shape(schema or Schema.of(Inner))
         )
 
-    def _run_inside(self, inputs: dict[str, Any], attempt: Attempt) -> Inside:
+    def _run_inside(self, inputs: dict[str, Any], attempt: Attempt, **options: Any) -> Inside:
         self.given.append(inputs)
-        return Inside(self.changes)
+        schema = self.graph.topology.schema
+        return Inside(self.changes, schema.initial_state(schema.as_replacements(inputs)))
 
-    async def _arun_inside(self, inputs: dict[str, Any], attempt: Attempt) -> Inside:
-        return self._run_inside(inputs, attempt)
+    async def _arun_inside(self, inputs: dict[str, Any], attempt: Attempt, **options: Any) -> Inside:
+        return self._run_inside(inputs, attempt, **options)
 
 
 OUTER = Schema.of(Outer)

@@ -215,3 +215,25 @@ class TestValidators:
         assert (state["name"], state["names"]) == ("x", ["y"])
         with pytest.raises(NodeOutputError):
             schema.commit(state, {"number": "5"}, node="n", commit_id="c")
+
+
+class Choice(BaseModel):
+    many: set[str] | list[str] = []
+    bounded: Annotated[frozenset[str] | list[str], Field(max_length=9)] = []
+    inside: dict[str, tuple[str, ...] | list[str]] = {}
+
+
+@pytest.mark.parametrize("field", ["many", "bounded"])
+def test_a_frozen_list_stays_a_list_where_a_set_is_valid_too(field: str) -> None:
+    """A node that returns what it has read must not change the kind of the value, and with it the order."""
+    schema = Schema.of(Choice)
+    before = schema.initial_state({field: ["b", "a"]})
+    assert schema.commit(before, {field: before[field]}, node="n", commit_id="c")[1] is before
+    assert schema.initial_state({field: before[field]})[field] == ["b", "a"]
+
+
+def test_a_frozen_list_in_a_mapping_stays_a_list() -> None:
+    schema = Schema.of(Choice)
+    before = schema.initial_state({"inside": {"a": ["x"]}})
+    after = schema.commit(before, {"inside": {"b": before["inside"]["a"]}}, node="n", commit_id="c")[1]
+    assert after.to_dict()["inside"] == {"a": ["x"], "b": ["x"]}

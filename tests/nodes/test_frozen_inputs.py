@@ -1,0 +1,141 @@
+"""A graph in a node gets frozen values: nothing is copied, and what is valid outside is not validated again."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import dspy
+import pytest
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+from dspyer import END, START, Graph, ImmutableState, Send, reducers, view
+from dspyer.schema.schema import Schema
+from dspyer.search import best_of
+from dspyer.values.frozen import FrozenDict, FrozenList
+
+
+class Work(BaseModel):
+    table: dict[str, list[int]] = {}
+    log: Annotated[list[str], reducers.extend] = []
+    n: int = 0
+
+
+def step(schema: Any, seen: list[Any]) -> Graph:
+    """A graph whose node notes its state."""
+
+    def look(state: ImmutableState) -> dict[str, int]:
+        seen.append({name: state.raw(name) for name in state})
+        return {"n": state["n"] + 1}
+
+    graph = Graph(schema, name="Step", inputs=["table", "log", "n"], outputs=["n"])
+    return graph.add_node("look", look, writes=["n"]).add_path(START, "look", END)
+
+
+INPUTS = {"table": {"a": [1]}, "log": ["x"], "n": 0}
+
+
+@pytest.mark.parametrize("schema", [Work, None])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_nested_graph_has_the_very_values_of_the_state_around_it(schema: Any, depth: int) -> None:
+    seen: list[Any] = []
+    graph = step(schema, seen)
+    for _ in range(depth):
+        around = Graph(schema, name="Around", inputs=["table", "log", "n"])
+        graph = around.add_node("first", graph, writes=["n"]).add_path(START, "first", END)
+    run = graph.compile().run(INPUTS)
+    assert run.state["n"] == 1
+    assert seen[0]["table"] is run.state.raw("table")
+    assert seen[0]["log"] is run.state.raw("log")
+
+
+def test_a_trial_has_the_very_values_of_the_state_of_its_search() -> None:
+    seen: list[Any] = []
+    run = best_of(step(Work, seen), 3, lambda n: n).compile().run(INPUTS)
+    assert all(one["table"] is run.state.raw("table") for one in seen)
+
+
+@pytest.mark.parametrize("how", ["send", "view", "map"])
+def test_what_a_send_a_map_or_a_view_brings_is_frozen_once(how: str) -> None:
+    given: list[Any] = []
+    inner = step(None, []).compile()
+
+    class Watch(dspy.utils.BaseCallback):  # type: ignore[misc]
+        def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+            if isinstance(instance, type(inner)):
+                given.append(inputs["kwargs"])
+
+    graph = Graph(name="Around", inputs=["table", "log", "n"])
+    if how == "map":
+        graph.add_map("step", inner, over="tables", item="table", into="results")
+        graph.add_node("split", lambda: {"tables": [{"a": [1]}]}).add_path(START, "split", "step", END)
+    else:
+        reads: Any = {"table": "table", "log": view("log").last(1) if how == "view" else "log", "n": "n"}
+        graph.add_node("step", inner, reads=reads, writes=["n"]).add_edge("step", END)
+        graph.add_conditional_edges(START, lambda: Send("step", {"table": {"a": [1]}}), ["step"])
+    with dspy.context(callbacks=[Watch()]):
+        run = graph.compile().run(INPUTS)
+    run.raise_error()
+    assert isinstance(given[0]["table"], FrozenDict)
+    assert isinstance(given[0]["log"], FrozenList)
+    assert given[0]["log"] == ["x"]
+
+
+class Fewer(BaseModel):
+    table: dict[str, list[int]] = Field(default={}, max_length=1)
+
+
+class Other(BaseModel):
+    table: dict[str, list[float]] = {}
+
+
+class Stripped(BaseModel):
+    model_config = ConfigDict(str_strip_whitespace=True)
+    table: dict[str, list[int]] = {}
+
+
+class Checked(BaseModel):
+    table: dict[str, list[int]] = {}
+
+    @field_validator("table")
+    @classmethod
+    def not_empty(cls, value: Any) -> Any:
+        if not value:
+            raise ValueError("empty")
+        return value
+
+
+class Doubled(BaseModel):
+    table: Annotated[dict[str, list[int]], AfterValidator(lambda table: table)] = {}
+
+
+@pytest.mark.parametrize("other", [Fewer, Other, Stripped, Checked, Doubled])
+def test_a_field_that_refuses_more_validates_again(other: type[BaseModel]) -> None:
+    field, own = Schema.of(other).fields["table"], Schema.of(Work).fields["table"]
+    assert own.holds_values_of(own)
+    assert not field.holds_values_of(own)
+    assert not own.holds_values_of(field)
+
+
+def test_a_constraint_of_the_inner_graph_holds() -> None:
+    inner = Graph(Fewer, name="Inner").add_node("look", lambda table: {"table": table}).add_path(START, "look", END)
+    outer = Graph(Work, name="Outer", inputs=["table"]).add_node("inner", inner).add_path(START, "inner", END)
+    run = outer.compile().run({"table": {"a": [1], "b": [2]}})
+    assert "at most 1 item" in str(run.error)
+
+
+def test_the_time_of_a_nested_graph_does_not_depend_on_what_it_does_not_read() -> None:
+    def best_time(size: int) -> float:
+        inputs = {"table": {str(n): [n, n, n] for n in range(size)}, "log": [], "n": 0}
+        program = best_of(step(Work, []), 20, lambda n: n).compile()
+        once = best_of(step(Work, []), 1, lambda n: n).compile()
+        found = []
+        for _ in range(3):
+            begun = time.perf_counter()
+            once.run(inputs)
+            middle = time.perf_counter()
+            program.run(inputs)
+            found.append(time.perf_counter() - middle - (middle - begun))
+        return min(found)
+
+    assert best_time(30_000) < 5 * best_time(1) + 0.2
