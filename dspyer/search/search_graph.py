@@ -36,7 +36,7 @@ from dspyer.search.trees import Tree
 from dspyer.search.trial import BEST, CHOSEN, FINISH, REWARD, ROOT, TREE, TRIALS, TrialOptions, change_of, path_to
 from dspyer.state import ImmutableState
 from dspyer.threads.graph_fingerprint import named_classes
-from dspyer.values.scalars import is_number, is_whole_number
+from dspyer.values.scalars import as_float, is_number, is_whole_number
 
 Choose = Callable[[Tree], Iterable[tuple[str, int]]]
 Names = Collection[str] | Mapping[str, str]
@@ -167,7 +167,7 @@ def best_of(
         ('4', '0.1')
     """
     _check_counts(n=n, per_round=per_round)
-    _check_number("threshold", threshold)
+    threshold = None if threshold is None else _number("threshold", threshold)
     policy = BestOf(n, threshold, per_round)
     options = _Options(None, reads, writes, rollout_id, temperature, name)
     return _search(module, reward, policy, options, Bounds(1, None, n, math.ceil(n / per_round)))
@@ -225,7 +225,7 @@ def beam(
         (40, '0.0.0.0')
     """
     _check_counts(width=width, branch=branch, depth=depth)
-    _check_number("threshold", threshold)
+    threshold = None if threshold is None else _number("threshold", threshold)
     _warn_of_depth("beam", depth, done)
     policy = Beam(width, branch, depth, threshold, done is not None)
     options = _Options(done, reads, writes, rollout_id, temperature, name)
@@ -290,8 +290,8 @@ def mcts(
         (40, '0.0.0.0', 3)
     """
     _check_counts(branch=branch, depth=depth, max_trials=max_trials, per_round=per_round)
-    _check_number("threshold", threshold)
-    _check_number("c", c)
+    threshold = None if threshold is None else _number("threshold", threshold)
+    c = _number("c", c)
     _warn_of_depth("mcts", depth, done)
     policy = MonteCarlo(branch, depth, max_trials, c, per_round, threshold, done is not None)
     options = _Options(done, reads, writes, rollout_id, temperature, name)
@@ -334,9 +334,11 @@ def _check_counts(**counts: Any) -> None:
             raise GraphError(f"{name}={count!r}: it must be a whole number of at least 1")
 
 
-def _check_number(name: str, number: Any) -> None:
-    if number is not None and (not is_number(number) or math.isnan(number)):
-        raise GraphError(f"{name}={number!r}: give a number")
+def _number(name: str, given: Any) -> float:
+    number = as_float(given)
+    if number is None or math.isnan(number):
+        raise GraphError(f"{name}={given!r}: give a number")
+    return number
 
 
 def _warn_of_depth(kind: str, depth: int, done: object) -> None:

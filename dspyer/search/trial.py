@@ -45,7 +45,7 @@ from dspyer.schema.type_fit import fits, shown_type, value_type
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
-from dspyer.values.scalars import is_number
+from dspyer.values.scalars import as_float, without_class
 
 TREE: Final = "tree"
 BEST: Final = "best"
@@ -352,7 +352,7 @@ class _Tried:
     def _done(self, call: Call) -> Script[bool]:
         assert self._node.done is not None
         reply: Reply = yield self._node.done, _within(call, call.context.delegate.part("done"))
-        found: Any = reply.updates.get("done")
+        found: Any = without_class(reply.updates.get("done"))
         if not isinstance(found, bool):
             raise NodeOutputError(f"{self._node.who}: done gave {brief(found)}: it says True or False")
         return found
@@ -399,10 +399,10 @@ def _raw_items(values: Any) -> Sequence[Any]:
 
 def _number(found: object, who: str) -> float:
     """The reward as a number; True counts as 1."""
-    value: Any = found
-    if (is_number(found) or isinstance(found, bool)) and not math.isnan(value):
-        return float(value)
-    what = "NaN" if is_number(found) else brief(found)
+    value = as_float(found)
+    if value is not None and not math.isnan(value):
+        return value
+    what = brief(found) if value is None else "NaN"
     raise NodeOutputError(f"{who}: the reward is {what}: a reward is a number, the higher the better")
 
 

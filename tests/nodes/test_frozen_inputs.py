@@ -60,7 +60,7 @@ def test_what_a_send_a_map_or_a_view_brings_is_frozen_once(how: str) -> None:
     given: list[Any] = []
     inner = step(None, []).compile()
 
-    class Watch(dspy.utils.BaseCallback):  # type: ignore[misc]
+    class Watch(dspy.utils.BaseCallback):
         def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
             if isinstance(instance, type(inner)):
                 given.append(inputs["kwargs"])

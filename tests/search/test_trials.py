@@ -6,9 +6,12 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 import dspy
+import numpy as np
 import pytest
 
 from dspyer import END, START, Budget, Graph, Retry
@@ -69,7 +72,9 @@ def test_no_trial_at_all_is_an_error() -> None:
     assert "has made no trial" in str(done.error)
 
 
-@pytest.mark.parametrize("reward", [math.nan, None, "good", [1]])
+@pytest.mark.parametrize(
+    "reward", [math.nan, None, "good", [1], 1j, np.array([1.0]), np.float32("nan"), Decimal("nan")]
+)
 def test_what_is_no_number_is_no_reward(reward: Any) -> None:
     done = run(best_of(Step(abs), 1, lambda n: reward, writes=["n"]), {"n": 1})
     assert isinstance(done.error, SearchError)
@@ -80,6 +85,18 @@ def test_what_is_no_number_is_no_reward(reward: Any) -> None:
 def test_true_counts_as_1() -> None:
     done = run(best_of(Step(lambda n: rollout_here()), 3, lambda n: n == 1, threshold=1, writes=["n"]), {"n": 5})
     assert (done.state["n"], len(done.state["tree"])) == (1, 2)
+
+
+@pytest.mark.parametrize("number", [np.float32(0.5), np.int64(2), np.bool_(True), Decimal("0.5"), Fraction(1, 2)])
+def test_a_reward_may_be_a_number_of_any_class(number: Any) -> None:
+    """A similarity of embeddings is a number of numpy, and so is what a comparison of two gives."""
+    run_of = best_of(Step(abs), 3, lambda n: number, threshold=number, writes=["n"])
+    done = run(run_of, {"n": 1})
+    assert [entry["reward"] for entry in done.state["tree"].values()] == [float(number)]
+    is_one: Any = lambda n: np.bool_(n == 1)  # noqa: E731
+    graph = beam(Step(abs), lambda n: number, width=1, branch=1, depth=3, done=is_one,
+                 writes=["n"])  # fmt: skip
+    assert run(graph, {"n": 1}).state["best"] == "0.0"
 
 
 def test_what_always_propagates_fails_the_run() -> None:
