@@ -583,7 +583,7 @@ def brief(value: object, limit: int = 60) -> str:
         unit = "characters" if isinstance(value, str) else "bytes"
         return repr(value) if len(value) <= limit else f"{value[: limit // 2]!r}... ({len(value)} {unit})"
     if isinstance(value, (Mapping, Sequence, AbstractSet)):
-        kind = {"FrozenDict": "dict", "FrozenList": "list"}.get(name, name)
+        kind = {"FrozenDict": "dict", "SealedPatch": "dict", "FrozenList": "list"}.get(name, name)
         if len(value) <= 6:
             plain = dict(value) if kind == "dict" else list(value) if kind == "list" else value
             text = repr(plain)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer.errors import ImmutableError, PatchError, UnsupportedValueError
+from dspyer.errors import ImmutableError, PatchError, UnsupportedValueError, brief
 from dspyer.patch import DELETE, Replace, apply, apply_value, diff, diff_value, plain_patch, seal, written_paths
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
@@ -356,3 +356,8 @@ def test_a_committed_patch_cannot_be_changed(change: Callable[[Any], object]) ->
     assert copy.deepcopy(patch) is patch
     assert pickle.loads(pickle.dumps(patch)) == patch
     assert isinstance(pickle.loads(pickle.dumps(patch)), type(patch))
+
+
+def test_a_sealed_patch_is_a_dict_in_what_users_read() -> None:
+    """The report of a search shows what it has added to its tree."""
+    assert brief(seal({"0.0": Replace(freeze({"name": "0.0", "text": "x" * 80}))})) == "dict of 1 key: '0.0'"
