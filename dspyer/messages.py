@@ -295,6 +295,18 @@ class LastTurn(NamedTuple):
 
 def last_turn(messages: FrozenList[Any]) -> LastTurn:
     """The last turn of a conversation that has one."""
+    message, unanswered = _last_turn_message(messages)
+    if message is None:
+        raise ValueError("the conversation has no turn")
+    return LastTurn(message.raw("name"), unanswered, message.raw(FORCED, ""))
+
+
+def unanswered_calls(messages: FrozenList[Any]) -> list[RequestedCall]:
+    """The calls of the last turn that have no result; none if there is no turn."""
+    return _last_turn_message(messages)[1]
+
+
+def _last_turn_message(messages: FrozenList[Any]) -> tuple[FrozenDict[str, Any] | None, list[RequestedCall]]:
     answered = set()
     for index in range(len(messages) - 1, -1, -1):
         message = messages.raw(index)
@@ -302,9 +314,8 @@ def last_turn(messages: FrozenList[Any]) -> LastTurn:
         if role == "tool":
             answered.add(message.raw("tool_call_id"))
         elif role == "assistant" and message.raw("tool_calls", None):
-            calls = [call for call in tool_calls_of(message) if call.id not in answered]
-            return LastTurn(message.raw("name"), calls, message.raw(FORCED, ""))
-    raise ValueError("the conversation has no turn")
+            return message, [call for call in tool_calls_of(message) if call.id not in answered]
+    return None, []
 
 
 def tool_calls_of(message: FrozenDict[str, Any]) -> list[RequestedCall]:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from dspyer.agents.conversation import SUBMIT
 from dspyer.agents.tool_arguments import refused_by_dspy
 from dspyer.errors import RouteError, list_names, short_error, suggestion
-from dspyer.messages import RequestedCall, last_turn, task_message, tool_message
+from dspyer.messages import RequestedCall, last_turn, task_message, tool_message, unanswered_calls
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.node import Built, Call, Node, Reply
@@ -38,6 +38,14 @@ MODE, HANDOFFS = "mode", "handoffs"
 
 HAND_OFF = "to_"
 """How the tools begin by which a model hands off: `to_plan`."""
+
+
+LEFT_OPEN = (
+    "{} has no result: the run was abandoned while this call was open. It may have been made, so find out before you "
+    "call it again."
+)
+"""What the model is shown of a call whose run was abandoned. The results of that run are not in the state, and a model
+that is not told of an effect makes it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +85,15 @@ class BeginNode(Node):
     none_by_default: frozenset[str]
 
     def call(self, call: Call) -> Reply:
-        """Make the user message."""
+        """Make the user message. Calls that an abandoned run has left open get a result first."""
         state = call.state
+        left = [
+            tool_message(one.id, one.name, LEFT_OPEN.format(one.name), True)
+            for one in unanswered_calls(state.raw("messages"))
+        ]
         given = {name: thaw(state.raw(name)) for name in self.inputs if name in state}
         given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
-        return Reply({"messages": task_message(given)}, (current_mode(state, self.goto),), True)
+        return Reply({"messages": [*left, task_message(given)]}, (current_mode(state, self.goto),), True)
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
@@ -90,7 +102,7 @@ class BeginNode(Node):
 
 def build_begin(begin: BeginOptions, options: NodeOptions) -> Built:
     """The first node of an agent."""
-    reads = (*begin.inputs, MODE) if MODE in options.schema.fields else begin.inputs
+    reads = (*begin.inputs, "messages", *((MODE,) if MODE in options.schema.fields else ()))
     node = BeginNode(
         name=options.name,
         reads={name: name for name in reads},

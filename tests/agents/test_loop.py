@@ -240,15 +240,27 @@ def test_a_run_that_gave_no_output_is_resumed_with_another_response() -> None:
     assert len(lm.calls) == 1
 
 
-def test_a_run_that_was_abandoned_in_a_turn_leaves_no_call_in_the_prompt() -> None:
+def test_the_calls_of_an_abandoned_turn_have_results_that_warn_of_a_repetition() -> None:
+    """Of its two calls one was made. The model is told of both, else it would make that one again."""
     thread = loop().compile(store=":memory:", interrupt_before=["add"]).thread("t")
-    with ScriptedLM([ADD]):
+    with ScriptedLM([turn(("add", {"a": 1, "b": 2}), ("nothing", {}))]):
         assert thread.run({"question": "1 + 2?"}).status == "interrupted"
     with ScriptedLM([turn(("submit", {"answer": 7}))]) as lm:
         run = thread.run({"question": "3 + 4?"}, abandon=True)
     assert run.state["answer"] == 7
-    assert "call_0_0" not in str(lm.calls[0].messages)
-    assert "1 + 2?" not in lm.calls[0].messages[-1]["content"]
+    results = [message for message in run.state["messages"] if message["role"] == "tool"]
+    assert [(one["tool_call_id"], one["error"]) for one in results] == [
+        ("call_0_0", True),
+        ("call_0_1", True),
+        ("call_1_0", False),
+    ]
+    assert "It may have been made" in results[0]["content"]
+    prompt = str(lm.calls[0].messages)
+    assert prompt.count("It may have been made") == 2
+    assert "3 + 4?" in lm.calls[0].messages[-1]["content"]
+    with ScriptedLM([SUBMIT]):
+        again = thread.run({"question": "And now?"})
+    assert len([one for one in again.state["messages"] if one["role"] == "tool"]) == 4
 
 
 def test_a_retry_comes_before_the_forced_turn() -> None:
