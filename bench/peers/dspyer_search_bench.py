@@ -47,7 +47,7 @@ def late_trial(trials: int) -> Round:
 
 
 def trial_bytes(trials: int, text: int) -> Round:
-    """KiB in a file of a trial whose state has a text that it does not change."""
+    """Bytes in a file of a trial whose state has a text that it does not change."""
 
     def size(count: int) -> int:
         graph = search.tree(Add(), lambda n, text: n, tree_of(count), writes=["n"])
@@ -62,7 +62,7 @@ def trial_bytes(trials: int, text: int) -> Round:
         return lambda found: [] if len(found) == count else [("0", len(found))]
 
     def measure() -> float:
-        return (size(3 * trials) - size(trials)) / (2 * trials) / 1024
+        return (size(3 * trials) - size(trials)) / (2 * trials)
 
     return measure
 
