@@ -69,7 +69,7 @@ class TimeLimit:
         calls: the async calls that sync code of the attempt waits for; they are cancelled.
     """
 
-    __slots__ = ("_ends", "_left_running", "_lock", "around", "calls", "seconds", "signal")
+    __slots__ = ("_ends", "_left_running", "_lock", "_on_leave", "around", "calls", "seconds", "signal")
 
     def __init__(self, seconds: float, around: TimeLimit | None = None) -> None:
         self.seconds = seconds
@@ -77,6 +77,7 @@ class TimeLimit:
         self.signal = StopSignal()
         self.calls = AsyncCalls()
         self._left_running = False
+        self._on_leave: dict[object, Callable[[], object]] = {}
         self._ends = time.monotonic() + seconds
         self._lock: Lock = Lock() if around is None else around._lock
 
@@ -103,13 +104,39 @@ class TimeLimit:
     def leave_running(self) -> None:
         """Marks the attempt as left running, and those around it whose time is over: they contain its code.
 
-        When this returns, no run inside of them writes anything any more.
+        When this returns, no run inside of them writes anything any more, and each has handed over what it has written.
         """
         with self._lock:
             limit: TimeLimit | None = self
             while limit is not None and limit.over:
                 limit._left_running = True
+                for hand_over in list(limit._on_leave.values()):
+                    hand_over()
                 limit = limit.around
+
+    @contextmanager
+    def on_leave(self, hand_over: Callable[[], object]) -> Iterator[None]:
+        """Calls a function if code of the attempt is left running during the block, or was before; no run writes then.
+
+        It may be called several times.
+        """
+        limits: list[TimeLimit] = []
+        limit: TimeLimit | None = self
+        while limit is not None:
+            limits.append(limit)
+            limit = limit.around
+        key = object()
+        with self._lock:
+            for one in limits:
+                one._on_leave[key] = hand_over
+            if self.left_running:
+                hand_over()
+        try:
+            yield
+        finally:
+            with self._lock:
+                for one in limits:
+                    del one._on_leave[key]
 
     @contextmanager
     def writing(self) -> Iterator[None]:

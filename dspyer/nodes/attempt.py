@@ -323,6 +323,12 @@ class Attempt:
         limit = self.limit or self.host.limit
         return limit is not None and limit.over
 
+    @property
+    def left_running(self) -> bool:
+        """Whether its sync code goes on in a thread although the attempt, or a node that contains it, has timed out."""
+        limit = self.limit or self.host.limit
+        return limit is not None and limit.left_running
+
     def check_time(self) -> None:
         """Raise `AttemptOverError` if the attempt does not count any more: it has timed out, or another one follows."""
         if self.timed_out:

@@ -329,7 +329,8 @@ async def auntil_calls_end(attempt: Attempt, function: Callable[[], Awaitable[T]
         asked = _questions_in(error)
         if not asked:
             calls.stop()
-        await calls.aclose()
+        if not attempt.left_running:
+            await calls.aclose()
         if asked and not isinstance(error, Interrupt):
             raise Interrupt(asked) from None
         raise

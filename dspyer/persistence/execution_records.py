@@ -185,7 +185,9 @@ class ExecutionRecords:
         return [
             one
             for one in list(self.kept)
-            if one[:depth] == scope and (one[depth] == execution or one[depth].startswith(f"{execution}["))
+            if len(one) > depth
+            and one[:depth] == scope
+            and (one[depth] == execution or one[depth].startswith(f"{execution}["))
         ]
 
     # --- Questions and answers

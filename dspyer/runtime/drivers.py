@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -50,6 +50,7 @@ def drive(session: Session, **overrides: Any) -> None:
         session.stop_signal.on_stop(partial(_cancel_async, session, cancel)),
         ThreadWorkers(session.max_threads) as threads,
         session.driving(threads.wake),
+        nullcontext() if session.limit is None else session.limit.on_leave(session.hand_over),
     ):
         try:
             _drive(session, threads, steps, here)
@@ -92,11 +93,13 @@ def _cancel_async(session: Session, cancel: Callable[[str], None], reason: str) 
 def _write(session: Session) -> bool:
     """Writes the rows of everything since the last write, and publishes their events; returns whether it succeeded."""
     assert session.journal is not None
+    assert session.pending is not None
     try:
         with session.writing():
             rows = session.new_rows()
             if rows:
                 session.journal.write(rows, session.snapshot_state(rows))
+            session.pending.run = session.run  # in the block: what is written is what the run would hand over
     except DspyerError as error:
         session.write_failed(error)
         return False

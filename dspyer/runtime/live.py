@@ -127,6 +127,8 @@ class LiveSession(Session):
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Commits a finished execution once all on which it depends have finished; undoes readers of a failed one."""
         with self.lock:
+            if self.handed_over:
+                return
             self.waiters.forget(execution.id)
             cursor = self._cursors.get(execution.id)
             if cursor is not None and cursor.undone and not isinstance(outcome, BaseException):
@@ -217,6 +219,14 @@ class LiveSession(Session):
         super().keep_commits()
         if self.kept is not None:
             self.records.posts[self.scope] = self.buffer.recorded()
+
+    def hand_over(self) -> None:
+        """Withdraws the posts of what still runs as well: the next attempt calls it again."""
+        with self.lock:
+            if not self.handed_over:
+                for execution in self.run.running.values():
+                    self.leave_open(execution)
+            super().hand_over()
 
     def write_failed(self, error: BaseException) -> None:
         """Returns to the run as it was last written; nothing waits any more."""

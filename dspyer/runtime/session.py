@@ -118,6 +118,7 @@ class Session(NotLive):
         journal: writes the rows of the run; None for a run that is not stored.
         pending: what the journal has not written yet; None for a run that is not stored.
         kept: what has been committed, for another attempt of the node around the run; None if there may be none.
+        handed_over: whether that attempt has got it already: the node timed out, and this run goes on in a thread.
         write_error: the error of a write: the store failed, or refused a row. The run has failed with it.
         end_written: whether the row that ends the run is written.
         stopped_by_thread: whether `t.stop()` has ended the run, and has written its end.
@@ -182,6 +183,7 @@ class Session(NotLive):
         self.pending = PendingRows(run_start.run) if journal is not None else None
         self.attempts = request.attempts
         self.kept = PendingRows(run_start.run) if request.keeps_commits else None
+        self.handed_over = False
         self.write_error: BaseException | None = None
         self.end_written = False
         self.stopped_by_thread = False
@@ -230,8 +232,8 @@ class Session(NotLive):
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Passes the outcome of an execution to the scheduler, which commits it or records the failure."""
         self._doing.pop(execution.id, None)
-        if self.write_error is not None:
-            return  # nothing can be written any more, so nothing more is committed
+        if self.write_error is not None or self.handed_over:
+            return  # nothing can be written any more, or would count, so nothing more is committed
         if steps and isinstance(outcome, Transition) and outcome.failure is not None:
             lost = LostSteps(execution.id, 0, outcome.failure.attempt, steps)  # an error edge leads on
             self.lost.setdefault(execution.id, []).append(lost)
@@ -533,10 +535,10 @@ class Session(NotLive):
     def new_rows(self) -> list[NewRow]:
         """The rows of everything since the last write."""
         assert self.pending is not None
-        return [*self._commit_rows(self.pending), *self.records.take_unwritten()]
+        return [*self._commit_rows(self.pending, self.run), *self.records.take_unwritten()]
 
-    def _commit_rows(self, since: PendingRows) -> list[NewRow]:
-        return since.commit_rows(self.run, self.run_start.patch, self.scope, self.map_items)
+    def _commit_rows(self, since: PendingRows, run: RunState) -> list[NewRow]:
+        return since.commit_rows(run, self.run_start.patch, self.scope, self.map_items)
 
     def end_rows(self) -> list[NewRow]:
         """The last rows of the run."""
@@ -618,14 +620,20 @@ class Session(NotLive):
 
     def keep_commits(self) -> None:
         """Keeps what a run inside a node has committed, for the next attempt of the node."""
-        if self.kept is None:
+        if self.kept is None or self.handed_over:
             return
-        rows = [row.numbered(seq) for seq, row in enumerate(self._commit_rows(self.kept))]
-        committed = {entry.commit.id for entry in self.run.log}
+        run = self.run if self.pending is None else self.pending.run
+        rows = [row.numbered(seq) for seq, row in enumerate(self._commit_rows(self.kept, run))]
+        committed = {entry.commit.id for entry in run.log}
         # Of the trials of a node that has not committed, those that have ended are not made again.
-        traces = {name: steps for name, steps in self.traces.items() if name in committed or "[" in name}
+        traces = {name: steps for name, steps in list(self.traces.items()) if name in committed or "[" in name}
         before = self.run_start.kept
         self.records.kept[self.scope] = KeptRun(self.attempts, (*before.rows, *rows), traces)
+
+    def hand_over(self) -> None:
+        """Keeps what is committed, and nothing from here on: the run goes on in a thread that is left running."""
+        self.keep_commits()
+        self.handed_over = True
 
     def end(self) -> SessionEnd:
         """Publishes the end of the run, and returns how it ended.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -188,6 +191,91 @@ def test_a_loop_of_visits_keeps_each_run_apart(mode: str, stored: bool, tmp_path
     ran = run(graph, mode, stored, tmp_path)
     assert ran.state["words"] == ["a0", "b0", "a1", "b1", "a2", "b2"]
     assert nodes.calls == {"a": 3, "b": 4}
+
+
+class Hangs(Counted):
+    """Its node `b` hangs when it is first called, until the test ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def node(self, name: str) -> Callable[..., Any]:
+        step = super().node(name)
+
+        def hangs(n: int) -> dict[str, Any]:
+            found: dict[str, Any] = step(n)
+            if name == "b" and self.calls["b"] == 1:
+                self.go_on.wait(20)
+            return found
+
+        return hangs
+
+
+def called(n: int, inner: Any, ctx: Context) -> dict[str, Any]:
+    return {"words": ctx.call(inner, {"n": n}).words}
+
+
+def called_in_threads(n: int, inner: Any, ctx: Context) -> dict[str, Any]:
+    with ThreadPoolExecutor(1) as pool:
+        return {"words": pool.submit(ctx.call, inner, {"n": n}).result().words}
+
+
+async def awaited(n: int, inner: Any, ctx: Context) -> dict[str, Any]:
+    return {"words": (await ctx.acall(inner, {"n": n})).words}
+
+
+@pytest.mark.parametrize("call", [None, called, called_in_threads, awaited])
+def test_after_a_timeout_finished_nodes_are_not_called_again(
+    call: Any, mode: str, stored: bool, tmp_path: Path
+) -> None:
+    """Also if sync code inside of it still runs in a thread: the next attempt gets what was committed by then."""
+    nodes = Hangs()
+    inner = nodes.add(Graph(Words, name="Inner", outputs=["words"]), "a", "b", "c").add_path(START, "a", "b", "c", END)
+    modules: dict[str, Any] = {} if call is None else {"modules": {"inner": inner}}
+    graph = Graph(Words, name="Outer").add_node(
+        "inner", call or inner.compile(), retry=ANY, timeout=0.3, writes=["words"], **modules
+    )
+    began = time.monotonic()
+    ran = run(graph.add_path(START, "inner", END), mode, stored, tmp_path)
+    assert time.monotonic() - began < 10  # the second attempt does not wait for the first one
+    nodes.go_on.set()
+    assert ran.status == "completed", ran.error
+    assert ran.state["words"] == ["a0", "b0", "c0"]
+    assert nodes.calls == {"a": 1, "b": 2, "c": 1}
+    for thread in threading.enumerate():
+        if thread.name == "dspyer-timed":
+            thread.join(20)
+    if stored:
+        ids = stored_ids(tmp_path)
+        assert len(ids) == len(set(ids)) == 6
+
+
+def test_after_a_timeout_posts_of_what_had_not_finished_are_withdrawn(mode: str, stored: bool, tmp_path: Path) -> None:
+    class Notes(BaseModel):
+        notes: Annotated[list[str], reducers.append, live] = []
+
+    calls: Counter[str] = Counter()
+    go_on = threading.Event()
+
+    def first(ctx: Context) -> None:
+        calls["first"] += 1
+        ctx.post("notes", "first")
+
+    def hangs(ctx: Context) -> None:
+        calls["hangs"] += 1
+        ctx.post("notes", f"attempt {calls['hangs']}")
+        if calls["hangs"] == 1:
+            go_on.wait(20)
+
+    inner = Graph(Notes, name="Inner").add_node("first", first, writes=["notes"])
+    inner.add_node("hangs", hangs, writes=["notes"]).add_path(START, "first", "hangs", END)
+    graph = Graph(Notes, name="Outer").add_node("inner", inner.compile(), retry=ANY, timeout=0.3)
+    ran = run(graph.add_path(START, "inner", END), mode, stored, tmp_path)
+    go_on.set()
+    assert ran.status == "completed", ran.error
+    assert ran.state["notes"] == ["first", "attempt 2"]
+    assert calls == {"first": 1, "hangs": 2}
 
 
 def test_effects_and_posts_to_live_fields_of_finished_nodes_are_kept(mode: str, stored: bool, tmp_path: Path) -> None:
