@@ -9,11 +9,11 @@ from dspyer.runtime.program import CompiledGraph
 
 
 def accepted_only(program: CompiledGraph) -> CompiledGraph:
-    """The same program for `BootstrapFinetune` and `GRPO`, which train on every step of a trace.
+    """The same program for `BootstrapFinetune`, `GRPO` and `dspy.Refine`, which use every step of a trace.
 
     A step whose output a check refused is in the trace with a copy of its predictor. Optimizers that find predictors by
     identity skip it, and GEPA reflects on it. `BootstrapFinetune` and `GRPO` find predictors by position or by
-    signature: they would train a model to give what was refused.
+    signature: they would train a model to give what was refused. `dspy.Refine` fails at the copy, and so never advises.
 
     Args:
         program: a compiled graph.

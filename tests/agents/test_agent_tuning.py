@@ -299,3 +299,19 @@ def submits_or_delegates(prompt: Prompt) -> dict[str, Any]:
         called = '"lead"' in str(prompt.turns)
         name, args = ("submit", {"label": "east"}) if called else ("lead", {"question": "?"})
     return {"next_thought": "", "tool_calls": [{"name": name, "args": args}]}
+
+
+def test_refine_advises_an_agent_whose_output_was_refused() -> None:
+    def respond(prompt: Prompt) -> dict[str, Any]:
+        if "advice" in prompt.asks:
+            return {"discussion": "so", "advice": {"react": "the advice"}}
+        note = "better" if "it says too little" in str(prompt.turns) else REFUSED
+        args = {"label": "east", "note": note}
+        return {"next_thought": "", "tool_calls": [{"name": "submit", "args": args}]}
+
+    program = agents.tool_loop(f"question -> {LABEL}, note", [look_up], check=is_long).compile()
+    refine = dspy.Refine(optimize.accepted_only(program), N=2, reward_fn=lambda args, found: 0.0, threshold=1.0)
+    with ScriptedLM(respond) as lm, dspy.context(trace=[]):
+        assert refine(question="?").note == "better"
+    assert len(lm.calls) == 5
+    assert all("the advice" in str(call.messages) for call in lm.calls[-2:])
