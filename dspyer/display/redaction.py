@@ -46,6 +46,19 @@ class _PatternRedaction:
         return HIDDEN if any(pattern.matches(path) for pattern in self.patterns) else value
 
 
+@dataclass(frozen=True, slots=True)
+class _Anywhere:
+    """Hides a value also where a search holds it: as what a trial has changed, in its field `tree` or `trials`."""
+
+    decide: RedactValue
+
+    def __call__(self, path: KeyPath, value: Any) -> Any:
+        shown = self.decide(path, value)
+        if shown is value and len(path) > 3 and path[0] in ("tree", "trials") and path[2] in ("patch", "whole"):
+            return self.decide(path[3:], value)
+        return shown
+
+
 class Redaction:
     """Hides values by their path.
 
@@ -55,7 +68,7 @@ class Redaction:
     """
 
     def __init__(self, decide: RedactValue, patterns: tuple[Pattern, ...] = ()) -> None:
-        self._decide = decide
+        self._decide = _Anywhere(decide)
         self.patterns = patterns
 
     @classmethod

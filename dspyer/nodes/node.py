@@ -369,6 +369,11 @@ class Node:
         """The fields that a call may change; None for any."""
         return None if self.writes is None else frozenset(self.writes.values())
 
+    @property
+    def may_give(self) -> frozenset[str] | None:
+        """The fields of the state that its outputs are meant for, which may be written later; None for any."""
+        return self.may_write
+
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
         del state

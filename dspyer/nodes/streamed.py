@@ -95,7 +95,7 @@ class TokenRules:
         if self._redaction is None:
             return self.around
         found = self._nodes.get(node)
-        return (*self.around, Hiding(*self._redaction, None if found is None else found.may_write))
+        return (*self.around, Hiding(*self._redaction, None if found is None else found.may_give))
 
 
 class Streamed(NamedTuple):

@@ -430,8 +430,10 @@ def _check_lasting(module: dspy.Module) -> None:
         for name, node in part.graph.nodes.items() if is_program(part) else ():
             if node.lasting:
                 options = " and ".join(f"{option}=" for option in node.lasting)
+                place = path.removeprefix("self").removeprefix(".")
+                place = f" (in {place!r})" if place else ""
                 raise GraphError(
-                    f"the module of a search has the tool {name!r} with {options} (in {path.removeprefix('self.')!r}): "
+                    f"the module of a search has the tool {name!r} with {options}{place}: "
                     "what a trial does is not undone when it loses. Let a node after the search do it"
                 )
 

@@ -120,6 +120,12 @@ class TrialNode(Node):
     policy: NodePolicy = NO_POLICY
 
     @property
+    def may_give(self) -> frozenset[str] | None:
+        """The fields of the state that its outputs are meant for: those of the module, which the best trial writes."""
+        given = self.inner.may_write
+        return None if given is None else given | frozenset(self.writes or ())
+
+    @property
     def takes(self) -> frozenset[str] | None:
         """The names that a `Send` to it may bring: the trials to make."""
         return frozenset([CHOSEN])

@@ -1,0 +1,46 @@
+"""What a search holds of a field that `compile(redact=...)` hides is hidden too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dspy
+import pytest
+
+from dspyer import END, START, Graph
+from dspyer.events import Token
+from dspyer.search import beam, best_of
+from tests.search.kit import RolloutLM, Step
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("redact", ["n", lambda path, value: "***" if path == ("n",) else value])
+@pytest.mark.parametrize("change", [lambda n: f"{n}-secret", lambda n: {"key": None, "text": f"{n}-secret"}])
+def test_the_trials_of_a_search_hide_what_its_fields_hide(change: Any, redact: Any, nested: bool) -> None:
+    graph = best_of(Step(change), 2, lambda n: 1.0, writes=["n"])
+    if nested:
+        graph = Graph(name="Outer", inputs=["n"]).add_node("search", graph, writes=["n"]).add_path(START, "search", END)
+    program = graph.compile(redact=redact, store=":memory:")
+    stream = program.thread("t").stream({"n": "secret"})
+    events = list(stream)
+    run = stream.run
+    run.raise_error()
+    assert "secret" in str(run.state["n"])
+    texts = [repr(events), repr(run.events), repr(run.shown), run.report(), str(run.to_svg())]
+    assert not [text for text in texts if "secret" in text]
+
+
+def test_the_tokens_of_a_trial_are_those_of_the_field_that_gets_them() -> None:
+    graph = beam(
+        dspy.Predict("line -> next_line"),
+        lambda line: len(line),
+        width=1,
+        branch=2,
+        depth=1,
+        writes={"next_line": "line"},
+    )
+    program = graph.compile(redact="line")
+    with dspy.context(lm=RolloutLM(lambda prompt, rollout: {"next_line": "secret"})):
+        tokens = [event for event in program.stream({"line": "a"}, tokens=True) if isinstance(event, Token)]
+    assert tokens
+    assert "secret" not in repr(tokens)
