@@ -33,7 +33,7 @@ def test_the_trials_of_a_search_hide_what_its_fields_hide(change: Any, redact: A
 def test_the_tokens_of_a_trial_are_those_of_the_field_that_gets_them() -> None:
     graph = beam(
         dspy.Predict("line -> next_line"),
-        lambda line: len(line),
+        lambda line: 1.0,
         width=1,
         branch=2,
         depth=1,
