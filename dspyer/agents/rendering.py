@@ -95,16 +95,16 @@ def with_task(whole: FrozenList[Any], selected: list[Mapping[str, Any]]) -> list
         >>> [message["id"] for message in with_task(whole, [])]
         ['b']
     """
-    later: set[Any] = set()
-    for place in range(len(whole) - 1, -1, -1):
-        message = whole.raw(place)
-        if converted(message).task is not None:
+    messages = list(whole.raw_items())  # reading each by its index takes several times as long
+    for place in range(len(messages) - 1, -1, -1):
+        message = messages[place]
+        if message.raw("role") == "user" and converted(message).task is not None:
             break
-        later.add(message.raw("id", place))
     else:
         return selected
     if any(each is message or each.get("id") == message.raw("id", place) for each in selected):
         return selected
+    later = {each.raw("id", at) for at, each in enumerate(messages[place + 1 :], place + 1)}
     first = (place for place, each in enumerate(selected) if each.get("id") in later)
     at = next(first, len(selected))
     return [*selected[:at], message, *selected[at:]]
