@@ -1,6 +1,6 @@
 """A steering agent: it plans, works with a researcher, is sent back by a judge, and asks before it mails.
 
-python examples/agent.py                                   # offline: a script answers for the model
+python examples/agent.py                                   # offline: a script responds for the model
 DSPYER_MODEL=openai/gpt-4o-mini python examples/agent.py   # with a real model; it asks you before it mails
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from textwrap import indent
 from typing import Any
 
 import dspy
@@ -82,17 +83,18 @@ def print_stack(run: Run) -> None:
         if message["role"] == "tool":
             print(f"{'':10}{message['name']}: {message['content']}")
             continue
-        print(f"{message.get('name', message['role']):10}{message['content']}")
+        text = indent(message["content"], " " * 10).lstrip()
+        print(f"{message.get('name', message['role']):10}{text}")
         for call in message.get("tool_calls", ()):
             args = json.loads(call["function"]["arguments"])
             print(f"{'':10}-> {call['function']['name']}({', '.join(f'{key}={args[key]!r}' for key in args)})")
 
 
-# --- offline, a script answers for the model
+# --- offline, a script responds for the model
 
 
 def turn(thought: str, *calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:
-    """The answer of a model that calls tools."""
+    """The response of a model that calls tools."""
     return {
         "next_thought": thought,
         "tool_calls": {"tool_calls": [{"name": name, "args": args} for name, args in calls]},

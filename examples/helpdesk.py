@@ -1,6 +1,6 @@
 """A help desk over three messages of one customer: tools, a refund that a person approves, and a killed process.
 
-python examples/helpdesk.py          # offline: a script answers for the model
+python examples/helpdesk.py          # offline: a script responds for the model
 
 The first process is killed by SIGKILL while one of three calls of a turn runs. The second one resumes: it repeats that
 call alone, and no LM call. The refund waits for a person, and is made once.
@@ -72,7 +72,7 @@ def help_desk(journal: Journal, store: Path) -> CompiledGraph:
     )  # one call after the other: the demonstration is always the same
 
 
-# --- offline, a script answers for the model
+# --- offline, a script responds for the model
 
 
 def turn(*calls: tuple[str, dict[str, Any]]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from dspy.adapters.types.tool import Tool
 from pydantic import ValidationError
@@ -78,8 +78,6 @@ class BeginNode(Node):
         inputs: the inputs of the task.
         none_by_default: those of them that are None if they are left out; then the model is not shown them.
     """
-
-    kind: ClassVar[str] = "begin"
 
     inputs: tuple[str, ...]
     none_by_default: frozenset[str]
@@ -235,8 +233,6 @@ class SettleNode(Node):
         guards: the bound guards, by mode.
         after: where a branch goes when its outputs are accepted.
     """
-
-    kind: ClassVar[str] = "settle"
 
     submit: Tool
     rules: Mapping[str, ModeRules]

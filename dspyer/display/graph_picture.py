@@ -24,7 +24,7 @@ class GraphPicture:
     Attributes:
         topology: nodes, edges and loops.
         labels: the labels of routers and error edges, by source and target.
-        kinds: the kind of each node: function, module, subgraph, map, interrupt or check.
+        kinds: the kind of each node: function, module, subgraph, map, interrupt, check, mode or tool.
     """
 
     topology: Topology

@@ -100,9 +100,9 @@ def _node(box: NodeBox, node: str, kind: str, head: bool) -> str:
         parts.append(_rect(box, f"{kind} {weight}", box.height / 2 if kind == "end" else 8))
     if kind == "subgraph":
         parts.append(_rect(NodeBox(box.x, box.y, box.width - 8, box.height - 8), "subgraph frame", 5))
-    elif kind == "module":
+    elif kind in ("module", "mode"):
         inner = f"V{fmt(box.bottom)} M{fmt(box.right - 6)} {fmt(box.top)} V{fmt(box.bottom)}"
-        parts.append(f'<path d="M{fmt(box.left + 6)} {fmt(box.top)} {inner}" class="module frame"/>')
+        parts.append(f'<path d="M{fmt(box.left + 6)} {fmt(box.top)} {inner}" class="{kind} frame"/>')
     name = shorten(node, NAME_LIMIT)
     if kind in ("end", "function"):
         parts.append(draw_text(box.x, box.y, name))

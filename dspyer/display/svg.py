@@ -23,6 +23,7 @@ _COLOURS = {  # class: (fill, stroke) by day, by night
     "mask": (("#ffffff", "none"), ("#1c1f29", "none")),
     "function": (("#f5f6fb", "#8a93ab"), ("#272b38", "#77819c")),
     "module": (("#e7f1ff", "#3f7fd6"), ("#1b2d47", "#5b9bf0")),
+    "mode": (("#e7f1ff", "#3f7fd6"), ("#1b2d47", "#5b9bf0")),
     "subgraph": (("#f3ebff", "#8457c9"), ("#33254b", "#ab85e8")),
     "map": (("#fff1e2", "#d98324"), ("#40301c", "#e9a254")),
     "interrupt": (("#dff5f4", "#1f8f8b"), ("#14393a", "#45bdb8")),

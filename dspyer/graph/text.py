@@ -145,6 +145,7 @@ _MARKUP = re.compile(r"[^\w ,?!:()'/.-]|^-|(?<=\d)\.")
 _SHAPES = {
     "end": ("([", "])"),
     "module": ("[[", "]]"),
+    "mode": ("[[", "]]"),
     "subgraph": ("[/", "/]"),
     "map": ("[(", ")]"),
     "interrupt": ("{{", "}}"),
@@ -156,10 +157,10 @@ _SHAPES = {
 def draw_mermaid(picture: GraphPicture) -> str:
     """The graph as a Mermaid flowchart.
 
-    Functions are boxes, modules have double sides, subgraphs are slanted, maps are drums, interrupts are hexagons,
-    checks are diamonds, tools are flags. Routes carry their labels. Edges that start the next round of a loop are
-    dashed, and nodes at which a round begins have a thick border. Error edges are dashed, too; the label says after a
-    cross what they take.
+    Functions are boxes, modules and modes have double sides, subgraphs are slanted, maps are drums, interrupts are
+    hexagons, checks are diamonds, tools are flags. Routes carry their labels. Edges that start the next round of a loop
+    are dashed, and nodes at which a round begins have a thick border. Error edges are dashed, too; the label says after
+    a cross what they take.
     """
     lines = ["flowchart TD"]
     for node in picture.nodes:

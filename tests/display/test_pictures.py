@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
@@ -13,14 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dspyer.agents.mode import ModeNode
+from dspyer.agents.settle import SettleNode
+from dspyer.agents.tool_node import ToolNode
 from dspyer.display.graph_picture import GraphPicture
 from dspyer.display.graph_svg import NodeBox, across, arrange, draw_svg, spread
 from dspyer.display.svg import SMALL, curve, escape, fmt, shorten, text_width
 from dspyer.graph.text import draw_mermaid
+from dspyer.nodes.node import Node
 from dspyer.policies import Policies
 from dspyer.scheduler.loops import Edge
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.schema.schema import Schema
+from dspyer.search.trial import TrialNode
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = 'a <b> & "c" | `d` #e; \x00\x1b[31m ]] --> f'
@@ -185,6 +191,20 @@ def test_kinds_look_different() -> None:
         parts = [(part.tag, part.get("class")) for part in group if part is not title]
         shapes[text.text] = (len(group.findall(f"{SVG}rect")), len(group.findall(f"{SVG}path")), str(parts))
     assert len({shapes[node] for node in "abcd"}) == 4
+
+
+def test_every_kind_of_node_has_a_colour_and_a_shape() -> None:
+    def with_subclasses(cls: type[Node]) -> Iterator[type[Node]]:
+        yield cls
+        for one in cls.__subclasses__():
+            yield from with_subclasses(one)
+
+    kinds = {cls.kind for cls in with_subclasses(Node) if cls.__module__.startswith("dspyer.")}
+    assert {ModeNode.kind, ToolNode.kind, SettleNode.kind, TrialNode.kind} <= kinds
+    for kind in kinds:
+        drawing = picture("START -> a\na -> END", {"a": kind})
+        assert f".dspyer .{kind} {{ fill:" in draw_svg(drawing)
+        assert (kind == "function") == ('a_["a"]' in draw_mermaid(drawing))
 
 
 def test_conditional_edges_begin_with_a_mark() -> None:
