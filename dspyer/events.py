@@ -202,7 +202,7 @@ class TraceStep(NamedTuple):
         attempt: the number of the node's attempt, from 1.
         status: `"used"` if the step led to the result, `"rejected"` if a check refused the output, `"lost"` if the
             attempt raised, or belongs to a trial that lost, to the judge of a search, or to an agent that asked itself
-            for problems. Steps that were lost are not in `run.trace`.
+            for problems or called no tool. Steps that were lost are not in `run.trace`.
     """
 
     execution: str

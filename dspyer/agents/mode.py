@@ -18,7 +18,7 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 from dspyer.agents.conversation import SUBMIT, THOUGHT, Render
 from dspyer.agents.rendering import ContextFunction, Rendering, plan_rendering
 from dspyer.agents.settle import SETTLE, submitted
-from dspyer.dspy_module.tracing import step_count
+from dspyer.dspy_module.tracing import set_steps_apart, step_count
 from dspyer.errors import AgentError, DspyerError
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
@@ -202,14 +202,19 @@ class Prediction(NamedTuple):
         """Make it in sync code."""
         before = step_count()
         found: dspy.Prediction = call_module(getattr(call.program, self.mode), self.inputs)
-        without_tools(before)
-        return found
+        return self._noted(found, before)
 
     async def acall(self, call: Call) -> dspy.Prediction:
         """Make it in async code."""
         before = step_count()
         found: dspy.Prediction = await acall_module(getattr(call.program, self.mode), self.inputs)
+        return self._noted(found, before)
+
+    @staticmethod
+    def _noted(found: dspy.Prediction, before: int) -> dspy.Prediction:
         without_tools(before)
+        if not _tool_calls(found):  # no turn, and so no example of one
+            set_steps_apart(before)
         return found
 
 

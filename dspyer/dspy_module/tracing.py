@@ -128,6 +128,16 @@ def set_apart(predictor: Any) -> None:
     vars(predictor)[_APART] = True
 
 
+def set_steps_apart(count: int) -> None:
+    """Do the same with the steps of the recording around the caller, but for the first `count`."""
+    trace = dspy.settings.get("trace")
+    for index in range(count, len(trace or ())):
+        predictor, inputs, outputs = trace[index]
+        twin = copy.copy(predictor)
+        set_apart(twin)
+        trace[index] = twin, inputs, outputs
+
+
 def is_apart(predictor: object) -> bool:
     """Whether a predictor is one that `set_apart` has marked."""
     return _APART in vars(predictor)

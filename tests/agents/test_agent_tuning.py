@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
 import hashlib
@@ -315,3 +316,18 @@ def test_refine_advises_an_agent_whose_output_was_refused() -> None:
         assert refine(question="?").note == "better"
     assert len(lm.calls) == 5
     assert all("the advice" in str(call.messages) for call in lm.calls[-2:])
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_response_without_tool_calls_is_no_example(mode: str) -> None:
+    args = {"label": "east", "note": ""}
+    script = [
+        {"next_thought": "I stop", "tool_calls": []},
+        {"next_thought": "", "tool_calls": [{"name": "submit", "args": args}]},
+    ]
+    program = agents.tool_loop(f"question -> {LABEL}, note", [look_up]).compile()
+    with ScriptedLM(script):
+        run = program.run({"question": "?"}) if mode == "sync" else asyncio.run(program.arun({"question": "?"}))
+    assert (run.status, run.counts["react"].calls) == ("completed", 2)
+    assert [step[2].next_thought.content for step in run.trace] == [""]
+    assert [step.status for step in run.trace_steps] == ["lost", "used"]
