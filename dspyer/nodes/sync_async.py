@@ -25,8 +25,6 @@ from dspyer.blocking import (
     AsyncCalls,
     DaemonCall,
     Outcome,
-    cancellation_count,
-    forget_cancellations,
     has_lent_loop,
     result_of,
     run_in_thread,
@@ -93,14 +91,17 @@ async def _ended(code: Awaitable[T]) -> T:
     In Python 3.11 and 3.12 an `asyncio.TaskGroup` in which a task fails cancels the task around it, and does not take
     that back, also where the code handles the error. The driver would take it for a cancellation of the run.
     """
-    before = cancellation_count()
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
     try:
         return await code
     except asyncio.CancelledError:
-        before = cancellation_count()
+        before = task.cancelling()
         raise
     finally:
-        forget_cancellations(before)
+        while task.cancelling() > before:
+            task.uncancel()
 
 
 def uses_acall(module: dspy.Module) -> bool:
