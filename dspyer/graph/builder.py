@@ -584,7 +584,7 @@ class Graph:
         return f"<{self._options.name}: {', '.join(self._nodes)}>"
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
-        raise GraphError(_COMPILE_FIRST)
+        raise GraphError(f"graph {self._options.name!r} cannot be called: {_COMPILE_FIRST}")
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in _OF_PROGRAMS or (not name.startswith("_") and hasattr(dspy.Module, name)):

@@ -16,7 +16,16 @@ import dspy
 from pydantic import Field, create_model
 from typing_extensions import TypedDict
 
-from dspyer.errors import GraphError, NodeOutputError, SearchError, annotate, brief, list_names, with_article
+from dspyer.errors import (
+    GraphError,
+    NodeOutputError,
+    SearchError,
+    annotate,
+    brief,
+    list_names,
+    suggestion,
+    with_article,
+)
 from dspyer.failure import Failure
 from dspyer.graph.builder import Graph
 from dspyer.nodes.binding import is_record, is_value_class
@@ -389,7 +398,7 @@ def _search(
         name=options.name,
         inputs=fields.inputs,
         required=fields.required,
-        outputs=[*(fields.given or ()), BEST],
+        outputs=fields.given,
         keep=known,
     )
     folded = frozenset(name for name in fields.types if Schema.of(schema).reducer(name) is not None)
@@ -482,6 +491,7 @@ def _fields_of(module: Any, reward: Any, options: _Options) -> _Fields:
     for name in given if writes is None else writes:
         field = name if writes is None else writes[name]
         types.setdefault(field, (outputs or {}).get(name, (Any, Field())))
+    known = frozenset(types)
     for name in _judged_inputs(reward, options.done):
         if name not in types and name not in (TREE, BEST, TRIALS):
             types[name] = (Any, Field())
@@ -495,6 +505,7 @@ def _fields_of(module: Any, reward: Any, options: _Options) -> _Fields:
             f"{list_names(taken)}: a search has fields of this name itself: map that of the module to another field, "
             f"reads={{{taken[0]!r}: 'a field'}} or writes={{...}}"
         )
+    _check_reads(reward, known, given if writes is None else list(writes.values()))
     return _Fields(types, list(dict.fromkeys(found)), list(dict.fromkeys(needed)), given, reads, writes)
 
 
@@ -577,6 +588,19 @@ def _judged_inputs(reward: Any, done: Any) -> list[str]:
             plain = [one.name for one in own if not one.default and one.name not in ("state", "ctx") and _is_plain(one)]
             found += plain
     return found
+
+
+def _check_reads(reward: Any, fields: Collection[str], given: Sequence[str]) -> None:
+    """Refuse a function of other names than those of fields, such as the `(args, pred)` of `dspy.BestOfN`."""
+    if isinstance(reward, dspy.Module | type) or not callable(reward):
+        return
+    unknown = [name for name in _judged_inputs(reward, None) if name not in fields]
+    own = {one.name for one in read_signature(reward, "").parameters}
+    if unknown and own.isdisjoint([*given, "state"]):
+        raise GraphError(
+            f"the reward reads {list_names(unknown)}, and nothing that the module gives ({list_names(given)})."
+            f"{suggestion(unknown[0], given)} A reward is a function of fields: def reward({', '.join(given[:2])})"
+        )
 
 
 def _is_plain(parameter: Any) -> bool:

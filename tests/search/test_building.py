@@ -86,6 +86,11 @@ PROBLEMS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: best_of(Graph().add_node("ask", agent(effect=True)).add_path(START, "ask", END), 2, rate),
         "the tool 'pay' with effect=",
     ),
+    "reward of BestOfN": (
+        lambda: best_of(dspy.Predict(QA), 2, lambda args, pred: 1.0),
+        r"the reward reads 'args', 'pred', and nothing that the module gives \('answer'\)\. .*def reward\(answer\)",
+    ),
+    "misspelt": (lambda: best_of(dspy.Predict(QA), 2, lambda question, anser: 1.0), "Did you mean 'answer'"),
     "no graph": (lambda: best_of(Graph().add_node("a", rate), 2, rate), "nothing starts"),
 }
 

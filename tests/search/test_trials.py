@@ -271,10 +271,25 @@ def test_a_search_in_a_graph_passes_on_what_it_credits() -> None:
     program = Graph(name="Outer").add_node("write", best_of(dspy.Predict(QA), 3, rate)).add_path(START, "write", END)
     with dspy.context(lm=lm):
         done = run(program, WHY)
-    assert (done.state["answer"], done.state["best"]) == ("3", "0.1")
+    assert done.state["answer"] == "3"
     assert [dict(outputs)["answer"] for _, _, outputs in done.trace] == ["3"]
     assert Counter(step.status for step in done.trace_steps) == {"used": 1, "lost": 2}
     assert done.blame("answer").node == "write"
+
+
+def test_searches_run_in_parallel_and_as_items_of_a_map() -> None:
+    """Their own fields stay inside: no two of them write one, and an item has the value alone."""
+    graph = Graph(name="Outer", inputs=["question", "questions"])
+    graph.add_node("one", best_of(dspy.Predict("question -> first"), 2, lambda first: 1.0))
+    graph.add_node("two", best_of(dspy.Predict("question -> second"), 2, lambda second: 1.0))
+    graph.add_map("each", best_of(dspy.Predict(QA), 2, rate), over="questions", item="question", into="answers")
+    graph.add_edge(START, ["one", "two"]).add_edge(["one", "two"], "each").add_edge("each", END)
+    lm = RolloutLM(lambda prompt, rollout: {field.name: str(rollout) * (rollout + 1) for field in prompt.output_fields})
+    with dspy.context(lm=lm):
+        done = run(graph, WHY | {"questions": ["a", "b"]})
+    done.raise_error()
+    given = WHY | {"questions": ["a", "b"]}
+    assert done.state.to_dict() == given | {"first": "0", "second": "0", "answers": ["11", "11"]}
 
 
 # --- budgets and questions
