@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import dspy
 
@@ -24,7 +24,7 @@ from dspyer.errors import CheckError, suggestion
 from dspyer.message_list import TURN
 from dspyer.messages import to_chat
 from dspyer.nodes.callables import giving
-from dspyer.nodes.check import PROBLEMS, FunctionFinder, build_finder, found_problems, into_problems, problem_texts
+from dspyer.nodes.check import PROBLEMS, FinderNode, build_finder, found_problems, into_problems, problem_texts
 from dspyer.nodes.node import Built, Call, Checking, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.repair import CheckedCommit, Repair
@@ -143,51 +143,20 @@ def transcript(messages: FrozenList[Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class AgentCheckNode(Node):
+class AgentCheckNode(FinderNode):
     """A node that checks the outputs of an agent, and decides whether a mode resumes.
 
     Attributes:
-        finder: finds the problems.
         outputs: the outputs, which are unset if there are problems.
-        first: the mode that resumes in an agent without a field for the current one.
         max_fixes: how often a run is corrected at most.
         accept: whether outputs are accepted after the last correction.
         modes: the names of the modes.
     """
 
-    kind: ClassVar[str] = "check"
-
-    finder: Node
     outputs: tuple[str, ...]
     max_fixes: int
     accept: bool
     modes: tuple[str, ...]
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        return self.finder.takes
-
-    @property
-    def is_subgraph(self) -> bool:
-        """Whether it runs a compiled graph, to find problems."""
-        return self.finder.is_subgraph
-
-    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that its code may read or write through `ctx`; None for all."""
-        return self.finder.permitted_fields(option)
-
-    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
-        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
-        return self.finder.whole_fields(state)
-
-    def call(self, call: Call) -> Reply:
-        """Find the problems, and decide."""
-        return self._reply(self.finder.call(call), call)
-
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        return self._reply(await self.finder.acall(call), call)
 
     def with_fake(self, fake: object, schema: Schema) -> Built:
         """The same check by another function that gives problems, or by a patch with them: what `testing.stub` puts."""
@@ -208,9 +177,8 @@ class AgentCheckNode(Node):
         return built._replace(node=node)
 
     def _reply(self, found: Reply, call: Call) -> Reply:
-        of_module = not isinstance(self.finder, FunctionFinder)
         given = found_problems(self.finder, PROBLEMS, found, call)
-        problems = problem_texts(given, "the check of the agent", of_module)
+        problems = problem_texts(given, "the check of the agent", self.asks_module)
         if not problems:
             return Reply({PROBLEMS: []}, (END,), True)
         messages = call.state.raw("messages")

@@ -16,11 +16,10 @@ from dspyer.agents.tool_node import ToolSpec
 from dspyer.agents.tools import as_tools
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.graph.builder import Graph
-from dspyer.nodes.node import NOTHING
 from dspyer.views import View
 
 AnyTool: TypeAlias = Callable[..., Any] | dspy.Tool | dspy.Module | ToolSpec
-Context: TypeAlias = View | Callable[..., Any] | None
+Selection: TypeAlias = View | Callable[..., Any] | None
 Check: TypeAlias = Callable[..., object] | type[BaseModel] | dspy.Module | Graph | str | None
 
 REACT = "react"
@@ -56,7 +55,7 @@ class Mode:
     to: Iterable[str] = ()
     route: Callable[..., str | None] | None = None
     guard: Callable[..., object] | None = None
-    context: Context = None
+    context: Selection = None
     config: Mapping[str, Any] = field(default_factory=dict)
     lm: dspy.BaseLM | None = None
     desc: str = ""
@@ -80,8 +79,8 @@ def tool_loop(
     tools: Iterable[AnyTool],
     *,
     max_turns: int = 20,
-    context: Context = None,
-    config: Mapping[str, Any] = NOTHING,
+    context: Selection = None,
+    config: Mapping[str, Any] = {},
     lm: dspy.BaseLM | None = None,
     schema: type[BaseModel] | None = None,
     check: Check = None,
@@ -138,8 +137,8 @@ def modes(
     *,
     start: str | None = None,
     max_turns: int = 20,
-    context: Context = None,
-    config: Mapping[str, Any] = NOTHING,
+    context: Selection = None,
+    config: Mapping[str, Any] = {},
     lm: dspy.BaseLM | None = None,
     schema: type[BaseModel] | None = None,
     check: Check = None,
@@ -190,7 +189,7 @@ class _Common(NamedTuple):
     """The parameters that `tool_loop` and `modes` have in common."""
 
     max_turns: int
-    context: Context
+    context: Selection
     config: Mapping[str, Any]
     lm: dspy.BaseLM | None
     schema: type[BaseModel] | None

@@ -156,10 +156,10 @@ def build_finder(check: object, options: NodeOptions, into: str, more: FieldName
         f"make the module itself the check, with an output `problems: list[str]`, add_check({options.name!r}, {{name}})"
     )
     hidden = hidden_problems(check, options.who, fix)
-    return _function(check, plan.binding, options, into, (*plan.problems, *hidden), tuple(plan.unknown))
+    return function_finder(check, plan.binding, options, into, (*plan.problems, *hidden), tuple(plan.unknown))
 
 
-def _function(
+def function_finder(
     fn: Callable[..., object],
     binding: Binding,
     options: NodeOptions,
@@ -167,6 +167,7 @@ def _function(
     problems: tuple[str, ...],
     unknown: tuple[str, ...] = (),
 ) -> Built:
+    """A node that calls a bound function, and what is wrong with it. Its reply has the result at `into`."""
     reads, optional = binding.facts()
     node = FunctionFinder(
         name=options.name,
@@ -193,7 +194,8 @@ def _build_model(model: type[BaseModel], options: NodeOptions, into: str) -> Bui
     )
     # Each may be unset: then the model says that it is missing.
     parameters = tuple([FieldParameter(name, name, True, True) for name in known])
-    return _function(ModelCheck(model), Binding(options.who, parameters, schema=schema), options, into, (), unknown)
+    binding = Binding(options.who, parameters, schema=schema)
+    return function_finder(ModelCheck(model), binding, options, into, (), unknown)
 
 
 def _output_problems(module: dspy.Module, who: str) -> list[str]:
@@ -255,28 +257,16 @@ def into_problems(into: str, options: NodeOptions) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class CheckNode(Node):
-    """A node that checks what another one has written, and decides whether a correction follows.
+class FinderNode(Node):
+    """A node that decides by the problems that another one finds: that of `add_check`, and the check of an agent.
 
     Attributes:
-        of: the node whose output it checks.
         finder: finds the problems.
-        into: the field that gets the problems.
-        fix: the node that corrects the output; None without one.
-        max_fixes: how many corrections follow each visit of `of` at most.
-        accept: whether the output is accepted after the last correction, with its problems.
-        outputs: the fields that `of` writes, by its own names.
     """
 
     kind: ClassVar[str] = "check"
 
-    of: str
     finder: Node
-    into: str
-    fix: str | None
-    max_fixes: int
-    accept: bool
-    outputs: FieldNames
 
     @property
     def takes(self) -> frozenset[str] | None:
@@ -305,6 +295,36 @@ class CheckNode(Node):
         return self._reply(await self.finder.acall(call), call)
 
     @property
+    def asks_module(self) -> bool:
+        """Whether a module finds the problems: it may give another output when it is asked again."""
+        return not isinstance(self.finder, FunctionFinder)
+
+    def _reply(self, found: Reply, call: Call) -> Reply:
+        """What follows from the reply of the finder."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckNode(FinderNode):
+    """A node that checks what another one has written, and decides whether a correction follows.
+
+    Attributes:
+        of: the node whose output it checks.
+        into: the field that gets the problems.
+        fix: the node that corrects the output; None without one.
+        max_fixes: how many corrections follow each visit of `of` at most.
+        accept: whether the output is accepted after the last correction, with its problems.
+        outputs: the fields that `of` writes, by its own names.
+    """
+
+    of: str
+    into: str
+    fix: str | None
+    max_fixes: int
+    accept: bool
+    outputs: FieldNames
+
+    @property
     def checking(self) -> Checking:
         """What it checks: the output of a node."""
         return Checking(f"the output of {self.of!r}", self.into, self.fix)
@@ -315,7 +335,7 @@ class CheckNode(Node):
 
     def _reply(self, found: Reply, call: Call) -> Reply:
         given = found_problems(self.finder, self.into, found, call)
-        problems = problem_texts(given, f"the check {self.name!r}", self._asks_module)
+        problems = problem_texts(given, f"the check {self.name!r}", self.asks_module)
         if not problems:
             return Reply({self.into: []}, None, True)
         visit = self._visit(call)
@@ -328,10 +348,6 @@ class CheckNode(Node):
         raise CheckError(
             f"the check {self.name!r} refuses {self.checking.what}{after}: {'; '.join(problems)}", problems
         )
-
-    @property
-    def _asks_module(self) -> bool:
-        return not isinstance(self.finder, FunctionFinder)
 
     def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
         """The execution that wrote what the check saw; manual commits may lie in between."""

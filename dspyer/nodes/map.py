@@ -27,6 +27,7 @@ from dspyer.errors import (
 )
 from dspyer.events import ItemFinished, ItemStarted
 from dspyer.failure import Failure
+from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
@@ -344,6 +345,21 @@ class _Alike:
             self.holds = self.holds and self.kind == failure.type
 
 
+def publish_start(attempt: Attempt, index: int, count: int) -> None:
+    """Publish that an item of a map, or a trial of a search, has started."""
+    attempt.host.publish(ItemStarted(attempt.node, attempt.branch, attempt.execution, index, count))
+
+
+def publish_end(attempt: Attempt, index: int, count: int, error: BaseException | None = None) -> None:
+    """Publish that it has ended: with what it raised, if anything."""
+    status = "completed" if error is None else "stopped"  # of what is no `Exception`, such as a cancellation
+    if isinstance(error, Interrupt):
+        status = "interrupted"
+    elif isinstance(error, Exception):
+        status = "failed"
+    attempt.host.publish(ItemFinished(attempt.node, attempt.branch, attempt.execution, index, count, status))
+
+
 @dataclass(frozen=True, slots=True)
 class _Item:
     """One item of one call; `recorded` is its result of an earlier attempt, `MISSING` if there is none."""
@@ -364,7 +380,7 @@ class _Item:
             number = failed + 1
             return next_attempt(call, failed, error, pause)
 
-        self._publish_start()
+        publish_start(attempt, self.index, self.count)
         steps = 0 if self.node.failures is None else step_count()
         try:
             attempt.raise_if_unanswered()
@@ -378,7 +394,7 @@ class _Item:
                 raise
             attempt.host.lose_steps(attempt, number, take_steps(steps))
             return FailedItem(self.index, attempt.failure(unwrap_stop_iteration(error), number), error)
-        self._publish_end("completed")
+        publish_end(attempt, self.index, self.count)
         return result
 
     def _attempt(self, call: Call) -> Script[object]:
@@ -402,19 +418,8 @@ class _Item:
             self.node.check(result, self.index)
         return result
 
-    def _publish_start(self) -> None:
-        attempt = self.call.context.delegate
-        event = ItemStarted(attempt.node, attempt.branch, attempt.execution, self.index, self.count)
-        attempt.host.publish(event)
-
-    def _publish_end(self, status: str) -> None:
-        attempt = self.call.context.delegate
-        event = ItemFinished(attempt.node, attempt.branch, attempt.execution, self.index, self.count, status)
-        attempt.host.publish(event)
-
     def _note_failure(self, error: BaseException, number: int) -> None:
-        status = "interrupted" if isinstance(error, Interrupt) else "failed"
-        self._publish_end(status if isinstance(error, (Interrupt, Exception)) else "stopped")
+        publish_end(self.call.context.delegate, self.index, self.count, error)
         count = f"{self.count} items" if number == 1 else f"{self.count} items, attempt {number}"
         annotate(error, f"in {self.node.over}[{self.index}] of the map {self.node.name!r} ({count})")
 

@@ -19,14 +19,13 @@ import dspy
 
 from dspyer.dspy_module.lm_requests import in_rollout
 from dspyer.dspy_module.tracing import step_count, take_steps
-from dspyer.errors import Interrupt, NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
-from dspyer.events import ItemFinished, ItemStarted
+from dspyer.errors import NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
 from dspyer.nodes.binding import plan_binding
 from dspyer.nodes.callables import read_signature
-from dspyer.nodes.check import FunctionFinder
+from dspyer.nodes.check import function_finder
 from dspyer.nodes.context import Context
 from dspyer.nodes.hidden_modules import hidden_problems
-from dspyer.nodes.map import Gather, WriteItem, script_of
+from dspyer.nodes.map import Gather, WriteItem, publish_end, publish_start, script_of
 from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.node_policy import NO_POLICY, NodePolicy
@@ -35,7 +34,6 @@ from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, Step, arun_script, next_attempt, retried, run_script, same_call
 from dspyer.nodes.subgraph import build_subgraph
-from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, apply_value, each_update, resets
 from dspyer.persistence.execution_records import MISSING
@@ -231,7 +229,7 @@ class _Trial:
     def script(self) -> Script[object]:
         """The entry of the trial in the tree, frozen."""
         attempt = self.call.context.delegate
-        self._publish_start()
+        publish_start(attempt, self.index, self.count)
         tried = _Tried(self)
         steps = step_count()
         try:
@@ -251,7 +249,7 @@ class _Trial:
             entry = self._entry({}, {}, None, True) | {"failure": failure}
             result = freeze(entry, (TRIALS, self.index))
         else:
-            self._publish_end("completed")
+            publish_end(attempt, self.index, self.count)
             attempt.host.lose_steps(attempt, tried.number, take_steps(steps + tried.steps))  # those of the judge
             attempt.host.hold_steps(attempt, take_steps(steps))
         if attempt.host.journal is not None:
@@ -278,19 +276,8 @@ class _Trial:
         """The entry of a trial that did not fail."""
         return self._entry(change.patch, change.whole, reward, done)
 
-    def _publish_start(self) -> None:
-        attempt = self.call.context.delegate
-        event = ItemStarted(attempt.node, attempt.branch, attempt.execution, self.index, self.count)
-        attempt.host.publish(event)
-
-    def _publish_end(self, status: str) -> None:
-        attempt = self.call.context.delegate
-        event = ItemFinished(attempt.node, attempt.branch, attempt.execution, self.index, self.count, status)
-        attempt.host.publish(event)
-
     def _note_failure(self, error: BaseException, number: int) -> None:
-        status = "interrupted" if isinstance(error, Interrupt) else "failed"
-        self._publish_end(status if isinstance(error, (Interrupt, Exception)) else "stopped")
+        publish_end(self.call.context.delegate, self.index, self.count, error)
         annotate(error, f"in the trial {self.place.name!r} of the search {self.node.name!r}, attempt {number}")
 
 
@@ -577,17 +564,4 @@ def _build_function(fn: Any, options: NodeOptions, into: str) -> Built:
     if into != REWARD:
         fix = "let the module of the search write a field that this function reads"
     hidden = hidden_problems(fn, options.who, fix)
-    reads, optional = plan.binding.facts()
-    node = FunctionFinder(
-        name=options.name,
-        reads=reads,
-        optional=optional,
-        writes={into: into},
-        resources={resource.name: resource.kind for resource in plan.binding.resources if not resource.default},
-        whole_state=plan.binding.whole_state,
-        fn=fn,
-        binding=plan.binding,
-        asynchronous=is_async(fn),
-        into=into,
-    )
-    return Built(node, None, (*plan.problems, *hidden), tuple(plan.unknown))
+    return function_finder(fn, plan.binding, options, into, (*plan.problems, *hidden), tuple(plan.unknown))
