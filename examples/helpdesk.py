@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import dspy
+from model import language_model
 
 from dspyer import CompiledGraph, Run, Thread, agents, view
 from dspyer.testing import ScriptedLM
 from dspyer.testing.prompt import Prompt
 
+OFFLINE = not os.environ.get("DSPYER_MODEL")
 ORDERS = {"A-17": {"item": "kettle", "price": 79.0}, "A-18": {"item": "toaster", "price": 35.0}}
 
 
@@ -115,7 +117,7 @@ def work(folder: Path, kill_at: str = "") -> None:
         journal.note("LM call")
         return answer(prompt)
 
-    dspy.configure(lm=ScriptedLM(counted))
+    dspy.configure(lm=ScriptedLM(counted) if OFFLINE else language_model())
     thread = help_desk(journal, folder / "runs.db").thread("customer-3")
     if thread.status == "crashed":
         print("  the thread is 'crashed': resume")
@@ -130,8 +132,9 @@ def show(run: Run, thread: Thread) -> None:
     """The reply of a run; what it asks is asked of the person at the desk."""
     while run.status == "interrupted":
         question = run.questions[0]
-        print(f"    the desk is asked: {question.text} yes")
-        run = thread.resume({question.key: True})
+        answer = OFFLINE or input(f"{question.text} [y/n] ") == "y"
+        print(f"    the desk is asked: {question.text} {'yes' if answer else 'no'}")
+        run = thread.resume({question.id: answer})
     run.raise_error()
     print(f"desk:     {run.state['reply']}")
 
