@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dspyer.search import best_of
 from dspyer.testing.prompt import Prompt
-from tests.search.kit import MODES, RolloutLM, digest, run
+from tests.search.kit import RolloutLM, digest, run
 
 
 def answers(rewards: list[int]) -> RolloutLM:
@@ -45,8 +45,7 @@ def rate(answer: str) -> float:
     return float(answer.split(maxsplit=1)[0])
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", [dspy.Predict, dspy.ChainOfThought])
+@pytest.mark.parametrize(("mode", "kind"), [("sync", dspy.Predict), ("async", dspy.ChainOfThought)])
 @given(rewards=st.lists(st.integers(-1, 3), min_size=1, max_size=5), threshold=st.integers(0, 4))
 @settings(max_examples=10, deadline=None)
 def test_requests_and_choice_of_best_of_n(mode: str, kind: Any, rewards: list[int], threshold: int) -> None:

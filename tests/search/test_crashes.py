@@ -79,6 +79,7 @@ def go(program: CompiledGraph, name: str, mode: str, resume: bool = False) -> Ru
 
 @pytest.mark.parametrize("mode", MODES)
 def test_kill_9_at_any_write(mode: str, tmp_path: Path) -> None:
+    """Both modes together die after each write: one before those with an odd number, the other after them."""
     store = FailingSQLite(tmp_path / "runs.db")
     searching, other = program(store), program(store)
     whole_calls = Calls(tmp_path / "whole")
@@ -88,7 +89,7 @@ def test_kill_9_at_any_write(mode: str, tmp_path: Path) -> None:
     assert {entry["failure"] is None for entry in whole.state["tree"].values()} == {True, False}
     expected = whole_calls.read()
     after = mode == "async"
-    for at in count(1):
+    for at in count(1, 2):
         name, calls = f"t {at}", Calls(tmp_path / f"calls {at}")
 
         def child(name: str = name, calls: Calls = calls, at: int = at) -> None:

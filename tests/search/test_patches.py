@@ -58,7 +58,7 @@ UPDATE = st.fixed_dictionaries(
 
 
 @given(updates=st.lists(UPDATE, min_size=1, max_size=4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_the_state_of_a_trial_is_that_of_the_steps_on_its_path(updates: list[dict[str, Any]]) -> None:
     """As a graph that makes the same steps one after the other."""
 

@@ -148,7 +148,7 @@ def check(graph: Graph, module: Extend, by_hand: ByHand, mode: str, max_concurre
 @pytest.mark.parametrize("mode", MODES)
 @given(seed=SEEDS, width=st.integers(1, 3), branch=st.integers(1, 3), depth=st.integers(1, 4), most=st.integers(1, 4),
        threshold=st.sampled_from([None, 0.5, 1.0]))  # fmt: skip
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_beam(mode: str, seed: int, width: int, branch: int, depth: int, most: int, threshold: Any) -> None:
     module, rater = Extend(seed), Rater(seed)
     by_hand = beam_by_hand(module, width, branch, depth, threshold)
@@ -173,7 +173,7 @@ def total(search: ByHand, node: Node) -> tuple[float, int]:
 @pytest.mark.parametrize("mode", MODES)
 @given(seed=SEEDS, branch=st.integers(1, 3), depth=st.integers(1, 4), max_trials=st.integers(1, 25),
        c=st.sampled_from([0.0, 1.4]), per_round=st.integers(1, 4), most=st.integers(1, 4))  # fmt: skip
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_mcts(
     mode: str, seed: int, branch: int, depth: int, max_trials: int, c: float, per_round: int, most: int
 ) -> None:
