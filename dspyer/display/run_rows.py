@@ -254,11 +254,28 @@ def _brief(value: object) -> str:
     plain = thaw(value)
     if isinstance(plain, Failure):
         return _short(str(plain), 76)
-    messages = plain if isinstance(plain, list) else [plain]
-    if messages and all(isinstance(one, dict) and one.get("role") in ROLES for one in messages):
-        more = f" | and {len(messages) - 4} more" if len(messages) > 4 else ""
-        return " | ".join(map(_message_text, messages[:4])) + more
+    items = plain if isinstance(plain, list) else [plain]
+    for is_kind, text in ((_is_message, _message_text), (_is_trial, _trial_text)):
+        if items and all(map(is_kind, items)):
+            more = f" | and {len(items) - 4} more" if len(items) > 4 else ""
+            return " | ".join(map(text, items[:4])) + more
     return brief(plain, 76)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and value.get("role") in ROLES
+
+
+def _is_trial(value: Any) -> bool:
+    """Whether a value is a trial of a search, as its field `trials` holds it."""
+    return isinstance(value, dict) and value.keys() >= {"name", "parent", "patch", "reward"}
+
+
+def _trial_text(trial: dict[str, Any]) -> str:
+    """A trial in a few words: its name, and its reward or why it has none."""
+    failure = trial.get("failure")
+    outcome = f"failed with {failure.type}" if isinstance(failure, Failure) else f"reward {brief(trial['reward'])}"
+    return one_line(f"{trial['name']} {outcome}")
 
 
 def _message_text(message: dict[str, Any]) -> str:
