@@ -68,6 +68,13 @@ def cancellation_count() -> int:
     return 0 if task is None else task.cancelling()
 
 
+def forget_cancellations(count: int) -> None:
+    """Take back the cancellation requests of the current task beyond a count."""
+    task = asyncio.current_task()
+    while task is not None and task.cancelling() > count:
+        task.uncancel()
+
+
 def result_of(outcome: Outcome) -> Any:
     """Return the result, or raise the exception."""
     result, error = outcome

@@ -25,6 +25,8 @@ from dspyer.blocking import (
     AsyncCalls,
     DaemonCall,
     Outcome,
+    cancellation_count,
+    forget_cancellations,
     has_lent_loop,
     result_of,
     run_in_thread,
@@ -91,17 +93,15 @@ async def _ended(code: Awaitable[T]) -> T:
     In Python 3.11 and 3.12 an `asyncio.TaskGroup` in which a task fails cancels the task around it, and does not take
     that back, also where the code handles the error. The driver would take it for a cancellation of the run.
     """
-    task = asyncio.current_task()
-    assert task is not None
-    before = task.cancelling()
+    before = cancellation_count()  # of the task, to which no local refers: its error refers to this frame
     try:
         return await code
     except asyncio.CancelledError:
-        before = task.cancelling()
+        before = cancellation_count()
         raise
     finally:
-        while task.cancelling() > before:
-            task.uncancel()
+        if cancellation_count() > before:
+            forget_cancellations(before)
 
 
 def uses_acall(module: dspy.Module) -> bool:
