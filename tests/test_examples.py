@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -117,22 +118,34 @@ SHOWN = {
 @pytest.mark.parametrize("name", SHOWN)
 def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
     """S004-30."""
-    environment = {key: value for key, value in os.environ.items() if key != "DSPYER_MODEL"}
-    result = subprocess.run(
-        [sys.executable, str(EXAMPLES / name)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    context = multiprocessing.get_context("forkserver")  # it has imported DSPy once for all examples
+    context.set_forkserver_preload(["dspy", "dspyer.testing", "dspyer.agents", "dspyer.search"])
+    output = tmp_path / "output.txt"
+    child = context.Process(target=run_as_a_program, args=(EXAMPLES / name, output))
+    child.start()
+    child.join()
+    printed = output.read_text(encoding="utf-8")
+    assert child.exitcode == 0, printed
     for line in SHOWN[name]:
-        assert line in result.stdout
+        assert line in printed
     if name == "optimize.py":
-        assert_tuning_helped(result.stdout)
+        assert_tuning_helped(printed)
     if name == "killed.py":
-        assert_little_was_repeated(result.stdout)
+        assert_little_was_repeated(printed)
+
+
+def run_as_a_program(example: Path, output: Path) -> None:
+    """Run an example in this process, as `python example` does in an empty folder; its prints go to a file."""
+    os.environ.pop("DSPYER_MODEL", None)
+    os.chdir(output.parent)
+    with output.open("wb") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it lasts as long as the process
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
+    sys.argv = [str(example)]
+    sys.path.insert(0, str(example.parent))
+    runpy.run_path(str(example), run_name="__main__")
 
 
 def assert_tuning_helped(printed: str) -> None:

@@ -275,7 +275,7 @@ def played(case: Case, limit: int, tasks: bool) -> Run:
     return completed(built(case, tasks).compile(store=Memory(), max_concurrency=limit, max_steps=10_000), tasks)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(stages=stages(), **SETTINGS)
 def test_each_post_is_read_once_by_every_permitted_reader(
     stages: Any, back: int, rounds: int, limit: int, tasks: bool, pauses: tuple[int, ...]
@@ -284,7 +284,7 @@ def test_each_post_is_read_once_by_every_permitted_reader(
     check(case, played(case, limit, tasks), complete=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(stages=stages(rings=True), **SETTINGS)
 def test_rings_of_readers_end(
     stages: Any, back: int, rounds: int, limit: int, tasks: bool, pauses: tuple[int, ...]

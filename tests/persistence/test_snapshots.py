@@ -88,7 +88,7 @@ def seen(program: CompiledGraph) -> tuple[Any, ...]:
 
 
 @pytest.mark.usefixtures("often")
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(turns=st.lists(st.tuples(st.sampled_from([1, 2, 5, 13]), st.booleans()), min_size=1, max_size=6))
 def test_deleting_all_snapshots_changes_nothing(turns: list[tuple[int, bool]], tmp_path_factory: Any) -> None:
     paths = [tmp_path_factory.mktemp("runs") / "runs.db" for _ in range(2)]
@@ -190,7 +190,7 @@ VALUES = st.recursive(
 
 
 @pytest.mark.usefixtures("often")
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(states=st.lists(st.dictionaries(st.text(max_size=2), VALUES, max_size=8), min_size=1, max_size=4))
 def test_any_state_is_restored_with_the_same_digest(states: list[dict[str, Any]]) -> None:
     forms, blobs = SnapshotEncoder(), dict[str, bytes]()

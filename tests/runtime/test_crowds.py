@@ -17,7 +17,7 @@ from dspyer.runtime.run import Run
 from dspyer.testing import NearestLM, ScriptedLM
 from tests.nodes.kit import MODES
 
-RUNS = 500
+RUNS = 250
 
 
 class Client:

@@ -78,5 +78,5 @@ def test_memory_grows_with_the_commits_of_a_run(read: Any) -> None:
         return size
 
     held(10)
-    few, many = held(80), held(320)
+    few, many = held(40), held(160)
     assert many < 4.6 * few
