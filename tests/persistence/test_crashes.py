@@ -20,7 +20,7 @@ from tests.persistence.places import FEWER, MODES, Place, go_on, start
 def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, mode: str, tmp_path: Path) -> None:
     place = Place(KINDS[kind], MODES[mode], tmp_path)
     for after in (False, True):
-        for at in count(1):
+        for at in count(1 + FEWER.index(mode), len(FEWER)):  # the modes share the writes
             place.arm(crash, at, after)
             name = f"t {at} {after}"
             try:

@@ -36,7 +36,7 @@ from tests.persistence.processes import end_of, fork
 def test_kill_9_at_any_write(kind: str, mode: str, tmp_path: Path) -> None:
     place = Place(KINDS[kind], MODES[mode], tmp_path)
     for after in (False, True):
-        for at in count(1):
+        for at in count(1 + after, 2):  # after a write is before the next one
             name, calls = f"t {at} {after}", tmp_path / f"calls {at} {after}"
 
             def child(name: str = name, calls: Path = calls, at: int = at, after: bool = after) -> None:

@@ -30,7 +30,7 @@ def test_a_write_that_fails_stops_what_depends_on_it_and_loses_nothing(kind: str
     place = Place(KINDS[kind], MODES[mode], tmp_path)
     parents = {commit[0]: set(commit[7]) for commit in place.whole.outcome.commits}
     for after in (False, True):
-        for at in count(1):
+        for at in count(1 + FEWER.index(mode), len(FEWER)):  # the modes share the writes
             place.arm(disk_full, at, after, forever=after)
             name = f"t {at} {after}"
             if at == 1:

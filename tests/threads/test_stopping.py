@@ -391,7 +391,7 @@ def stopped_at(thread: Thread, event_number: int, mode: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(number=st.integers(0, 30))
 def test_a_run_stopped_at_any_event_and_resumed_equals_the_whole_run(kind: str, mode: str, number: int) -> None:
     """And no node that has finished is called twice."""
