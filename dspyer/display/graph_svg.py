@@ -13,18 +13,116 @@ from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dspyer.display.graph_picture import EdgeKey, GraphPicture
 from dspyer.display.svg import SMALL, Coordinates, angular, curve, document, draw_text, escape, fmt, shorten, text_width
-from dspyer.scheduler.loops import Edge
 
 LABEL_LIMIT = 28  # characters; the whole label is in the tooltip
 NAME_LIMIT = 36
 
 
-def draw_svg(picture: GraphPicture) -> str:
-    """The graph as a self-contained SVG document. The same graph gives the same text in every process."""
+class DrawnNode(NamedTuple):
+    """A node of a drawing.
+
+    Attributes:
+        name: name of the node.
+        kind: as in `GraphPicture`, or `"end"`.
+        label: the name as it is shown: on one line, and shortened.
+        box: its rectangle.
+        head: whether a round of a loop begins here.
+    """
+
+    name: str
+    kind: str
+    label: str
+    box: NodeBox
+    head: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; `x` and `y` are the middle of the box."""
+        x, y, w, h = map(_tenths, self.box)
+        box = {"x": x, "y": y, "w": w, "h": h}
+        return {"name": self.name, "kind": self.kind, "label": self.label, "head": self.head, **box}
+
+
+class DrawnEdge(NamedTuple):
+    """An edge of a drawing: one for each pair of connected nodes.
+
+    Attributes:
+        source: name of the node where it begins.
+        target: name of the node where it ends.
+        path: its course, as the `d` of an SVG path.
+        start: where it begins: the place of the mark of a conditional edge.
+        label: the label as it is shown; empty for none.
+        whole: the whole label.
+        at: the position of the label; None for none.
+        conditional: whether a router or an error decides if it is taken.
+        back: whether it starts the next round of a loop.
+        on_error: whether it is taken after a failure.
+    """
+
+    source: str
+    target: str
+    path: str
+    start: Coordinates
+    label: str
+    whole: str
+    at: LabelPosition | None
+    conditional: bool
+    back: bool
+    on_error: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; `x`, `y` and `anchor` are the position of the label, `start` that of the mark."""
+        at = self.at
+        return {
+            "source": self.source,
+            "target": self.target,
+            "path": self.path,
+            "start": list(map(_tenths, self.start)),
+            "label": self.label,
+            "whole": self.whole,
+            "x": None if at is None else _tenths(at.x),
+            "y": None if at is None else _tenths(at.y),
+            "anchor": None if at is None else at.anchor,
+            "conditional": self.conditional,
+            "back": self.back,
+            "on_error": self.on_error,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class GraphDrawing:
+    """A graph with the positions of its parts: what the SVG picture and the inspector's page show.
+
+    Attributes:
+        name: name of the graph.
+        width: of the whole drawing, in pixels.
+        height: of the whole drawing, in pixels.
+        nodes: in the order of declaration, first the start.
+        edges: the edges.
+    """
+
+    name: str
+    width: float
+    height: float
+    nodes: tuple[DrawnNode, ...]
+    edges: tuple[DrawnEdge, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form, with lengths in pixels."""
+        size = {"name": self.name, "width": _tenths(self.width), "height": _tenths(self.height)}
+        parts = {"nodes": [node.to_dict() for node in self.nodes], "edges": [edge.to_dict() for edge in self.edges]}
+        return size | parts
+
+
+def _tenths(length: float) -> float:
+    return round(length, 1) + 0.0  # adding 0.0 turns -0.0 into 0.0
+
+
+def draw_graph(picture: GraphPicture) -> GraphDrawing:
+    """The graph with all positions. The same graph gives the same drawing in every process."""
     edges = picture.edges
     labels = {
         (edge.source, edge.target): shorten(picture.labels[edge.source, edge.target], LABEL_LIMIT)
@@ -33,17 +131,43 @@ def draw_svg(picture: GraphPicture) -> str:
     }
     ahead = [(edge.source, edge.target) for edge in edges if not picture.goes_back(edge)]
     back = [(edge.source, edge.target) for edge in edges if picture.goes_back(edge)]
-    nodes = picture.nodes
-    sizes = {node: _size(picture, node) for node in nodes}
-    widths = {key: text_width(label, SMALL) + 8 for key, label in labels.items()}
-    layout = lay_out(arrange(nodes, ahead), sizes, back, widths)
-    parts = [_edge(layout, edge, picture.goes_back(edge)) for edge in edges]
-    for key, label in labels.items():
-        parts += _label(layout.labels[key], label, picture.labels[key], widths[key])
-    for node in nodes:
-        parts.append(_node(layout.boxes[node], node, picture.kind(node), node in picture.heads))
-    parts += [_choice(layout, edge) for edge in edges if edge.conditional]
-    return document(f"graph {picture.topology.name}", layout.width, layout.height, parts)
+    sizes = {node: _size(picture, node) for node in picture.nodes}
+    widths = {key: _label_width(label) for key, label in labels.items()}
+    layout = lay_out(arrange(picture.nodes, ahead), sizes, back, widths)
+    nodes = []
+    for name in picture.nodes:
+        shown = shorten(name, NAME_LIMIT)
+        nodes.append(DrawnNode(name, picture.kind(name), shown, layout.boxes[name], name in picture.heads))
+    drawn = []
+    for edge in edges:
+        key = (edge.source, edge.target)
+        drawn.append(
+            DrawnEdge(
+                edge.source,
+                edge.target,
+                path=layout.paths[key],
+                start=layout.starts[key],
+                label=labels.get(key, ""),
+                whole=picture.labels[key] if key in labels else "",
+                at=layout.labels.get(key),
+                conditional=edge.conditional,
+                back=picture.goes_back(edge),
+                on_error=edge.on_error,
+            )
+        )
+    return GraphDrawing(picture.topology.name, layout.width, layout.height, tuple(nodes), tuple(drawn))
+
+
+def draw_svg(picture: GraphPicture) -> str:
+    """The graph as a self-contained SVG document. The same graph gives the same text in every process."""
+    drawing = draw_graph(picture)
+    parts = [_edge(edge) for edge in drawing.edges]
+    for edge in drawing.edges:
+        if edge.at is not None:
+            parts += _label(edge.at, edge.label, edge.whole)
+    parts += [_node(node) for node in drawing.nodes]
+    parts += [_choice(edge) for edge in drawing.edges if edge.conditional]
+    return document(f"graph {drawing.name}", drawing.width, drawing.height, parts)
 
 
 def _size(picture: GraphPicture, node: str) -> tuple[float, float]:
@@ -56,39 +180,44 @@ def _size(picture: GraphPicture, node: str) -> tuple[float, float]:
     return max(width + 32, 72.0), 38.0 if kind == "function" else 46.0
 
 
-def _edge(layout: Layout, edge: Edge, back: bool) -> str:
-    key = (edge.source, edge.target)
+def _label_width(label: str) -> float:
+    return text_width(label, SMALL) + 8
+
+
+def _edge(edge: DrawnEdge) -> str:
     facts = ["after a failure"] if edge.on_error else []
-    facts += ["the next round"] if back else []
+    facts += ["the next round"] if edge.back else []
     meaning = ", ".join([f"{edge.source} to {edge.target}", *facts])
-    classes = "line error" if edge.on_error else "line back" if back else "line"
+    classes = "line error" if edge.on_error else "line back" if edge.back else "line"
     title = f"<title>{escape(meaning)}</title>"
-    return f'<path d="{layout.paths[key]}" class="{classes}" marker-end="url(#dspyer-tip)">{title}</path>'
+    return f'<path d="{edge.path}" class="{classes}" marker-end="url(#dspyer-tip)">{title}</path>'
 
 
-def _label(at: LabelPosition, label: str, whole: str, width: float) -> list[str]:
+def _label(at: LabelPosition, label: str, whole: str) -> list[str]:
     """A label, on a patch in the background colour that interrupts the edge."""
     parts = []
     if at.anchor == "middle":
+        width = _label_width(label)
         x, y = fmt(at.x - width / 2), fmt(at.y - 8)
         parts.append(f'<rect x="{x}" y="{y}" width="{fmt(width)}" height="16" class="mask"/>')
     words = draw_text(at.x, at.y, label, "quiet", at.anchor)
     return [*parts, f"<g><title>{escape(whole)}</title>{words}</g>"]
 
 
-def _choice(layout: Layout, edge: Edge) -> str:
+def _choice(edge: DrawnEdge) -> str:
     """The mark at the start of a conditional edge, of which one is taken: a diamond, or the cross of an error edge."""
-    x, y = layout.starts[edge.source, edge.target]
+    x, y = edge.start
     if edge.on_error:
         return f'<path d="M{fmt(x - 4)} {fmt(y - 4)} l8 8 m0 -8 l-8 8" class="failed frame"/>'
     return f'<path d="M{fmt(x - 5)} {fmt(y)} l5 -5 l5 5 l-5 5 z" class="function frame"/>'
 
 
-def _node(box: NodeBox, node: str, kind: str, head: bool) -> str:
+def _node(node: DrawnNode) -> str:
     """One node: its shape, its colour and a word show its kind."""
-    facts = [node] if kind == "end" else [f"{node}: {kind}"]
+    box, kind = node.box, node.kind
+    facts = [node.name] if kind == "end" else [f"{node.name}: {kind}"]
     weight = "frame"
-    if head:
+    if node.head:
         facts.append("a round begins here")
         weight = "head"
     parts = [f"<title>{escape(', '.join(facts))}</title>"]
@@ -103,11 +232,10 @@ def _node(box: NodeBox, node: str, kind: str, head: bool) -> str:
     elif kind in ("module", "mode"):
         inner = f"V{fmt(box.bottom)} M{fmt(box.right - 6)} {fmt(box.top)} V{fmt(box.bottom)}"
         parts.append(f'<path d="M{fmt(box.left + 6)} {fmt(box.top)} {inner}" class="{kind} frame"/>')
-    name = shorten(node, NAME_LIMIT)
     if kind in ("end", "function"):
-        parts.append(draw_text(box.x, box.y, name))
+        parts.append(draw_text(box.x, box.y, node.label))
     else:
-        parts += [draw_text(box.x, box.y - 6.5, name), draw_text(box.x, box.y + 10, kind, "quiet")]
+        parts += [draw_text(box.x, box.y - 6.5, node.label), draw_text(box.x, box.y + 10, kind, "quiet")]
     return f"<g>{''.join(parts)}</g>"
 
 

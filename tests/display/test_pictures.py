@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -18,7 +19,7 @@ from dspyer.agents.mode import ModeNode
 from dspyer.agents.settle import SettleNode
 from dspyer.agents.tool_node import ToolNode
 from dspyer.display.graph_picture import GraphPicture
-from dspyer.display.graph_svg import NodeBox, across, arrange, draw_svg, spread
+from dspyer.display.graph_svg import NodeBox, across, arrange, draw_graph, draw_svg, spread
 from dspyer.display.svg import SMALL, curve, escape, fmt, shorten, text_width
 from dspyer.graph.text import draw_mermaid
 from dspyer.nodes.node import Node
@@ -370,3 +371,21 @@ def test_texts_are_escaped_shortened_and_measured() -> None:
     assert text_width("語") > text_width("m") > text_width("a") > text_width("i") > text_width("\u0301") == 0
     assert [fmt(value) for value in (-0.01, 2.0, 2.25, -3.96)] == ["0", "2", "2.2", "-4"]
     assert curve([(0, 0), (0, 10)], [True, True]) == "M0 0 V10"
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_drawing_is_plain_json_with_the_positions_of_the_svg(name: str) -> None:
+    made = picture(GRAPHS[name], {"a": "module", "b": "interrupt"}, {("a", "b"): NASTY})
+    drawing = draw_graph(made).to_dict()
+    assert json.loads(json.dumps(drawing, allow_nan=False)) == drawing
+    root = drawn(made)
+    assert (f"{drawing['width']:g}", f"{drawing['height']:g}") == (root.get("width"), root.get("height"))
+    paths = {path.get("d") for path in root.iter(f"{SVG}path")}
+    assert {edge["path"] for edge in drawing["edges"]} <= paths
+    assert [node["name"] for node in drawing["nodes"]] == list(made.nodes)
+    assert {(edge["source"], edge["target"]) for edge in drawing["edges"]} == {
+        (edge.source, edge.target) for edge in made.edges
+    }
+    for node in drawing["nodes"]:
+        assert 0 <= node["x"] - node["w"] / 2 <= node["x"] + node["w"] / 2 <= drawing["width"]
+        assert 0 <= node["y"] - node["h"] / 2 <= node["y"] + node["h"] / 2 <= drawing["height"]
