@@ -42,10 +42,11 @@ from dspyer.persistence.rows import NewRow, effect_row
 from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.live import LiveSession
-from dspyer.runtime.request import REQUEST, Observe, Request, RunStart, ignore
+from dspyer.runtime.request import REQUEST, Request, RunStart
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_trace import uncredited
 from dspyer.runtime.session import Session
+from dspyer.runtime.session_events import Observe, ignore
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.schema.schema import NONE_VALID
 from dspyer.state import ImmutableState

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from threading import Lock
@@ -12,12 +12,12 @@ import dspy
 
 from dspyer.budget import Budget, Spending
 from dspyer.errors import CallLimitError, Interrupted, unwrap_stop_iteration
-from dspyer.events import Event
 from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import NewRow
+from dspyer.runtime.session_events import Observe, ignore
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.schedule import start
@@ -32,13 +32,6 @@ if TYPE_CHECKING:
 REQUEST = "dspyer_request"
 """The key of DSPy's settings under which a request travels: every wrapper of a module and every thread of DSPy passes
 settings on, so the request reaches the program however deep it is wrapped."""
-
-Observe = Callable[[Event], None]
-"""Called with each event as it happens."""
-
-
-def ignore(event: Event) -> None:
-    """The observer of a run without one."""
 
 
 class RunStart(NamedTuple):

@@ -27,13 +27,10 @@ from dspyer.errors import (
     BudgetError,
     ConcurrentRunError,
     Interrupt,
-    MapError,
     RunStoppedError,
     always_raised,
     annotate,
-    brief,
     drop_tracebacks,
-    error_text,
     unwrap_stop_iteration,
 )
 from dspyer.events import (
@@ -41,14 +38,11 @@ from dspyer.events import (
     AttemptFailed,
     BranchPath,
     Commit,
-    ConflictFound,
     Event,
-    MergedConflict,
     NodeFailed,
     Question,
     RunEnded,
     RunStarted,
-    Token,
     TraceStep,
 )
 from dspyer.failure import Failure
@@ -68,8 +62,9 @@ from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.lineage_order import unfinished_branches
 from dspyer.runtime.pending_rows import PendingRows
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
-from dspyer.runtime.request import CallCount, Request, RunStart, ignore
+from dspyer.runtime.request import CallCount, Request, RunStart
 from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of
+from dspyer.runtime.session_events import SessionEvents
 from dspyer.runtime.session_views import Fields, SessionViews
 from dspyer.scheduler.run_state import (
     Branch,
@@ -88,7 +83,6 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Row
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenList
-from dspyer.values.refusals import KeyPath
 from dspyer.views import ViewRead
 
 if TYPE_CHECKING:
@@ -122,7 +116,7 @@ class Session(NotLive):
         write_error: the error of a write: the store failed, or refused a row. The run has failed with it.
         end_written: whether the row that ends the run is written.
         stopped_by_thread: whether `t.stop()` has ended the run, and has written its end.
-        events: the events in order of arrival, if a `Run` will be made.
+        events: keeps and publishes its events.
         traces: the DSPy trace of each execution, by id; that of a trial of a search under the id of the trial.
         lost: the DSPy trace of attempts that raised, by execution, each with the execution (of an item) and the number.
         trial_error: the number of the first trial that raised, and what it raised.
@@ -162,8 +156,6 @@ class Session(NotLive):
         self.around = f"{around}/" if around else ""
         self.resources = resources
         self.answer = answer
-        self.observe = request.observe
-        self.keeps_events = request.keeps_events
         self.live = request.live
         self.stop_signal = request.stop_signal
         self.limit = request.limit
@@ -187,7 +179,6 @@ class Session(NotLive):
         self.write_error: BaseException | None = None
         self.end_written = False
         self.stopped_by_thread = False
-        self.events: list[Event] = []
         self.traces: dict[str, Steps] = dict(run_start.kept.traces)
         self.lost: dict[str, list[LostSteps]] = {}
         self.trial_error: tuple[int, Exception] | None = None
@@ -208,6 +199,8 @@ class Session(NotLive):
         if self.redactor is not None:
             for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
                 self.redactor.learn_commit(entry.commit)
+        observe, keeps, root, limit = request.observe, request.keeps_events, self.root, self.limit
+        self.events = SessionEvents(observe, keeps, root, scope, graph, self.redactor, self.pending, limit)
         self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.field_shapes, scope))
 
     # --- what a driver calls
@@ -223,7 +216,7 @@ class Session(NotLive):
             if position is None:
                 break
             self.run, execution, events = begin(self.run, position)
-            self._publish_once_written(events)
+            self.events.publish_once_written(events)
             del events  # the traceback of a join that failed refers to this frame
             if execution is not None and (not self.call_counts or self._within_limits(execution)):
                 started.append(execution)
@@ -247,7 +240,7 @@ class Session(NotLive):
             found = unwrap_stop_iteration(outcome)
             failed = self.take_failed_attempts(execution)
             self._annotate(execution, found, last_attempt(failed))
-            self._learn_failures_of_items(execution.node, found)
+            self.events.learn_failures_of_items(execution.node, found)
         else:
             if execution.node in self.graph.rejecting:
                 log_rejection(self.graph.rejecting[execution.node], outcome, self.redactor)
@@ -261,7 +254,7 @@ class Session(NotLive):
                 for scope in self.records.kept_within(self.scope, execution.id):
                     self.records.kept.pop(scope, None)
         self.run, events = advance(self.run, execution.id, found, failed)
-        self._publish_once_written(events)
+        self.events.publish_once_written(events)
 
     def take_failed_attempts(self, execution: Execution) -> tuple[Failure, ...]:
         """The attempts of an execution that another one followed; those of the items of a map in item order."""
@@ -272,8 +265,8 @@ class Session(NotLive):
     def failure_caught(self, execution: Execution, error: BaseException, failure: Failure) -> None:
         """Reports a failure that an error edge takes, before it is committed. May be called from any thread."""
         self._annotate(execution, error, failure.attempt)
-        self._learn_message(execution.node, error, failure)
-        self._learn_failures_of_items(execution.node, error)
+        self.events.learn_message(execution.node, error, failure)
+        self.events.learn_failures_of_items(execution.node, error)
         self.publish(NodeFailed(execution.node, execution.path, execution.id, error))
 
     def _annotate(self, execution: Execution, error: BaseException, attempt: int) -> None:
@@ -282,33 +275,6 @@ class Session(NotLive):
         after = "" if not resumes else f" after {resumes} resume{'s' if resumes > 1 else ''}"
         where = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt {attempt}{after}"
         annotate(error, f"in node {execution.node!r} ({where})")
-
-    def _learn_message(self, node: str, error: BaseException, failure: Failure) -> None:
-        """Lets the redaction hide the text of an exception that it hides in the field that gets the failure.
-
-        The exception is shown, by events and logs, before the commit is; and its text may be longer than the failure's.
-        """
-        if self.redactor is not None:
-            whole = failure.model_copy(update={"message": error_text(error)})
-            for path in self._failure_paths(node, failure):
-                self.redactor.learn_value(path, failure)
-                self.redactor.learn_value(path, whole)
-
-    def _learn_failures_of_items(self, node: str, error: BaseException) -> None:
-        """Lets the redaction hide the texts of items of a map, which the error of the map repeats."""
-        if self.redactor is not None and isinstance(error, MapError):
-            for failure in error.failures:
-                for path in self._failure_paths(node, failure):
-                    self.redactor.learn_value(path, failure)
-
-    def _failure_paths(self, node: str, failure: Failure) -> list[KeyPath]:
-        """Where a state may hold a failure: the fields of error edges, and of an item its place in that of the map."""
-        found: list[KeyPath] = [(edge.into,) for edge in self.graph.error_edges.get(node, ()) if edge.into is not None]
-        found += [(field,) for field in self.graph.nodes[node].reports_in] if node in self.graph.nodes else []
-        mapped = self.graph.nodes[node].map_fields if node in self.graph.nodes else None
-        if mapped is not None and mapped[3] is not None and failure.index is not None:
-            found.append((mapped[3], failure.index))
-        return found
 
     def leave_open(self, execution: Execution) -> None:
         """Leaves an execution that was cancelled, or not called, without an outcome; `resume` calls it again.
@@ -372,7 +338,7 @@ class Session(NotLive):
                 continue
             else:
                 self.run, events = advance(self.run, execution.id, limit)
-                self._publish_once_written(events)
+                self.events.publish_once_written(events)
         return found
 
     def _within_limits(self, execution: Execution) -> bool:
@@ -384,7 +350,7 @@ class Session(NotLive):
         if error is None:
             return True
         self.run, events = advance(self.run, execution.id, error)
-        self._publish_once_written(events)
+        self.events.publish_once_written(events)
         return False
 
     def _next_position(self) -> int | None:
@@ -412,7 +378,7 @@ class Session(NotLive):
         if self.records.ask(question, self.answer):
             return False
         if not known:
-            self._publish_once_written([Asked(question)])
+            self.events.publish_once_written([Asked(question)])
         return True
 
     def _fail(self, group: Group, error: Exception) -> None:
@@ -420,35 +386,13 @@ class Session(NotLive):
         node = self.run.log[branch.head].commit.node
         failure = FailedBranch(branch.path, node, branch.id, error, tuple(group.branches), group.position)
         self.run = self.run._replace(failures=(*self.run.failures, failure))
-        self._publish_once_written([NodeFailed(node, branch.path, branch.id, error)])
+        self.events.publish_once_written([NodeFailed(node, branch.path, branch.id, error)])
 
     # --- events
 
     def publish(self, event: Event) -> None:
-        """Keeps an event and passes it to the observer. May be called from any thread."""
-        if self.limit is not None and self.limit.left_running:
-            return
-        if self.scope and not event.scope:
-            event = event._replace(scope=self.scope)
-        if self.redactor is not None:
-            event = self.redactor.event(event)
-        if self.keeps_events and type(event) is not Token:
-            self.events.append(event)
-        if type(event) is ConflictFound and event.scope == self.scope:
-            log_conflict(event.conflict)
-        if self.observe is not ignore:
-            self.observe(event)
-
-    def _publish_once_written(self, events: list[Event]) -> None:
-        """Publishes events of the scheduler; of a stored run, after the rows that they report are written."""
-        if self.pending is not None:
-            self.pending.events += events
-            if self.redactor is not None:
-                for event in events:
-                    self.redactor.learn(event)  # an error published before the next write may name these values
-            return
-        for event in events:
-            self.publish(event)
+        """Keeps an event and passes it on. May be called from any thread."""
+        self.events.publish(event)
 
     # --- what a node asks of its run (as `AttemptHost`)
 
@@ -461,7 +405,7 @@ class Session(NotLive):
         """Records an attempt that another one follows after `pause` seconds. May be called from any thread."""
         failure = attempt.failure(error, number)
         self.failed_attempts.setdefault(attempt.outer_execution, []).append(failure)  # both atomic
-        self._learn_message(attempt.node, error, failure)
+        self.events.learn_message(attempt.node, error, failure)
         self.publish(AttemptFailed(attempt.node, attempt.branch, attempt.execution, number, error, pause))
         shown = error if self.redactor is None else self.redactor.error(error)
         logger.info("%s, attempt %d failed, the next one in %.1f s: %r", attempt.who, number, pause, shown)
@@ -649,7 +593,7 @@ class Session(NotLive):
         if self.redactor is not None:
             questions = self.redactor.redact(questions)
             error = None if error is None else self.redactor.error(error)
-        ended = SessionEnd(self, self.run, status, error, questions, self.events)
+        ended = SessionEnd(self, self.run, status, error, questions, self.events.kept)
         self.trial_error = None
         del error  # its traceback may refer to this frame
         if ended.error is not None:
@@ -659,7 +603,7 @@ class Session(NotLive):
                 self.pending.written(self.run)
             if self.journal is not None and not self.scope:
                 self.journal.drop_traceback()
-        self.events = []
+        self.events.kept = []
         return ended
 
     @property
@@ -777,15 +721,6 @@ class SessionEnd(NamedTuple):
             return {(): self.run.trunk_state}
         branches = unfinished_branches(self.run)
         return {path: branches[path].state for path in sorted(branches)}
-
-
-def log_conflict(conflict: MergedConflict) -> None:
-    """Logs a resolved conflict as a warning: a write was discarded."""
-    if conflict.winner is not None:
-        path = ".".join(map(str, conflict.path))
-        writers = ", ".join(author for author, _ in conflict.values)
-        decided = f"{brief(conflict.value)} by {conflict.winner}"
-        logger.warning("join at %s: %s wrote %r, %s kept %s", conflict.join, writers, path, conflict.policy, decided)
 
 
 def _origin(row: Row) -> tuple[str, BranchPath, str]:

@@ -27,8 +27,9 @@ from anyio.lowlevel import EventLoopToken
 from dspyer.blocking import join_loop, loop_of_worker
 from dspyer.errors import RunStoppedError
 from dspyer.events import Event
-from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Observe, Request
+from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Request
 from dspyer.runtime.run import Run
+from dspyer.runtime.session_events import Observe
 
 _NOT_OVER = "the run of this stream has not ended: read its events to the end, or close the stream, then use stream.run"
 _NOT_BEGUN = "the stream was closed before its run had begun: nothing was started"

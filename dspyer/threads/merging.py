@@ -21,7 +21,7 @@ from dspyer.persistence.rows import CommitContent, RowKind, end_row, manual_comm
 from dspyer.persistence.snapshots import state_digest
 from dspyer.policies import Conflict, Policies
 from dspyer.reducers import Updates
-from dspyer.runtime.session import log_conflict
+from dspyer.runtime.session_events import log_conflict
 from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup, value_at_key
 from dspyer.scheduler.lineage import Resolution, ancestry
 from dspyer.scheduler.topology import END

@@ -17,8 +17,9 @@ from dspyer.nodes.binding import resources_of
 from dspyer.nodes.streamed import TokenRules
 from dspyer.persistence.journal import STOPPING
 from dspyer.persistence.rows import end_row
-from dspyer.runtime.request import Observe, Request, ignore
+from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
+from dspyer.runtime.session_events import Observe, ignore
 from dspyer.stores.base import Change, Point
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.graph_changes import AllowChanged

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from dspyer.graph.spec import GraphSpec
-from dspyer.runtime.request import Observe, Request
+from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
+from dspyer.runtime.session_events import Observe
 
 Resources = Mapping[type, object] | Sequence[object] | None
 AnswersByKey = Mapping[str, Any] | None

@@ -1,0 +1,153 @@
+"""The events of a session: what they show, when they are published, and who gets them.
+
+An event passes through one place, `SessionEvents.publish`: it is redacted, kept for `run.events`, and passed to the
+reader of the stream and to the watchers of the process.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from dspyer.display.redaction import Redactor
+from dspyer.errors import MapError, brief, error_text
+from dspyer.events import ConflictFound, Event, MergedConflict, Token
+from dspyer.failure import Failure
+from dspyer.graph.spec import GraphSpec
+from dspyer.runtime.pending_rows import PendingRows
+from dspyer.stopping import TimeLimit
+from dspyer.values.refusals import KeyPath
+
+logger = logging.getLogger("dspyer")
+
+Observe = Callable[[Event], None]
+"""Called with each event as it happens."""
+
+Watch = Callable[[str, Event], object]
+"""Called with the id of an outermost run and one of its events, redacted; from any thread. It must not raise."""
+
+_watchers: tuple[Watch, ...] = ()
+"""Those who see the events of every run in the process. A tuple that is replaced: runs read it without a lock."""
+
+
+def ignore(event: Event) -> None:
+    """The observer of a run without one."""
+
+
+@contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """A block during which `watch` sees each event of each run in the process, those of runs inside of nodes too.
+
+    They have the id of the outermost run and the scope of the event; tokens are among them if the run streams them.
+    """
+    global _watchers  # noqa: PLW0603 - of the process, as the terminal is that shows it
+    own = partial(watch)  # an object of this block alone
+    _watchers = (*_watchers, own)
+    try:
+        yield
+    finally:
+        _watchers = tuple([one for one in _watchers if one is not own])
+
+
+class SessionEvents:
+    """The events of a session. It does not refer to the session: that would be a cycle.
+
+    Args:
+        observe: gets each event.
+        keeps: whether a `Run` will be made, which has the events.
+        root: the id of the outermost run.
+
+    Attributes:
+        kept: the events in order of arrival.
+    """
+
+    def __init__(
+        self,
+        observe: Observe,
+        keeps: bool,
+        root: str,
+        scope: tuple[str, ...],
+        graph: GraphSpec,
+        redactor: Redactor | None,
+        pending: PendingRows | None,
+        limit: TimeLimit | None,
+    ) -> None:
+        self.kept: list[Event] = []
+        self._observe = observe
+        self._keeps = keeps
+        self._root = root
+        self._scope = scope
+        self._graph = graph
+        self._redactor = redactor
+        self._pending = pending
+        self._limit = limit
+
+    def publish(self, event: Event) -> None:
+        """Keeps an event and passes it on. May be called from any thread."""
+        if self._limit is not None and self._limit.left_running:
+            return
+        if self._scope and not event.scope:
+            event = event._replace(scope=self._scope)
+        if self._redactor is not None:
+            event = self._redactor.event(event)
+        if self._keeps and type(event) is not Token:
+            self.kept.append(event)
+        if type(event) is ConflictFound and event.scope == self._scope:
+            log_conflict(event.conflict)
+        if _watchers and not self._scope:  # events of runs inside of nodes come here too
+            for watch in _watchers:
+                watch(self._root, event)
+        if self._observe is not ignore:
+            self._observe(event)
+
+    def publish_once_written(self, events: list[Event]) -> None:
+        """Publishes events of the scheduler; of a stored run, after the rows that they report are written."""
+        if self._pending is not None:
+            self._pending.events += events
+            if self._redactor is not None:
+                for event in events:
+                    self._redactor.learn(event)  # an error published before the next write may name these values
+            return
+        for event in events:
+            self.publish(event)
+
+    # --- what else the redaction must know before an error is shown
+
+    def learn_message(self, node: str, error: BaseException, failure: Failure) -> None:
+        """Lets the redaction hide the text of an exception that it hides in the field that gets the failure.
+
+        The exception is shown, by events and logs, before the commit is; and its text may be longer than the failure's.
+        """
+        if self._redactor is not None:
+            whole = failure.model_copy(update={"message": error_text(error)})
+            for path in self._failure_paths(node, failure):
+                self._redactor.learn_value(path, failure)
+                self._redactor.learn_value(path, whole)
+
+    def learn_failures_of_items(self, node: str, error: BaseException) -> None:
+        """Lets the redaction hide the texts of items of a map, which the error of the map repeats."""
+        if self._redactor is not None and isinstance(error, MapError):
+            for failure in error.failures:
+                for path in self._failure_paths(node, failure):
+                    self._redactor.learn_value(path, failure)
+
+    def _failure_paths(self, node: str, failure: Failure) -> list[KeyPath]:
+        """Where a state may hold a failure: the fields of error edges, and of an item its place in that of the map."""
+        edges, nodes = self._graph.error_edges.get(node, ()), self._graph.nodes
+        found: list[KeyPath] = [(edge.into,) for edge in edges if edge.into is not None]
+        found += [(field,) for field in nodes[node].reports_in] if node in nodes else []
+        mapped = nodes[node].map_fields if node in nodes else None
+        if mapped is not None and mapped[3] is not None and failure.index is not None:
+            found.append((mapped[3], failure.index))
+        return found
+
+
+def log_conflict(conflict: MergedConflict) -> None:
+    """Logs a resolved conflict as a warning: a write was discarded."""
+    if conflict.winner is not None:
+        path = ".".join(map(str, conflict.path))
+        writers = ", ".join(author for author, _ in conflict.values)
+        decided = f"{brief(conflict.value)} by {conflict.winner}"
+        logger.warning("join at %s: %s wrote %r, %s kept %s", conflict.join, writers, path, conflict.policy, decided)
