@@ -12,6 +12,8 @@ os.environ.setdefault("DSPY_CACHEDIR", tempfile.mkdtemp(prefix="dspyer-tests-"))
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.browser import chromium, page  # noqa: F401 - fixtures for every folder
+
 # No property is judged by how fast a busy machine draws its examples. In CI the examples are the same in every run.
 settings.register_profile(
     "dspyer", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))

@@ -5,61 +5,29 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 
 from dspyer import END, START, CompiledGraph, Graph, Thread
+from tests.asgi_server import PATIENCE, served
 
 PAGE = Path(__file__).parent.parent / "docs" / "guides" / "serving.md"
-PATIENCE = 20.0  # seconds after which a test gives up
 
 
-class Server(uvicorn.Server):
-    """Says when it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listens = threading.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listens.set()
-
-
-class Service:
-    """The app of the page over a program of the test's own, on a port of the machine itself."""
-
-    def __init__(self, program: CompiledGraph) -> None:
-        code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[:2]
-        self.module = ModuleType("serving_page")
-        exec("\n".join(code), self.module.__dict__)
-        self.module.__dict__["program"] = program
-        self.server = Server(uvicorn.Config(self.module.__dict__["app"], port=0, log_level="error", lifespan="off"))
-        self.thread = threading.Thread(target=self.server.run, daemon=True)
-
-    @property
-    def address(self) -> str:
-        host, port = self.server.servers[0].sockets[0].getsockname()[:2]
-        return f"http://{host}:{port}"
-
-    def __enter__(self) -> Self:
-        self.thread.start()
-        assert self.server.listens.wait(PATIENCE)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.server.should_exit = True
-        self.thread.join(PATIENCE)
-        assert not self.thread.is_alive()
+def app_of(program: CompiledGraph) -> Any:
+    """The app of the page over a program of the test's own."""
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[:2]
+    module = ModuleType("serving_page")
+    exec("\n".join(code), module.__dict__)
+    module.__dict__["program"] = program
+    return module.__dict__["app"]
 
 
 class Calls:
@@ -110,8 +78,8 @@ def calls() -> Calls:
 @pytest.fixture
 def service(calls: Calls) -> Iterator[tuple[str, CompiledGraph]]:
     program = calls.program()
-    with Service(program) as running:
-        yield running.address, program
+    with served(app_of(program)) as address:
+        yield address, program
 
 
 def names(response: httpx.Response) -> list[str]:

@@ -1,0 +1,41 @@
+"""An ASGI app behind a real server: uvicorn on loopback, in a thread with an event loop of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+PATIENCE = 20.0  # seconds after which a test gives up
+
+
+class Server(uvicorn.Server):
+    """Says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = threading.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.listens.set()
+
+
+@contextmanager
+def served(app: Any) -> Iterator[str]:
+    """Serves an app during the block, and gives its address: `"http://127.0.0.1:49152"`."""
+    server = Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert server.listens.wait(PATIENCE)
+    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
