@@ -62,7 +62,7 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.graph.spec.GraphSpec",  # as `program.graph`
         "dspyer.display.stats.NodeStats",  # as `run.stats().nodes`
         "dspyer.display.stats.Stats",  # as `run.stats()`
-        "dspyer.display.timeline.Lanes",  # as `run.lanes()`
+        "dspyer.display.lanes.Lanes",  # as `run.lanes()`
         "dspyer.display.tokens.TokenRow",  # as `run.view_tokens().rows`
         "dspyer.display.tokens.Tokens",  # as `run.view_tokens()`
         "dspyer.reducers.each",  # in a module of public names

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import dspy
 
+from dspyer.display.lanes import Lanes
 from dspyer.display.report import describe_run
+from dspyer.display.run_picture import draw_run
 from dspyer.display.run_rows import DisplayRow, display_rows
 from dspyer.display.stats import FinalFailure, Stats, count_stats
-from dspyer.display.timeline import Lanes, draw_run
 from dspyer.display.tokens import Count, Tokens, count_tokens
 from dspyer.dspy_module.lm_records import LMRecord
 from dspyer.errors import Interrupted

@@ -12,9 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import DELETE, END, START, Failure, Graph, Replace, Send, reducers
+from dspyer.display.run_picture import draw_run
 from dspyer.display.run_rows import leaves_of, seconds, writes
 from dspyer.display.svg import FONT_SIZE, SMALL, text_width
-from dspyer.display.timeline import draw_run
 from dspyer.reducers import Updates
 from dspyer.runtime.run import Run
 
