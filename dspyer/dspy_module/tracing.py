@@ -8,12 +8,14 @@ are appended to the trace around the run in the order of the run's commits (`app
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import dspy
 from dspy.utils.usage_tracker import UsageTracker
+
+from dspyer.persistence.lm_usage import add_tokens
 
 Steps = Sequence[tuple[Any, dict[str, Any], Any]]
 """Entries of a trace: predictor, inputs, prediction."""
@@ -172,19 +174,3 @@ def usage_of(tracker: UsageTracker) -> dict[str, dict[str, Any]]:
     so_far.usage_data.update({name: list(entries) for name, entries in list(tracker.usage_data.items())})
     found: dict[str, dict[str, Any]] = so_far.get_total_tokens()
     return found
-
-
-def add_tokens(total: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Adds counts to counts, in place; values that are no counts are left out.
-
-    Example:
-        >>> total = {"lm": {"prompt_tokens": 1}}
-        >>> add_tokens(total, {"lm": {"prompt_tokens": 2, "details": {"cached": 1}, "id": "x"}})
-        >>> total
-        {'lm': {'prompt_tokens': 3, 'details': {'cached': 1}}}
-    """
-    for name, value in more.items():
-        if isinstance(value, Mapping):
-            add_tokens(total.setdefault(name, {}), value)
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            total[name] = total.get(name, 0) + value

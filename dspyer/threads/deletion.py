@@ -6,9 +6,9 @@ from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.persistence.reader import HistoryReader, load_run
 from dspyer.persistence.rows import first_version
 from dspyer.persistence.snapshots import SnapshotEncoder, SnapshotState, check_snapshot, new_snapshot
+from dspyer.persistence.time_travel import HistoryCache
 from dspyer.stores.base import Change, DeletionReport, Store
 from dspyer.threads.ownership import existing_row
-from dspyer.threads.time_travel import HistoryCache
 
 
 def delete_thread(store: Store, thread: str, take_over: bool) -> DeletionReport:

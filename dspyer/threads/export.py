@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from dspyer.display.redaction import HIDDEN, Redaction
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, ThreadError
 from dspyer.persistence.journal import Journal
+from dspyer.persistence.leases import LEASE, leases, new_owner
 from dspyer.persistence.reader import HistoryReader, cyclic_history
 from dspyer.persistence.rows import COMMITS, CommitContent, RowKind, encode_commit_content, read_commit_content
 from dspyer.persistence.snapshots import check_snapshot, chunk_id
@@ -29,7 +30,6 @@ from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, Thre
 from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.stores.reachability import RunSummary, ThreadBounds, reachable_rows
 from dspyer.stores.writes import same_row, same_run
-from dspyer.threads.ownership import LEASE, leases, new_owner
 from dspyer.values import json as encoding
 from dspyer.values.types import Opaque
 

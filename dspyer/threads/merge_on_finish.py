@@ -18,6 +18,7 @@ from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.failure import Failure
 from dspyer.persistence.journal import Journal
+from dspyer.persistence.leases import is_alive, new_owner
 from dspyer.persistence.reader import read_run
 from dspyer.persistence.rows import end_row
 from dspyer.persistence.snapshots import SnapshotState, new_snapshot
@@ -28,7 +29,7 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, ThreadRow
 from dspyer.threads.changes import one_commit_run, write_manual_commit
 from dspyer.threads.merging import ThreadMerger
-from dspyer.threads.ownership import HandOver, OwnedRun, ThreadLock, busy, check_no_owner, is_alive, new_owner, pauses
+from dspyer.threads.ownership import HandOver, OwnedRun, ThreadLock, busy, check_no_owner, pauses
 from dspyer.threads.start import RunStarter, ThreadHead
 
 SNAPSHOT_ROWS = 24

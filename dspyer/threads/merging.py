@@ -19,6 +19,7 @@ from dspyer.patch import DELETE, Replace, diff_value, each_update, resets
 from dspyer.persistence.history import History
 from dspyer.persistence.rows import CommitContent, RowKind, end_row, manual_commit_row
 from dspyer.persistence.snapshots import state_digest
+from dspyer.persistence.time_travel import HistoryCache, Moment, ThreadReader
 from dspyer.policies import Conflict, Policies
 from dspyer.reducers import Updates
 from dspyer.runtime.session_events import log_conflict
@@ -30,7 +31,6 @@ from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, RunRow, Store, ThreadRow
 from dspyer.threads.changes import ManualCommit, write_manual_commit
 from dspyer.threads.start import RunStarter, ThreadHead
-from dspyer.threads.time_travel import HistoryCache, Moment, ThreadReader
 from dspyer.values.freezing import same
 
 RIGHT_ONLY = 0b10

@@ -16,7 +16,9 @@ from dspyer.errors import ThreadError
 from dspyer.nodes.binding import resources_of
 from dspyer.nodes.streamed import TokenRules
 from dspyer.persistence.journal import STOPPING
+from dspyer.persistence.leases import is_alive, leases, new_owner
 from dspyer.persistence.rows import end_row
+from dspyer.persistence.time_travel import ThreadReader
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
 from dspyer.runtime.session_events import Observe, ignore
@@ -24,10 +26,9 @@ from dspyer.stores.base import Change, Point
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.merge_on_finish import MergeOnFinish
-from dspyer.threads.ownership import ThreadLock, is_alive, leases, new_owner
+from dspyer.threads.ownership import ThreadLock
 from dspyer.threads.start import RunStarter
 from dspyer.threads.thread_program import AnswersByKey, Resources, ThreadProgram
-from dspyer.threads.time_travel import ThreadReader
 
 
 def new_request(resources: Resources, live: bool, budget: Budget | None, tokens: bool = False) -> Request:

@@ -21,6 +21,7 @@ from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadErr
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.journal import Journal
+from dspyer.persistence.leases import LEASE, is_alive, leases, new_owner
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
 from dspyer.persistence.recovery import RecoveredState, recover_state
 from dspyer.persistence.replay import replay
@@ -35,6 +36,7 @@ from dspyer.persistence.rows import (
     resume_row,
 )
 from dspyer.persistence.snapshots import SnapshotEncoder
+from dspyer.persistence.status import resumes_without_progress
 from dspyer.runtime.request import Request, RunStart
 from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.schedule import start
@@ -45,17 +47,12 @@ from dspyer.threads.answers import given_answers
 from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility
 from dspyer.threads.graph_fingerprint import GraphFingerprint
 from dspyer.threads.ownership import (
-    LEASE,
     REPLACE,
     WAIT_OR_REPLACE,
     HandOver,
     OwnedRun,
     busy,
-    is_alive,
-    leases,
-    new_owner,
 )
-from dspyer.threads.status import resumes_without_progress
 from dspyer.threads.views_across_runs import EarlierRuns, ListCommits, PreviousRuns, RecentIndexes
 
 

@@ -18,6 +18,8 @@ from dspyer.events import Commit, Question
 from dspyer.failure import Failure
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.reader import HistoryReader
+from dspyer.persistence.status import failures_of, shown_questions, status_of, usage_of
+from dspyer.persistence.time_travel import Moment, ThreadReader, check_thread_name
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
@@ -33,11 +35,9 @@ from dspyer.threads.merging import ThreadMerger, check_same_store
 from dspyer.threads.ownership import existing_row
 from dspyer.threads.playing import RunPlayer, new_request, stop_run
 from dspyer.threads.start import RunStarter
-from dspyer.threads.status import failures_of, shown_questions, status_of, usage_of
 from dspyer.threads.stored_repairs import stored_repairs
 from dspyer.threads.thread_program import AnswersByKey, OnConflict, Resources, ThreadProgram
 from dspyer.threads.thread_stats import stats_of_history
-from dspyer.threads.time_travel import Moment, ThreadReader, check_thread_name
 from dspyer.threads.views_across_runs import recent_indexes
 
 

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Thread, reducers
 from dspyer.errors import ThreadError
+from dspyer.persistence.time_travel import cut_page
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Store
-from dspyer.threads.time_travel import cut_page
 from tests.persistence.counting import Counting
 from tests.persistence.kinds import CALLS, INPUTS, KINDS
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dspyer.errors import ConcurrentRunError, StoreError
+from dspyer.persistence.leases import LEASE
 from dspyer.stores import postgres_server as postgres_connections
 from dspyer.stores import sqlite_file
 from dspyer.stores import sqlite_file as sqlite_connections
@@ -23,7 +24,6 @@ from dspyer.stores.content import blob_id
 from dspyer.stores.sqlite import PATIENCE, SQLite
 from dspyer.stores.sqlite_file import FileConnections, checkpoint
 from dspyer.testing.store_samples import BLOB, dump
-from dspyer.threads.ownership import LEASE
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
 
 

@@ -11,12 +11,12 @@ import pytest
 
 from dspyer.errors import ConcurrentRunError
 from dspyer.persistence.journal import Journal
+from dspyer.persistence.leases import Leases, leases
 from dspyer.persistence.rows import end_row
 from dspyer.stores.base import Change, Owner, Store
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
 from dspyer.testing.store_samples import begin
-from dspyer.threads.ownership import Leases, leases
 from tests.threads.owned_runs import BackgroundRun, Clock, Gate, WatchedStore, gated
 
 

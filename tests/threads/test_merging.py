@@ -11,10 +11,10 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, ImmutableState, reducers
 from dspyer.errors import ConcurrentRunError, MergeConflictError, OpenRunError, ThreadError
+from dspyer.persistence.leases import LEASE
 from dspyer.scheduler.join import Join
 from dspyer.stores import Memory
 from dspyer.stores.base import Owner, Store
-from dspyer.threads.ownership import LEASE
 from dspyer.threads.thread import Thread
 
 

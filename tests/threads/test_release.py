@@ -16,10 +16,11 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph
 from dspyer.errors import RunStoppedError
+from dspyer.persistence.leases import is_alive, leases
 from dspyer.runtime.streams import AsyncEvents
 from dspyer.stores.base import Change, Store, ThreadRow
 from dspyer.stores.memory import Memory
-from dspyer.threads.ownership import ThreadLock, is_alive, leases
+from dspyer.threads.ownership import ThreadLock
 from dspyer.threads.start import RunStarter
 from dspyer.threads.thread import Thread
 from tests.persistence.failing import Crash

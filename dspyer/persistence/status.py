@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from dspyer.display.redaction import Redaction, Redactor
-from dspyer.dspy_module.tracing import add_tokens
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.persistence.execution_records import ExecutionRecords
+from dspyer.persistence.leases import is_alive
+from dspyer.persistence.lm_usage import add_tokens
 from dspyer.persistence.reader import HistoryReader, ending_row, newest_rows, read_runs
 from dspyer.persistence.rows import CommitHeader, RowKind
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, Store
-from dspyer.threads.ownership import is_alive
 
 PROGRESS = (RowKind.COMMIT, RowKind.JOIN, RowKind.ITEM, RowKind.ONCE, RowKind.ANSWER, RowKind.END)
 """Rows that show that a run has made progress since it was resumed."""
