@@ -219,6 +219,62 @@ class TraceStep(NamedTuple):
         return record_dict(self._replace(outputs=outputs))
 
 
+class LMCall(NamedTuple):
+    """One LM call of a run: made by a predictor, answered by a server or a cache, or failed.
+
+    Attributes:
+        execution: id of the execution that made it, after those around it: `"trunk:2"`, of an item of a map
+            `"trunk:2[0]"`, of a node in a graph that is a node `"trunk:2/trunk:1"`.
+        node: name of the node that made it.
+        predictor: name of the predictor, as in `program.named_predictors()`; of one that the program does not have, the
+            name of its class; empty if no predictor made the call.
+        model: the model that was asked for.
+        response_model: the model that has answered, as its server says; None if it says nothing.
+        prompt_tokens: tokens of the prompt; 0 for a response from a cache, and where no number is known.
+        response_tokens: tokens of the response; 0 likewise.
+        cost: US dollars, 0 for a response from a cache; None if no price is known.
+        seconds: how long it took.
+        started: wall clock, seconds since the epoch.
+        cached: whether the response came from DSPy's cache.
+        finish_reason: why the response ended, as the server says: `"stop"`, `"length"`, `"tool_call"`; None if unknown.
+        attempt: the number of the node's attempt, from 1.
+        failed: the class of what the call raised, with `record_lm_calls="full"` its text too; None for a success.
+        messages: the prompt, a list of messages with role and content; None if it is not recorded, or not shown.
+        response: the response: a text, or a list of several, or of parts such as tool calls; None likewise.
+        requests: how many requests it has sent, one for each response that was asked for; 0 if a cache answered. What
+            DSPy itself repeats (`num_retries` of `dspy.LM`) is one request here.
+        fallback: whether the response came from another LM than the first one of `dspyer.lms.reliable`.
+    """
+
+    execution: str
+    node: str
+    predictor: str
+    model: str
+    response_model: str | None
+    prompt_tokens: int
+    response_tokens: int
+    cost: float | None
+    seconds: float
+    started: float
+    cached: bool = False
+    finish_reason: str | None = None
+    attempt: int = 1
+    failed: str | None = None
+    messages: Any = None
+    response: Any = None
+    requests: int = 1
+    fallback: bool = False
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of prompt and response."""
+        return self.prompt_tokens + self.response_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return record_dict(self)
+
+
 # --- events: a run, its nodes, forks and joins
 
 

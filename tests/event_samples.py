@@ -6,11 +6,11 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from dspyer.events import Commit, Event, Exchange, MergedConflict, Question, TraceStep
+from dspyer.events import Commit, Event, Exchange, LMCall, MergedConflict, Question, TraceStep
 from dspyer.failure import Failure
 from dspyer.patch import Replace
 
-RECORDS: tuple[type, ...] = (Commit, MergedConflict, Question, Exchange, TraceStep)
+RECORDS: tuple[type, ...] = (Commit, MergedConflict, Question, Exchange, TraceStep, LMCall)
 
 
 def event_types(union: Any = Event) -> Iterator[type]:

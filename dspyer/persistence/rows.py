@@ -13,11 +13,15 @@ A run is an append-only log. One row is a commit, or something else that must su
     answer    the answer to a question; without content, the answer was retracted
     post      a post to a live field, written before any reader sees it
     withdraw  posts of an execution that ended without a commit
+    lm_call   LM calls of an execution that has no commit, or not yet; those of other executions are in their commit
     resume    a resume, or the beginning of a rerun
     end       the end of a run, with its status
 
 A row has a header and a content. The header is plain JSON that encryption leaves readable; user data is in the content.
 Headers of commits are packed (see `CommitHeader.pack`): a long run is mostly commits.
+
+A reader of an earlier version passes over kinds of rows, and parts of contents, that it does not know. So what is added
+must be of no importance for the state, as LM calls are; anything else needs a new version of the store's format.
 
 A run has a header too (`RunRow.header`). It is written once, when the run or a further part of it is created:
 
@@ -37,7 +41,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dspyer.errors import StoreError, brief
 from dspyer.events import BranchPath, Commit, Exchange, Question
@@ -68,6 +72,7 @@ class RowKind:
     ANSWER = "answer"
     POST = "post"
     WITHDRAW = "withdraw"
+    LM_CALL = "lm_call"
     RESUME = "resume"
     END = "end"
 
@@ -285,6 +290,8 @@ def commit_row(
     overlays: Iterable[FrozenDict[str, Any] | None] = (),
     is_opening: bool = False,
     items: MapItems | None = None,
+    lm_calls: tuple[Any, ...] = (),
+    lm_texts: Mapping[str, bytes] = NO_BLOBS,
 ) -> NewRow:
     """Build the row of a commit.
 
@@ -295,6 +302,8 @@ def commit_row(
         overlays: what a `Send` adds to the state of each branch that it starts.
         is_opening: whether its patch is in the run's open row already, and is not written again.
         items: of a map, which item rows hold its results; None if its own row does.
+        lm_calls: the LM calls of the execution, packed.
+        lm_texts: their long texts, by id.
     """
     commit = entry.commit
     before = (index - 1,) if index else ()
@@ -323,10 +332,11 @@ def commit_row(
         entry.resolutions,
         commit.failure,
         commit.failed_attempts,
+        lm_calls,
     )
     kind = RowKind.JOIN if len(entry.parents) > 1 else RowKind.COMMIT
     encode = encode_commit_content if items is None else partial(_encode_without, items.field)
-    return NewRow(kind, header.pack(), Content(content, encode))
+    return NewRow(kind, header.pack(), Content(content, encode, lm_texts))
 
 
 def manual_commit_row(
@@ -451,6 +461,7 @@ class CommitContent(NamedTuple):
         resolutions: what the merge policies of a join decided.
         failure: the failure after which the branch went along an error edge.
         failed_attempts: the attempts that raised before the one that was committed.
+        lm_calls: the LM calls of the execution, packed (see `lm_calls`).
     """
 
     patch: Mapping[str, Any] | None
@@ -459,19 +470,28 @@ class CommitContent(NamedTuple):
     resolutions: tuple[Resolution, ...] = ()
     failure: Failure | None = None
     failed_attempts: tuple[Failure, ...] = ()
+    lm_calls: tuple[Any, ...] = ()
+
+
+LM_CALLS_INDEX: Final = 5
+"""Where the JSON form of a commit's content has its LM calls."""
+
+_NO_FAILURES: Final[tuple[Any, ...]] = (None, ())
 
 
 def encode_commit_content(content: CommitContent) -> Any:
     """Return the JSON form of a commit's content. Most commits have a patch and nothing else: a list of one item."""
-    patch, overlays, reason, resolutions, failure, failed = content
+    patch, overlays, reason, resolutions, failure, failed, lm_calls = content
     encoded = None if patch is None else {name: encode_update(update) for name, update in patch.items()}
     failures = (
         None if failure is None and not failed else [failure and _plain(failure), [_plain(one) for one in failed]]
     )
-    if not overlays and reason is None and not resolutions and failures is None:
+    if not overlays and reason is None and not resolutions and failures is None and not lm_calls:
         return [encoded]
     sent = [None if overlay is None else encoding.encode(overlay) for overlay in overlays]
     full = [encoded, sent, reason, [_encode_resolution(resolution) for resolution in resolutions]]
+    if lm_calls:
+        return [*full, failures or _NO_FAILURES, lm_calls]
     return full if failures is None else [*full, failures]
 
 
@@ -489,7 +509,7 @@ def decode_commit_content(encoded: list[Any], decode: Decode = encoding.decode) 
         patch = {name: decode_update(update, decode) for name, update in encoded_patch.items()}
     if not more:
         return CommitContent(patch)
-    sent, reason, resolved, *failures = more
+    sent, reason, resolved, *failures = more  # after them LM calls: `lm_calls` reads these
     failure, failed = failures[0] if failures else (None, ())
     return CommitContent(
         patch,
