@@ -35,6 +35,7 @@ class DisplayRow(NamedTuple):
         conflicts: the conflicts of a join.
         error: the exception raised instead of a commit; None also for a node that was not started.
         questions: the questions asked instead of a commit.
+        execution: the id of the execution that failed or asks; "" if nothing was started.
     """
 
     node: str
@@ -47,6 +48,7 @@ class DisplayRow(NamedTuple):
     conflicts: tuple[MergedConflict, ...] = ()
     error: BaseException | None = None
     questions: tuple[Question, ...] = ()
+    execution: str = ""
 
     @property
     def failure(self) -> Failure | None:
@@ -133,7 +135,8 @@ def _with_questions(row: DisplayRow, asked: Mapping[BranchPath, Sequence[Questio
     here = [question for question in asked.get(row.branch, ()) if question.key != "after"]
     behind = [row.branch[:length] for length in range(len(row.branch) + 1)]
     here += [question for path in behind for question in asked.get(path, ()) if question.key == "after"]
-    return row._replace(questions=tuple(here))
+    own = next((question.execution for question in here if question.key != "after"), "")
+    return row._replace(questions=tuple(here), execution=own)
 
 
 def _stops(commits: Sequence[Commit], failures: Iterable[FailedBranch], active: list[BranchPath]) -> list[DisplayRow]:
@@ -149,7 +152,7 @@ def _stops(commits: Sequence[Commit], failures: Iterable[FailedBranch], active: 
         came = tuple(branch.path for branch in failure.branches)
         stopped.update(came)
         row = _stop(failure.node, failure.path, came, {path: _head(latest, path) for path in came})
-        stops.append(row._replace(conflicts=failure.conflicts, error=failure.error))
+        stops.append(row._replace(conflicts=failure.conflicts, error=failure.error, execution=failure.execution))
     waiting = [path for path in active if path not in stopped]
     return stops + [_stop(_goal(heads[path], path, commits), path, (path,), heads) for path in waiting]
 

@@ -12,6 +12,7 @@ from dspyer.display.report import describe_run
 from dspyer.display.run_picture import draw_run
 from dspyer.display.run_rows import DisplayRow, display_rows
 from dspyer.display.stats import FinalFailure, Stats, count_stats
+from dspyer.display.timeline import Timeline
 from dspyer.display.tokens import Count, Tokens, count_tokens
 from dspyer.dspy_module.lm_records import LMRecord
 from dspyer.errors import Interrupted
@@ -77,6 +78,7 @@ class Run:
         self.trace_steps = tuple(session.trace_steps(run))
         self.usage = {name: dict(tokens) for name, tokens in usage.items()}
         self.duration = session.duration
+        self._ended = session.started + session.duration
         self._lm_records = tuple(lm_records)
         self._prediction = prediction
         self._view_reads = tuple(session.view_reads)
@@ -391,6 +393,20 @@ class Run:
             '<svg'
         """
         return Lanes(self.shown)
+
+    def timeline(self) -> Timeline:
+        """The run by time: when each node worked, who waited for whom, attempts and failures.
+
+        Returns:
+            A value with the picture, `to_svg()`, and as data, `to_dict()`. A notebook shows the picture.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> [bar.node for bar in graph.compile().run({"n": 1}).timeline().bars]
+            ['add']
+        """
+        return Timeline(self._rows(), self._ended)
 
     def to_svg(self) -> str:
         """The run as a picture: a lane for each branch, a dot for each commit, conflicts marked.

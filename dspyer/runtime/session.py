@@ -104,6 +104,7 @@ class Session(NotLive):
     """One run in progress. Made for each run, never kept on a program.
 
     Attributes:
+        started: when it began, wall clock, seconds since the epoch.
         run: the run as a value; each step replaces it.
         inputs: the state with which the run begins.
         scope: the executions around the run, if it is a part of another one.
@@ -146,6 +147,7 @@ class Session(NotLive):
         answer: AnswerSource,
     ) -> None:
         self._clock = time.perf_counter()
+        self.started = time.time()
         self.program = program
         self.graph = graph
         self.run_start = run_start = run_start._replace(patch=seal(run_start.patch))
