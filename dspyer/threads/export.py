@@ -14,6 +14,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
@@ -37,16 +38,19 @@ ShowRow = Callable[[Row], Any]
 """Makes the JSON values that a redacted export shows of a row."""
 
 
-def export(store: Store, row: ThreadRow, path: str | os.PathLike[str], shown: ShowRow | None = None) -> str:
+def export(
+    reader: HistoryReader, row: ThreadRow, path: str | os.PathLike[str], redaction: Redaction | None = None
+) -> str:
     """Write all that a thread reaches to a file, which is replaced once the new one is complete; return the digest.
 
-    `shown` makes the content of each row in a redacted export, which cannot be loaded.
+    With a redaction it is an export for people, which cannot be loaded.
     """
+    shown = None if redaction is None else partial(_shown_row, redaction, reader)
     digest = blake2b(digest_size=16)
     target = Path(path)
     part = target.with_name(f"{target.name}.part")
     with part.open("wb") as file:
-        for line in _lines(store, row, shown):
+        for line in _lines(reader.store, row, shown):
             data = dump(line) + b"\n"
             digest.update(data)
             file.write(data)
@@ -121,7 +125,7 @@ def _bytes_line(data: bytes) -> dict[str, str]:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def shown_row(redaction: Redaction, reader: HistoryReader, row: Row) -> Any:
+def _shown_row(redaction: Redaction, reader: HistoryReader, row: Row) -> Any:
     """The content of a row as a redacted export shows it: patches by their paths, of all else only that it exists."""
     if row.kind in (RowKind.OPEN, *COMMITS):
         written = read_commit_content(row.content, reader.fetch, reader.decode)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, Self
 
 import dspy
@@ -16,29 +15,23 @@ from dspyer.budget import Budget
 from dspyer.display.stats import Stats
 from dspyer.events import Commit, Question
 from dspyer.failure import Failure
-from dspyer.persistence.checked_store import CheckedStore
-from dspyer.persistence.reader import HistoryReader
 from dspyer.persistence.status import failures_of, shown_questions, status_of, usage_of
-from dspyer.persistence.time_travel import Moment, ThreadReader, check_thread_name
+from dspyer.persistence.time_travel import Moment
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores.base import DeletionReport, Store
-from dspyer.stores.memory import Memory
 from dspyer.threads.changes import copy_thread, update_thread
 from dspyer.threads.deletion import delete_thread, prune_thread
-from dspyer.threads.export import export, load, shown_row
+from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import AllowChanged
-from dspyer.threads.graph_fingerprint import StorableCheck, decoder, fingerprint_of
-from dspyer.threads.merge_on_finish import MergeOnFinish
-from dspyer.threads.merging import ThreadMerger, check_same_store
+from dspyer.threads.merging import check_same_store
 from dspyer.threads.ownership import existing_row
-from dspyer.threads.playing import RunPlayer, new_request, stop_run
-from dspyer.threads.start import RunStarter
+from dspyer.threads.playing import new_request, stop_run
 from dspyer.threads.stored_repairs import stored_repairs
+from dspyer.threads.thread_parts import thread_parts
 from dspyer.threads.thread_program import AnswersByKey, OnConflict, Resources, ThreadProgram
 from dspyer.threads.thread_stats import stats_of_history
-from dspyer.threads.views_across_runs import recent_indexes
 
 
 class Thread:
@@ -56,20 +49,12 @@ class Thread:
     """
 
     def __init__(self, program: ThreadProgram, store: Store, name: str) -> None:
-        check_thread_name(name)
         self.name = name
         self._program = program
         self._store = store
-        graph, schema, fingerprint = program.graph, program.graph.topology.schema, fingerprint_of(program)
-        # A store in memory keeps the values themselves, whatever their classes are; others must be able to read them.
-        check = () if isinstance(store, Memory) else (StorableCheck(graph.name, schema),)
-        self._reader = HistoryReader(CheckedStore(store, *check), schema, decoder(schema), fingerprint.id)
-        self._thread_reader = ThreadReader(self._reader, name)
-        recent = recent_indexes(program)
-        self._starter = RunStarter(graph, self._reader, name, fingerprint, self._thread_reader.cache.up_to, recent)
-        self._merger = ThreadMerger(self._starter, self._thread_reader)
-        merge_on_finish = MergeOnFinish(self._starter, self._merger)
-        self._player = RunPlayer(program, self._starter, self._thread_reader, merge_on_finish)
+        self._redaction = program.graph.redaction
+        parts = thread_parts(program, store, name)
+        self._reader, self._thread_reader, self._starter, self._merger, self._player = parts
 
     # --- run
 
@@ -357,7 +342,7 @@ class Thread:
     @property
     def questions(self) -> tuple[Question, ...]:
         """The questions of the last run that have no answer."""
-        return shown_questions(self._reader, self.name, self._program.graph.redaction, self._starter.load_readable_head)
+        return shown_questions(self._reader, self.name, self._redaction, self._starter.load_readable_head)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -769,9 +754,7 @@ class Thread:
             >>> t.run({"n": 1}).status, len(t.export(os.path.join(tempfile.mkdtemp(), "t-42.jsonl")))
             ('completed', 32)
         """
-        redaction = self._program.graph.redaction
-        shown = None if redaction is None else partial(shown_row, redaction, self._reader)
-        return export(self._reader.store, existing_row(self._reader.store, self.name, take_over=True), path, shown)
+        return export(self._reader, existing_row(self._reader.store, self.name, take_over=True), path, self._redaction)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Makes this thread from a file that `export` has written, in this store or another one.
