@@ -47,6 +47,8 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
     ): "Graph.compile() gives what the layer above defines, as users expect of it",
     ("persistence.patch_cache", "diskcache"): "it imports Django if that is there, and few graphs cache",
     ("persistence.patch_cache", "diskcache.core"): "as above",
+    ("runtime.spans", "opentelemetry"): "only a program that traces has it",
+    ("runtime.spans", "opentelemetry.trace.propagation.tracecontext"): "as above",
     ("stores.address", "dspyer.stores.postgres"): "it needs a driver that only an extra installs",
 }
 

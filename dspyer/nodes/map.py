@@ -38,7 +38,7 @@ from dspyer.nodes.node_policy import NO_POLICY, NodePolicy
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT, mark_of_module
 from dspyer.nodes.program_calls import SubgraphProgram
-from dspyer.nodes.steps import Script, arun_script, next_attempt, retried, run_script, wrapped
+from dspyer.nodes.steps import Script, arun_script, next_attempt, retried, run_script, spans_of, wrapped
 from dspyer.nodes.streamed import Streamed, token_rules
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.nodes.timed import Timed
@@ -195,8 +195,16 @@ class Item(Protocol):
 
 
 def script_of(item: Item) -> Callable[[], Script[object]]:
-    """What makes the script of an item: an execution of its own, with tokens of its own."""
-    return item.script if token_rules(item.call) is None else lambda: wrapped(item.script(), Streamed)
+    """What makes the script of an item: an execution of its own, with tokens and a span of its own."""
+    spans, tokens = spans_of(item.call), token_rules(item.call)
+    if spans is None and tokens is None:
+        return item.script
+
+    def script() -> Script[object]:
+        found = item.script() if tokens is None else wrapped(item.script(), Streamed)
+        return found if spans is None else spans.item(item.call, found)
+
+    return script
 
 
 class Gather(NamedTuple):

@@ -69,6 +69,22 @@ async def arun_script(script: Script[T]) -> T:
         return cast("T", done.value)
 
 
+class Spans(Protocol):
+    """The OpenTelemetry spans of a run."""
+
+    def attempt(self, call: Call, number: int, layer: str, script: Script[T], /) -> Script[T]:
+        """A script with a span around it: a further attempt, of `layer` if it is not one of the node."""
+
+    def item(self, call: Call, script: Script[T], /) -> Script[T]:
+        """The same for an item of a map, or a trial of a search."""
+
+
+def spans_of(call: Call) -> Spans | None:
+    """The spans of the run that a call belongs to; None if the program does not trace."""
+    session = call.runner.session
+    return None if session is None else session.spans
+
+
 class Pause(NamedTuple):
     """A step that waits before the next attempt. If the run is stopped meanwhile, the execution is left open."""
 
@@ -188,6 +204,8 @@ def retried(
             made = attempt(call)
             if asked or number > 1:
                 made = wrapped(made, partial(Again, asked=asked, lose=lose))
+            if number > 1 and (spans := spans_of(call)) is not None:
+                made = spans.attempt(call, number, layer, made)
             found = yield from made
         except Exception as error:
             # No other local may refer to the error: its traceback refers to this frame.

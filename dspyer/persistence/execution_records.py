@@ -19,6 +19,7 @@ from dspyer.persistence.rows import (
     Decode,
     NewRow,
     RowKind,
+    StoredTrace,
     answer_row,
     question_row,
     read_commit_content,
@@ -98,6 +99,7 @@ class ExecutionRecords:
         new_responses: how often an execution has asked LMs for responses that no cache has, by execution and layer,
             until it succeeds. Not stored.
         kept: the runs inside of nodes that may be attempted again, by scope, until the node commits. Not stored.
+        trace: the trace that the run is a part of; None if it was not traced.
         resumes: how often the run was resumed since its last rerun.
         fetch_and_decode: the functions that read contents of its rows: one loads blobs, one decodes values.
     """
@@ -112,6 +114,7 @@ class ExecutionRecords:
         self.new_responses: dict[RecordKey, int] = {}
         self.kept: dict[tuple[str, ...], KeptRun] = {}
         self.resumes = 0
+        self.trace: StoredTrace | None = None
         self.fetch_and_decode: tuple[Fetch, Decode] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
         self._question_keys: dict[str, list[str]] = {}  # by execution, in the order of asking
@@ -134,6 +137,8 @@ class ExecutionRecords:
                 self._read_post(row, fetch, decode)
             elif kind == RowKind.RESUME:
                 self.resumes = self.resumes + 1 if row.header[0] else 0
+            elif kind == RowKind.TRACE:
+                self.trace = StoredTrace(*row.header)
             elif kind == RowKind.ANSWER and content is None:
                 self.answers.pop(RecordKey(*row.header), None)
             elif content is None:

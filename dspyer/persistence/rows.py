@@ -14,6 +14,7 @@ A run is an append-only log. One row is a commit, or something else that must su
     post      a post to a live field, written before any reader sees it
     withdraw  posts of an execution that ended without a commit
     lm_call   LM calls of an execution that has no commit, or not yet; those of other executions are in their commit
+    trace     the OpenTelemetry trace that the run is a part of
     resume    a resume, or the beginning of a rerun
     end       the end of a run, with its status
 
@@ -73,6 +74,7 @@ class RowKind:
     POST = "post"
     WITHDRAW = "withdraw"
     LM_CALL = "lm_call"
+    TRACE = "trace"
     RESUME = "resume"
     END = "end"
 
@@ -407,6 +409,25 @@ def retraction_row(key: tuple[str, str]) -> NewRow:
 def effect_row(key: tuple[str, str], frozen: Any) -> NewRow:
     """Build the row of the result of an effect, by execution and key."""
     return NewRow(RowKind.ONCE, tuple(key), Content(frozen))
+
+
+class StoredTrace(NamedTuple):
+    """The OpenTelemetry trace of a run, which a resume in another process continues. No part of what a run is.
+
+    Attributes:
+        carrier: the span with which the run began there, as the headers of W3C Trace Context.
+        started: when it began, seconds since the Unix epoch.
+        thread: the thread of the run; a copy of a thread has the rows of the original.
+    """
+
+    carrier: dict[str, str]
+    started: float
+    thread: str
+
+
+def trace_row(trace: StoredTrace) -> NewRow:
+    """Build the row of the trace that a run is a part of."""
+    return NewRow(RowKind.TRACE, (trace.carrier, int(trace.started), trace.thread))
 
 
 def item_row(execution: str, frozen: Any) -> NewRow:

@@ -59,7 +59,11 @@ from dspyer.values.json import decoder
 def script(session: Session, execution: Execution) -> Script[Transition]:
     """The script of an execution: of a node, or of the first commit of the run."""
     found = _start_script(session, execution) if execution.branch.head < 0 else _node_script(session, execution)
-    return found if session.tokens is None else wrapped(found, Streamed)
+    if session.tokens is not None:
+        found = wrapped(found, Streamed)
+    if session.spans is not None and execution.branch.head >= 0:
+        found = session.spans.node(session, execution, found)
+    return found
 
 
 def _node_script(session: Session, execution: Execution) -> Script[Transition]:

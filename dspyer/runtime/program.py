@@ -47,6 +47,7 @@ from dspyer.runtime.run import Run
 from dspyer.runtime.run_trace import uncredited
 from dspyer.runtime.session import Session
 from dspyer.runtime.session_events import Observe, ignore
+from dspyer.runtime.spans import continued_trace, run_span, run_spans
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.schema.schema import NONE_VALID
 from dspyer.state import ImmutableState
@@ -342,10 +343,11 @@ class CompiledGraph(dspy.Module):
             )
         """
         request, session = self._open(args, inputs)
-        try:
-            drive(session, **_settings_inside(session))
-        finally:
-            self._close(request, session)
+        with run_span(session, request.outcome):
+            try:
+                drive(session, **_settings_inside(session))
+            finally:
+                self._close(request, session)
         return self._result(request, session)
 
     async def aforward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
@@ -359,10 +361,11 @@ class CompiledGraph(dspy.Module):
             'HEY'
         """
         request, session = self._open(args, inputs)
-        try:
-            await adrive(session, **_settings_inside(session))
-        finally:
-            self._close(request, session)
+        with run_span(session, request.outcome):
+            try:
+                await adrive(session, **_settings_inside(session))
+            finally:
+                self._close(request, session)
         return self._result(request, session)
 
     def named_parameters(self) -> list[tuple[str, Any]]:
@@ -486,7 +489,8 @@ class CompiledGraph(dspy.Module):
         request, outcome = replace(request, observe=observe), request.outcome
         with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker, record_lm_calls() as recorder:
             try:
-                self(**inputs)
+                with continued_trace(request):
+                    self(**inputs)
             except Exception as error:
                 if not outcome.ended_with(error):
                     raise
@@ -497,7 +501,8 @@ class CompiledGraph(dspy.Module):
         request, outcome = replace(request, observe=observe), request.outcome
         with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker, record_lm_calls() as recorder:
             try:
-                await self.acall(**inputs)
+                with continued_trace(request):
+                    await self.acall(**inputs)
             except asyncio.CancelledError:
                 if outcome.ended is not None:
                     outcome.cut_off = Run(*outcome.take(), usage_of(tracker), recorder.records)
@@ -517,6 +522,7 @@ class CompiledGraph(dspy.Module):
         request = (asked or Request(keeps_events=False)).with_spending(graph.budget)
         run_start = request.run_start or self._run_start(inputs, request)
         resources = self._check_resources(request)
+        request = request.with_spans(run_spans(graph, request, run_start.run_id))
         kind = LiveSession if graph.topology.schema.live_fields and request.live else Session
         session = kind(self, graph, run_start, request, resources, first_of(request.answer, graph.answer))
         request.outcome.sessions.append(session)
@@ -669,6 +675,7 @@ def _request_inside(
         spending=around.spending,
         call_counts=around.call_counts,
         tokens=None if around.tokens is None else around.tokens.inside(attempt.node),
+        spans=around.spans,
     )
 
 

@@ -19,6 +19,7 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import NewRow
 from dspyer.runtime.session_events import Observe, ignore
 from dspyer.runtime.session_views import EarlierCommits
+from dspyer.runtime.spans import RunSpans
 from dspyer.scheduler.run_state import RunState
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import Topology
@@ -178,6 +179,7 @@ class Request:
         call_counts: of a program inside a node, the node calls of the runs around it that have `max_calls`.
         limit: the time that the node has in which the program is called; None for no limit.
         tokens: whose tokens are published; None for none.
+        spans: of a program inside a node, the OpenTelemetry spans of the run around it; None for a run without them.
         outcome: what the runs of the request leave behind. Copies of a request share it.
     """
 
@@ -203,6 +205,7 @@ class Request:
     call_counts: tuple[CallCount, ...] = ()
     limit: TimeLimit | None = None
     tokens: TokenRules | None = None
+    spans: RunSpans | None = None
     outcome: Outcome = field(default_factory=Outcome)
 
     def with_spending(self, of_graph: Budget | None) -> Request:
@@ -213,6 +216,13 @@ class Request:
         outcome = self.outcome
         outcome.spending = outcome.spending or Spending(budget, self.stop_signal)
         return replace(self, spending=outcome.spending)
+
+    def with_spans(self, spans: RunSpans | None) -> Request:
+        """The same with the spans of its own run. The observer of the outermost run gets the events for all spans."""
+        if spans is self.spans:
+            return self
+        observe = self.observe if spans is None or self.spans is not None else spans.observer(self.observe)
+        return replace(self, spans=spans, observe=observe)
 
     def stop(self, reason: str) -> None:
         """Stops the runs of the request. May be called from any thread."""

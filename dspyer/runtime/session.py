@@ -132,6 +132,7 @@ class Session(NotLive):
         live: whether nodes that run at once read each other's posts to live fields.
         stop_signal: says whether the run is to stop, and why.
         limit: the time that the node has in which the run is; None for no limit.
+        spans: its OpenTelemetry spans; None if the program does not trace.
         tokens: how the tokens of its predictors are published; None for not at all.
         spending: what the run, with the runs around and inside of it, has spent of its budget; None for no budget.
         call_counts: the node calls of the runs with `max_calls` that it is a part of, and its own.
@@ -162,6 +163,7 @@ class Session(NotLive):
         self.stop_signal = request.stop_signal
         self.limit = request.limit
         self.spending = request.spending
+        self.spans = request.spans
         self.call_counts = request.call_counts
         max_calls = graph.topology.max_calls
         if max_calls is not None:

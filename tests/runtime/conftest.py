@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dspy
 import pytest
 
 from dspyer import CompiledGraph, Run
+from tests.runtime.traces import Traces, tracing
 
 Play = Callable[..., Run]
 
@@ -66,3 +67,9 @@ PLAYS = {
 def play(request: pytest.FixtureRequest) -> Play:
     chosen: Play = request.param
     return chosen
+
+
+@pytest.fixture
+def traces() -> Iterator[Traces]:
+    with tracing() as found:
+        yield found

@@ -1,0 +1,81 @@
+"""Traces in memory: a tracer provider for a block, and the tree of the spans that it has recorded."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import Sampler
+
+
+class Traces(logging.Handler):
+    """The spans that have ended, and what OpenTelemetry has logged meanwhile."""
+
+    def __init__(self, exporter: InMemorySpanExporter) -> None:
+        super().__init__()
+        self.exporter = exporter
+        self.logged: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.logged.append(record.getMessage())
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        return sorted(self.exporter.get_finished_spans(), key=lambda span: span.start_time or 0)
+
+    def named(self, name: str) -> ReadableSpan:
+        (found,) = [span for span in self.spans if span.name == name]
+        return found
+
+    def events(self, name: str) -> list[tuple[str, dict[str, Any]]]:
+        """The events of all spans of a name, in their order."""
+        spans = [span for span in self.spans if span.name == name]
+        return [(event.name, dict(event.attributes or {})) for span in spans for event in span.events]
+
+    def tree(self, told: Callable[[ReadableSpan], str] = lambda span: span.name) -> str:
+        """The names of the spans, indented; siblings sorted by name, since those of branches begin in any order."""
+        return tree_of(self.spans, told)
+
+    def clear(self) -> None:
+        self.exporter.clear()
+
+
+def tree_of(spans: Sequence[ReadableSpan], told: Callable[[ReadableSpan], str] = lambda span: span.name) -> str:
+    ids = {span.context.span_id for span in spans}
+    below: dict[int | None, list[ReadableSpan]] = {}
+    for span in spans:
+        parent = None if span.parent is None or span.parent.span_id not in ids else span.parent.span_id
+        below.setdefault(parent, []).append(span)
+
+    def lines(span: ReadableSpan, depth: int) -> Iterator[str]:
+        yield "  " * depth + told(span)
+        for child in sorted(below.get(span.context.span_id, ()), key=told):
+            yield from lines(child, depth + 1)
+
+    return "\n".join(line for root in below.get(None, ()) for line in lines(root, 0))
+
+
+@contextmanager
+def tracing(sampler: Sampler | None = None, processor: SpanProcessor | None = None) -> Iterator[Traces]:
+    """A block in which the program traces. OpenTelemetry may log nothing in it."""
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(sampler=sampler, shutdown_on_exit=False)
+    if processor is not None:
+        provider.add_span_processor(processor)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    traces, logger = Traces(exporter), logging.getLogger("opentelemetry")
+    logger.addHandler(traces)
+    before = trace._TRACER_PROVIDER
+    trace._TRACER_PROVIDER = provider
+    try:
+        yield traces
+    finally:
+        trace._TRACER_PROVIDER = before
+        logger.removeHandler(traces)
+    assert traces.logged == []
