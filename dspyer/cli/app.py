@@ -1,0 +1,144 @@
+"""The app: the table of commands, their help, and what the end of a command means to the shell."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from enum import IntEnum
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from dspyer import __version__
+from dspyer.cli import act_commands, file_commands
+from dspyer.cli.terminal import flush, note
+from dspyer.errors import DspyerError, StoreError, error_text
+
+
+class ExitCode(IntEnum):
+    """What the shell gets."""
+
+    SUCCESS = 0
+    FAILED = 1
+    USAGE = 2
+    INTERRUPTED = 3
+    STOPPED = 4
+    STORE = 5
+    CTRL_C = 130
+    """Ctrl-C while nothing ran; a run that it stops is `STOPPED`."""
+
+
+STATUS_CODES = {
+    "completed": ExitCode.SUCCESS,
+    "failed": ExitCode.FAILED,
+    "interrupted": ExitCode.INTERRUPTED,
+    "stopped": ExitCode.STOPPED,
+}
+EXIT_CODES = (
+    "Exit codes: 0 success, 1 the run failed, 2 refused: nothing was changed, 3 the run waits for answers, "
+    "4 the run was stopped, 5 the store failed."
+)
+
+Function = Callable[..., str | None]
+"""A command. It returns the status of the run that it made, if it made one."""
+
+COMMANDS: dict[str, dict[str, Function]] = {
+    "Run a program": {
+        "run": act_commands.run,
+        "resume": act_commands.resume,
+        "rerun": act_commands.rerun,
+        "stop": act_commands.stop,
+    },
+    "Change threads": {
+        "copy": act_commands.copy,
+        "prune": act_commands.prune,
+        "export": file_commands.export,
+        "load": file_commands.load,
+    },
+}
+
+
+class CommandsByUse(TyperGroup):
+    """The group of all commands, whose help lists them by what they are for."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - as in the base class
+        """Write the sections of commands; called by the help."""
+        width = max(map(len, self.commands))
+        for title, commands in COMMANDS.items():
+            with formatter.section(title):
+                rows = [(name.ljust(width), self.commands[name].get_short_help_str(200)) for name in commands]
+                formatter.write_dl(rows)
+
+
+def make_app() -> typer.Typer:
+    """The app with all commands."""
+    app = typer.Typer(
+        name="dspyer",
+        cls=CommandsByUse,
+        help="Run dspyer programs, and look at the runs that a store keeps.",
+        epilog=EXIT_CODES,
+        no_args_is_help=True,
+        rich_markup_mode=None,  # plain help starts in half the time
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_version)
+    for commands in COMMANDS.values():
+        for name, function in commands.items():
+            app.command(name)(_guarded(function))
+    return app
+
+
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
+) -> None:
+    if version:
+        print(__version__)  # noqa: T201 - it is what was asked for
+        raise typer.Exit
+
+
+def _guarded(function: Function) -> Callable[..., None]:
+    """A command whose errors become one line on stderr and an exit code."""
+
+    @wraps(function)
+    def command(*args: Any, **options: Any) -> None:
+        code = ExitCode.SUCCESS
+        try:
+            status = function(*args, **options)
+            code = STATUS_CODES[status] if status is not None else ExitCode.SUCCESS
+        except KeyboardInterrupt:
+            code = ExitCode.CTRL_C
+        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+            code = exit_code(error)
+            _report(error)
+        flush()
+        raise typer.Exit(code)
+
+    return command
+
+
+def exit_code(error: Exception) -> ExitCode:
+    """The exit code for what a command has raised."""
+    if isinstance(error, StoreError):
+        return ExitCode.STORE
+    # Commands raise LookupError for commits and runs that are not there, ValueError and TypeError for limits.
+    return (
+        ExitCode.USAGE
+        if isinstance(error, DspyerError | LookupError | ValueError | TypeError | OSError)
+        else ExitCode.FAILED
+    )
+
+
+def _report(error: Exception) -> None:
+    if os.environ.get("DSPYER_TRACEBACK"):
+        traceback.print_exception(error, file=sys.stderr)
+        return
+    text = error_text(error.args[0]) if isinstance(error, KeyError) and error.args else error_text(error)
+    kind = "" if isinstance(error, DspyerError | LookupError) else f"{type(error).__name__}: "
+    note(f"dspyer: {kind}{text}")
+    for line in getattr(error, "__notes__", ()):
+        note(f"  {line}")

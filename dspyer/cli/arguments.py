@@ -1,0 +1,175 @@
+"""The options that several commands have, and what their texts mean: times, versions, JSON, answers."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from dspyer.errors import DspyerError, StateError
+
+
+class UsageError(DspyerError):
+    """What was given on the command line cannot be done as it is. Nothing was changed."""
+
+
+# --- times
+
+_UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
+_AGO = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d|w)")
+TIMES = "a time: 2026-11-22, 2026-11-22T14:09, today, yesterday, or how long ago: 30m, 2h, 3d, 1w"
+
+
+def parse_time(text: str, now: datetime | None = None) -> datetime:
+    """The time that a text means, in the local zone unless it names one. A day is its first moment.
+
+    Example:
+        >>> noon = datetime.fromisoformat("2026-11-22T12:00+00:00")
+        >>> parse_time("2h", noon).isoformat()
+        '2026-11-22T10:00:00+00:00'
+    """
+    now = now or datetime.now().astimezone()
+    word = text.strip().lower()
+    today = datetime(now.year, now.month, now.day).astimezone()
+    if word == "now":
+        return now
+    if word == "today":
+        return today
+    if word == "yesterday":
+        before = today.date() - timedelta(days=1)  # 24 hours earlier is another day when the clocks change
+        return datetime(before.year, before.month, before.day).astimezone()
+    ago = _AGO.fullmatch(word)
+    try:
+        if ago:
+            return now - timedelta(seconds=float(ago[1]) * _UNITS[ago[2]])
+        found = datetime.fromisoformat(text.strip())
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is no time. Give {TIMES}") from None
+    return found if found.tzinfo is not None else found.astimezone()
+
+
+# --- versions and values
+
+
+def version_of(text: str) -> int | str:
+    """A commit as `Thread` names it: a version for digits, any other text is an id."""
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def parse_value(text: str) -> Any:
+    """JSON if the text is JSON, else the text itself.
+
+    Example:
+        >>> parse_value("true"), parse_value("[1]"), parse_value("Ada"), parse_value("007")
+        (True, [1], 'Ada', '007')
+    """
+    try:
+        return json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return text
+
+
+def parse_object(option: str, text: str | None) -> dict[str, Any]:
+    """A JSON object: from a file, from stdin for `-`, or the text itself if it begins with a brace."""
+    if text is None:
+        return {}
+    source = "the text" if text.lstrip().startswith("{") else "stdin" if text == "-" else repr(text)
+    try:
+        content = text if source == "the text" else sys.stdin.read() if text == "-" else Path(text).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{option}: {source} cannot be read: {reason}") from error
+    try:
+        found = json.loads(content, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{option}: {source} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f'{option}: {source} is no JSON object, which gives values by name: {{"name": value}}')
+    return found
+
+
+def parse_patch(option: str, text: str) -> dict[str, Any]:
+    """A patch from a JSON object, with the markers that `log --json` shows: `{"$type": "delete"}` and others."""
+    from dspyer.patch import decode_update  # only here: `dspyer --help` needs none of it
+
+    def read(value: Any) -> Any:
+        if type(value) is dict and "$type" not in value:
+            return {name: read(part) for name, part in value.items()}
+        return decode_update(value)
+
+    try:
+        return {name: read(part) for name, part in parse_object(option, text).items()}
+    except StateError as error:
+        raise UsageError(f"{option}: {error}") from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def parse_answers(texts: Sequence[str], names: Collection[str] = ()) -> dict[str, Any]:
+    """Answers by the key or id of their question, from texts `key=value`.
+
+    An id contains the name of a thread, and that may contain `=`: `names`, the keys and ids of the open questions,
+    decide where a key with `=` ends.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        ends = [match.start() for match in re.finditer("=", text)]
+        known = [end for end in ends if text[:end] in names]
+        if not ends or not (known or ends)[0]:
+            raise UsageError(f"--answer {text!r}: give the key or id of the question and the answer, key=value")
+        end = (known or ends)[0]
+        name = text[:end]
+        if name in found:
+            raise UsageError(f"--answer: {name!r} is given two answers")
+        found[name] = parse_value(text[end + 1 :])
+    return found
+
+
+# --- options
+
+StoreOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        envvar="DSPYER_STORE",
+        metavar="ADDRESS",
+        help="Where the runs are: the path of an SQLite file, or postgresql://...",
+    ),
+]
+KeyFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--key-file",
+        envvar="DSPYER_STORE_KEY_FILE",
+        metavar="FILE",
+        help="File with the key of an encrypted store. DSPYER_STORE_KEY may hold the key itself.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON lines.")]
+ThreadArgument = Annotated[str, typer.Argument(metavar="THREAD", help="Name of the thread.", show_default=False)]
+RunOption = Annotated[str | None, typer.Option("--run", metavar="ID", help="A run of the thread, not its last one.")]
+ProgramOption = Annotated[
+    str,
+    typer.Option(
+        "--program",
+        envvar="DSPYER_PROGRAM",
+        metavar="MODULE:NAME",
+        help="The program, a graph, or a function that returns one; the current folder is importable.",
+        show_default=False,
+    ),
+]
+TakeOverOption = Annotated[
+    bool, typer.Option("--take-over", help="Replace the run that owns the thread; it commits nothing more.")
+]
+CostOption = Annotated[float | None, typer.Option("--budget-cost", metavar="USD", help="Most US dollars to spend.")]
+TokensOption = Annotated[int | None, typer.Option("--budget-tokens", metavar="N", help="Most tokens to spend.")]
+RequestsOption = Annotated[int | None, typer.Option("--budget-requests", metavar="N", help="Most requests to LMs.")]
+SecondsOption = Annotated[float | None, typer.Option("--budget-seconds", metavar="N", help="Most seconds to take.")]

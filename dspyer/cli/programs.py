@@ -1,0 +1,164 @@
+"""The program and the thread that a command names, and how a run is made. This module imports DSPy."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dspyer.budget import Budget
+from dspyer.cli.arguments import UsageError
+from dspyer.cli.store_access import open_writable
+from dspyer.cli.terminal import note
+from dspyer.errors import ThreadError, annotate, error_text, suggestion
+from dspyer.graph.builder import Graph
+from dspyer.runtime.program import CompiledGraph
+from dspyer.runtime.run import Run
+from dspyer.stores.base import Store
+from dspyer.threads.thread import Thread
+from dspyer.values.freezing import freeze
+from dspyer.values.json import encode
+
+FORM = "a program is named as module:name, for example app:program"
+
+
+def program_on(name: str, address: str | None, key_file: str | None, create: bool = False) -> CompiledGraph:
+    """The program at `module:name`, on the store at an address, or else on the store that it was compiled with."""
+    store = None if address is None else open_writable(address, key_file, create)
+    program = load_program(name, store)
+    if program._store is None:
+        raise UsageError("no store: give --store, the path of a file or postgresql://..., or set DSPYER_STORE")
+    return program
+
+
+def load_program(name: str, store: Store | None = None) -> CompiledGraph:
+    """The program at `module:name`, with `store` if one is given.
+
+    The name is that of a compiled graph, of a graph, which is compiled, or of a function without arguments that returns
+    one of them. The current folder is importable.
+    """
+    found = _found(name)
+    if not isinstance(found, CompiledGraph | Graph) and callable(found) and not isinstance(found, type):
+        with redirect_stdout(sys.stderr):
+            found = _called(name, found)
+    if isinstance(found, Graph):
+        return found.compile(store=store)
+    if isinstance(found, CompiledGraph):
+        return found if store is None else found._with(_store=store)
+    raise UsageError(
+        f"{name!r} is {type(found).__name__}: name a compiled graph, a Graph, or a function that returns one of them"
+    )
+
+
+def _found(name: str) -> Any:
+    module_name, _, path = name.partition(":")
+    if module_name.endswith(".py") or "/" in module_name:
+        meant = f"{module_name.removesuffix('.py').replace('/', '.').lstrip('.')}:{path or 'program'}"
+        raise UsageError(f"{name!r} is a file: {FORM}. Did you mean {meant!r}?")
+    if not module_name or not path:
+        raise UsageError(f"{name!r} names no program: {FORM}")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        with redirect_stdout(sys.stderr):  # stdout is for the result
+            found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise _failed(name, error) from error
+        raise UsageError(f"there is no module {error.name!r} in {here} or among the installed ones: {FORM}") from error
+    except Exception as error:
+        raise _failed(name, error) from error
+    for part in path.split("."):
+        if not hasattr(found, part):
+            near = suggestion(part, [other for other in vars(found) if not other.startswith("_")])
+            raise UsageError(f"module {module_name!r} has no {path!r}.{near}")
+        found = getattr(found, part)
+    return found
+
+
+def _called(name: str, function: Any) -> Any:
+    try:
+        return function()
+    except Exception as error:
+        raise _failed(name, error) from error
+
+
+def _failed(name: str, error: Exception) -> UsageError:
+    problem = UsageError(f"{name!r} cannot be loaded: {type(error).__name__}: {error_text(error)}")
+    annotate(problem, "DSPYER_TRACEBACK=1 shows where")
+    return problem
+
+
+def existing_thread(program: CompiledGraph, name: str) -> Thread:
+    """A thread that has begun."""
+    t = program.thread(name)
+    if t.status == "new":
+        raise ThreadError(f"there is no thread {name!r} in {t._store.address}")
+    return t
+
+
+def budget_of(cost: float | None, tokens: int | None, requests: int | None, seconds: float | None) -> Budget | None:
+    """The budget with these limits; None without any."""
+    if cost is None and tokens is None and requests is None and seconds is None:
+        return None
+    return Budget(cost=cost, tokens=tokens, requests=requests, seconds=seconds)
+
+
+class Played(NamedTuple):
+    """A run that a command has made.
+
+    Attributes:
+        info: the JSON form of its `RunInfo`.
+        outputs: the JSON form of its outputs; None if it is not completed.
+        next_command: the command that continues it; "" for none.
+    """
+
+    info: dict[str, Any]
+    outputs: dict[str, Any] | None
+    next_command: str = ""
+
+
+def play(start: Callable[[], Run], graph: str, thread: Thread | None = None) -> Played:
+    """The run that `start` makes, with its progress on a terminal.
+
+    stdout is for the result, so what nodes print goes to stderr. SIGTERM stops the run as Ctrl-C does.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    run: Run | None = None
+    began = datetime.now(UTC)
+    try:
+        with redirect_stdout(sys.stderr):
+            run = start()
+    except KeyboardInterrupt:
+        note("stopped by a signal")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return Played(_info(run, graph, thread, began), None if run is None else _outputs(run))
+
+
+def _info(run: Run | None, graph: str, thread: Thread | None, began: datetime) -> dict[str, Any]:
+    return {
+        "thread": None if thread is None else thread.name,
+        "run_id": "" if run is None else run.run_id,
+        "graph": graph,
+        "status": "stopped" if run is None else run.status,
+        "steps": 0 if run is None else len(run.commits),
+        "started": began.isoformat(),
+        "ended": datetime.now(UTC).isoformat(),
+        "usage": {} if run is None else run.usage,
+        "cost": None,
+        "questions": [] if run is None else [question.to_dict() for question in run.questions],
+        "failure": run.failures[0].to_dict() if run is not None and run.failures else None,
+    }
+
+
+def _outputs(run: Run) -> dict[str, Any] | None:
+    if run.status != "completed":
+        return None
+    return {name: encode(freeze(value)) for name, value in run.prediction.items()}

@@ -1,0 +1,301 @@
+"""How the commands show runs, commits and differences to people, all from the form that `--json` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from dspyer.cli.terminal import (
+    Cell,
+    Column,
+    Styled,
+    cost_text,
+    duration_text,
+    time_text,
+    value_text,
+    visible,
+    write,
+    write_fields,
+    write_json,
+    write_table,
+    write_wrapped,
+)
+
+if TYPE_CHECKING:
+    from dspyer.cli.programs import Played
+    from dspyer.stores.base import DeletionReport
+
+Record = Mapping[str, Any]
+
+STATUS_STYLES = {
+    "completed": "green",
+    "failed": "red",
+    "crashed": "red",
+    "interrupted": "yellow",
+    "stopped": "yellow",
+    "running": "cyan",
+}
+RUN_COLUMNS = [
+    Column("STATUS"),
+    Column("THREAD", least=8),
+    Column("STARTED"),
+    Column("TOOK", right=True),
+    Column("STEPS", right=True),
+    Column("COST", right=True),
+    Column("GRAPH", least=5),
+]
+COMMIT_COLUMNS = [
+    Column("VERSION", right=True),
+    Column("NODE", least=8),
+    Column("BRANCH", least=6),
+    Column("STARTED"),
+    Column("TOOK", right=True),
+    Column("WRITES", least=6),
+]
+CALL_COLUMNS = [
+    Column("PREDICTOR", least=9),
+    Column("MODEL", least=8),
+    Column("TOKENS", right=True),
+    Column("COST", right=True),
+    Column("TOOK", right=True),
+    Column("END", least=6),
+]
+
+
+def status_cell(status: str) -> Cell:
+    """A status in its colour."""
+    return Styled(status, STATUS_STYLES.get(status, ""))
+
+
+def count_of(number: int, thing: str) -> str:
+    """A number of things: `1 run`, `2 runs`."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+# --- runs
+
+
+def print_runs(infos: Sequence[Record]) -> None:
+    """Runs as a table; below a run why it failed, or what it asks."""
+    rows = [
+        [
+            status_cell(info["status"]),
+            info["thread"],
+            time_text(info["started"]),
+            duration_text(_took(info)),
+            f"{info['steps']:,}",
+            cost_text(info["cost"]),
+            info["graph"],
+        ]
+        for info in infos
+    ]
+    remarks = {number: text for number, info in enumerate(infos) if (text := _remark(info))}
+    write_table(RUN_COLUMNS, rows, remarks)
+
+
+def _took(info: Record) -> float | None:
+    if info["started"] is None or info["ended"] is None:
+        return None
+    return (datetime.fromisoformat(info["ended"]) - datetime.fromisoformat(info["started"])).total_seconds()
+
+
+def _remark(info: Record) -> str:
+    if info["failure"]:
+        return failure_text(info["failure"])
+    return "; ".join(question_text(question) for question in info["questions"])
+
+
+def print_run(info: Record) -> None:
+    """What is known of one run without its state, failures and questions in full."""
+    took = duration_text(_took(info))
+    fields: list[tuple[str, Cell]] = [
+        ("thread", "none: nothing was stored" if info["thread"] is None else info["thread"]),
+        ("status", status_cell(info["status"])),
+        ("run", f"{info['run_id']} of graph {info['graph']}"),
+        ("started", f"{time_text(info['started'])}{f', took {took}' if took else ''}"),
+        ("steps", f"{info['steps']:,}"),
+    ]
+    spent = _spent(info)
+    write_fields([*fields, *([("cost", spent)] if spent else [])])
+    if info["failure"]:
+        write_wrapped(Styled(f"failure: {failure_text(info['failure'])}", "red"))
+    for question in info["questions"]:
+        write_wrapped(Styled(f"question {question_text(question)}", "yellow"))
+
+
+def _spent(info: Record) -> str:
+    tokens = sum(of_model.get("total_tokens") or 0 for of_model in info["usage"].values())
+    if info["cost"] is None:
+        return f"{tokens:,} tokens, cost not known" if tokens else ""
+    return f"{cost_text(info['cost'])} USD, {tokens:,} tokens" if tokens else ""
+
+
+def failure_text(failure: Record) -> str:
+    """A failure on one line."""
+    name = failure["node"] if failure.get("index") is None else f"{failure['node']}[{failure['index']}]"
+    kind = f"{failure['type']}: {failure['message']}" if failure["message"] else failure["type"]
+    return f"{name} (execution {failure['execution']}, attempt {failure['attempt']}): {kind}"
+
+
+def question_text(question: Record) -> str:
+    """A question with its key and the type of its answer."""
+    kind = question["answer"].get("type") if question["answer"] else None
+    shown = f" ({kind})" if isinstance(kind, str) else ""
+    return f"{question['key']!r}{shown} of node {question['node']}: {question['text']}"
+
+
+def print_result(played: Played, as_json: bool) -> str:
+    """A run that a command has made, with its outputs; return its status."""
+    if as_json:
+        write_json({**played.info, "outputs": played.outputs})
+    else:
+        print_run(played.info)
+        if played.outputs is not None:
+            print_values("outputs", played.outputs)
+    return str(played.info["status"])
+
+
+def print_values(title: str, values: Record) -> None:
+    """Fields and their values below a title, one a line."""
+    write(title)
+    write_fields([(name, value_text(value)) for name, value in values.items()] or [("(none)", "")], indent=2)
+
+
+# --- commits
+
+
+def print_commits(commits: Sequence[Record]) -> None:
+    """Commits as a table."""
+    rows = [
+        [
+            "" if commit["version"] is None else str(commit["version"]),
+            commit["node"],
+            ".".join(map(str, commit["branch"])),
+            time_text(commit["started"]),
+            duration_text(commit["duration"]),
+            ", ".join(fields_written(commit["patch"])),
+        ]
+        for commit in commits
+    ]
+    remarks = {number: text for number, commit in enumerate(commits) if (text := _commit_remark(commit))}
+    write_table(COMMIT_COLUMNS, rows, remarks)
+
+
+def _commit_remark(commit: Record) -> str:
+    version = f"id {commit['id']}" if commit["version"] is None else ""
+    if commit["failure"]:
+        return ", ".join(filter(None, [version, f"failed: {failure_text(commit['failure'])}"]))
+    failed = commit["failed_attempts"]
+    text = f"after {count_of(len(failed), 'failed attempt')}: {failure_text(failed[-1])}" if failed else ""
+    return ", ".join(filter(None, [version, text]))
+
+
+def fields_written(patch: Any) -> list[str]:
+    """The fields that the patch of a commit changes."""
+    if not isinstance(patch, Mapping):
+        return []
+    return [str(name) for name, _ in patch["value"]] if patch.get("$type") == "patch" else [str(name) for name in patch]
+
+
+def print_commit(info: Record, before: Record, after: Record) -> None:
+    """One commit: what it is, what it changed, and the LM calls and conflicts of it."""
+    commit = info["commit"]
+    took = duration_text(commit["duration"])
+    write_fields(
+        [
+            ("commit", commit["id"]),
+            ("version", "none: its fork has not joined" if commit["version"] is None else str(commit["version"])),
+            ("node", f"{commit['node']}, visit {commit['visit']}, attempt {commit['attempt']}"),
+            ("branch", ".".join(map(str, commit["branch"])) or "trunk"),
+            ("started", f"{time_text(commit['started'])}{f', took {took}' if took else ''}"),
+            ("after", ", ".join(commit["parents"]) or "nothing: it is the first"),
+            ("next", ", ".join(commit["route"]) or "nothing"),
+        ]
+    )
+    for failure in commit["failed_attempts"]:
+        write_wrapped(Styled(f"failed attempt: {failure_text(failure)}", "red"))
+    if commit["failure"]:
+        write_wrapped(Styled(f"failure: {failure_text(commit['failure'])}", "red"))
+    for conflict in info["conflicts"]:
+        write_wrapped(f"conflict at {'.'.join(map(str, conflict['path']))}: {conflict['policy']}")
+    write("changes")
+    print_changes(before, after, indent=2)
+    if info["lm_calls"]:
+        write("LM calls")
+        print_calls(info["lm_calls"])
+
+
+def print_calls(calls: Sequence[Record]) -> None:
+    """LM calls as a table."""
+    write_table(
+        CALL_COLUMNS,
+        [
+            [
+                call["predictor"] or "",
+                call["response_model"] or call["model"] or "",
+                f"{(call['prompt_tokens'] or 0) + (call['response_tokens'] or 0):,}",
+                cost_text(call["cost"]),
+                duration_text(call["seconds"]),
+                call["failed"] or ("cached" if call["cached"] else call["finish_reason"] or ""),
+            ]
+            for call in calls
+        ],
+    )
+
+
+# --- differences
+
+
+def print_changes(before: Record, after: Record, indent: int = 0) -> None:
+    """What differs between two states, a line for each value that is gone and each that is new."""
+    found = list(changes(before, after))
+    space = " " * indent
+    if not found:
+        write(f"{space}nothing")
+    for mark, path, value in found:
+        style = "red" if mark == "-" else "green"
+        write_wrapped(Styled(f"{mark} {path}: {value_text(value)}", style), indent, one_line=True)
+
+
+def changes(before: Any, after: Any, path: str = "") -> Iterator[tuple[str, str, Any]]:
+    """The values that differ, with their paths, and `-` for what is gone, `+` for what is new.
+
+    Of a list that has grown, only its new items.
+
+    Example:
+        >>> list(changes({"n": 1, "tags": ["a"]}, {"n": 2, "tags": ["a", "b"]}))
+        [('-', 'n', 1), ('+', 'n', 2), ('+', 'tags[1]', 'b')]
+    """
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and "$type" not in before and "$type" not in after:
+        for name in [*before, *[name for name in after if name not in before]]:
+            inner = f"{path}.{name}" if path else str(name)
+            if name not in after:
+                yield "-", inner, before[name]
+            elif name not in before:
+                yield "+", inner, after[name]
+            else:
+                yield from changes(before[name], after[name], inner)
+    elif before == after and type(before) is type(after):
+        return
+    elif isinstance(before, list) and isinstance(after, list) and before and before == after[: len(before)]:
+        for index in range(len(before), len(after)):
+            yield "+", f"{path}[{index}]", after[index]
+    else:
+        yield "-", path, before
+        yield "+", path, after
+
+
+# --- deletions
+
+
+def print_deleted(report: DeletionReport, as_json: bool) -> None:
+    """What a deletion has deleted, and what it kept for other threads."""
+    if as_json:
+        write_json({**report._asdict(), "kept": {name: list(runs) for name, runs in report.kept.items()}})
+        return
+    write(f"deleted {count_of(report.runs, 'run')} and {count_of(report.rows, 'row')}")
+    for name, runs in report.kept.items():
+        write(f"kept {count_of(len(runs), 'run')} for thread {visible(name)}")
+    if not report.erased:
+        write("the deleted bytes are not overwritten yet")

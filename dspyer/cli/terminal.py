@@ -1,0 +1,338 @@
+"""What the commands print: tables, fields and lines for people, JSON lines for programs, notes on stderr.
+
+Every text of a run may hold anything: names, values and errors are shown with their control characters as escapes, so
+that none reaches the terminal. JSON lines are ASCII for the same reason.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from textwrap import wrap
+from types import MappingProxyType
+from typing import Any, NamedTuple, TextIO
+
+STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+ZERO_WIDTH_JOINER = "\u200d"  # inside of emoji; it moves nothing
+
+
+class Styled(NamedTuple):
+    """A text and its colour or weight in a terminal, a key of `STYLES`."""
+
+    text: str
+    style: str = ""
+
+
+Cell = str | Styled
+NO_REMARKS: Mapping[int, str] = MappingProxyType({})
+
+
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        title: its heading.
+        right: whether it is aligned to the right, as numbers are.
+        least: characters to which it may shrink; 0 for a column that is never cut.
+    """
+
+    title: str
+    right: bool = False
+    least: int = 0
+
+
+# --- text that is safe to print
+
+
+def visible(text: str) -> str:
+    """The text with control characters, direction marks and invalid characters as escapes: it cannot move the cursor.
+
+    Example:
+        >>> print(visible("a\\x1b[2Jb\\n"))
+        a\\x1b[2Jb\\n
+    """
+    if text.isprintable():
+        return text
+    return "".join([char if _is_shown(char) else _escape(char) for char in text])
+
+
+def _is_shown(char: str) -> bool:
+    return char.isprintable() or char == ZERO_WIDTH_JOINER or unicodedata.category(char) == "Zs"
+
+
+def _escape(char: str) -> str:
+    return char.encode("unicode_escape").decode()
+
+
+def width_of(text: str) -> int:
+    """How many columns of a terminal a text takes: two for wide characters, none for combining ones.
+
+    Example:
+        >>> width_of("日本"), width_of("e\\u0301")
+        (4, 1)
+    """
+    if text.isascii():
+        return len(text)
+    return sum(_char_width(char) for char in text)
+
+
+def _char_width(char: str) -> int:
+    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
+
+
+def cut(text: str, width: int) -> str:
+    """The beginning of a text in at most `width` columns, with an ellipsis if something is missing.
+
+    Example:
+        >>> cut("a long name", 7)
+        'a long…'
+    """
+    if width_of(text) <= width:
+        return text
+    used, kept = 0, 0
+    for char in text:
+        used += _char_width(char)
+        if used > width - 1:
+            break
+        kept += 1
+    return f"{text[:kept]}…"
+
+
+# --- the streams
+
+
+def shows_colours(stream: TextIO) -> bool:
+    """Whether a stream is a terminal that shows colours, and the user has not asked for none (no-color.org)."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return is_terminal(stream)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a stream is a terminal; False for a stream that is closed or was replaced."""
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+def columns_of_terminal() -> int:
+    """The width for tables: of the terminal, or `COLUMNS`; 80 in a pipe."""
+    return max(1, shutil.get_terminal_size((80, 24)).columns)
+
+
+def write(text: str, stream: TextIO | None = None) -> None:
+    """Write a line to stdout. A reader that has closed the pipe ends the output without an error."""
+    stream = stream or sys.stdout
+    try:
+        stream.write(f"{text}\n")
+    except UnicodeEncodeError:
+        encoding = stream.encoding or "ascii"
+        stream.write(f"{text.encode(encoding, 'backslashreplace').decode(encoding)}\n")
+    except BrokenPipeError:
+        discard_output()
+
+
+def flush() -> None:
+    """Write what is still buffered."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            discard_output()
+        except ValueError:  # it is closed
+            continue
+
+
+def discard_output() -> None:
+    """Send all further output to nowhere: the reader of the pipe has gone, and the interpreter flushes at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with suppress(OSError, ValueError):  # a stream without a file has nothing to flush
+        os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def note(text: str) -> None:
+    """Write a line for people to stderr."""
+    write("\n".join(visible(line) for line in text.splitlines()), sys.stderr)
+
+
+def paint(cell: Cell, text: str | None = None) -> str:
+    """A cell as stdout shows it, in its style if there are colours; `text` is what is shown of it."""
+    plain = cell if isinstance(cell, str) else cell.text
+    shown = plain if text is None else text
+    style = "" if isinstance(cell, str) else cell.style
+    return f"\x1b[{STYLES[style]}m{shown}\x1b[0m" if style and shows_colours(sys.stdout) else shown
+
+
+# --- JSON lines
+
+
+def write_json(record: Mapping[str, Any]) -> None:
+    """Write a record as one line of JSON, in ASCII.
+
+    Raises `ValueError` for what JSON does not have: records are made by `to_dict()`, which has no such value.
+    """
+    write(json.dumps(record, allow_nan=False))
+
+
+# --- tables and fields
+
+
+def write_table(
+    columns: Sequence[Column], rows: Iterable[Sequence[Cell]], remarks: Mapping[int, str] = NO_REMARKS
+) -> None:
+    """Write a table that fits the terminal: columns are cut that may be; if that is not enough, a block for each row.
+
+    `remarks` are lines below rows, by their numbers.
+    """
+    body = [[_visible_cell(cell) for cell in row] for row in rows]
+    room = columns_of_terminal()
+    widths = _fitted(columns, body, room)
+    if widths is None:
+        _write_blocks(columns, body, remarks)
+        return
+    write(_line([Styled(column.title, "bold") for column in columns], columns, widths))
+    for number, row in enumerate(body):
+        write(_line(row, columns, widths))
+        if remarks.get(number):
+            write(f"  {paint(Styled(remarks[number], 'dim'), cut(visible(remarks[number]), room - 2))}")
+
+
+def _fitted(columns: Sequence[Column], body: Sequence[Sequence[Cell]], room: int) -> list[int] | None:
+    """The widths of the columns, of which the widest ones are cut first; None if they do not fit."""
+    titles = [width_of(column.title) for column in columns]
+    widths = [max([title, *(width_of(_text(row[at])) for row in body)]) for at, title in enumerate(titles)]
+    excess = sum(widths) + 2 * (len(columns) - 1) - room
+    while excess > 0:
+        able = [at for at, column in enumerate(columns) if column.least and widths[at] > column.least]
+        if not able:
+            return None
+        widest = max(able, key=lambda at: widths[at])
+        others = [widths[at] for at in able if at != widest]
+        step = min(excess, max(1, widths[widest] - max([columns[widest].least, *others])))
+        step = min(step, widths[widest] - columns[widest].least)
+        widths[widest] -= step
+        excess -= step
+    return widths
+
+
+def _line(cells: Sequence[Cell], columns: Sequence[Column], widths: Sequence[int]) -> str:
+    found = []
+    for at, (cell, column, width) in enumerate(zip(cells, columns, widths, strict=True)):
+        shown = cut(_text(cell), width)
+        space = " " * (width - width_of(shown))
+        last = at == len(columns) - 1
+        found.append(f"{space}{paint(cell, shown)}" if column.right else f"{paint(cell, shown)}{'' if last else space}")
+    return "  ".join(found).rstrip()
+
+
+def _write_blocks(columns: Sequence[Column], body: Sequence[Sequence[Cell]], remarks: Mapping[int, str]) -> None:
+    for number, row in enumerate(body):
+        if number:
+            write("")
+        for column, cell in zip(columns, row, strict=True):
+            if _text(cell):
+                write(f"{column.title.lower()}: {paint(cell)}")
+        if remarks.get(number):
+            write(visible(remarks[number]))
+
+
+def write_fields(fields: Iterable[tuple[str, Cell]], indent: int = 0) -> None:
+    """Write names and values, one pair a line, the values below each other and cut at the width of the terminal."""
+    pairs = [(visible(name), _visible_cell(value)) for name, value in fields]
+    room = max(20, columns_of_terminal()) - indent
+    widest = min(max([width_of(name) for name, _ in pairs], default=0), room // 2)
+    for name, value in pairs:
+        label = cut(name, widest)
+        space = " " * (widest - width_of(label) + 2)
+        shown = cut(_text(value), room - widest - 2)
+        write(f"{' ' * indent}{label}{space}{paint(value, shown)}".rstrip())
+
+
+def write_wrapped(cell: Cell, indent: int = 0, one_line: bool = False) -> None:
+    """Write a text in as many lines as it takes; with `one_line`, only as much as one line holds."""
+    safe = _visible_cell(cell)
+    room = max(10, columns_of_terminal() - indent)
+    lines = [cut(_text(safe), room)] if one_line else wrap(_text(safe), room, subsequent_indent="  ") or [""]
+    for line in lines:
+        write(f"{' ' * indent}{paint(safe, line)}")
+
+
+def _text(cell: Cell) -> str:
+    return cell if isinstance(cell, str) else cell.text
+
+
+def _visible_cell(cell: Cell) -> Cell:
+    return visible(cell) if isinstance(cell, str) else Styled(visible(cell.text), cell.style)
+
+
+# --- values, times and amounts
+
+
+def value_text(value: object) -> str:
+    """A value in JSON form on one line; what JSON does not have is shown without its `$type` where its value says it.
+
+    Example:
+        >>> value_text({"seen": {"$type": "tuple", "value": [1, "é"]}})
+        '{"seen": [1, "é"]}'
+    """
+    return json.dumps(_readable(value), ensure_ascii=False, default=str)
+
+
+def _readable(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        if value.keys() == {"$type", "value"} and isinstance(value["value"], list | str):
+            return _readable(value["value"])
+        return {key: _readable(part) for key, part in value.items()}
+    return [_readable(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def time_text(time: float | str | None) -> str:
+    """A time (seconds since the epoch, or ISO 8601) in the local zone; "" for none."""
+    if time is None:
+        return ""
+    found = datetime.fromisoformat(time) if isinstance(time, str) else datetime.fromtimestamp(time, UTC)
+    return found.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def duration_text(seconds: float | None) -> str:
+    """A duration to two or three digits: `7 ms`, `1.2 s`, `3 min 4 s`, `2 h 5 min`; "" for none.
+
+    Example:
+        >>> [duration_text(seconds) for seconds in (0.0071, 1.24, 184, 7500)]
+        ['7 ms', '1.2 s', '3 min 4 s', '2 h 5 min']
+    """
+    if seconds is None:
+        return ""
+    seconds = max(0.0, seconds)
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def cost_text(cost: float | None) -> str:
+    """US dollars to the digits that matter; "" if the cost is not known.
+
+    Example:
+        >>> cost_text(12.5), cost_text(0.01234), cost_text(0.0)
+        ('12.50', '0.0123', '0')
+    """
+    if cost is None:
+        return ""
+    if cost == 0:
+        return "0"
+    return f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}" if cost >= 0.0001 else f"{cost:.1e}"
