@@ -28,6 +28,8 @@ LAYERS: list[set[str]] = [
     {"runtime", "threads"},
     {"testing", "optimize", "agents", "search"},
     {"__init__"},
+    {"cli"},
+    {"__main__"},
 ]
 DSPY_FROM = 9  # the first group that may know DSPy
 WAITING = {
@@ -50,6 +52,16 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
     ("runtime.spans", "opentelemetry"): "only a program that traces has it",
     ("runtime.spans", "opentelemetry.trace.propagation.tracecontext"): "as above",
     ("stores.address", "dspyer.stores.postgres"): "it needs a driver that only an extra installs",
+    ("__main__", "dspyer.cli.app"): "it needs typer, which only an extra installs",
+    ("cli.store_access", "dspyer.stores.encrypted"): "it needs cryptography, which only an extra installs",
+    **{
+        (
+            f"cli.{commands}",
+            f"dspyer.cli.{module}",
+        ): "`dspyer --help` must start at once, and `programs` imports DSPy"
+        for commands in ("act_commands", "file_commands", "inspect_command", "list_commands", "look_commands")
+        for module in ("programs", "store_access")
+    },
 }
 
 MODULES = sorted(PACKAGE.rglob("*.py"))

@@ -24,7 +24,6 @@ from dspyer.cli.arguments import (
     UsageError,
     parse_answers,
     parse_object,
-    parse_patch,
     version_of,
 )
 from dspyer.cli.summaries import print_deleted, print_result
@@ -203,7 +202,7 @@ def copy(
     as_json: JsonOption = False,
 ) -> None:
     """Make another thread that continues from here, or from an earlier commit."""
-    from dspyer.cli.programs import existing_thread, program_on
+    from dspyer.cli.programs import existing_thread, parse_patch, program_on
 
     change = None if patch is None else parse_patch("--patch", patch)
     t = existing_thread(program_on(program, store, key_file), thread)

@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from dspyer import __version__
 from dspyer.cli import act_commands, file_commands
-from dspyer.cli.terminal import flush, note
+from dspyer.cli.terminal import flush, note, write
 from dspyer.errors import DspyerError, StoreError, error_text
 
 
@@ -86,19 +86,25 @@ def make_app() -> typer.Typer:
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_version)
+    app.callback(help=app.info.help)(_options)
     for commands in COMMANDS.values():
         for name, function in commands.items():
             app.command(name)(_guarded(function))
     return app
 
 
-def _version(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.", is_eager=True)] = False,
-) -> None:
-    if version:
-        print(__version__)  # noqa: T201 - it is what was asked for
+def _print_version(asked: bool) -> None:
+    if asked:
+        write(__version__)
         raise typer.Exit
+
+
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """The options of the app itself."""
 
 
 def _guarded(function: Function) -> Callable[..., None]:

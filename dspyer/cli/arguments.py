@@ -12,7 +12,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from dspyer.errors import DspyerError, StateError
+from dspyer.errors import DspyerError
 
 
 class UsageError(DspyerError):
@@ -92,21 +92,6 @@ def parse_object(option: str, text: str | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(f'{option}: {source} is no JSON object, which gives values by name: {{"name": value}}')
     return found
-
-
-def parse_patch(option: str, text: str) -> dict[str, Any]:
-    """A patch from a JSON object, with the markers that `log --json` shows: `{"$type": "delete"}` and others."""
-    from dspyer.patch import decode_update  # only here: `dspyer --help` needs none of it
-
-    def read(value: Any) -> Any:
-        if type(value) is dict and "$type" not in value:
-            return {name: read(part) for name, part in value.items()}
-        return decode_update(value)
-
-    try:
-        return {name: read(part) for name, part in parse_object(option, text).items()}
-    except StateError as error:
-        raise UsageError(f"{option}: {error}") from error
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -7,10 +7,8 @@ from typing import Annotated
 
 import typer
 
-from dspyer.cli.arguments import JsonOption, KeyFileOption, StoreOption, ThreadArgument, UsageError
-from dspyer.cli.store_access import open_existing, open_writable
+from dspyer.cli.arguments import JsonOption, KeyFileOption, StoreOption, ThreadArgument
 from dspyer.cli.terminal import visible, write, write_json
-from dspyer.errors import ThreadError
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="File of JSON lines.", show_default=False)]
 
@@ -30,17 +28,11 @@ def export(
 ) -> None:
     """Write a thread to a file, with everything that it holds. Handle the file like the store."""
     if program is None:
-        from dspyer.persistence.checked_store import CheckedStore  # only here: `dspyer --help` needs none of it
-        from dspyer.threads.export import export as write_thread
+        from dspyer.cli.store_access import export_thread
 
-        with open_existing(store, key_file) as opened:
-            checked = CheckedStore(opened)
-            row = checked.thread(thread)
-            if row is None:
-                raise ThreadError(f"there is no thread {thread!r} in {opened.address}")
-            digest = write_thread(checked, row, file)
+        digest = export_thread(store, key_file, thread, file)
     else:
-        from dspyer.cli.programs import existing_thread, program_on  # only here: it imports DSPy
+        from dspyer.cli.programs import existing_thread, program_on
 
         digest = existing_thread(program_on(program, store, key_file), thread).export(file)
     if as_json:
@@ -57,16 +49,9 @@ def load(
     as_json: JsonOption = False,
 ) -> None:
     """Make a thread from an exported file. The store is created if there is none."""
-    from dspyer.persistence.checked_store import CheckedStore  # only here, as above
-    from dspyer.threads.export import load as read_thread
+    from dspyer.cli.store_access import load_thread
 
-    if store is None:
-        raise UsageError("no store: give --store, the path of a file or postgresql://..., or set DSPYER_STORE")
-    opened = open_writable(store, key_file, create=True)
-    try:
-        read_thread(CheckedStore(opened), thread, file)
-    finally:
-        opened.close()
+    load_thread(store, key_file, thread, file)
     if as_json:
         write_json({"thread": thread, "file": str(file)})
     else:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dspyer.budget import Budget
-from dspyer.cli.arguments import UsageError
-from dspyer.cli.store_access import open_writable
+from dspyer.cli.arguments import UsageError, parse_object
+from dspyer.cli.store_access import NO_STORE, open_writable
 from dspyer.cli.terminal import note
-from dspyer.errors import ThreadError, annotate, error_text, suggestion
+from dspyer.errors import StateError, ThreadError, annotate, error_text, suggestion
 from dspyer.graph.builder import Graph
+from dspyer.patch import decode_update
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.run import Run
 from dspyer.stores.base import Store
@@ -32,7 +33,7 @@ def program_on(name: str, address: str | None, key_file: str | None, create: boo
     store = None if address is None else open_writable(address, key_file, create)
     program = load_program(name, store)
     if program._store is None:
-        raise UsageError("no store: give --store, the path of a file or postgresql://..., or set DSPYER_STORE")
+        raise UsageError(NO_STORE)
     return program
 
 
@@ -101,6 +102,20 @@ def existing_thread(program: CompiledGraph, name: str) -> Thread:
     if t.status == "new":
         raise ThreadError(f"there is no thread {name!r} in {t._store.address}")
     return t
+
+
+def parse_patch(option: str, text: str) -> dict[str, Any]:
+    """A patch from a JSON object, with the markers that `log --json` shows: `{"$type": "delete"}` and others."""
+
+    def read(value: Any) -> Any:
+        if type(value) is dict and "$type" not in value:
+            return {name: read(part) for name, part in value.items()}
+        return decode_update(value)
+
+    try:
+        return {name: read(part) for name, part in parse_object(option, text).items()}
+    except StateError as error:
+        raise UsageError(f"{option}: {error}") from error
 
 
 def budget_of(cost: float | None, tokens: int | None, requests: int | None, seconds: float | None) -> Budget | None:

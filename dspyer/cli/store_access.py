@@ -1,32 +1,36 @@
-"""Open the store that a command is to work on. Only commands that write the first run of a store may create it."""
+"""Open the store that a command works on, and what needs no program. It imports no DSPy.
+
+Only `run` and `load` create a store. Commands import this module in their functions: `dspyer --help` needs none of it.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dspyer.cli.arguments import UsageError
-from dspyer.errors import StoreError
-
-if TYPE_CHECKING:
-    from dspyer.stores.base import Store
+from dspyer.errors import StoreError, ThreadError
+from dspyer.persistence.checked_store import CheckedStore
+from dspyer.persistence.reader import HistoryReader
+from dspyer.schema.schema import Schema
+from dspyer.stores.address import open_store
+from dspyer.stores.base import Store
+from dspyer.threads.export import export, load
 
 KEY_VARIABLE = "DSPYER_STORE_KEY"
+NO_STORE = "no store: give --store, the path of a file or postgresql://..., or set DSPYER_STORE"
 POSTGRES = ("postgresql://", "postgres://")
 
 
 def open_existing(address: str | None, key_file: str | None) -> Store:
     """A store that exists already."""
     if address is None:
-        raise UsageError("no store: give --store, the path of a file or postgresql://..., or set DSPYER_STORE")
+        raise UsageError(NO_STORE)
     return open_writable(address, key_file, create=False)
 
 
 def open_writable(address: str, key_file: str | None, create: bool) -> Store:
     """A store; one that is a file is created only with `create`."""
-    from dspyer.stores.address import open_store  # only here, as above
-
     if address == ":memory:":
         raise UsageError("a store in memory ends with its process: give --store the path of a file")
     try:
@@ -68,3 +72,21 @@ def _keys_in(file: str) -> list[str | bytes]:
     if not keys:
         raise UsageError(f"--key-file {file!r} is empty")
     return list(keys)
+
+
+def export_thread(address: str | None, key_file: str | None, thread: str, file: Path) -> str:
+    """Write a thread to a file, with everything that it holds; return the digest."""
+    with open_existing(address, key_file) as store:
+        checked = CheckedStore(store)
+        row = checked.thread(thread)
+        if row is None:
+            raise ThreadError(f"there is no thread {thread!r} in {store.address}")
+        return export(HistoryReader(checked, Schema.of(None)), row, file)
+
+
+def load_thread(address: str | None, key_file: str | None, thread: str, file: Path) -> None:
+    """Make a thread from an exported file, in a store that is created if there is none."""
+    if address is None:
+        raise UsageError(NO_STORE)
+    with open_writable(address, key_file, create=True) as store:
+        load(CheckedStore(store), thread, file)
