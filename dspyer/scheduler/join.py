@@ -256,10 +256,15 @@ class Join:
             self.merged.add(field)
             return self._resolver(find)((field,), base, value, new)
         keyed = self._keyed(field)
-        if keyed is not None and left_last is not None:
+        if keyed is not None and (left_last is not None or (self.crossed and not self._resets(writes, field))):
             return self._fold_by_key(keyed, value, right.raw(field, DELETE), field, writes, bit)
         for item in writes:
             value = self._replay(field, value, self.log[item.log_index].commit.patch[field])
+        if keyed is not None and self.crossed and not same(value, right.raw(field, DELETE)):
+            # The right branch contains all writes of the left one, and one of those came after the reset that was
+            # replayed here: its value is the joined one.
+            value = right.raw(field, DELETE)
+            self.winners[field,], self.resolved[field,] = self.index, value
         return value
 
     def _replay(self, field: str, value: Any, update: Any) -> Any:
@@ -322,12 +327,16 @@ class Join:
 
     def _keys_of(self, field: str, item: ReachableCommit) -> Iterator[Any]:
         """The keys that a commit's updates of a field set, in order."""
+        return (key for key, _ in self._parts_of(field, item))
+
+    def _parts_of(self, field: str, item: ReachableCommit) -> Iterator[tuple[Any, Any]]:
+        """The keys that a commit's updates of a field set, in order, with their values."""
         reducer, update = self.schema.reducer(field), self.log[item.log_index].commit.patch.get(field, DELETE)
         assert reducer is not None
         assert reducer.parts is not None  # what has keys has parts
         for one in each_update(update):
             if one is not DELETE and type(one) is not Replace:
-                yield from (key for key, _ in reducer.parts(one))
+                yield from reducer.parts(one)
 
     def _fold_by_key(
         self, keyed: Keyed, left: Any, right: Any, field: str, writes: list[ReachableCommit], bit: int
@@ -346,11 +355,27 @@ class Join:
             if key in left_last and not same(old, new):
                 sides = value_at_key(keyed, base, key), old, new
                 new = self._merge_key(keyed, (field, key), sides, left_last[key], item)
+            if self.crossed and (field, key) not in self.winners:
+                self._note_overwritten((field, key), new, item)
             if new is not DELETE:
                 update[key] = new
             elif value is not DELETE:
                 value = keyed.without(value, key)
         return self._replay(field, value, keyed.make_update(update))
+
+    def _note_overwritten(self, path: KeyPath, value: Any, item: ReachableCommit) -> None:
+        """Records the writer of the value under a key, if it is not `item`, the last commit of one branch to set it.
+
+        A commit that several branches contain has overwritten `item` then. Without the value in the join's patch,
+        `blame`, views and later joins, which apply `item` after the shared commit, would take that of `item`.
+        """
+        field, key = path
+        if same(dict(self._parts_of(field, item)).get(key, DELETE), value):
+            return
+        setting = [one for one in self.commits if self._sets_key(one, path)]
+        writers = [one for one in setting if same(dict(self._parts_of(field, one)).get(key, DELETE), value)]
+        self.winners[path] = self._credited((writers or setting)[-1], path)
+        self.resolved[path] = value
 
     def _left_writes(self, field: str, keys: Iterable[Any], bit: int) -> dict[Any, ReachableCommit]:
         """By key, the last commit that set it in a branch before `bit` and that branch `bit` does not contain."""

@@ -149,6 +149,57 @@ def test_views_and_replayed_patches_show_what_the_state_holds(
         assert shown == entries(field, log[-1].state[field])
 
 
+def disagreeing(log: Sequence[LogEntry]) -> list[tuple[str, str, str]]:
+    """Joins whose state differs under a key from what all of the joined branches hold there."""
+    found = []
+    for entry in log:
+        sides = [log[parent].state for parent in entry.parents]
+        for field in ("code", "said", "plain") if len(sides) > 1 else ():
+            held = [entries(field, side[field]) for side in sides]
+            joined = entries(field, entry.state[field])
+            for key in "xyz":
+                values = {side.get(key, "none") for side in held}
+                if len(values) == 1 and {joined.get(key, "none")} != values:
+                    found.append((entry.commit.id, field, key))
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(layers(), POLICIES.filter(lambda policy: policy != "raise"), st.integers(0, 2**32), st.booleans())
+def test_what_all_branches_hold_is_joined_unchanged(edges: dict[str, str], policy: Any, seed: int, marks: bool) -> None:
+    assert disagreeing(list(simulated(edges, policy, seed, marks).run.log)) == []
+
+
+CROSSED = {
+    START: "n00 n01 n02",
+    "n00": "n10 n20 n12",
+    "n01": "n12 n11",
+    "n02": "n11",
+    "n10": "n20",
+    "n11": "n20 n30",
+    "n12": "n30",
+    "n20": "n31",
+    "n30": "END",
+    "n31": "END",
+}
+"""The branches of n31 and n30 both contain what n11 wrote; that of n30 also what n12's join decided before."""
+
+
+@pytest.mark.parametrize("other", [{}, {"x": "left"}], ids=["only the right branch wrote", "both branches wrote"])
+def test_a_shared_commit_overwrites_what_one_branch_replays(other: dict[str, str]) -> None:
+    """Both joined branches hold what n11 wrote last: the older value that n12's join kept must not return."""
+    wrote = {"n00": {"y": "new"}, "n01": {"y": "old"}, "n11": {"y": "new"}, "n31": other}
+    nodes = " ".join(name for name in CROSSED if name != START)
+
+    def behave(execution: Execution) -> tuple[dict[str, Any], list[str]]:
+        return {"code": wrote[execution.node]} if execution.node in wrote else {}, []
+
+    topology = graph(nodes, CROSSED, schema=Schema.of(Files), merge="last_write_wins")
+    log = list(simulate(topology, behave, lambda choices: 0, {"code": {"x": "base"}}).run.log)
+    parts = FieldIndexes(IndexedField("code", reducers.update, whole=True)).at(log, len(log) - 1).parts
+    assert log[-1].state["code"] == {"y": "new", "x": "base", **other} == {part.key: part.value for part in parts}
+
+
 CASES: dict[str, tuple[str, Any, Any, Any]] = {
     "a mapping": ("code", {"a.py": "x"}, {"a.py": "y"}, ("a.py", "x", "y")),
     "a message": ("said", message("m", "x"), [message("m", "y")], ("m", message("m", "x"), message("m", "y"))),
