@@ -1,0 +1,152 @@
+// Answers: from the data inside of the page (a run exported as a file), else from the server that sent the page.
+
+import { embedded } from "./embedded.js";
+
+const KEY = "dspyer-token";
+const channel = typeof BroadcastChannel === "function" && !embedded ? new BroadcastChannel("dspyer") : null;
+
+export class ApiError extends Error {
+  constructor(message, status, fields) {
+    super(message);
+    this.status = status;
+    this.fields = fields ?? {};
+  }
+}
+
+// The token comes in the fragment, `#token=abc/run?...`, and leaves the address at once: an address is copied and shown.
+function takeToken() {
+  const found = /^#token=([\w-]+)(.*)$/.exec(location.hash);
+  if (!found) return;
+  sessionStorage.setItem(KEY, found[1]);
+  history.replaceState(null, "", `#${found[2].replace(/^[&;]/, "") || "/runs"}`);
+}
+
+export const token = () => (embedded ? null : sessionStorage.getItem(KEY));
+
+export function setToken(text) {
+  const found = /(?:#token=)?([\w-]+)[^#]*$/.exec(text.trim());
+  const named = /#token=([\w-]+)/.exec(text);
+  sessionStorage.setItem(KEY, (named ?? found)?.[1] ?? "");
+}
+
+// A tab opened from a link has no token yet: another tab of this very origin has it.
+function share() {
+  if (!channel) return;
+  channel.onmessage = ({ data }) => {
+    if (data?.ask && token()) channel.postMessage({ token: token() });
+  };
+}
+
+export function askOtherTabs() {
+  if (!channel || token()) return Promise.resolve();
+  return new Promise((done) => {
+    const given = ({ data }) => {
+      if (data?.token) {
+        sessionStorage.setItem(KEY, data.token);
+        done();
+      }
+    };
+    channel.addEventListener("message", given);
+    channel.postMessage({ ask: true });
+    setTimeout(done, 150);
+  });
+}
+
+export function prepare() {
+  if (embedded) return Promise.resolve();
+  takeToken();
+  addEventListener("hashchange", takeToken); // a link with a token, opened in a tab that shows the page already
+  share();
+  return askOtherTabs();
+}
+
+function address(path, params) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(params ?? {})) {
+    if (value !== undefined && value !== null && value !== "") query.set(name, value);
+  }
+  const text = query.toString();
+  return `api/${path}${text ? `?${text}` : ""}`;
+}
+
+async function answer(response) {
+  const text = await response.text();
+  let body = null;
+  try {
+    body = text ? JSON.parse(text) : null;
+  } catch {
+    body = null;
+  }
+  if (response.ok) return body;
+  const words = body?.error?.message ?? body?.error ?? body?.detail ?? (text.slice(0, 300) || response.statusText);
+  throw new ApiError(typeof words === "string" ? words : JSON.stringify(words), response.status, body?.fields ?? body?.errors);
+}
+
+async function request(path, params, options) {
+  let response;
+  try {
+    response = await fetch(address(path, params), {
+      ...options,
+      headers: { "X-Dspyer-Token": token() ?? "", ...options?.headers },
+      credentials: "omit",
+      cache: "no-store",
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The server does not respond. Is `dspyer inspect` still running?", 0);
+  }
+  return response;
+}
+
+export async function get(path, params, signal) {
+  if (embedded) return embedded.get(path, params ?? {});
+  return answer(await request(path, params, { signal }));
+}
+
+export async function post(path, body) {
+  return answer(
+    await request(path, null, {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify(body),
+    }),
+  );
+}
+
+// Server-sent events, read with fetch since EventSource sends no headers. Connects again until `signal` aborts.
+export async function follow(params, onEvent, signal) {
+  let after = params.after;
+  for (let pause = 500; !signal.aborted; pause = Math.min(pause * 2, 10_000)) {
+    try {
+      const response = await request("follow", { ...params, after }, { signal, headers: { Accept: "text/event-stream" } });
+      if (!response.ok) await answer(response);
+      for await (const event of messages(response.body)) {
+        if (event.id) after = event.id;
+        pause = 500;
+        onEvent(event);
+      }
+    } catch (error) {
+      if (signal.aborted || (error.status >= 400 && error.status < 500)) return;
+    }
+    await new Promise((done) => setTimeout(done, pause));
+  }
+}
+
+async function* messages(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const parts = (rest + value).split(/\r?\n\r?\n/);
+    rest = parts.pop();
+    for (const part of parts) {
+      const event = { event: "message", id: "", data: "" };
+      for (const line of part.split(/\r?\n/)) {
+        const found = /^(event|id|data): ?(.*)$/.exec(line);
+        if (found) event[found[1]] = found[1] === "data" && event.data ? `${event.data}\n${found[2]}` : found[2];
+      }
+      if (event.data || event.event !== "message") yield event;
+    }
+  }
+}

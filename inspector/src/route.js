@@ -1,0 +1,38 @@
+// The address: `#/run?thread=a&run=b&step=trunk:3&view=graph`. Back and forward are the browser's own.
+
+import { useEffect, useState } from "preact/hooks";
+
+export function parse(hash) {
+  const found = /^#\/?(\w*)(?:\?(.*))?$/.exec(hash) ?? [];
+  return { page: found[1] || "runs", params: Object.fromEntries(new URLSearchParams(found[2] ?? "")) };
+}
+
+export function href(page, params = {}) {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(params)) {
+    if (value !== undefined && value !== null && value !== "") query.set(name, value);
+  }
+  const text = query.toString();
+  return `#/${page}${text ? `?${text}` : ""}`;
+}
+
+export function go(page, params, { replace = false } = {}) {
+  const address = href(page, params);
+  if (address === location.hash) return;
+  if (!replace) {
+    location.hash = address;
+    return;
+  }
+  history.replaceState(history.state, "", address);
+  dispatchEvent(new HashChangeEvent("hashchange"));
+}
+
+export function useRoute() {
+  const [route, setRoute] = useState(() => parse(location.hash));
+  useEffect(() => {
+    const changed = () => setRoute(parse(location.hash));
+    addEventListener("hashchange", changed);
+    return () => removeEventListener("hashchange", changed);
+  }, []);
+  return route;
+}

@@ -1,0 +1,339 @@
+// One step: what it was, what it changed, read, asked and spent.
+
+import { useEffect, useRef, useState } from "preact/hooks";
+import { AnswerForm, StepActions } from "./acts.jsx";
+import { embedded } from "./embedded.js";
+import { branchName, count, failureText, plural, seconds, usd } from "./format.js";
+import { announce, useAnswer } from "./hooks.js";
+import { Facts, Problem, Time } from "./parts.jsx";
+import { difference } from "./shape.js";
+import { Conflict } from "./tables.jsx";
+import { Difference, Text, Value } from "./value.jsx";
+
+function Section({ title, note, children, open = true, id }) {
+  const [shown, setShown] = useState(open);
+  return (
+    <section class="part" id={id}>
+      <h3>
+        <button type="button" aria-expanded={shown} onClick={() => setShown(!shown)}>
+          {title}
+          {note != null && <span class="quiet"> {note}</span>}
+        </button>
+      </h3>
+      {shown && children}
+    </section>
+  );
+}
+
+// --- language models
+
+const sum = (calls, name) => calls.reduce((total, call) => total + (call[name] ?? 0), 0);
+
+export function LMCalls({ calls }) {
+  if (!calls.length) return null;
+  const cost = calls.some((call) => call.cost == null) ? null : sum(calls, "cost");
+  const note = `${count(calls.length)} · ${count(sum(calls, "prompt_tokens") + sum(calls, "response_tokens"))} tokens · ${usd(cost)}`;
+  return (
+    <Section title="LM calls" note={note}>
+      <ol class="calls">{calls.map((call, i) => <LMCall key={i} call={call} open={calls.length <= 3} />)}</ol>
+    </Section>
+  );
+}
+
+function LMCall({ call, open: start }) {
+  const [open, setOpen] = useState(start);
+  const facts = [
+    `${count(call.prompt_tokens)} in, ${count(call.response_tokens)} out`,
+    usd(call.cost),
+    seconds(call.seconds),
+    call.cached && "from the cache",
+    call.attempt > 1 && `attempt ${call.attempt}`,
+    call.finish_reason && call.finish_reason !== "stop" && `ended: ${call.finish_reason}`,
+  ].filter(Boolean);
+  const kept = call.messages != null || call.response != null;
+  return (
+    <li class={`call${call.failed ? " bad" : ""}`}>
+      <div class="callhead">
+        <b>{call.predictor || "LM"}</b>
+        <span class="model">{call.response_model || call.model}</span>
+        <span class="num quiet">{facts.join(" · ")}</span>
+        {kept && (
+          <button type="button" class="fold" aria-expanded={open} onClick={() => setOpen(!open)}>
+            {open ? "hide texts" : "show texts"}
+          </button>
+        )}
+      </div>
+      {call.failed && <p class="bad"><Text text={String(call.failed)} /></p>}
+      {open && <Messages messages={call.messages} />}
+      {open && call.response != null && <Message role="response" content={call.response} limit={1500} />}
+    </li>
+  );
+}
+
+function Messages({ messages }) {
+  if (messages == null) return null;
+  if (!Array.isArray(messages)) return <Message role="prompt" content={messages} />;
+  return messages.map((message, i) => (
+    <Message key={i} role={message?.role ?? "message"} content={message?.content ?? message} limit={i === messages.length - 1 ? 900 : 260} />
+  ));
+}
+
+function Message({ role, content, limit }) {
+  return (
+    <div class={`message m-${role}`}>
+      <span class="role">{role}</span>
+      <div class="content">{typeof content === "string" ? <Text text={content} limit={limit} /> : <Value value={content} />}</div>
+    </div>
+  );
+}
+
+// --- states
+
+const fieldsOf = (state) => (state && typeof state === "object" && !Array.isArray(state) ? state : {});
+
+function Changes({ before, after }) {
+  const [old, now] = [fieldsOf(before), fieldsOf(after)];
+  const names = [...new Set([...Object.keys(now), ...Object.keys(old)])];
+  const changed = names.filter((name) => difference(old[name], now[name]).length);
+  return (
+    <Section title="Changes" note={changed.length ? plural(changed.length, "field") : "none"} id="changes">
+      {changed.map((name) => (
+        <div class="field" key={name}>
+          <h4><code>{name}</code></h4>
+          <Difference before={old[name]} after={now[name]} />
+        </div>
+      ))}
+      {!changed.length && <p class="quiet">The state is the same as before.</p>}
+    </Section>
+  );
+}
+
+export function State({ title, state, blame, onShow, note, open }) {
+  const fields = Object.entries(fieldsOf(state));
+  return (
+    <Section title={title} note={note ?? plural(fields.length, "field")} open={open}>
+      <dl class="state">
+        {fields.map(([name, value]) => (
+          <div key={name}>
+            <dt>
+              <code>{name}</code>
+              {blame?.[name] && <Writer blame={blame[name]} onShow={onShow} />}
+            </dt>
+            <dd><Value value={value} /></dd>
+          </div>
+        ))}
+      </dl>
+    </Section>
+  );
+}
+
+const Writer = ({ blame, onShow }) => (
+  <span class="writer">
+    by <button type="button" class="link" onClick={() => onShow(blame.commit)} title={`written by ${blame.commit}`}>{blame.node}</button>
+  </span>
+);
+
+function Attempts({ failures }) {
+  if (!failures.length) return null;
+  return (
+    <Section title="Failed attempts" note={count(failures.length)}>
+      <ol class="attempts">{failures.map((failure, i) => <Failed key={i} failure={failure} />)}</ol>
+    </Section>
+  );
+}
+
+function Failed({ failure }) {
+  return (
+    <li>
+      <p class="bad">
+        <b>Attempt {failure.attempt}</b>
+        {failure.index != null && ` of item ${failure.index}`}: <Text text={failureText(failure)} />
+      </p>
+      {failure.traceback && <Traceback text={failure.traceback} />}
+    </li>
+  );
+}
+
+function Traceback({ text }) {
+  const [open, setOpen] = useState(false);
+  return (
+    <>
+      <button type="button" class="fold" aria-expanded={open} onClick={() => setOpen(!open)}>
+        {open ? "hide the traceback" : `show the traceback, ${plural(text.split("\n").length, "line")}`}
+      </button>
+      {open && <pre class="traceback">{text}</pre>}
+    </>
+  );
+}
+
+// --- the pane
+
+function PaneHead({ sign, title, sub, index, size, onSelect, children }) {
+  return (
+    <header class="panehead">
+      <div class="titles">
+        <h2 tabIndex={-1}>{sign && <span class="sign">{sign} </span>}{title}</h2>
+        <p class="quiet">{sub}</p>
+      </div>
+      <div class="buttons">
+        {children}
+        <button type="button" onClick={() => onSelect(index - 1)} disabled={index <= 0} aria-label="Previous step" title="Previous step (k)">↑</button>
+        <button type="button" onClick={() => onSelect(index + 1)} disabled={index < 0 || index >= size - 1} aria-label="Next step" title="Next step (j)">↓</button>
+      </div>
+    </header>
+  );
+}
+
+export function StepPane(props) {
+  const { entry } = props;
+  if (entry.kind === "failure") return <FailurePane {...props} />;
+  if (entry.kind === "question") return <QuestionPane {...props} />;
+  return <CommitPane {...props} />;
+}
+
+const asList = (found) => (Array.isArray(found) ? found : []);
+
+function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, about, onChanged, data, steps }) {
+  const { data: step, error, current } = useAnswer("commit", { thread, run, id: entry.id });
+  const told = useRef(null);
+  const body = useRef(null);
+  useEffect(() => {
+    if (!current || !step || told.current === entry.id) return;
+    if (told.current) announce(`Step ${step.commit.node}, ${plural(Object.keys(fieldsOf(step.diff)).length, "change")}`);
+    told.current = entry.id;
+    body.current?.scrollTo?.(0, 0);
+  }, [current, entry.id]);
+  const nav = { index: selected, size: entries.size, onSelect };
+  if (error && !current) return <div class="pane"><div class="panebody" aria-busy="true" /></div>;
+  if (error) return <div class="pane"><PaneHead title={entry.id} sub="" {...nav} /><Problem error={error} /></div>;
+  if (!step) return <div class="pane"><div class="panebody" aria-busy="true" /></div>;
+  const { commit } = step;
+  const calls = step.lm_calls ?? [];
+  const conflicts = step.conflicts ?? [];
+  const failures = asList(commit.failed_attempts);
+  const parents = commit.parents ?? [];
+  const join = commit.node.startsWith("join:");
+  return (
+    <div class="pane" aria-busy={!current}>
+      <PaneHead
+        title={commit.node}
+        sub={`${commit.id} · version ${commit.version ?? "open"} · ${branchName(commit.branch)}${commit.visit > 1 ? ` · visit ${commit.visit}` : ""}`}
+        {...nav}
+      >
+        {about?.acts && !embedded && <StepActions step={step} data={data} steps={steps} about={about} onChanged={onChanged} />}
+      </PaneHead>
+      <div class="panebody" ref={body} tabIndex={0} role="group" aria-label="Details of the step">
+        {commit.failure && <p class="problem">Failed: <Text text={failureText(commit.failure)} /></p>}
+        <Facts
+          items={[
+            ["Started", <Time time={commit.started} exactly />],
+            ["Time", seconds(commit.duration)],
+            ["Attempt", `${commit.attempt ?? 1}${failures.length ? `, ${failures.length} failed` : ""}`],
+            calls.length > 0 && ["LM calls", count(calls.length)],
+            commit.cached && ["Cached", "from the node's cache"],
+            ["After", parents.length ? <Links ids={parents} onShow={onShow} /> : "nothing"],
+            ["Then", (commit.route ?? []).join(", ") || "–"],
+          ]}
+        />
+        {commit.reason && <p class="reason"><span class="quiet">Reason of the route: </span><Text text={commit.reason} /></p>}
+        <Attempts failures={failures} />
+        {conflicts.length > 0 && (
+          <Section title="Conflicts" note={count(conflicts.length)}>
+            {conflicts.map((conflict, i) => <Conflict key={i} conflict={conflict} />)}
+          </Section>
+        )}
+        <Changes key={`c${commit.id}`} before={step.before} after={step.after} />
+        <LMCalls key={`l${commit.id}`} calls={calls} />
+        {commit.live && <Exchange live={commit.live} />}
+        <State key={`a${commit.id}`} title="State after" state={step.after} blame={step.blame} onShow={onShow} open={!calls.length || commit.node === "START"} />
+        {step.before && <State key={`b${commit.id}`} title={join ? "State before the fork" : "State before: what it could read"} state={step.before} onShow={onShow} open={false} />}
+      </div>
+    </div>
+  );
+}
+
+const Links = ({ ids, onShow }) =>
+  ids.map((id, i) => (
+    <span key={id}>{i > 0 && ", "}<button type="button" class="link" onClick={() => onShow(id)}>{id.split("/").pop()}</button></span>
+  ));
+
+const Exchange = ({ live }) => (
+  <Section title="Live fields" note="posts and reads" open={false}><Value value={live} open /></Section>
+);
+
+// The commit before an execution of the same branch: what the node has read.
+function parentOf(execution, steps) {
+  const last = execution.lastIndexOf(":");
+  const number = Number.parseInt(execution.slice(last + 1), 10);
+  const id = number > 0 ? `${execution.slice(0, last)}:${number - 1}` : null;
+  for (const row of [id]) if (row && steps.indexOf(row) >= 0) return row;
+  const bare = (text) => text.split("/").pop();
+  for (let i = steps.count - 1; id && i >= 0; i -= 1) if (steps.at(i) && bare(steps.at(i).id) === bare(id)) return steps.at(i).id;
+  return steps.at(steps.count - 1)?.id ?? null;
+}
+
+function ReadState({ thread, run, execution, steps, onShow }) {
+  const parent = parentOf(execution, steps);
+  const { data: step } = useAnswer(parent ? "commit" : null, { thread, run, id: parent });
+  if (!step) return null;
+  return <State title="What it could read" note={`the state after ${step.commit.node}`} state={step.after} blame={step.blame} onShow={onShow} open />;
+}
+
+function FailurePane({ entry, thread, run, selected, entries, onSelect, onShow, steps }) {
+  const { failure } = entry;
+  const { data: answer } = useAnswer("lm_calls", { thread, run, execution: failure.execution });
+  const calls = answer?.items ?? [];
+  const attempts = asList(failure.failed_attempts);
+  return (
+    <div class="pane">
+      <PaneHead
+        sign="✕"
+        title={`${failure.node} failed`}
+        sub={`${failure.execution} · attempt ${failure.attempt} · ${branchName(failure.branch)} · nothing of it was committed`}
+        index={selected}
+        size={entries.size}
+        onSelect={onSelect}
+      />
+      <div class="panebody" tabIndex={0} role="group" aria-label="Details of the failure">
+        <div class="problem">
+          <strong>{failure.type}</strong>
+          {failure.index != null && <span> in item {failure.index}</span>}
+          <p><Text text={failure.message || "without a text"} limit={900} /></p>
+          {failure.retryable && <p class="quiet">Another attempt may succeed.</p>}
+        </div>
+        {failure.traceback && <Traceback text={failure.traceback} />}
+        <Attempts failures={attempts} />
+        <LMCalls calls={calls} />
+        <ReadState thread={thread} run={run} execution={failure.execution} steps={steps} onShow={onShow} />
+      </div>
+    </div>
+  );
+}
+
+function QuestionPane({ entry, thread, run, selected, entries, onSelect, onShow, about, onChanged, steps, data }) {
+  const { question } = entry;
+  return (
+    <div class="pane">
+      <PaneHead
+        sign="?"
+        title={`${question.node} asks`}
+        sub={`${question.execution} · ${question.key} · ${branchName(question.branch)}`}
+        index={selected}
+        size={entries.size}
+        onSelect={onSelect}
+      />
+      <div class="panebody" tabIndex={0} role="group" aria-label="Details of the question">
+        <div class="question"><Text text={question.text} limit={2000} /></div>
+        {about?.acts && !embedded ? (
+          <AnswerForm key={entry.id} question={question} thread={thread} data={data} onDone={onChanged} />
+        ) : (
+          <p class="quiet">
+            {embedded ? "Nothing can be answered in a file." : "Answering needs the program: "}
+            {!embedded && <code>dspyer inspect STORE --program module:graph</code>}
+          </p>
+        )}
+        <ReadState thread={thread} run={run} execution={question.execution} steps={steps} onShow={onShow} />
+      </div>
+    </div>
+  );
+}

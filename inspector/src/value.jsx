@@ -1,0 +1,147 @@
+// Values as text: always text nodes, long ones folded with a count.
+
+import { useState } from "preact/hooks";
+import { count, first, plural } from "./format.js";
+import { difference, pathText, shape } from "./shape.js";
+
+const TEXT_LIMIT = 400;
+const LINES = 8;
+const ITEMS = 40;
+
+export function Text({ text, limit = TEXT_LIMIT }) {
+  const [open, setOpen] = useState(false);
+  const lines = text.split("\n");
+  if (text.length <= limit * 1.2 && lines.length <= LINES + 2) return <span class="text">{text}</span>;
+  const short = lines.slice(0, LINES).join("\n").slice(0, limit);
+  return (
+    <>
+      <span class="text">{open ? text : `${short}…`}</span>
+      <button type="button" class="fold" aria-expanded={open} onClick={() => setOpen(!open)}>
+        {open ? "show less" : `show all ${plural(text.length, "character")}`}
+      </button>
+    </>
+  );
+}
+
+function Scalar({ seen }) {
+  return (
+    <span class={`v v-${seen.type}`}>
+      {seen.label && <span class="tag">{seen.label} </span>}
+      {seen.type === "text" && seen.text === "" ? <span class="tag">empty text</span> : <Text text={seen.text} />}
+    </span>
+  );
+}
+
+// One line that says what a folded value holds.
+export function gist(value, limit = 72) {
+  const seen = shape(value);
+  if (seen.kind === "scalar") return first(seen.text.replace(/\s+/g, " "), limit);
+  const size = seen.entries.length;
+  if (!size) return `${seen.open}${seen.close}`;
+  const parts = seen.entries.slice(0, 6).map(([key, item]) => {
+    const inner = shape(item);
+    const text = inner.kind === "scalar" ? first(inner.text.replace(/\s+/g, " "), 24) : `${inner.open}…${inner.close}`;
+    return seen.kind === "map" ? `${key}: ${text}` : text;
+  });
+  return first(`${seen.open}${parts.join(", ")}${size > 6 ? ", …" : ""}${seen.close}`, limit);
+}
+
+export function Value({ value, depth = 0, open: start }) {
+  const seen = shape(value);
+  const size = seen.entries.length;
+  const [open, setOpen] = useState(start ?? (depth < 2 && size <= 12));
+  const [all, setAll] = useState(false);
+  if (seen.kind === "scalar") return <Scalar seen={seen} />;
+  if (!size) return <span class="v"><span class="tag">{seen.label || "dict"}</span> {seen.open}{seen.close}</span>;
+  const unit = seen.kind === "list" ? "item" : "key";
+  const shown = all ? seen.entries : seen.entries.slice(0, ITEMS);
+  return (
+    <span class="tree">
+      <button type="button" class="twist" aria-expanded={open} onClick={() => setOpen(!open)}>
+        <span class="tag">{seen.label || "dict"} · {plural(size, unit)}</span>
+        {!open && <span class="gist">{gist(value)}</span>}
+      </button>
+      {open && (
+        <ul class="entries">
+          {shown.map(([key, item]) => (
+            <li key={key}>
+              <span class="key">{seen.kind === "list" ? `[${key}]` : key}</span>
+              <Value value={item} depth={depth + 1} />
+            </li>
+          ))}
+          {shown.length < size && (
+            <li>
+              <button type="button" class="fold" onClick={() => setAll(true)}>
+                show {count(size - shown.length)} more
+              </button>
+            </li>
+          )}
+        </ul>
+      )}
+    </span>
+  );
+}
+
+const WORDS = { "+": "added", "-": "removed", "~": "changed" };
+const ROWS = 60;
+
+// Two texts: what both begin and end with is cut to a few characters, so that the change is in sight.
+function TextChange({ before, after }) {
+  let head = 0;
+  while (head < before.length && head < after.length && before[head] === after[head]) head += 1;
+  let tail = 0;
+  const room = Math.min(before.length, after.length) - head;
+  while (tail < room && before.at(-1 - tail) === after.at(-1 - tail)) tail += 1;
+  const start = Math.max(0, head - 40);
+  const cut = (text) => {
+    const end = Math.min(text.length, text.length - tail + 40);
+    return `${start ? "…" : ""}${text.slice(start, end)}${end < text.length ? "…" : ""}`;
+  };
+  return (
+    <>
+      <del><Text text={cut(before)} /></del>
+      <ins><Text text={cut(after)} /></ins>
+    </>
+  );
+}
+
+function Changed({ row }) {
+  const [a, b] = [shape(row.before), shape(row.value)];
+  if (a.type === "text" && b.type === "text") return <TextChange before={row.before} after={row.value} />;
+  return (
+    <>
+      <del><Value value={row.before} open={false} /></del>
+      <ins><Value value={row.value} open={false} /></ins>
+    </>
+  );
+}
+
+function DiffRow({ row }) {
+  if (row.mark === "…") return <li class="d-same"><span class="mark">…</span>{plural(row.count, "equal item")}</li>;
+  return (
+    <li class={`d d-${WORDS[row.mark]}`}>
+      <span class="mark" title={WORDS[row.mark]}>{row.mark}<span class="hidden"> {WORDS[row.mark]} </span></span>
+      {row.path.length > 0 && <span class="key">{pathText(row.path)}</span>}
+      <span class="change">{row.mark === "~" ? <Changed row={row} /> : <Value value={row.value} />}</span>
+    </li>
+  );
+}
+
+// The difference of one field.
+export function Difference({ before, after }) {
+  const [all, setAll] = useState(false);
+  const rows = difference(before, after);
+  const shown = all ? rows : rows.slice(0, ROWS);
+  return (
+    <ul class="diff">
+      {shown.map((row, i) => <DiffRow key={i} row={row} />)}
+      {shown.length < rows.length && (
+        <li>
+          <button type="button" class="fold" onClick={() => setAll(true)}>
+            show {plural(rows.length - shown.length, "more change")}
+          </button>
+        </li>
+      )}
+    </ul>
+  );
+}
