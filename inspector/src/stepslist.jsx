@@ -219,7 +219,7 @@ export function TimelineView(props) {
   const { steps, data } = props;
   const running = data.info.status === "running";
   const now = useNow(running);
-  const [zoom, setZoom] = useState(null); // null: the whole run; else the rows in sight
+  const [zoom, setZoom] = useState(steps.count > 60); // to the rows in sight; else the whole run
   const [range, setRange] = useState([0, 40]);
   const whole = useMemo(() => {
     const from = epoch(data.info.started) ?? epoch(steps.at(0)?.started) ?? 0;
@@ -237,7 +237,7 @@ export function TimelineView(props) {
   }, [zoom, range, whole, steps.at(range[0]), steps.at(range[1] - 1)]);
   const extra = (
     <label class="check">
-      <input type="checkbox" checked={Boolean(zoom)} onChange={(event) => setZoom(event.target.checked)} />
+      <input type="checkbox" checked={zoom} onChange={(event) => setZoom(event.target.checked)} />
       Zoom to the rows in sight
     </label>
   );

@@ -23,11 +23,11 @@ export function Text({ text, limit = TEXT_LIMIT }) {
   );
 }
 
-function Scalar({ seen }) {
+function Scalar({ seen, depth }) {
   return (
     <span class={`v v-${seen.type}`}>
       {seen.label && <span class="tag">{seen.label} </span>}
-      {seen.type === "text" && seen.text === "" ? <span class="tag">empty text</span> : <Text text={seen.text} />}
+      {seen.type === "text" && seen.text === "" ? <span class="tag">empty text</span> : <Text text={seen.text} limit={depth ? 200 : TEXT_LIMIT} />}
     </span>
   );
 }
@@ -49,9 +49,9 @@ export function gist(value, limit = 72) {
 export function Value({ value, depth = 0, open: start }) {
   const seen = shape(value);
   const size = seen.entries.length;
-  const [open, setOpen] = useState(start ?? (depth < 2 && size <= 12));
+  const [open, setOpen] = useState(start ?? (depth < 1 ? size <= 12 : depth < 2 && size <= 3));
   const [all, setAll] = useState(false);
-  if (seen.kind === "scalar") return <Scalar seen={seen} />;
+  if (seen.kind === "scalar") return <Scalar seen={seen} depth={depth} />;
   if (!size) return <span class="v"><span class="tag">{seen.label || "dict"}</span> {seen.open}{seen.close}</span>;
   const unit = seen.kind === "list" ? "item" : "key";
   const shown = all ? seen.entries : seen.entries.slice(0, ITEMS);
@@ -122,7 +122,7 @@ function DiffRow({ row }) {
     <li class={`d d-${WORDS[row.mark]}`}>
       <span class="mark" title={WORDS[row.mark]}>{row.mark}<span class="hidden"> {WORDS[row.mark]} </span></span>
       {row.path.length > 0 && <span class="key">{pathText(row.path)}</span>}
-      <span class="change">{row.mark === "~" ? <Changed row={row} /> : <Value value={row.value} />}</span>
+      <span class="change">{row.mark === "~" ? <Changed row={row} /> : <Value value={row.value} open={false} />}</span>
     </li>
   );
 }
