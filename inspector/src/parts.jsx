@@ -17,10 +17,16 @@ export function Status({ status }) {
   );
 }
 
-export function Time({ time, exactly = false }) {
+export function Time({ time }) {
   const date = moment(time);
   if (!date) return <span class="quiet">–</span>;
-  return <time dateTime={date.toISOString()} title={exact(date)}>{exactly ? exact(date) : ago(date)}</time>;
+  return <time dateTime={date.toISOString()} title={exact(date)}>{ago(date)}</time>;
+}
+
+export function Clock({ time }) {
+  const date = moment(time);
+  if (!date) return <span class="quiet">–</span>;
+  return <time dateTime={date.toISOString()} title={exact(date)}>{exact(date).slice(11)}</time>;
 }
 
 export function Facts({ items }) {

@@ -59,7 +59,7 @@ function words(data, rows) {
   return `${info.status[0].toUpperCase()}${info.status.slice(1)} after ${plural(rows.count, "step")}${place}`;
 }
 
-function Head({ data, steps, about, onChanged, selected }) {
+function Head({ data, steps, about, onChanged, end, onShow }) {
   const { info } = data;
   const now = useNow(info.status === "running");
   const [from, to] = [epoch(info.started), epoch(info.ended)];
@@ -74,9 +74,11 @@ function Head({ data, steps, about, onChanged, selected }) {
         <Status status={info.status} />
         <span class="room" />
         {!embedded && <CopyLink />}
-        <Actions data={data} about={about} onChanged={onChanged} selected={selected} />
+        <Actions data={data} about={about} onChanged={onChanged} />
       </div>
-      <p class={`says s-${info.status}`} title={failureText(info.failure)}>{words(data, steps)}</p>
+      <p class={`says s-${info.status}`} title={failureText(info.failure)}>
+        {end ? <button type="button" class="link" onClick={() => onShow(end.id)}>{words(data, steps)}</button> : words(data, steps)}
+      </p>
       <Facts
         items={[
           ["Graph", info.graph],
@@ -202,7 +204,7 @@ export function RunPage({ params, about }) {
   const alone = !wide && params.step;
   return (
     <main id="main" class={`run${alone ? " alone" : ""}`} tabIndex={-1}>
-      <Head data={data} steps={steps} about={about} onChanged={renew} selected={entry} />
+      <Head data={data} steps={steps} about={about} onChanged={renew} end={entries.ends[0]} onShow={show} />
       <Tabs label="Views of the run" tabs={views} selected={chosen} onSelect={setView} />
       <div class={`split${FULL.has(chosen) ? " full" : ""}`}>
         <section class={`view view-${chosen}`} id="panel" role="tabpanel" aria-labelledby={`tab-${chosen}`}>

@@ -5,10 +5,10 @@ import { AnswerForm, StepActions } from "./acts.jsx";
 import { embedded } from "./embedded.js";
 import { branchName, count, failureText, plural, seconds, usd } from "./format.js";
 import { announce, useAnswer } from "./hooks.js";
-import { Facts, Problem, Time } from "./parts.jsx";
+import { Clock, Facts, Problem } from "./parts.jsx";
 import { difference } from "./shape.js";
 import { Conflict } from "./tables.jsx";
-import { Difference, Text, Value } from "./value.jsx";
+import { Difference, Source, Text, Value } from "./value.jsx";
 
 function Section({ title, note, children, open = true, id }) {
   const [shown, setShown] = useState(open);
@@ -91,10 +91,10 @@ function Message({ role, content, limit }) {
 
 const fieldsOf = (state) => (state && typeof state === "object" && !Array.isArray(state) ? state : {});
 
-function Changes({ before, after }) {
+function Changes({ before, after, diff }) {
   const [old, now] = [fieldsOf(before), fieldsOf(after)];
   const names = [...new Set([...Object.keys(now), ...Object.keys(old)])];
-  const changed = names.filter((name) => difference(old[name], now[name]).length);
+  const changed = names.filter((name) => name in diff || difference(old[name], now[name]).length);
   return (
     <Section title="Changes" note={changed.length ? plural(changed.length, "field") : "none"} id="changes">
       {changed.map((name) => (
@@ -214,6 +214,7 @@ function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, a
   const parents = commit.parents ?? [];
   const join = commit.node.startsWith("join:");
   return (
+    <Source.Provider value={{ of: "commit", thread, run, id: commit.id }}>
     <div class="pane" aria-busy={!current}>
       <PaneHead
         title={commit.node}
@@ -226,7 +227,7 @@ function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, a
         {commit.failure && <p class="problem">Failed: <Text text={failureText(commit.failure)} /></p>}
         <Facts
           items={[
-            ["Started", <Time time={commit.started} exactly />],
+            ["Started", <Clock time={commit.started} />],
             ["Time", seconds(commit.duration)],
             ["Attempt", `${commit.attempt ?? 1}${failures.length ? `, ${failures.length} failed` : ""}`],
             calls.length > 0 && ["LM calls", count(calls.length)],
@@ -242,13 +243,14 @@ function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, a
             {conflicts.map((conflict, i) => <Conflict key={i} conflict={conflict} />)}
           </Section>
         )}
-        <Changes key={`c${commit.id}`} before={step.before} after={step.after} />
+        <Changes key={`c${commit.id}`} before={step.before} after={step.after} diff={fieldsOf(step.diff)} />
         <LMCalls key={`l${commit.id}`} calls={calls} />
         {commit.live && <Exchange live={commit.live} />}
         <State key={`a${commit.id}`} title="State after" state={step.after} blame={step.blame} onShow={onShow} open={!calls.length || commit.node === "START"} />
         {step.before && <State key={`b${commit.id}`} title={join ? "State before the fork" : "State before: what it could read"} state={step.before} onShow={onShow} open={false} />}
       </div>
     </div>
+    </Source.Provider>
   );
 }
 
@@ -276,7 +278,11 @@ function ReadState({ thread, run, execution, steps, onShow }) {
   const parent = parentOf(execution, steps);
   const { data: step } = useAnswer(parent ? "commit" : null, { thread, run, id: parent });
   if (!step) return null;
-  return <State title="What it could read" note={`the state after ${step.commit.node}`} state={step.after} blame={step.blame} onShow={onShow} open />;
+  return (
+    <Source.Provider value={{ of: "commit", thread, run, id: parent }}>
+      <State title="What it could read" note={`the state after ${step.commit.node}`} state={step.after} blame={step.blame} onShow={onShow} open />
+    </Source.Provider>
+  );
 }
 
 function FailurePane({ entry, thread, run, selected, entries, onSelect, onShow, steps }) {
@@ -303,7 +309,7 @@ function FailurePane({ entry, thread, run, selected, entries, onSelect, onShow, 
         </div>
         {failure.traceback && <Traceback text={failure.traceback} />}
         <Attempts failures={attempts} />
-        <LMCalls calls={calls} />
+        <Source.Provider value={{ of: "lm_calls", thread, run, execution: failure.execution }}><LMCalls calls={calls} /></Source.Provider>
         <ReadState thread={thread} run={run} execution={failure.execution} steps={steps} onShow={onShow} />
       </div>
     </div>

@@ -1,8 +1,13 @@
 // Values as text: always text nodes, long ones folded with a count.
 
-import { useState } from "preact/hooks";
+import { createContext } from "preact";
+import { useContext, useState } from "preact/hooks";
+import { get } from "./api.js";
 import { count, first, plural } from "./format.js";
 import { difference, pathText, shape } from "./shape.js";
+
+// Which answer the shown values are from: {of, ...params}. The server cuts very long values, and sends the rest on request.
+export const Source = createContext(null);
 
 const TEXT_LIMIT = 400;
 const LINES = 8;
@@ -23,6 +28,34 @@ export function Text({ text, limit = TEXT_LIMIT }) {
   );
 }
 
+// The rest of a cut value, part by part.
+function useRest(seen) {
+  const source = useContext(Source);
+  const [more, setMore] = useState([]);
+  const [error, setError] = useState(null);
+  if (!seen.cut) return { seen, rest: null };
+  const text = seen.cut.kind === "text";
+  const have = (text ? seen.text.length : seen.entries.length) + more.reduce((sum, part) => sum + part.length, 0);
+  const load = async () => {
+    try {
+      const part = await get("value", { ...source, path: JSON.stringify(seen.cut.path), first: have });
+      setMore([...more, text ? part.value : shape(part.value).entries.map(([key, item]) => [Array.isArray(part.value) ? have + key : key, item])]);
+    } catch (failed) {
+      setError(failed);
+    }
+  };
+  const left = seen.cut.length - have;
+  const unit = text ? "character" : seen.cut.kind === "list" ? "item" : "key";
+  const words = source ? `load ${plural(left, `more ${unit}`)}` : `${plural(left, `more ${unit}`)} left out`;
+  const rest = left > 0 && (
+    <button type="button" class="fold" onClick={load} disabled={!source}>{error ? error.message : words}</button>
+  );
+  const whole = text
+    ? { ...seen, text: seen.text + more.join("") }
+    : { ...seen, entries: seen.entries.concat(...more), size: seen.cut.length };
+  return { seen: whole, rest };
+}
+
 function Scalar({ seen, depth }) {
   return (
     <span class={`v v-${seen.type}`}>
@@ -36,7 +69,7 @@ function Scalar({ seen, depth }) {
 export function gist(value, limit = 72) {
   const seen = shape(value);
   if (seen.kind === "scalar") return first(seen.text.replace(/\s+/g, " "), limit);
-  const size = seen.entries.length;
+  const size = seen.cut?.length ?? seen.entries.length;
   if (!size) return `${seen.open}${seen.close}`;
   const parts = seen.entries.slice(0, 6).map(([key, item]) => {
     const inner = shape(item);
@@ -47,11 +80,11 @@ export function gist(value, limit = 72) {
 }
 
 export function Value({ value, depth = 0, open: start }) {
-  const seen = shape(value);
-  const size = seen.entries.length;
+  const { seen, rest } = useRest(shape(value));
+  const size = seen.size ?? seen.entries.length;
   const [open, setOpen] = useState(start ?? (depth < 1 ? size <= 12 : depth < 2 && size <= 3));
   const [all, setAll] = useState(false);
-  if (seen.kind === "scalar") return <Scalar seen={seen} depth={depth} />;
+  if (seen.kind === "scalar") return <><Scalar seen={seen} depth={depth} />{rest}</>;
   if (!size) return <span class="v"><span class="tag">{seen.label || "dict"}</span> {seen.open}{seen.close}</span>;
   const unit = seen.kind === "list" ? "item" : "key";
   const shown = all ? seen.entries : seen.entries.slice(0, ITEMS);
@@ -69,13 +102,14 @@ export function Value({ value, depth = 0, open: start }) {
               <Value value={item} depth={depth + 1} />
             </li>
           ))}
-          {shown.length < size && (
+          {shown.length < seen.entries.length && (
             <li>
               <button type="button" class="fold" onClick={() => setAll(true)}>
-                show {count(size - shown.length)} more
+                show {count(seen.entries.length - shown.length)} more
               </button>
             </li>
           )}
+          {shown.length === seen.entries.length && rest && <li>{rest}</li>}
         </ul>
       )}
     </span>
@@ -105,9 +139,12 @@ function TextChange({ before, after }) {
   );
 }
 
+// What was sent of both is equal; the difference is in what was cut.
+const Beyond = () => <p class="quiet">It changed beyond what is shown: load the rest in the states below.</p>;
+
 function Changed({ row }) {
   const [a, b] = [shape(row.before), shape(row.value)];
-  if (a.type === "text" && b.type === "text") return <TextChange before={row.before} after={row.value} />;
+  if (typeof row.before === "string" && typeof row.value === "string" && a.type === "text" && b.type === "text") return <TextChange before={row.before} after={row.value} />;
   return (
     <>
       <del><Value value={row.before} open={false} /></del>
@@ -132,6 +169,7 @@ export function Difference({ before, after }) {
   const [all, setAll] = useState(false);
   const rows = difference(before, after);
   const shown = all ? rows : rows.slice(0, ROWS);
+  if (!rows.length) return <Beyond />;
   return (
     <ul class="diff">
       {shown.map((row, i) => <DiffRow key={i} row={row} />)}
