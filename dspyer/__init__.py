@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dspyer import agents, errors, events, lms, optimize, policies, reducers, search, stores
+    from dspyer.archive.archive import Archive
     from dspyer.budget import Budget
     from dspyer.cache import Cache
     from dspyer.errors import DspyerError, short_error
@@ -41,6 +42,7 @@ __all__ = [
     "DELETE",
     "END",
     "START",
+    "Archive",
     "Budget",
     "Cache",
     "Command",
@@ -89,6 +91,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "dspyer.archive.archive": ("Archive",),
     "dspyer.budget": ("Budget",),
     "dspyer.cache": ("Cache",),
     "dspyer.errors": ("DspyerError", "short_error"),

@@ -60,6 +60,11 @@ def test_every_public_name_is_documented() -> None:
 def test_every_documented_name_is_public() -> None:
     reached = {
         "dspyer.graph.spec.GraphSpec",  # as `program.graph`
+        "dspyer.archive.archived_thread.ArchivedThread",  # as `archive.thread(name)`
+        "dspyer.archive.archived_thread.CommitInfo",  # as `archive.thread(name).commit(id)`
+        "dspyer.archive.run_info.Page",  # as `archive.runs()`
+        "dspyer.archive.run_info.RunInfo",  # as an item of it
+        "dspyer.archive.stored_graph.StoredGraph",  # as `archive.thread(name).graph()`
         "dspyer.display.stats.NodeStats",  # as `run.stats().nodes`
         "dspyer.display.stats.Stats",  # as `run.stats()`
         "dspyer.display.lanes.Lanes",  # as `run.lanes()`

@@ -22,6 +22,7 @@ _COLOURS = {  # class: (fill, stroke) by day, by night
     "ground": (("#ffffff", "#e3e6ee"), ("#1c1f29", "#333847")),
     "mask": (("#ffffff", "none"), ("#1c1f29", "none")),
     "function": (("#f5f6fb", "#8a93ab"), ("#272b38", "#77819c")),
+    "unknown": (("#f5f6fb", "#8a93ab"), ("#272b38", "#77819c")),
     "module": (("#e7f1ff", "#3f7fd6"), ("#1b2d47", "#5b9bf0")),
     "mode": (("#e7f1ff", "#3f7fd6"), ("#1b2d47", "#5b9bf0")),
     "subgraph": (("#f3ebff", "#8457c9"), ("#33254b", "#ab85e8")),

@@ -9,13 +9,14 @@ from typing import Any, Final
 import dspy
 
 from dspyer.budget import Budget
+from dspyer.display.graph_mermaid import draw_mermaid
 from dspyer.display.graph_picture import GraphPicture
 from dspyer.display.graph_svg import draw_svg
 from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
 from dspyer.graph.declarations import check_redacted_fields
 from dspyer.graph.error_edges import ErrorEdge
-from dspyer.graph.text import draw_mermaid, edge_labels, explain
+from dspyer.graph.text import edge_labels, explain
 from dspyer.nodes.check import CheckNode
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import Node, Send

@@ -1,15 +1,14 @@
-"""A graph as text: in words, and as a Mermaid flowchart."""
+"""A graph in words, and the labels of its edges."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
+from dspyer.display.graph_picture import ERROR_MARK
 from dspyer.nodes.map import MapNode
 from dspyer.nodes.node_policy import NO_POLICY
-from dspyer.scheduler.topology import END, START
+from dspyer.scheduler.topology import START
 from dspyer.schema.limits import kilobytes
 
 if TYPE_CHECKING:
@@ -135,50 +134,3 @@ def _overwritten_fields(graph: GraphSpec) -> dict[str, list[str]]:
         for written in dict.fromkeys((*own, *failures)):
             writers.setdefault(written, []).append(name)
     return {written: names for written, names in writers.items() if len(names) > 1 and written not in merged}
-
-
-# --- Mermaid
-
-# What Mermaid would read as markup inside a label, and what its Markdown renderer would read as a list item: a dash in
-# front, or a number followed by a dot.
-_MARKUP = re.compile(r"[^\w ,?!:()'/.-]|^-|(?<=\d)\.")
-_SHAPES = {
-    "end": ("([", "])"),
-    "module": ("[[", "]]"),
-    "mode": ("[[", "]]"),
-    "subgraph": ("[/", "/]"),
-    "map": ("[(", ")]"),
-    "interrupt": ("{{", "}}"),
-    "check": ("{", "}"),
-    "tool": (">", "]"),
-}
-
-
-def draw_mermaid(picture: GraphPicture) -> str:
-    """The graph as a Mermaid flowchart.
-
-    Functions are boxes, modules and modes have double sides, subgraphs are slanted, maps are drums, interrupts are
-    hexagons, checks are diamonds, tools are flags. Routes carry their labels. Edges that start the next round of a loop
-    are dashed, and nodes at which a round begins have a thick border. Error edges are dashed, too; the label says after
-    a cross what they take.
-    """
-    lines = ["flowchart TD"]
-    for node in picture.nodes:
-        opening, closing = _SHAPES.get(picture.kind(node), ("[", "]"))
-        lines.append(f'    {_id(node)}{opening}"{_mermaid_text(node)}"{closing}')
-    for edge in picture.edges:
-        arrow = "-.->" if edge.on_error or picture.goes_back(edge) else "-->"
-        label = picture.labels.get((edge.source, edge.target), "")
-        text = f'|"{_mermaid_text(label)}"|' if label.strip() else ""
-        lines.append(f"    {_id(edge.source)} {arrow}{text} {_id(edge.target)}")
-    lines += [f"    style {_id(head)} stroke-width:3px" for head in picture.heads]
-    return "\n".join(lines)
-
-
-def _id(node: str) -> str:
-    return node if node in (START, END) else f"{node}_"  # the suffix avoids Mermaid's reserved words, like "end"
-
-
-def _mermaid_text(text: str) -> str:
-    """A text for use inside quotes: quotes and markup become character codes in Mermaid's notation (`#34;`)."""
-    return _MARKUP.sub(lambda found: f"#{ord(found[0])};", " ".join(text.split()))

@@ -63,6 +63,7 @@ class CheckedStore(Store):
     threads = _delegated(Store.threads)
     run = _delegated(Store.run)
     runs = _delegated(Store.runs)
+    list_runs = _delegated(Store.list_runs)
     rows = _delegated(Store.rows)
     blobs = _delegated(Store.blobs)
     snapshot = _delegated(Store.snapshot)

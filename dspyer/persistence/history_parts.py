@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from dspyer.events import Commit
+from dspyer.events import Commit, MergedConflict
 from dspyer.persistence.history import PRUNED
 from dspyer.persistence.reader import (
     FoldedRun,
@@ -48,13 +48,23 @@ PAGE = 64
 """Rows that are read first; each further page is twice as long."""
 
 
+class LoggedCommit(NamedTuple):
+    """A commit with the states before and after it; before a join, that of its first branch."""
+
+    commit: Commit
+    before: ImmutableState
+    after: ImmutableState
+    conflicts: tuple[MergedConflict, ...]
+
+
 class Block:
     """Successive commits: all from a snapshot, or from the first run, up to a row.
 
     Args:
         reader: reads rows.
         segments: the folded rows.
-        snapshot_at: the row of the snapshot that they begin behind; None if they begin with the first run.
+        snapshot_at: the row of the snapshot that they begin behind; or that the run continues; None if
+            they begin with the first run.
         root: the row at which a pruned history begins.
 
     Attributes:
@@ -128,6 +138,19 @@ class Block:
             skipped = snapshot_index is not None
             found |= {ids[index]: entry.state for index, entry in enumerate(folded.entries) if index >= skipped}
         return found
+
+    def entry(self, commit_id: str) -> LoggedCommit | None:
+        """Return a commit as the log of its run has it; None if it is not in the block."""
+        commit = next((commit for commit in self.commits if commit.id == commit_id), None)
+        if commit is None:
+            return None
+        for run_rows, folded, before, snapshot_index in self._segments:
+            ids = _global_ids(run_rows, folded)
+            for index, entry in enumerate(folded.entries):
+                if ids[index] == commit_id and (index or snapshot_index is None):
+                    state = folded.entries[entry.parents[0]].state if entry.parents else before
+                    return LoggedCommit(commit, state, entry.state, entry.conflicts)
+        return None
 
     def _id_before(self) -> str:
         """Return the id of the commit before the first one; "" without one."""
@@ -252,7 +275,8 @@ def block_around(reader: HistoryReader, at: RunSpan, number: int, count: int = 1
         segment = fold_segment(reader, run_rows, snapshot, snapshot.content.state)
         return Block(reader, [segment], snapshot.at, root)
     state = recover_state(reader, run.parents[0]).state if run.parents else ImmutableState()
-    return Block(reader, [fold_segment(reader, run_rows, None, state)], None, root)
+    before = run.parents[0] if run.parents else None
+    return Block(reader, [fold_segment(reader, run_rows, None, state)], before, root)
 
 
 def recovered_block(reader: HistoryReader, recovered: RecoveredState, root: Point | None) -> Block | None:

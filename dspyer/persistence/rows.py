@@ -31,6 +31,8 @@ A run has a header too (`RunRow.header`). It is written once, when the run or a 
     graph      the name of its graph
     named      true if the user chose that name
     shape      the id of the graph's fingerprint, which is a blob
+    drawing    the id of what a drawing of the graph shows besides its fingerprint, which is a blob too
+    started    when this part of the run was started, seconds since the Unix epoch; lists of runs are in this order
     continues  true for a part that continues its parent (see `reader`)
     without    the rows before this part that do not count, as ranges of indexes
     names      new names of nodes by their old ones, if another graph continues the run
@@ -41,6 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from time import time
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -116,6 +119,11 @@ def run_label(run: RunRow) -> str:
 def fingerprint_id(run: RunRow) -> str:
     """The id of the fingerprint of the graph that made a part of a run; "" if unknown."""
     return str(run.header.get("shape", ""))
+
+
+def drawing_id(run: RunRow) -> str:
+    """The id of what a drawing of the graph of a part of a run shows; "" if unknown."""
+    return str(run.header.get("drawing", ""))
 
 
 # --- Headers of commits
@@ -279,7 +287,7 @@ def open_row(
         node: `START` for inputs, or the node that a manual commit is attributed to.
         patch: the patch.
         created: when a manual commit was made, seconds since the Unix epoch.
-        graph_blobs: the fingerprint of the graph by its id.
+        graph_blobs: what is stored of the graph, by id.
     """
     header = (node,) if created is None else (node, int(created * 1_000))
     return NewRow(RowKind.OPEN, header, Content(CommitContent(patch), encode_commit_content, graph_blobs))
@@ -350,7 +358,7 @@ def manual_commit_row(
         kind: `UPDATE` or `MERGE`.
         commit: the commit.
         content: its patch, and the resolutions of the merge policies.
-        graph_blobs: the fingerprint of the graph by its id, if a run begins with this row.
+        graph_blobs: what is stored of the graph, by id, if a run begins with this row.
     """
     started = int(commit.started * 1_000)
     header = CommitHeader(commit.id, commit.node, commit.step, commit.visit, True, commit.route, None, (), started, 0)
@@ -363,7 +371,7 @@ def resume_row(attempt: int, executions: Iterable[str], graph_blobs: Mapping[str
     Args:
         attempt: how often the run was resumed without a commit in between; 0 for a rerun.
         executions: what is called again.
-        graph_blobs: the fingerprint of the graph by its id, if it is another graph than before.
+        graph_blobs: what is stored of the graph, by id, if it is another graph than before.
     """
     content = Content(None, extra_blobs=graph_blobs) if graph_blobs else None
     return NewRow(RowKind.RESUME, (attempt, list(executions)), content)
@@ -374,20 +382,50 @@ def end_row(
     fingerprint: str | None,
     failures: Iterable[tuple[Failure, BaseException]],
     usage: Mapping[str, Any] | None = None,
+    steps: int | None = None,
 ) -> NewRow:
-    """Build the row of the end of a run.
+    """Build the row of the end of a run, with the time.
 
     Args:
         status: `"completed"`, `"failed"`, `"interrupted"` or `"stopped"`.
         fingerprint: that of the final state of a completed run.
         failures: each failure with its exception, of which the traceback is stored as text.
         usage: tokens by language model, of the calls since the run was started or resumed.
+        steps: how many commits the run has, without those of graphs inside its nodes; None if that is not known.
     """
     failed = [failure.stored_with(error) for failure, error in failures]
-    header: tuple[Any, ...] = (status,) if fingerprint is None else (status, fingerprint)
-    if usage:
-        header = (status, fingerprint, dict(usage))
+    header = (status, fingerprint, dict(usage) if usage else None, int(time() * 1_000) - TIME_ORIGIN, steps)
     return NewRow(RowKind.END, header, Content(failed, list) if failed else None)
+
+
+class EndHeader(NamedTuple):
+    """The header of the end of a run.
+
+    Attributes:
+        status: how it ended.
+        fingerprint: that of the final state; None if it was not completed.
+        usage: what it used by language model, since it was started or resumed.
+        ended: seconds since the Unix epoch; None in rows of dspyer 0.5 or earlier, as the number of commits.
+        steps: how many commits it has; None if that is not known.
+    """
+
+    status: str
+    fingerprint: str | None = None
+    usage: Mapping[str, Any] = MappingProxyType({})
+    ended: float | None = None
+    steps: int | None = None
+
+    @classmethod
+    def parse(cls, header: Sequence[Any]) -> EndHeader:
+        """Return the header of an end row; raise `StoreError` if it is malformed."""
+        status, fingerprint, usage, ended, steps = (*header, *(None,) * 5)[:5] if header else (None,) * 5
+        if not isinstance(status, str) or not isinstance(usage or {}, Mapping):
+            raise StoreError(
+                f"a row has the header {brief(list(header))}, which is not that of the end of a run: it was changed "
+                "after dspyer wrote it. Restore the store from a backup, or load the thread from an export"
+            )
+        when = (TIME_ORIGIN + ended) / 1_000 if isinstance(ended, int) else None
+        return cls(status, fingerprint, usage or {}, when, steps if isinstance(steps, int) else None)
 
 
 def question_row(question: Question) -> NewRow:

@@ -12,7 +12,7 @@ from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.leases import is_alive
 from dspyer.persistence.lm_usage import add_tokens
 from dspyer.persistence.reader import HistoryReader, ending_row, newest_rows, read_runs
-from dspyer.persistence.rows import CommitHeader, RowKind
+from dspyer.persistence.rows import CommitHeader, EndHeader, RowKind
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, Store
 
@@ -39,7 +39,11 @@ def status_of(store: Store, thread: str) -> str:
 def failures_of(store: Store, thread: str) -> tuple[Failure, ...]:
     """The failures with which the last run ended."""
     row = store.thread(thread)
-    end = None if row is None or row.head is None else last_end(store, row.head)
+    return failures_in(store, None if row is None or row.head is None else last_end(store, row.head))
+
+
+def failures_in(store: Store, end: Row | None) -> tuple[Failure, ...]:
+    """The failures in the row of the end of a run."""
     if end is None or end.content is None:
         return ()
     failures: list[dict[str, Any]] = end.content.value(store.blobs, lambda plain: plain)
@@ -58,8 +62,8 @@ def usage_of(store: Store, thread: str) -> dict[str, dict[str, Any]]:
     if row is not None and row.head is not None:
         for run in read_runs(store, [row.head], row.root):
             for end in run.rows:
-                if end.kind == RowKind.END and len(end.header) > 2:
-                    add_tokens(total, end.header[2])
+                if end.kind == RowKind.END:
+                    add_tokens(total, EndHeader.parse(end.header).usage)
     return total
 
 
@@ -84,10 +88,13 @@ def shown_questions(
 def open_questions(reader: HistoryReader, thread: str) -> tuple[Question, ...]:
     """The questions of the last run that have no answer."""
     row = reader.store.thread(thread)
-    if row is None or row.head is None:
-        return ()
+    return () if row is None or row.head is None else questions_at(reader, row.head)
+
+
+def questions_at(reader: HistoryReader, at: Point) -> tuple[Question, ...]:
+    """The questions that had no answer when a row was written."""
     records = ExecutionRecords()
-    oldest_first = list(_question_rows(reader.store, row.head))[::-1]
+    oldest_first = list(_question_rows(reader.store, at))[::-1]
     records.read(oldest_first, reader.fetch, reader.decode)
     return records.open_questions()
 

@@ -8,8 +8,9 @@ caches it for the `Thread` object.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import Any
 
@@ -17,14 +18,22 @@ from dspyer.errors import StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.patch import Replace
 from dspyer.persistence.history import CommitListing, History, inner_commits
-from dspyer.persistence.history_parts import Block, LinearHistory, RunSpan, block_around, recovered_block, runs_back
+from dspyer.persistence.history_parts import (
+    Block,
+    LinearHistory,
+    LoggedCommit,
+    RunSpan,
+    block_around,
+    recovered_block,
+    runs_back,
+)
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.recovery import recover_state
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
 from dspyer.persistence.snapshots import EVERY, latest_snapshot, state_digest
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Point, ThreadRow
+from dspyer.stores.base import Point, Store, ThreadRow
 
 Moment = int | str | Mapping[str, Any]
 """A version, the id of a commit, or a state itself."""
@@ -38,29 +47,47 @@ def check_thread_name(name: object) -> None:
     raise ThreadError(f"{name!r} is no name of a thread: that is any text, not empty: program.thread('t-42')")
 
 
+Bounds = tuple[Point | None, Point | None]
+"""The last row of a history, and the one at which it begins if older history was pruned."""
+
+
+def thread_bounds(store: Store, thread: str) -> Bounds:
+    """The bounds of the history of a thread, now."""
+    row = store.thread(thread)
+    return (None, None) if row is None else (row.head, row.root)
+
+
 class ThreadReader:
     """Reads the history of one thread. Safe for use by several threads at once.
+
+    Args:
+        reader: folds rows.
+        thread: the name of the thread.
+        bounds: returns the bounds of the history, for one that is not that of the thread's head; None for the thread.
 
     Attributes:
         cache: the whole history, read when it is needed.
         pages: reads parts of the history.
     """
 
-    def __init__(self, reader: HistoryReader, thread: str) -> None:
-        self.cache = HistoryCache(reader, thread)
-        self.pages = PageReader(reader, thread)
+    def __init__(self, reader: HistoryReader, thread: str, bounds: Callable[[], Bounds] | None = None) -> None:
+        find = bounds or partial(thread_bounds, reader.store, thread)
+        self.cache = HistoryCache(reader, find)
+        self.pages = PageReader(reader, find)
         self._reader = reader
         self._thread = thread
 
-    def history(self, inside: int | str | None, first: int | None, count: int | None, newest: bool) -> list[Commit]:
-        """The commits of the thread, a page of them, or those inside of a node."""
+    def history(
+        self, inside: int | str | None, first: int | None, count: int | None, newest: bool, floor: int = 0
+    ) -> list[Commit]:
+        """The commits of the thread, a page of them from version `floor` on, or those inside of a node."""
         if inside is not None:
             if first is not None or count is not None or newest:
                 raise ThreadError("the commits inside of a node have no pages: pass inside= alone")
             return self._commits_inside(inside)
         if count is not None and count < 1:
             raise ThreadError(f"count={count}: a page of a history has at least one commit")
-        page = None if count is None else self.pages.page(first, count, newest)
+        page = None if count is None else self.pages.page(first, count, newest, floor)
         return cut_page(list(self.cache.listed().commits), first, count, newest) if page is None else page
 
     def at(self, version: int | str) -> ImmutableState:
@@ -77,20 +104,34 @@ class ThreadReader:
             return self.at(moment)
         return moment if isinstance(moment, ImmutableState) else ImmutableState(moment)
 
-    def blame(self, path: str | tuple[Any, ...]) -> Commit:
-        """The commit that last wrote a path."""
-        keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
-        found = self.pages.blame(keys)
+    def entry(self, version: int | str) -> LoggedCommit:
+        """A commit with the states before and after it."""
+        found = self.pages.entry(version)
         if found is not None:
             return found
-        listed, history = self.cache.listed(), self.cache.history
-        heads = [] if listed.trunk_index is None else [listed.trunk_index]
-        state = history.state(listed.trunk_index)
+        listed = self.commits_around(version)
+        index = listed.index_of(version)
+        entry = listed.history.log[listed.log_indexes[index]]
+        before = listed.history.state(entry.parents[0] if entry.parents else None)
+        return LoggedCommit(listed.commits[index], before, listed.state(index), entry.conflicts)
+
+    def blame(self, path: str | tuple[Any, ...], at: int | str | None = None) -> Commit:
+        """The commit that last wrote a path, up to the head or to the commit `at`."""
+        keys: tuple[Any, ...] = tuple(path.split(".")) if isinstance(path, str) else tuple(path)
+        found = self.pages.blame(keys, at)
+        if found is not None:
+            return found
+        listed = self.cache.listed() if at is None else self.commits_around(at)
+        history, last = listed.history, listed.trunk_index if at is None else listed.log_index_of(at)
+        heads = [] if last is None else [last]
+        state = history.state(last)
         writer = last_writer(history.log, ancestry(history.log, heads), heads, keys, value_at(state, keys))
         if writer is not None:
             return listed.commits[listed.log_indexes.index(writer)]
         name = ".".join(map(str, keys))
         not_joined = [commit for commit in listed.commits if touches(commit.patch, keys)]
+        if at is not None:
+            raise LookupError(f"no commit up to {at!r} has written {name!r}; fields of the state: {', '.join(state)}")
         if not_joined:
             raise LookupError(
                 f"{name!r} was written by {not_joined[-1].node!r} (commit {not_joined[-1].id!r}), but its branch never "
@@ -183,18 +224,17 @@ class HistoryCache:
         root: the row at which it begins, if older history was pruned.
     """
 
-    def __init__(self, reader: HistoryReader, thread: str) -> None:
+    def __init__(self, reader: HistoryReader, bounds: Callable[[], Bounds]) -> None:
         self.history = History(reader)
         self.root: Point | None = None
         self._reader = reader
-        self._thread = thread
+        self._bounds = bounds
         self._listed = CommitListing(self.history, ())
         self._lock = Lock()
 
     def up_to(self, at: Point) -> CommitListing:
         """The commits up to a row of the thread."""
-        row = self._reader.store.thread(self._thread)
-        root = None if row is None else row.root
+        _, root = self._bounds()
         with self._lock:
             self._begin_at(root)
             self.history.read([at], root)
@@ -210,9 +250,8 @@ class HistoryCache:
 
     def listed(self) -> CommitListing:
         """The commits up to the head of the thread."""
-        row = self._reader.store.thread(self._thread)
-        heads = (row.head,) if row is not None and row.head is not None else ()
-        root = None if row is None else row.root
+        head, root = self._bounds()
+        heads = () if head is None else (head,)
         with self._lock:
             self._begin_at(root)
             if heads != self._listed.heads:
@@ -244,24 +283,34 @@ class PageReader:
     several threads at once.
     """
 
-    def __init__(self, reader: HistoryReader, thread: str) -> None:
+    def __init__(self, reader: HistoryReader, bounds: Callable[[], Bounds]) -> None:
         self._reader = reader
-        self._thread = thread
+        self._bounds = bounds
         # Pairs of a run and a block of it, the last used first. Replaced as a whole, so that no lock is needed.
         self._kept: tuple[tuple[str, Block], ...] = ()
 
     def at(self, version: int | str) -> ImmutableState | None:
         """The state after a commit."""
+        found = self._find(version)
+        return None if found is None else found[0].states.get(found[1])
+
+    def entry(self, version: int | str) -> LoggedCommit | None:
+        """A commit with the states before and after it."""
+        found = self._find(version)
+        return None if found is None else found[0].entry(found[1])
+
+    def _find(self, version: int | str) -> tuple[Block, str] | None:
+        """A block with a commit in it, and the commit's id."""
         head, root = self._bounds()
         if isinstance(version, str):
-            return self._at_id(version, head, root)
+            return self._find_id(version, head, root)
         span = self._span(version, head, root)
         block = None if span is None else self._block(span, version, root)
         if block is None or version >= block.end:
             return None
-        return block.states[next(commit.id for commit in block.commits if commit.version == version)]
+        return block, next(commit.id for commit in block.commits if commit.version == version)
 
-    def _at_id(self, commit_id: str, head: Point | None, root: Point | None) -> ImmutableState | None:
+    def _find_id(self, commit_id: str, head: Point | None, root: Point | None) -> tuple[Block, str] | None:
         for span in runs_back(self._reader.store, head, root):
             label = span.labels[0]
             name = commit_id.removeprefix(f"{label}/")
@@ -271,7 +320,7 @@ class PageReader:
             if found is not None and (has_label or "/" not in commit_id) and span.run is span.oldest:
                 index = self._index_of(span, name, int(found[1]))
                 block = None if index is None else self._block(span, span.first + index, root)
-                return None if block is None else block.states.get(f"{label}/{name}")
+                return None if block is None else (block, f"{label}/{name}")
             if "/" not in commit_id:  # an id without a run is one of the last run
                 return None
         return None
@@ -293,18 +342,31 @@ class PageReader:
                     return index
         return None
 
-    def blame(self, keys: tuple[Any, ...]) -> Commit | None:
-        """The commit that last wrote a path, found by reading back block by block."""
+    def blame(self, keys: tuple[Any, ...], at: int | str | None = None) -> Commit | None:
+        """The commit that last wrote a path, up to the head or to a commit, found by reading back block by block."""
         head, root = self._bounds()
         if head is None:
             return None
-        found = recover_state(self._reader, head)
-        block = recovered_block(self._reader, found, root)
+        block: Block | None
+        if at is None:
+            recovered = recover_state(self._reader, head)
+            block, state, last = recovered_block(self._reader, recovered, root), recovered.state, None
+        else:
+            found = self._find(at)
+            if found is None:
+                return None
+            block, commit_id = found
+            numbers = (number for number, one in enumerate(block.entries, block.first) if one.commit.id == commit_id)
+            last = next(numbers, None)
+            if last is None:
+                return None
+            state = block.states[commit_id]
         if block is None:
             return None
-        line, value = LinearHistory(self._reader, block, root), value_at(found.state, keys)
+        line, value = LinearHistory(self._reader, block, root), value_at(state, keys)
         while block is not None:
-            writer = _writer_in(block, keys, value)
+            writer = _writer_in(block, keys, value, last)
+            last = None
             if writer is not None:
                 commit_id = block.entries[writer - block.first].commit.id
                 return next(commit for commit in block.commits if commit.id == commit_id)
@@ -312,16 +374,16 @@ class PageReader:
             block = line.block(block.first - 1) if block.first else None
         return None
 
-    def page(self, first: int | None, count: int, newest: bool) -> list[Commit] | None:
-        """A page of `count` commits from version `first` on; with `newest`, from there back in time."""
+    def page(self, first: int | None, count: int, newest: bool, floor: int = 0) -> list[Commit] | None:
+        """A page of `count` commits from version `first` on; with `newest`, from there back in time to `floor`."""
         head, root = self._bounds()
         if head is None:
             return []
-        begin = end = first or 0
+        begin = end = max(first or 0, floor)
         if newest:
             last = recover_state(self._reader, head).next_version - 1
             end = last if first is None else min(first, last)
-            begin = max(end - count + 1, 0)
+            begin = max(end - count + 1, floor)
         runs: list[RunSpan] = []
         for span in runs_back(self._reader.store, head, root):
             runs.append(span)
@@ -362,11 +424,6 @@ class PageReader:
         self._kept = ((span.run.id, block), *self._kept[: KEPT_BLOCKS - 1])
         return block
 
-    def _bounds(self) -> tuple[Point | None, Point | None]:
-        """The last row of the thread, and the one at which its history begins if older history was pruned."""
-        row = self._reader.store.thread(self._thread)
-        return (None, None) if row is None else (row.head, row.root)
-
 
 def cut_page(commits: list[Commit], first: int | None, count: int | None, newest: bool) -> list[Commit]:
     """A page of at most `count` commits, from version `first` on, of commits that are listed oldest first.
@@ -381,8 +438,8 @@ def cut_page(commits: list[Commit], first: int | None, count: int | None, newest
     return commits if count is None else commits[:count]
 
 
-def _writer_in(block: Block, keys: tuple[Any, ...], value: Any) -> int | None:
-    """The number of the commit of a block that last wrote a path; None if it was written before the block.
+def _writer_in(block: Block, keys: tuple[Any, ...], value: Any, last: int | None = None) -> int | None:
+    """The number of the commit of a block, up to one of them, that last wrote a path; None if an earlier one did.
 
     The search ends at the beginning of the block: the history before it is represented by one commit that writes the
     path.
@@ -393,6 +450,6 @@ def _writer_in(block: Block, keys: tuple[Any, ...], value: Any) -> int | None:
     patch = {keys[0]: Replace(None)} if keys else {}
     log = {before: LogEntry(Commit("", None, "", (), 1, 0, patch, ()), block.state, (), None)}
     log |= dict(enumerate(block.entries, block.first))
-    head = [block.end - 1]
+    head = [block.end - 1 if last is None else last]
     writer = last_writer(log, [before, *ancestry(log, head, range(block.first, block.end))], head, keys, value)
     return None if writer == before else writer

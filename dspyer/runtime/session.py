@@ -506,7 +506,7 @@ class Session(NotLive):
             failure = Failure.of(self._refusal, node=node, branch=path, execution=execution)
             failures.append((failure, self._refusal))
         fingerprint = self.journal.encoder.digest(run.trunk_state) if run.ended else None
-        return [*self.new_rows(), end_row(self.status, fingerprint, failures, tokens_used())]
+        return [*self.new_rows(), end_row(self.status, fingerprint, failures, tokens_used(), len(run.log))]
 
     def snapshot_state(self, rows: Sequence[NewRow]) -> SnapshotState | None:
         """The state to store as a snapshot with some rows; None if none is due, or the rows end inside a fork."""

@@ -13,17 +13,19 @@ SQLITE = "sqlite:///"
 KINDS = '":memory:", the path of a file ("runs.db" or "sqlite:///runs.db"), "postgresql://...", or a Store'
 
 
-def open_store(address: Store | str | os.PathLike[str]) -> Store:
+def open_store(address: Store | str | os.PathLike[str], *, read_only: bool = False) -> Store:
     """Open the store at an address.
 
     Args:
         address: the path of an SQLite file, plain or after `sqlite:///`; `":memory:"`; a `postgresql://` address; or a
-            store, which is returned.
+            store, which is returned as it is.
+        read_only: opens a file or a database without writing to it: it is neither created nor brought up to date.
 
     Returns:
-        The store. A file or tables that do not exist are created on first use.
+        The store. A file or tables that do not exist are created on first use, unless `read_only`.
 
     Raises:
+        StoreError: `read_only`, and there is no such file.
         TypeError: `address` is neither text, a path nor a store.
         ValueError: no kind of store has such addresses.
         ImportError: it is a PostgreSQL address, and the driver is not installed.
@@ -42,19 +44,19 @@ def open_store(address: Store | str | os.PathLike[str]) -> Store:
     if text == ":memory:":
         return Memory()
     if text.startswith(POSTGRES):
-        return _postgres(text)
+        return _postgres(text, read_only)
     path = text.removeprefix(SQLITE)
     if isinstance(address, str) and "://" in path:
         kind = path.partition("://")[0]
         raise ValueError(f"no store of kind {kind!r} is known: a store is {KINDS}")
     if not path or path == ":memory:" or path.startswith("file:"):
         raise ValueError(f"{text!r} names no file: a store is {KINDS}")
-    return SQLite(path)
+    return SQLite(path, read_only=read_only)
 
 
-def _postgres(address: str) -> Store:
+def _postgres(address: str, read_only: bool) -> Store:
     try:
         from dspyer.stores.postgres import Postgres  # only here: its driver is an optional dependency
     except ImportError as error:
         raise ImportError("a store in PostgreSQL needs its driver: pip install 'dspyer[postgres]'") from error
-    return Postgres(address)
+    return Postgres(address, read_only=read_only)

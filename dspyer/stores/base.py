@@ -164,6 +164,106 @@ class DeletionReport(NamedTuple):
 NO_EPOCHS: Mapping[str, int] = MappingProxyType({})
 
 
+class RunPlace(NamedTuple):
+    """The place of a run in the order of lists: newest first, by the time of its start, then in any fixed order.
+
+    Attributes:
+        started: seconds since the Unix epoch.
+        run: the id of the run.
+        thread: the name of the thread that it is listed for.
+    """
+
+    started: float
+    run: str
+    thread: str
+
+
+class RunQuery(NamedTuple):
+    """Which runs a list has.
+
+    Attributes:
+        thread: only those that were made for this thread; None for all threads.
+        graph: only those whose header has this `"graph"`; None for all.
+        statuses: only those that ended so, where `""` is a run that has not ended; None for all.
+        since: only those that were started then or later, seconds since the Unix epoch; None for all.
+        until: only those that were started before; None for all.
+        after: only those after this place; None from the first one on.
+        limit: the most that are returned.
+        last: only the last run of each thread, the one of its head, as far as the thread reaches it.
+    """
+
+    thread: str | None = None
+    graph: str | None = None
+    statuses: frozenset[str] | None = None
+    since: float | None = None
+    until: float | None = None
+    after: RunPlace | None = None
+    limit: int = 100
+    last: bool = False
+
+
+class ListedRun(NamedTuple):
+    """A run as a list has it, all read at one time.
+
+    Attributes:
+        thread: the thread that it is listed for.
+        run: the run.
+        started: when it was started, seconds since the Unix epoch; 0 if that is not known.
+        status: how it ended: the first value in the header of its last row of the kind `"end"`; `""` if there is none,
+            or a row of the kind `"resume"` came after it.
+        last: the number of its last row, or of the last one that the thread reaches; -1 without rows.
+        ends: its rows of the kind `"end"` up to that one.
+    """
+
+    thread: ThreadRow
+    run: RunRow
+    started: float
+    status: str
+    last: int
+    ends: tuple[Row, ...]
+
+    @property
+    def place(self) -> RunPlace:
+        """Its place in the order of lists."""
+        return RunPlace(self.started, self.run.id, self.thread.name)
+
+
+def listed_run(thread: ThreadRow, run: RunRow, rows: Sequence[Row]) -> ListedRun:
+    """Return a run as lists have it, from all its rows up to the last one that counts."""
+    ends = tuple([row for row in rows if row.kind == END])
+    resumed = any(row.kind == RESUME for row in rows if ends and row.seq > ends[-1].seq)
+    status = "" if resumed or not ends else ending_of(ends[-1])
+    return ListedRun(thread, run, start_of(run, rows), status, rows[-1].seq if rows else -1, ends)
+
+
+def ending_of(row: Row) -> str:
+    """How a run ended, by its row of the kind `"end"`."""
+    return row.header[0] if row.header and isinstance(row.header[0], str) else ""
+
+
+def start_of(run: RunRow, rows: Sequence[Row]) -> float:
+    """When a run was started. A run of dspyer 0.5 or earlier has its time only in the header of its first commit."""
+    if "started" in run.header:
+        return float(run.header["started"])
+    header = next((row.header for row in rows if row.kind == COMMIT), ())
+    return (1_700_000_000_000 + header[4]) / 1_000 if len(header) > 4 and isinstance(header[4], int) else 0.0
+
+
+def is_listed(listed: ListedRun, query: RunQuery) -> bool:
+    """Whether a list has a run, whatever its thread and the limit."""
+    return (
+        (query.graph is None or listed.run.header.get("graph") == query.graph)
+        and (query.statuses is None or listed.status in query.statuses)
+        and (query.since is None or listed.started >= query.since)
+        and (query.until is None or listed.started < query.until)
+        and (query.after is None or listed.place < query.after)
+    )
+
+
+END, RESUME, COMMIT = "end", "resume", "commit"
+"""The kinds of rows that a list of runs looks at; stores do not interpret other ones."""
+
+
 class Store(ABC):
     """Where runs are stored: a base class for stores of your own.
 
@@ -298,6 +398,36 @@ class Store(ABC):
             >>> [run.id for run in store.runs("t")]
             ['b', 'a']
         """
+
+    def list_runs(self, query: RunQuery) -> list[ListedRun]:
+        """Runs of all threads, newest first, with what a list shows of each.
+
+        This reads all rows of the threads in question. A store with an index does better.
+
+        Args:
+            query: which ones.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> rows = [Row(0, "open", ("START",)), Row(1, "end", ("failed",))]
+            >>> run = RunRow("r", "t-1", (), {"graph": "Support", "started": 1_760_000_000.0})
+            >>> _ = store.write(Change("t-1", run=run, rows_of="r", rows=rows, head=Point("r", 1)))
+            >>> [(listed.run.id, listed.status) for listed in store.list_runs(RunQuery(graph="Support"))]
+            [('r', 'failed')]
+        """
+        found = []
+        for name in self.threads() if query.thread is None else [query.thread]:
+            thread = self.thread(name)
+            if thread is None:
+                continue
+            heads = [thread.head] if query.last else [Point(run.id, -1) for run in self.runs(name)]
+            for head in heads:
+                run = None if head is None else self.run(head.run)
+                if head is not None and run is not None:
+                    found.append(listed_run(thread, run, self.rows(run.id, 0, head.seq if query.last else None)))
+        chosen = sorted([one for one in found if is_listed(one, query)], key=lambda one: one.place, reverse=True)
+        return chosen[: query.limit]
 
     @abstractmethod
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:

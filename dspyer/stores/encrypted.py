@@ -24,7 +24,19 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from dspyer.errors import StoreError
 from dspyer.stores.address import open_store
-from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
+from dspyer.stores.base import (
+    NO_EPOCHS,
+    Change,
+    DeletionReport,
+    ListedRun,
+    Point,
+    Row,
+    RunQuery,
+    RunRow,
+    Snapshot,
+    Store,
+    ThreadRow,
+)
 from dspyer.stores.content import Content, Fetch
 
 VARIABLE = "DSPYER_STORE_KEY"
@@ -107,12 +119,22 @@ class Encrypted(Store):
     def runs(self, thread: str) -> list[RunRow]:
         return self.store.runs(thread)
 
+    def list_runs(self, query: RunQuery) -> list[ListedRun]:
+        return [
+            listed._replace(ends=tuple(self._decrypted_rows(listed.run.id, listed.ends)))
+            for listed in self.store.list_runs(query)
+        ]
+
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        return self._decrypted_rows(run, self.store.rows(run, first, last))
+
+    def _decrypted_rows(self, run: str, rows: Iterable[Row]) -> list[Row]:
+        """Rows whose contents are decrypted when they are read."""
         return [
             row
             if row.content is None
             else row._replace(content=self._decrypting(row.content, _location(run, row.seq, "row")))
-            for row in self.store.rows(run, first, last)
+            for row in rows
         ]
 
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:

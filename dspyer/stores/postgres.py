@@ -27,10 +27,19 @@ from typing import Any, NamedTuple, TypeVar
 import psycopg
 from psycopg import sql
 
+from dspyer.errors import StoreError
 from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.columns import decode_content, decode_json, decode_owner, decode_point, decode_points, encode_json
 from dspyer.stores.content import Content
-from dspyer.stores.postgres_server import PATIENCE, Connection, ServerConnections, prepare, split_address, with_schema
+from dspyer.stores.postgres_server import (
+    PATIENCE,
+    Connection,
+    ServerConnections,
+    check_tables,
+    prepare,
+    split_address,
+    with_schema,
+)
 from dspyer.stores.reachability import DeletionPlan, RunSummary, ThreadBounds, plan_delete_unreachable, plan_deletion
 from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, plan_write
 
@@ -70,6 +79,7 @@ class Postgres(Store):
             programs look for it: the variable PGPASSWORD, a password file or a service file.
         schema: the schema of the tables; `?schema=` in the address names it as well.
         connections: how many connections the threads of this process may use at once.
+        read_only: reads the tables and writes nothing: they are not created.
 
     Raises:
         ValueError: the address does not start with `postgresql://`.
@@ -80,13 +90,16 @@ class Postgres(Store):
         Postgres('postgresql://ada@db.example.org/runs?schema=team')
     """
 
-    def __init__(self, address: str, *, schema: str | None = None, connections: int = CONNECTIONS) -> None:
+    def __init__(
+        self, address: str, *, schema: str | None = None, connections: int = CONNECTIONS, read_only: bool = False
+    ) -> None:
         whole, self._public, named = split_address(address)
         self._schema = schema or named or SCHEMA
         self._max_connections = connections
         self._connections = ServerConnections(whole, connections)
         self._writer = ChangeWriter(self._sql)
         self._prepared = False
+        self._read_only = read_only
 
     @property
     def address(self) -> str:
@@ -96,9 +109,12 @@ class Postgres(Store):
         return f"Postgres({self.address!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(Postgres, schema=self._schema, connections=self._max_connections), (self._public,)
+        connections, read_only = self._max_connections, self._read_only
+        make = partial(Postgres, schema=self._schema, connections=connections, read_only=read_only)
+        return make, (self._public,)
 
     def write(self, change: Change) -> int:
+        self._check_writable()
         encoded = self._writer.encode(change)
         return self._run(lambda connection: self._writer.write(connection, change, encoded))
 
@@ -130,6 +146,7 @@ class Postgres(Store):
         return None
 
     def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
+        self._check_writable()
         gone = frozenset(threads)
         return self._run(lambda connection: delete_threads(connection, self._sql, gone, epochs))
 
@@ -137,13 +154,16 @@ class Postgres(Store):
         def plan(threads: Mapping[str, ThreadBounds], runs: Mapping[str, RunSummary]) -> DeletionPlan:
             return plan_delete_unreachable(threads, runs, thread)
 
+        self._check_writable()
         return self._run(lambda connection: delete_planned(connection, self._sql, [thread], plan))
 
     def drop_snapshots(self) -> None:
+        self._check_writable()
         self._run(lambda connection: delete_snapshots(connection, self._sql))
 
     def vacuum(self) -> None:
         """Rewrite the tables without deleted rows; all other users of the tables wait meanwhile."""
+        self._check_writable()
         tables = [sql.Identifier(self._schema, name) for name in ("thread", "run", "link", "entry", "snapshot", "blob")]
         statement = sql.SQL("VACUUM (FULL, ANALYZE) {}").format(sql.SQL(", ").join(tables))
         self._run(lambda connection: connection.execute(statement))
@@ -151,13 +171,19 @@ class Postgres(Store):
     def close(self) -> None:
         self._connections.close()
 
+    def _check_writable(self) -> None:
+        if self._read_only:
+            raise StoreError(
+                f"the store {self.address!r} was opened for reading only: open_store(address) opens it to write"
+            )
+
     def _sql(self, statement: str) -> sql.Composed:
         return sql.SQL(statement).format(s=sql.Identifier(self._schema))
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         def prepared(connection: Connection) -> T:
             if not self._prepared:
-                prepare(connection, self._schema)
+                (check_tables if self._read_only else prepare)(connection, self._schema)
                 self._prepared = True
             return work(connection)
 

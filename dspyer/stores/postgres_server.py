@@ -304,6 +304,20 @@ def prepare(connection: Connection, schema: str) -> None:
             connection.execute(sql.SQL("INSERT INTO {s}.version (number) VALUES (%s)").format(**names), [number + 1])
 
 
+def check_tables(connection: Connection, schema: str) -> None:
+    """Raise `StoreError` unless the tables are there and of the current version; nothing is changed."""
+    version = version_of(connection, schema)
+    if not version:
+        raise StoreError(f"there are no tables of a store in schema {schema!r}: name the database of a store")
+    if version != len(MIGRATIONS):
+        older = version < len(MIGRATIONS)
+        remedy = "open it once to write, open_store(address).threads()" if older else "install that"
+        raise StoreError(
+            f"the tables in schema {schema!r} are of version {version}, and this dspyer reads those of version "
+            f"{len(MIGRATIONS)}: {'an older' if older else 'a newer'} dspyer has made them; {remedy}"
+        )
+
+
 def version_of(connection: Connection, schema: str) -> int:
     """The version of the tables in a schema; 0 without tables."""
     # Read from the catalog: to_regclass may answer from what the session had cached before it waited for the lock.

@@ -37,6 +37,7 @@ from dspyer.stores.sqlite_file import (
     unpack_id,
     unpack_refs,
 )
+from dspyer.stores.sqlite_reading import ReadOnlyFile
 from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, plan_write
 
 PATIENCE = 15.0
@@ -53,10 +54,11 @@ class SQLite(Store):
         path: the file; it is created on first use.
         clock: returns seconds, the same for every process that uses the file: leases are compared by it.
         patience: seconds to wait for the lock of another process, or for other threads of this one.
+        read_only: reads the file and writes nothing: it is not created, and no file is made next to it.
 
     Raises:
         StoreError: (on first use) the file is not a store, was made by a later version of dspyer, or is on a network
-            file system.
+            file system; or it does not exist, with `read_only`.
 
     Example:
         >>> import tempfile
@@ -69,13 +71,21 @@ class SQLite(Store):
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, clock: Callable[[], float] = time.time, patience: float = PATIENCE
+        self,
+        path: str | os.PathLike[str],
+        *,
+        clock: Callable[[], float] = time.time,
+        patience: float = PATIENCE,
+        read_only: bool = False,
     ) -> None:
         self._path = Path(path).absolute()
         self._clock = clock
         self._patience = patience
+        self._read_only = read_only
         self._opener = ConnectionOpener(self._path)
-        self._connections = FileConnections(self._path, self._opener, patience)
+        self._connections: FileConnections | ReadOnlyFile = (
+            ReadOnlyFile(self._path) if read_only else FileConnections(self._path, self._opener, patience)
+        )
 
     @property
     def address(self) -> str:
@@ -85,7 +95,8 @@ class SQLite(Store):
         return f"SQLite({self.address!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(SQLite, clock=self._clock, patience=self._patience), (self.address,)
+        make = partial(SQLite, clock=self._clock, patience=self._patience, read_only=self._read_only)
+        return make, (self.address,)
 
     def write(self, change: Change) -> int:
         encoded = encode_change(change)

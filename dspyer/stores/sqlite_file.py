@@ -611,7 +611,7 @@ def _contents(path: Path, mode: str) -> tuple[int, int, int]:
     connection = sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, timeout=5)
     try:
         connection.execute("BEGIN")  # one snapshot for all three reads: another process may be making the file
-        application, version = _application_and_version(connection)
+        application, version = application_and_version(connection)
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     except sqlite3.DatabaseError as error:
         if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_NOTADB:
@@ -686,11 +686,11 @@ steps are never changed."""
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Bring the tables to the current version in one transaction; only read if they have it."""
-    if _application_and_version(connection) == (APPLICATION, len(MIGRATIONS)):
+    if application_and_version(connection) == (APPLICATION, len(MIGRATIONS)):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
-        _, version = _application_and_version(connection)  # again: another process may have been faster
+        _, version = application_and_version(connection)  # again: another process may have been faster
         check_version(path, version)
         for step in MIGRATIONS[version:]:
             step(connection)
@@ -711,7 +711,7 @@ def check_version(path: Path, version: int) -> None:
         )
 
 
-def _application_and_version(connection: sqlite3.Connection) -> tuple[int, int]:
+def application_and_version(connection: sqlite3.Connection) -> tuple[int, int]:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     return application, version

@@ -122,7 +122,7 @@ def first_write_of_rerun(
     run_start, migration = starter.rebuild_adapted(prefix.run, records, adapt=names is not None)
     part = starter.next_part(head, prefix.run.run, prefix.last_row, prefix.excluded, names)
     run_start = run_start._replace(run_id=part.id, label=(part.header["label"],))
-    blob = None if names is None else starter.compatibility.fingerprint_blob
+    blob = None if names is None else starter.compatibility.graph_blobs
     rows = [resume_row(0, names_of_next(run_start.run), blob), *migration]
     return FirstWrite(part, 0, rows, run_start, records)
 
@@ -215,7 +215,7 @@ def one_commit_run(
     starter: RunStarter, first: int, label: str, parents: tuple[Point, ...], commit: Commit, state: ImmutableState
 ) -> ManualCommit:
     """A completed run of one manual commit, with the state after it."""
-    blob = starter.compatibility.fingerprint_blob
+    blob = starter.compatibility.graph_blobs
     rows = [
         manual_commit_row(RowKind.UPDATE, commit, CommitContent(commit.patch), blob),
         end_row("completed", state_digest(state), ()),
@@ -265,7 +265,7 @@ def commit_as_node(
         )
     label = starter.next_label(head)
     update, _ = _adapted_update(starter, head, patch, node, f"{label}/trunk:0", new_thread=not parents)
-    blob = starter.compatibility.fingerprint_blob
+    blob = starter.compatibility.graph_blobs
     rows = [open_row(node, update, time.time(), blob), end_row("stopped", None, ())]
     run = RunRow(token_hex(16), starter.thread, parents, starter.run_header(head.next_version, label))
     return ManualCommit(run, rows)

@@ -69,9 +69,10 @@ class GraphCompatibility:
         self.reader = reader
 
     @property
-    def fingerprint_blob(self) -> Mapping[str, bytes]:
-        """The fingerprint as a blob, by its id: stored once, however many runs name it."""
-        return {self.fingerprint.id: self.fingerprint.data}
+    def graph_blobs(self) -> Mapping[str, bytes]:
+        """What is stored of the graph as blobs, by their ids: each once, however many runs name it."""
+        made_by = self.fingerprint
+        return {made_by.id: made_by.data, made_by.drawing_id: made_by.drawing}
 
     def changed(self, last: RunRows | None) -> bool:
         """Whether the graph differs from that of the last run. Runs of old versions name no graph: they fit any."""

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from functools import cached_property
-from types import NoneType
+from types import MappingProxyType, NoneType
 from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary
 
@@ -23,6 +23,7 @@ from pydantic import BaseModel
 
 from dspyer.errors import StateError
 from dspyer.graph.spec import Exit, GraphSpec
+from dspyer.graph.text import edge_labels, explain
 from dspyer.hints import UNIONS
 from dspyer.nodes.node import Node
 from dspyer.patch import Replace
@@ -44,15 +45,24 @@ class HasGraph(Protocol):
     def graph(self) -> GraphSpec: ...
 
 
+NOT_DRAWN: Mapping[str, Any] = MappingProxyType({})
+
 FingerprintFacts = Mapping[str, Any]
 """Facts about a graph as JSON values: nodes, edges, fields, types, merge policies, interrupts."""
 
 
 class GraphFingerprint:
-    """The facts of a graph, and of the graphs inside it, with the id that equal facts have in every process."""
+    """The facts of a graph, and of the graphs inside it, with the id that equal facts have in every process.
 
-    def __init__(self, facts: FingerprintFacts) -> None:
+    Args:
+        facts: what the log of a run relies on.
+        drawing: what a drawing of the graph shows besides. It is stored under an id of its own: a graph with another
+            label is the same graph.
+    """
+
+    def __init__(self, facts: FingerprintFacts, drawing: Mapping[str, Any] = NOT_DRAWN) -> None:
         self.facts = facts
+        self._drawing = drawing
 
     @cached_property
     def data(self) -> bytes:
@@ -63,6 +73,16 @@ class GraphFingerprint:
     def id(self) -> str:
         """The hash of the facts, under which they are stored as a blob."""
         return blob_id(self.data)
+
+    @cached_property
+    def drawing(self) -> bytes:
+        """What a drawing shows, as JSON."""
+        return json.dumps(self._drawing, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+
+    @cached_property
+    def drawing_id(self) -> str:
+        """The hash of what a drawing shows, under which it is stored as a blob."""
+        return blob_id(self.drawing)
 
     @classmethod
     def stored(cls, data: bytes) -> GraphFingerprint:
@@ -78,7 +98,7 @@ def fingerprint_of(program: HasGraph) -> GraphFingerprint:
     """The fingerprint of a program's graph."""
     fingerprint = _fingerprints.get(program)
     if fingerprint is None:
-        fingerprint = _fingerprints[program] = GraphFingerprint(graph_facts(program))
+        fingerprint = _fingerprints[program] = GraphFingerprint(graph_facts(program), drawing_facts(program.graph))
     return fingerprint
 
 
@@ -101,6 +121,17 @@ def graph_facts(program: HasGraph) -> dict[str, Any]:
         "after": sorted(graph.interrupt_after),
     }
     return {name: found for name, found in facts.items() if found}
+
+
+def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
+    """What a drawing of a graph shows, and its fingerprint does not have."""
+    return {
+        "kinds": {name: node.kind for name, node in graph.nodes.items()},
+        "labels": [[source, target, label] for (source, target), label in edge_labels(graph).items()],
+        "conditional": [[edge.source, edge.target] for edge in graph.topology.edges if edge.conditional],
+        "fields": [shape.to_dict() for shape in graph.topology.schema.field_shapes],
+        "text": explain(graph),
+    }
 
 
 def in_common(first: FingerprintFacts, second: FingerprintFacts) -> bool:

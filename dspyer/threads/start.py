@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from secrets import token_hex
+from time import time
 from typing import Any, NamedTuple
 
 from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadError
@@ -200,7 +201,7 @@ class RunStarter:
         recovered = None if head.broken else head.recovered
         earlier = self._earlier_runs(parents, head.state, head.next_version, head.row, recovered)
         run_start = RunStart(run_state, patch, state, run.id, (label,), earlier)
-        rows = [open_row(START, patch, graph_blobs=self.compatibility.fingerprint_blob)]
+        rows = [open_row(START, patch, graph_blobs=self.compatibility.graph_blobs)]
         return FirstWrite(run, 0, rows, run_start, ExecutionRecords())
 
     def _resumed_run(
@@ -229,7 +230,7 @@ class RunStarter:
                 f"{', '.join(running)}. Find out what kills its process, then allow more resumes with "
                 f"resume(max_resumes={2 * max_resumes}), or abandon the run with t.run(..., abandon=True)"
             )
-        blob = None if names is None else self.compatibility.fingerprint_blob
+        blob = None if names is None else self.compatibility.graph_blobs
         rows += [resume_row(count, running, blob), *migration]
         run, seq = last.run, head.row.head.seq + 1
         # Rows of the run may follow the head (of an owner that was replaced, of another thread), or be another graph's.
@@ -311,7 +312,7 @@ class RunStarter:
         The spans `excluded` of rows up to `at` do not belong to the continued run. `names` is None unless another graph
         continues the run; then it holds new names of nodes by their old ones.
         """
-        header = {**run.header, "continues": True, "label": self.next_label(head)}
+        header = {**run.header, "continues": True, "label": self.next_label(head), "started": round(time(), 3)}
         header.pop("without", None)
         if excluded:
             header["without"] = [list(span) for span in excluded]
@@ -328,11 +329,12 @@ class RunStarter:
         return f"{self.thread}.{head.row.runs + 1}"
 
     def run_header(self, first: int, label: str) -> dict[str, Any]:
-        """The header of a run: its graph, its label and the version of its first commit."""
-        return {**self._graph_header(), "first": first, "label": label}
+        """The header of a run: its graph, its label, the version of its first commit, and when it was started."""
+        return {**self._graph_header(), "first": first, "label": label, "started": round(time(), 3)}
 
     def _graph_header(self) -> dict[str, Any]:
-        header: dict[str, Any] = {"graph": self.graph.name, "shape": self.compatibility.fingerprint.id}
+        made_by = self.compatibility.fingerprint
+        header: dict[str, Any] = {"graph": self.graph.name, "shape": made_by.id, "drawing": made_by.drawing_id}
         return {**header, "named": True} if self.graph.named else header
 
     def _fields_kept(self, state: ImmutableState) -> frozenset[str]:

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from dspyer.agents.mode import ModeNode
 from dspyer.agents.settle import SettleNode
 from dspyer.agents.tool_node import ToolNode
+from dspyer.display.graph_mermaid import draw_mermaid
 from dspyer.display.graph_picture import GraphPicture
 from dspyer.display.graph_svg import NodeBox, across, arrange, draw_graph, draw_svg, spread
 from dspyer.display.svg import SMALL, curve, escape, fmt, shorten, text_width
-from dspyer.graph.text import draw_mermaid
 from dspyer.nodes.node import Node
 from dspyer.policies import Policies
 from dspyer.scheduler.loops import Edge

@@ -39,6 +39,7 @@ def store(path: Path) -> Iterator[SQLite]:
 
 
 def connections(store: SQLite) -> FileConnections:
+    assert isinstance(store._connections, FileConnections)
     return store._connections
 
 
@@ -566,16 +567,16 @@ def test_the_file_is_small(path: Path) -> None:
 def test_two_processes_create_the_file_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sqlite3.connect(path).execute("PRAGMA journal_mode=WAL").connection.close()
     assert path.stat().st_size
-    marks = sqlite_file._application_and_version
+    marks = sqlite_file.application_and_version
 
     def slow(connection: sqlite3.Connection) -> tuple[int, int]:
-        monkeypatch.setattr(sqlite_file, "_application_and_version", marks)
+        monkeypatch.setattr(sqlite_file, "application_and_version", marks)
         found = marks(connection)
         with SQLite(path) as other:
             begin(other, "t", "r", 1)
         return found
 
-    monkeypatch.setattr(sqlite_file, "_application_and_version", slow)
+    monkeypatch.setattr(sqlite_file, "application_and_version", slow)
     with SQLite(path) as store:
         assert store.threads() == ["t"]
 

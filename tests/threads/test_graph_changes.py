@@ -515,5 +515,6 @@ def test_a_fingerprint_is_stored_once_and_costs_a_run_little(tmp_path: Path) -> 
     assert len(shape) == 32
     (opening,) = [row for row in store.rows(store.runs("t")[2].id) if row.kind == "open"]
     assert opening.content is not None
-    assert list(opening.content.refs) == [shape]
+    (drawing,) = {run.header["drawing"] for run in store.runs("t")}
+    assert list(opening.content.refs) == [shape, drawing]
     assert GraphFingerprint.stored(store.blobs([shape])[shape]).id == shape

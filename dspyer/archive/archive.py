@@ -1,0 +1,271 @@
+"""`Archive`: what a store holds, for programs that read runs and have no program to run them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Self
+
+from dspyer.archive.archived_thread import ArchivedThread
+from dspyer.archive.opening import open_for_reading
+from dspyer.archive.run_info import Page, RunInfo, failures_of_run, run_info
+from dspyer.errors import ThreadError, list_names, suggestion
+from dspyer.persistence.checked_store import CheckedStore
+from dspyer.persistence.reader import HistoryReader
+from dspyer.persistence.time_travel import check_thread_name
+from dspyer.schema.schema import Schema
+from dspyer.stores.base import ListedRun, RunPlace, RunQuery, Store
+from dspyer.values import json as encoding
+from dspyer.values.types import Opaque
+
+ENDED = ("completed", "failed", "interrupted", "stopped")
+"""How a run may have ended."""
+
+OPEN = ("running", "crashed")
+"""The status of a run that has written no end."""
+
+BATCH = 256
+"""Runs that are read at once where not each of them is wanted."""
+
+
+class Archive:
+    """Reads the runs of a store, without their program, and writes nothing.
+
+    It imports nothing of the program's and no DSPy. Values whose classes are not known here are opaque: they are shown
+    and compared, and not used. Safe for use by several threads at once.
+
+    Args:
+        store: the address of a store, as `compile(store=...)` takes it, or the store itself, which stays open.
+        key: the key of an encrypted store, or several of them, as `Encrypted(key=...)`; by default those in the
+            environment variable `DSPYER_STORE_KEY`. Without a key, lists show all but failures and questions.
+
+    Raises:
+        StoreError: the file does not exist, or is no store.
+        ImportError: it needs an extra that is not installed.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> from dspyer.stores import Memory
+        >>> store = Memory()
+        >>> graph = Graph().add_node("half", lambda n: {"h": 1 / n}, writes=["h"]).add_path(START, "half", END)
+        >>> run = graph.compile(store=store).thread("t-42").run({"n": 0})
+        >>> with Archive(store) as archive:
+        ...     for info in archive.runs(status="failed"):
+        ...         print(info.thread, info.steps, info.failure)
+        t-42 1 half (execution t-42.1/trunk:1, attempt 1): ZeroDivisionError: division by zero
+    """
+
+    def __init__(
+        self, store: Store | str | os.PathLike[str], *, key: str | bytes | Sequence[str | bytes] | None = None
+    ) -> None:
+        self._given = isinstance(store, Store)
+        self._store = open_for_reading(store, key)
+        # Without a program there is no schema: what the graph of a run has declared is in its stored fingerprint.
+        decode = encoding.decoder((), Opaque.of)
+        self._reader = HistoryReader(CheckedStore(self._store), Schema.of(None), decode)
+
+    @property
+    def address(self) -> str:
+        """The address of the store, without a password."""
+        return self._store.address
+
+    def runs(
+        self,
+        *,
+        status: str | None = None,
+        graph: str | None = None,
+        thread: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        text: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Page[RunInfo]:
+        """The runs of all threads, newest first.
+
+        A rerun, and a resume with a changed graph, are runs of their own. Of a deleted thread there are none, even if
+        a copy has kept some.
+
+        Args:
+            status: only those with this status, as in `Thread.status`.
+            graph: only those of the graph of this name.
+            thread: only those that were made for this thread.
+            since: only those started then or later; a time without a time zone is local time.
+            until: only those started before.
+            text: only those with this text in the name of their thread or the message of a failure; case does not
+                matter.
+            after: `next` of the page before. Runs that are added between two pages move nothing: none comes twice, and
+                none is left out.
+            limit: the most runs of the page.
+
+        Returns:
+            A page: a sequence with `next`.
+
+        Raises:
+            ValueError: if there is no such status, or `after` is not from a page.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> runs = [graph.compile(store=store).thread(name).run({"n": 1}) for name in ("a", "b")]
+            >>> page = Archive(store).runs(limit=1)
+            >>> page[0].thread, [info.thread for info in Archive(store).runs(after=page.next)]
+            ('b', ['a'])
+        """
+        query = _query(status, graph, thread, since, until, after, limit, last=False)
+        return self._page(query, status, text)
+
+    def threads(
+        self,
+        *,
+        status: str | None = None,
+        graph: str | None = None,
+        thread: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        text: str | None = None,
+        after: str | None = None,
+        limit: int = 100,
+    ) -> Page[RunInfo]:
+        """The last run of each thread, newest first; of a copy without runs of its own, the run that it was made of.
+
+        Args:
+            status: only threads whose last run has this status, as all that follows.
+            graph: as in `runs`.
+            thread: the thread.
+            since: as in `runs`.
+            until: as in `runs`.
+            text: as in `runs`.
+            after: as in `runs`.
+            limit: the most threads of the page.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=store).thread("a")
+            >>> _ = t.run({"n": 1}), t.run({"n": 2})
+            >>> len(Archive(store).runs()), [(info.thread, info.status) for info in Archive(store).threads()]
+            (2, [('a', 'completed')])
+        """
+        query = _query(status, graph, thread, since, until, after, limit, last=True)
+        return self._page(query, status, text)
+
+    def thread(self, name: str) -> ArchivedThread:
+        """The history of a thread.
+
+        Args:
+            name: its name.
+
+        Raises:
+            ThreadError: if there is no such thread; it suggests names that look like it.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.stores import Memory
+            >>> store = Memory()
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> run = graph.compile(store=store).thread("t-42").run({"n": 1})
+            >>> [commit.node for commit in Archive(store).thread("t-42").history()]
+            ['START', 'add']
+        """
+        check_thread_name(name)
+        store = self._reader.store
+        if store.thread(name) is None:
+            known = store.threads()
+            there = f" It has {len(known)} threads." if known else " It has no threads."
+            raise ThreadError(f"no thread {name!r} in {store.address!r}.{suggestion(name, known) or there}")
+        return ArchivedThread(self._reader, name)
+
+    def close(self) -> None:
+        """Closes the store, unless it was given as a store.
+
+        Example:
+            >>> from dspyer.stores import Memory
+            >>> Archive(Memory()).close()
+        """
+        if not self._given:
+            self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<archive {self.address!r}>"
+
+    def _page(self, query: RunQuery, status: str | None, text: str | None) -> Page[RunInfo]:
+        found: list[tuple[RunPlace, RunInfo]] = []
+        for listed in self._listed(query, status, text):
+            info = run_info(self._reader, listed)
+            if status is None or info.status == status:
+                found.append((listed.place, info))
+            if len(found) > query.limit:  # one more than the page has: there is a next one
+                return Page([info for _, info in found[:-1]], _cursor(found[-2][0]))
+        return Page([info for _, info in found])
+
+    def _listed(self, query: RunQuery, status: str | None, text: str | None) -> Iterator[ListedRun]:
+        """The runs that may be on a page, in its order, read in batches."""
+        if status is not None:
+            query = query._replace(statuses=frozenset([status if status in ENDED else ""]))
+        chosen_by_store = text is None and (status is None or status in ENDED)
+        query = query._replace(limit=query.limit + 1 if chosen_by_store else max(BATCH, query.limit + 1))
+        while True:
+            batch = self._reader.store.list_runs(query)
+            for listed in batch:
+                if text is None or self._has(text.casefold(), listed):
+                    yield listed
+            if len(batch) < query.limit:
+                return
+            query = query._replace(after=batch[-1].place)
+
+    def _has(self, text: str, listed: ListedRun) -> bool:
+        """Whether the name of the thread, or the message of a failure, has a text in it."""
+        if text in listed.thread.name.casefold():
+            return True
+        failures = failures_of_run(self._reader.store, listed)
+        return any(text in f"{failure.type}: {failure.message}".casefold() for failure in failures)
+
+
+def _query(
+    status: str | None,
+    graph: str | None,
+    thread: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    after: str | None,
+    limit: int,
+    last: bool,
+) -> RunQuery:
+    """The query of a list, checked; the status is left to the caller."""
+    if status is not None and status not in (*ENDED, *OPEN):
+        raise ValueError(
+            f"no status {status!r}.{suggestion(status, (*ENDED, *OPEN))} It is one of {list_names((*ENDED, *OPEN))}"
+        )
+    if limit < 1:
+        raise ValueError(f"limit={limit}: a page has at least one run")
+    # `timestamp` takes a time without a zone as local time.
+    times = [None if time is None else time.timestamp() for time in (since, until)]
+    return RunQuery(thread, graph, None, times[0], times[1], _place(after), limit, last)
+
+
+def _cursor(place: RunPlace) -> str:
+    return f"{place.started!r},{place.run},{place.thread}"
+
+
+def _place(cursor: str | None) -> RunPlace | None:
+    if cursor is None:
+        return None
+    started, run, thread, *_ = (*cursor.split(",", 2), "", "")
+    try:
+        if not run:
+            raise ValueError(cursor)
+        return RunPlace(float(started), run, thread)
+    except ValueError:
+        raise ValueError(f"after={cursor!r} is not from a page: pass page.next") from None

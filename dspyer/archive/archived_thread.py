@@ -1,0 +1,237 @@
+"""The history of a stored thread, read without its program: `archive.thread(name)`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple
+
+import anyio
+
+from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
+from dspyer.archive.stored_graph import StoredGraph, stored_graph
+from dspyer.blocking import run_in_thread
+from dspyer.errors import ThreadError
+from dspyer.events import Commit, MergedConflict, Question
+from dspyer.failure import Failure
+from dspyer.patch import encode_update
+from dspyer.persistence.reader import HistoryReader
+from dspyer.persistence.rows import first_version, run_label
+from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
+from dspyer.state import ImmutableState
+from dspyer.stores.base import ListedRun, Point, RunQuery, listed_run
+from dspyer.values import json as encoding
+
+
+class CommitInfo(NamedTuple):
+    """A commit with what led to it and what it changed.
+
+    Attributes:
+        commit: the commit.
+        before: the state before it; of a join, that of its first branch.
+        after: the state after it.
+        diff: the smallest patch from one to the other.
+        blame: for each field of the state after it, the commit that had last written the field.
+        lm_calls: the LM calls of its execution, if its program has recorded them.
+        conflicts: of a join, the conflicts of its branches.
+    """
+
+    commit: Commit
+    before: ImmutableState
+    after: ImmutableState
+    diff: Mapping[str, Any]
+    blame: Mapping[str, Commit]
+    lm_calls: tuple[Any, ...] = ()
+    conflicts: tuple[MergedConflict, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; of the commits that have written the fields, node and id."""
+        return {
+            "commit": self.commit.to_dict(),
+            "before": state_dict(self.before),
+            "after": state_dict(self.after),
+            "diff": {name: encode_update(update) for name, update in self.diff.items()},
+            "blame": {name: {"node": found.node, "commit": found.id} for name, found in self.blame.items()},
+            "lm_calls": [call.to_dict() for call in self.lm_calls],
+            "conflicts": [conflict.to_dict() for conflict in self.conflicts],
+        }
+
+
+def state_dict(state: ImmutableState) -> dict[str, Any]:
+    """The JSON form of a state, by field."""
+    return {name: encoding.encode(value) for name, value in state.raw_items()}
+
+
+class ArchivedThread:
+    """The history of one stored thread. Made by `archive.thread(name)`; its methods are those of `Thread` that read.
+
+    Attributes:
+        name: its name.
+    """
+
+    def __init__(self, reader: HistoryReader, name: str) -> None:
+        self.name = name
+        self._reader = reader
+        self._thread_reader = ThreadReader(reader, name)
+        self._readers: dict[str, ThreadReader] = {}
+
+    def info(self, run: str | None = None) -> RunInfo:
+        """What lists show of a run.
+
+        Args:
+            run: its id, or its label, with which the ids of its commits begin (`"t-42.1"`); None for the last run.
+        """
+        return run_info(self._reader, self._listed(run))
+
+    def failures(self, run: str | None = None) -> tuple[Failure, ...]:
+        """The failures with which a run ended, each with its traceback; `run` as in `info`."""
+        return failures_of_run(self._reader.store, self._listed(run))
+
+    def questions(self, run: str | None = None) -> tuple[Question, ...]:
+        """The questions of a run that have no answer; `run` as in `info`."""
+        return self.info(run).questions
+
+    def history(
+        self,
+        inside: int | str | None = None,
+        *,
+        run: str | None = None,
+        first: int | None = None,
+        count: int | None = None,
+        newest: bool = False,
+    ) -> list[Commit]:
+        """The commits of the thread, or of one of its runs: all of them, or a page.
+
+        Args:
+            inside: as in `Thread.history`: the commits inside of this one, whose node is a graph.
+            run: the id or the label of a run; None for all that led to the head of the thread.
+            first: the version with which the page begins.
+            count: the most commits of the page.
+            newest: whether the newest come first; then the page goes from `first` back in time.
+
+        Raises:
+            LookupError: if there is no such run or commit.
+        """
+        if run is None:
+            return self._thread_reader.history(inside, first, count, newest)
+        listed = self._listed(run)
+        begin, label = first_version(listed.run), f"{run_label(listed.run)}/"
+        found = self._reader_of(listed).history(inside, first, count, newest, floor=begin)
+        if inside is not None:
+            return found
+        return [one for one in found if (one.version >= begin if one.version is not None else one.id.startswith(label))]
+
+    def at(self, version: int | str) -> ImmutableState:
+        """The state after a commit, by its version or id."""
+        return self._thread_reader.at(version)
+
+    def diff(self, first: Moment, second: Moment) -> dict[str, Any]:
+        """The smallest patch that turns one state into another: versions or ids of commits, or states."""
+        return self._thread_reader.state_of(first).diff(self._thread_reader.state_of(second))
+
+    def blame(self, path: str | tuple[Any, ...], at: int | str | None = None) -> Commit:
+        """The commit that last wrote a path of the state.
+
+        Args:
+            path: segments with dots between them, or a tuple of keys.
+            at: version or id of a commit: the last writer up to there; None for the state of the thread now.
+
+        Raises:
+            LookupError: if there is no such commit, or none has written there.
+        """
+        return self._thread_reader.blame(path, at)
+
+    def commit(self, version: int | str) -> CommitInfo:
+        """A commit with the states before and after it, who had written each field, and its LM calls.
+
+        Args:
+            version: its version or id.
+
+        Raises:
+            LookupError: if there is no such commit.
+        """
+        found = self._thread_reader.entry(version)
+        after = found.after
+        blame = {name: self.blame((name,), found.commit.id) for name in after}
+        return CommitInfo(
+            found.commit,
+            found.before,
+            after,
+            found.before.diff(after),
+            blame,
+            self.lm_calls(found.commit.id),
+            found.conflicts,
+        )
+
+    def graph(self, run: str | None = None) -> StoredGraph | None:
+        """The graph that made a run; `run` as in `info`.
+
+        Returns:
+            The graph, with `to_svg()`, `to_mermaid()` and `explain()`; None if the run has stored none.
+        """
+        return stored_graph(self._reader.store, self._listed(run).run)
+
+    def lm_calls(self, commit: int | str) -> tuple[Any, ...]:
+        """The LM calls of a commit, or of an execution that has failed (`info.failure.execution`)."""
+        del commit
+        return ()
+
+    async def follow(self, after: int | str | None = None, *, interval: float = 0.2) -> AsyncIterator[Commit]:
+        """Yields the commits of the thread as they are written. It never ends: close it, or cancel its task.
+
+        Args:
+            after: version or id of the last commit that is known; None begins with the first one.
+            interval: seconds between two looks at the store.
+        """
+        seen: set[str] = set()
+        if after is not None:
+            last = self._thread_reader.entry(after).commit
+            for commit in await run_in_thread(self.history):
+                seen.add(commit.id)
+                if commit.id == last.id:
+                    break
+        while True:
+            for commit in await run_in_thread(self.history):
+                if commit.id not in seen:
+                    seen.add(commit.id)
+                    yield commit
+            await anyio.sleep(interval)
+
+    def __repr__(self) -> str:
+        return f"<archived thread {self.name!r} in {self._reader.store.address}>"
+
+    # --- runs
+
+    def _listed(self, run: str | None) -> ListedRun:
+        """A run of the thread by its id or label, the last one for None."""
+        store = self._reader.store
+        thread = store.thread(self.name)
+        if thread is None:
+            raise ThreadError(f"the thread {self.name!r} was deleted")
+        if run is None:
+            (last,) = store.list_runs(RunQuery(self.name, limit=1, last=True)) or (None,)
+            if last is None:
+                raise LookupError(f"the thread {self.name!r} has no run")
+            return last
+        runs = {one.id: one for one in store.runs(self.name)}
+        if thread.head is not None and (head := store.run(thread.head.run)) is not None:
+            runs.setdefault(head.id, head)
+        found = runs.get(run) or next((one for one in runs.values() if run_label(one) == run), None)
+        found = found or store.run(run)
+        if found is None:
+            labels = ", ".join(run_label(one) for one in list(runs.values())[-3:])
+            raise LookupError(f"the thread {self.name!r} has no run {run!r}; the last ones: {labels or 'none'}")
+        return listed_run(thread, found, store.rows(found.id))
+
+    def _reader_of(self, listed: ListedRun) -> ThreadReader:
+        """Reads a run and what it continues, as if the thread ended with it."""
+        run, store = listed.run, self._reader.store
+
+        def bounds() -> Bounds:
+            rows = store.rows(run.id, listed.last) or store.rows(run.id)
+            row = store.thread(self.name)
+            return (Point(run.id, rows[-1].seq) if rows else None), None if row is None else row.root
+
+        reader = self._readers.get(run.id)
+        if reader is None:
+            reader = self._readers[run.id] = ThreadReader(self._reader, self.name, bounds)
+        return reader

@@ -1,0 +1,45 @@
+"""Open a store for reading: nothing is created, and an encrypted one is recognized."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from dspyer.errors import StoreError
+from dspyer.stores.address import open_store
+from dspyer.stores.base import RunQuery, Store
+
+Key = str | bytes
+Keys = Key | Sequence[Key] | None
+
+ENCRYPTED_MARK = b"\x00sealed1"
+"""The first bytes of an encrypted content; `dspyer.stores.encrypted` needs an extra, and is imported only for it."""
+
+
+def open_for_reading(store: Store | str | os.PathLike[str], key: Keys) -> Store:
+    """Return the store of an archive.
+
+    Raises:
+        StoreError: the file or the tables do not exist.
+    """
+    if not isinstance(store, Store) and os.fspath(store) == ":memory:":
+        raise StoreError(
+            "':memory:' is a new store, which has no runs: give the address of a file or a database, or the store"
+        )
+    opened = open_store(store, read_only=True)
+    if key is None and not _is_encrypted(opened):
+        return opened
+    try:
+        from dspyer.stores.encrypted import Encrypted
+    except ImportError as error:
+        raise ImportError("an encrypted store needs its cipher: pip install 'dspyer[crypto]'") from error
+    return opened if isinstance(opened, Encrypted) else Encrypted(opened, key)
+
+
+def _is_encrypted(store: Store) -> bool:
+    """Whether the contents of the newest run are encrypted."""
+    for listed in store.list_runs(RunQuery(limit=1)):
+        for row in store.rows(listed.run.id, 0, 1):
+            if row.content is not None and row.content.is_encoded:
+                return row.content.data.startswith(ENCRYPTED_MARK)
+    return False

@@ -1,0 +1,177 @@
+"""What a list says of a run: `RunInfo`, and the `Page` that lists are given out in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+from dspyer.events import Question
+from dspyer.failure import Failure
+from dspyer.persistence.leases import is_alive
+from dspyer.persistence.lm_usage import add_tokens
+from dspyer.persistence.reader import HistoryReader, read_run
+from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
+from dspyer.persistence.status import failures_in, questions_at
+from dspyer.scheduler.topology import START
+from dspyer.stores.base import ListedRun, Point, RunQuery, Store
+
+T = TypeVar("T")
+
+
+class RunInfo(NamedTuple):
+    """A stored run, as lists show it.
+
+    Attributes:
+        thread: the name of its thread.
+        run_id: its id, as `Run.run_id`.
+        graph: the name of its graph.
+        status: `"running"`, `"completed"`, `"failed"`, `"interrupted"`, `"stopped"` or `"crashed"`, as `Thread.status`.
+        steps: how many commits it has, without those of graphs inside its nodes.
+        started: when it was started.
+        ended: when it ended; None for a run that has written no end.
+        usage: what it used by language model, as far as it has written its end.
+        cost: US dollars; None if a language model has no price, or the run has written no end.
+        questions: its questions that have no answer.
+        failure: the first failure with which it ended, without traceback; None if it did not fail.
+    """
+
+    thread: str
+    run_id: str
+    graph: str
+    status: str
+    steps: int
+    started: datetime
+    ended: datetime | None
+    usage: Mapping[str, Mapping[str, Any]]
+    cost: float | None
+    questions: tuple[Question, ...] = ()
+    failure: Failure | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; times as ISO 8601, in UTC."""
+        return {
+            **self._asdict(),
+            "started": self.started.isoformat(),
+            "ended": None if self.ended is None else self.ended.isoformat(),
+            "usage": {name: dict(used) for name, used in self.usage.items()},
+            "questions": [question.to_dict() for question in self.questions],
+            "failure": None if self.failure is None else self.failure.to_dict(),
+        }
+
+
+class Page(Sequence[T], Generic[T]):
+    """A part of a list: a sequence of its items, and where the next part begins.
+
+    Attributes:
+        next: what `after=` takes for the next page; None on the last one.
+
+    Example:
+        >>> page = Page(["a", "b"], next="b")
+        >>> list(page), page[0], page.next
+        (['a', 'b'], 'a', 'b')
+    """
+
+    def __init__(self, items: Sequence[T], next: str | None = None) -> None:  # noqa: A002 - the name of the attribute
+        self._items = tuple(items)
+        self.next = next
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._items)
+
+    def __repr__(self) -> str:
+        return f"Page({list(self._items)!r}, next={self.next!r})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: `items` and `next`."""
+        items: list[Any] = [item.to_dict() if hasattr(item, "to_dict") else item for item in self._items]
+        return {"items": items, "next": self.next}
+
+
+def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
+    """What a list says of a run."""
+    listed, status = current_status(reader.store, listed)
+    thread, run, started, _, last, ends = listed
+    headers = [EndHeader.parse(row.header) for row in ends]
+    at = Point(run.id, last)
+    ended = headers[-1].ended if listed.status else None
+    steps = headers[-1].steps if listed.status else None
+    usage: dict[str, dict[str, Any]] = {}
+    for header in headers:
+        add_tokens(usage, header.usage)
+    failures = failures_of_run(reader.store, listed)
+    return RunInfo(
+        thread.name,
+        run.id,
+        str(run.header.get("graph", "")),
+        status,
+        count_steps(reader.store, at) if steps is None else steps,
+        datetime.fromtimestamp(started, UTC),
+        None if not listed.status else datetime.fromtimestamp(ended or last_time(reader.store, at, started), UTC),
+        usage,
+        cost_of(headers) if listed.status else None,
+        questions_at(reader, at) if status != "completed" and last >= 0 else (),
+        failures[0].model_copy(update={"traceback": ""}) if failures else None,
+    )
+
+
+def failures_of_run(store: Store, listed: ListedRun) -> tuple[Failure, ...]:
+    """The failures with which a run ended. Their executions have the label of the run in front, as ids of commits."""
+    found = failures_in(store, listed.ends[-1]) if listed.status else ()
+    label = run_label(listed.run)
+    return tuple([one.model_copy(update={"execution": f"{label}/{one.execution}"}) for one in found])
+
+
+def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:
+    """A run and its status: one without an end is running if its owner is alive, else it has crashed."""
+    while not listed.status:
+        thread = listed.thread
+        works_on = thread.head is not None and thread.head.run == listed.run.id
+        if works_on and is_alive(thread):
+            return listed, "running"
+        now = store.thread(thread.name)
+        if now is None or not works_on or (now.head, now.epoch) == (thread.head, thread.epoch):
+            return listed, "crashed"
+        # Its owner has written since the list was read: read the run again.
+        again = store.list_runs(RunQuery(thread.name, limit=1_000_000))
+        found = next((one for one in again if one.run.id == listed.run.id), None)
+        if found is None:
+            return listed, "crashed"
+        listed = found
+    return listed, listed.status
+
+
+def count_steps(store: Store, at: Point) -> int:
+    """How many commits a run has up to a row, without those of graphs inside its nodes."""
+    if at.seq < 0:
+        return 0
+    run = read_run(store, at)
+    # A manual commit whose run was not resumed has an open row alone.
+    return sum(1 for _ in run.own_commits()) or sum(
+        row.kind == RowKind.OPEN and row.header[0] != START for row in run.rows
+    )
+
+
+def last_time(store: Store, at: Point, started: float) -> float:
+    """When the last commit of a run ended: the end of a run in a file of dspyer 0.5 or earlier has no time."""
+    for row in reversed(store.rows(at.run, max(at.seq - 8, 0), at.seq)):
+        if row.kind in COMMITS:
+            header = CommitHeader.parse(row.header)
+            return header.started / 1_000 + header.duration / 1_000_000
+    return started
+
+
+def cost_of(ends: Sequence[EndHeader]) -> float | None:
+    """US dollars of a run; None if a language model has no price."""
+    costs = [used.get("cost") for end in ends for used in end.usage.values()]
+    return None if any(cost is None for cost in costs) else float(sum(costs))

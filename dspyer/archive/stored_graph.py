@@ -1,0 +1,93 @@
+"""The graph of a stored run, from what the run has stored of it: its fingerprint, and the facts of its drawing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dspyer.display.graph_mermaid import draw_mermaid
+from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
+from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
+from dspyer.events import FieldShape
+from dspyer.persistence.rows import drawing_id, fingerprint_id
+from dspyer.policies import Policies
+from dspyer.scheduler.loops import Edge
+from dspyer.scheduler.topology import Topology
+from dspyer.schema.schema import Schema
+from dspyer.stores.base import RunRow, Store
+
+
+@dataclass(frozen=True, slots=True)
+class StoredGraph:
+    """The graph that made a run, as far as the run has stored it.
+
+    Attributes:
+        picture: its nodes and edges. The kind of a node is `"unknown"` if dspyer 0.5 or earlier has made the run.
+        fields: the fields of its schema; empty without one.
+        text: the graph in words; empty if dspyer 0.5 or earlier has made the run.
+    """
+
+    picture: GraphPicture
+    fields: tuple[FieldShape, ...] = ()
+    text: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name of the graph."""
+        return self.picture.topology.name
+
+    def explain(self) -> str:
+        """The graph in words, as `program.graph.explain()` said when the run was made."""
+        if self.text:
+            return self.text
+        topology = self.picture.topology
+        lines = [f"graph {self.name}: {len(topology.nodes)} nodes"]
+        ways = {node: ", ".join(topology.targets(node)) for node in self.picture.nodes}
+        lines += [f"  {node}: -> {targets}" for node, targets in ways.items() if targets]
+        return "\n".join(lines)
+
+    def to_mermaid(self) -> str:
+        """The graph as Mermaid text."""
+        return draw_mermaid(self.picture)
+
+    def to_svg(self) -> str:
+        """The graph as a picture: an SVG document that loads nothing from elsewhere."""
+        return draw_svg(self.picture)
+
+    def drawing(self) -> GraphDrawing:
+        """The graph with all positions, for pages that draw it themselves."""
+        return draw_graph(self.picture)
+
+    def _repr_svg_(self) -> str:
+        return self.to_svg()
+
+    def __repr__(self) -> str:
+        return f"<graph {self.name}: {', '.join(self.picture.topology.nodes)}>"
+
+
+def stored_graph(store: Store, run: RunRow) -> StoredGraph | None:
+    """The graph that made a run; None if the run has stored none, as runs of the first versions of dspyer."""
+    names = [name for name in (fingerprint_id(run), drawing_id(run)) if name]
+    blobs = store.blobs(names) if names else {}
+    found = [json.loads(blobs[name]) if name in blobs else {} for name in (fingerprint_id(run), drawing_id(run))]
+    if not found[0]:
+        return None
+    return _graph_of(str(run.header.get("graph", "")), *found)
+
+
+def _graph_of(name: str, facts: Mapping[str, Any], drawn: Mapping[str, Any]) -> StoredGraph:
+    nodes = tuple(facts.get("nodes", {}))
+    chosen = {(source, target) for source, target in drawn.get("conditional", ())}
+    edges = [Edge(source, target, (source, target) in chosen) for source, target in facts.get("edges", ())]
+    labels = {(source, target): label for source, target, label in drawn.get("labels", ())}
+    for source, ways in facts.get("errors", {}).items():
+        for target, condition, into in ways:
+            edges.append(Edge(source, target, conditional=True, on_error=True, into=into or None))
+            labels.setdefault((source, target), f"{ERROR_MARK} {condition}")
+    kinds = drawn.get("kinds", {})
+    topology = Topology(name, nodes, tuple(edges), Schema.of(None), Policies.of())
+    picture = GraphPicture(topology, labels, {node: kinds.get(node, "unknown") for node in nodes})
+    fields = tuple([FieldShape(**field) for field in drawn.get("fields", ())])
+    return StoredGraph(picture, fields, str(drawn.get("text", "")))
