@@ -21,6 +21,7 @@ from dspy.utils.callback import BaseCallback
 
 from dspyer.blocking import lend_loop, reachable_loop, take_back_loop
 from dspyer.dspy_module.field_texts import SUBMIT, ResponseReader, SubmitText, reader_for, text_of_value
+from dspyer.event_queue import EventQueue
 
 ShowToken = Callable[[dspy.Predict, str, str, bool], None]
 """Called with a predictor, a field, the next piece of its text, and whether that is the last one."""
@@ -45,10 +46,12 @@ class TokenCallback(BaseCallback):
     Args:
         show: gets the tokens.
         redaction: what to show of the outputs; None for all of it, as it arrives.
+        queue: where the tokens wait for their reader; None for no reader.
     """
 
-    def __init__(self, show: ShowToken, redaction: OutputRedaction | None) -> None:
+    def __init__(self, show: ShowToken, redaction: OutputRedaction | None, queue: EventQueue[Any] | None) -> None:
         self._show = show
+        self._queue = queue
         self._redaction = redaction
         self._calls: dict[str, tuple[PredictorCall, AbstractContextManager[None], bool]] = {}  # by the id of DSPy
 
@@ -56,7 +59,7 @@ class TokenCallback(BaseCallback):
         """Begins to listen to a predictor."""
         if not isinstance(instance, dspy.Predict):
             return
-        call = PredictorCall(instance, inputs.get("kwargs", {}), self._show, self._redaction)
+        call = PredictorCall(instance, inputs.get("kwargs", {}), self._show, self._redaction, self._queue)
         stream = None if _decides(instance) else call
         context = dspy.context(send_stream=stream, stream_listeners=[])  # with listeners, DSPy streams theirs alone
         context.__enter__()
@@ -87,6 +90,8 @@ class TokenCallback(BaseCallback):
         context.__exit__(None, None, None)
         if exception is None and isinstance(outputs, dspy.Prediction):
             call.end(outputs)
+        if self._queue is not None:
+            self._queue.wait_for_room()
 
 
 def without_tokens(callbacks: list[Any]) -> list[Any]:
@@ -114,9 +119,15 @@ class PredictorCall:
     """
 
     def __init__(
-        self, predictor: dspy.Predict, inputs: Mapping[str, Any], show: ShowToken, redaction: OutputRedaction | None
+        self,
+        predictor: dspy.Predict,
+        inputs: Mapping[str, Any],
+        show: ShowToken,
+        redaction: OutputRedaction | None,
+        queue: EventQueue[Any] | None,
     ) -> None:
         self._predictor = predictor
+        self._queue = queue
         self._show_token = show
         self._redaction = redaction
         self._held: dict[str, str] = {}  # what may be the beginning of a hidden text
@@ -150,6 +161,8 @@ class PredictorCall:
             # Here what counts is that a token was shown.
             for progress in _adapter_calls.get()[self._scopes :]:
                 progress.emitted = False
+        if self._queue is not None:
+            await self._queue.room()  # the LM is read no faster than the stream
 
     def read_as(self, adapter: dspy.Adapter, signature: Any) -> None:
         """The next response is for this adapter, with the fields of this signature in its text."""

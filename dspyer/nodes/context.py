@@ -82,14 +82,17 @@ class Context:
     def emit(self, value: object) -> None:
         """Add a value to the run's event stream at once, for progress and partial results.
 
+        It is for who reads the stream: nothing keeps the value, `run.events` neither. If 1,000 events wait for the
+        reader, this waits too; in a node that is `async def` it never waits, and the next step does.
+
         Args:
             value: any object; it is not committed.
 
         Example:
             >>> from dspyer import END, START, Graph
             >>> graph = Graph().add_node("fetch", lambda ctx: ctx.emit("half done"), writes=[])
-            >>> run = graph.add_path(START, "fetch", END).compile().run({})
-            >>> [event.value for event in run.events if type(event).__name__ == "Emitted"]
+            >>> with graph.add_path(START, "fetch", END).compile().stream({}) as events:
+            ...     [event.value for event in events if type(event).__name__ == "Emitted"]
             ['half done']
         """
         self.delegate.emit(value)

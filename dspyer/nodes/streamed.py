@@ -125,7 +125,7 @@ def _streaming(call: Call) -> Iterator[None]:
     """A block whose predictors stream to the run of a call; the callback around it, if there is one, gives way."""
     rules, attempt, visit = token_rules(call), call.context.delegate, call.context.visit
     assert rules is not None
-    names = rules.names
+    names, session = rules.names, call.runner.session
 
     def show(predictor: dspy.Predict, field: str, text: str, done: bool) -> None:
         if attempt.timed_out or attempt.replaced:
@@ -134,5 +134,6 @@ def _streaming(call: Call) -> Iterator[None]:
         attempt.host.publish(Token(*place, names.get(id(predictor), ""), field, text, done))
 
     others = without_tokens(dspy.settings.callbacks or [])
-    with dspy.context(callbacks=[*others, TokenCallback(show, rules.redaction(attempt.node))]):
+    callback = TokenCallback(show, rules.redaction(attempt.node), session.queue)
+    with dspy.context(callbacks=[*others, callback]):
         yield

@@ -508,7 +508,7 @@ class NodeRunner:
         """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
         batch: Batch[T] = Batch(self.session, len(calls), max_concurrency, rule)
         with ThreadWorkers(batch.limit) as threads:
-            while batch.may_start(threads.busy):
+            while self._has_room() and batch.may_start(threads.busy):
                 index = batch.start()
                 threads.start(index, *self._work(run_within, calls[index]))
                 while threads.busy and not batch.may_start(threads.busy):
@@ -521,12 +521,23 @@ class NodeRunner:
         """Runs async calls, with the same rules."""
         batch: Batch[T] = Batch(self.session, len(calls), max_concurrency, rule)
         async with TaskWorkers() as tasks:
-            while batch.may_start(tasks.busy):
+            while await self._ahas_room() and batch.may_start(tasks.busy):
                 index = batch.start()
                 tasks.start(index, *self._work(arun_within, calls[index]))
                 while tasks.busy and not batch.may_start(tasks.busy):
                     batch.put(*await tasks.next())
         return batch.results()
+
+    def _has_room(self) -> bool:
+        """True, once the reader of the events has room for those of another call."""
+        if self.session.queue is not None:
+            self.session.queue.wait_for_room()
+        return True
+
+    async def _ahas_room(self) -> bool:
+        if self.session.queue is not None:
+            await self.session.queue.room()
+        return True
 
     def _work(self, within: Callable[..., Any], call: Callable[[], Any]) -> tuple[Any, ...]:
         """A call with its arguments: if the run has a budget, each item has a gate of its own."""

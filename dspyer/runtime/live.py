@@ -278,6 +278,8 @@ class LiveSession(Session):
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
             with self.lock:
                 self._add(attempt, cursor, field, _latest(after.raw(field, DELETE)) if whole else patch[field])
+        if self.queue is not None:
+            self.queue.wait_for_room()  # without the lock
         return True
 
     def _add(self, attempt: Attempt, cursor: ReaderCursor, field: str, update: Any) -> None:

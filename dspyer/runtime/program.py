@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from urllib.parse import quote
@@ -27,6 +26,8 @@ from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.dspy_module.token_stream import apart_from_tokens
 from dspyer.dspy_module.tracing import append_to_trace, is_rejected, usage_of
 from dspyer.errors import AttemptError, InputError, Interrupt, Interrupted, RunStoppedError, ThreadError
+from dspyer.event_queue import EventQueue
+from dspyer.events import Event
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
@@ -46,7 +47,6 @@ from dspyer.runtime.request import REQUEST, Request, RunStart
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_trace import uncredited
 from dspyer.runtime.session import Session
-from dspyer.runtime.session_events import Observe, ignore
 from dspyer.runtime.spans import continued_trace, run_span, run_spans
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.schema.schema import NONE_VALID
@@ -190,7 +190,8 @@ class CompiledGraph(dspy.Module):
             With the tokens of the LMs:
 
             >>> import dspy
-            >>> from dspyer.events import Token
+            >>> from dspyer.event_queue import EventQueue
+        from dspyer.events import Event, Token
             >>> from dspyer.testing import ScriptedLM
             >>> graph = Graph().add_node("answer", dspy.Predict("question -> answer")).add_path(START, "answer", END)
             >>> with dspy.context(lm=ScriptedLM([{"answer": "in the north"}])):
@@ -200,7 +201,7 @@ class CompiledGraph(dspy.Module):
             (['in', ' the', ' north', ''], True)
         """
         request = _request(resources, answers, live, budget, tokens)
-        return Events(lambda observe: self._run(inputs, request, observe), request)
+        return Events(lambda queue: self._run(inputs, request, queue), request)
 
     def astream(
         self,
@@ -224,7 +225,7 @@ class CompiledGraph(dspy.Module):
             'RunEnded'
         """
         request = _request(resources, answers, live, budget, tokens)
-        return AsyncEvents(lambda observe: self._arun(inputs, request, observe), request)
+        return AsyncEvents(lambda queue: self._arun(inputs, request, queue), request)
 
     def with_resources(self, resources: Mapping[type, object] | Sequence[object]) -> CompiledGraph:
         """The same program with resources for every run: for `program(...)`, `dspy.Evaluate` and optimizers.
@@ -484,9 +485,9 @@ class CompiledGraph(dspy.Module):
 
     # --- one call
 
-    def _run(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ignore) -> Run:
+    def _run(self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = None) -> Run:
         check_inputs_by_name(self._graph, inputs)
-        request, outcome = replace(request, observe=observe), request.outcome
+        request, outcome = request.read_from(queue), request.outcome
         with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker, record_lm_calls() as recorder:
             try:
                 with continued_trace(request):
@@ -496,9 +497,9 @@ class CompiledGraph(dspy.Module):
                     raise
         return Run(*outcome.take(), usage_of(tracker), recorder.records)
 
-    async def _arun(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ignore) -> Run:
+    async def _arun(self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = None) -> Run:
         check_inputs_by_name(self._graph, inputs)
-        request, outcome = replace(request, observe=observe), request.outcome
+        request, outcome = request.read_from(queue), request.outcome
         with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker, record_lm_calls() as recorder:
             try:
                 with continued_trace(request):
@@ -657,6 +658,7 @@ def _request_inside(
     return Request(
         around.resources,
         observe=around.publish,
+        queue=around.queue,
         answer=around.answer,
         live=around.live,
         keeps_events=False,

@@ -12,6 +12,8 @@ import dspy
 
 from dspyer.budget import Budget, Spending
 from dspyer.errors import CallLimitError, Interrupted, unwrap_stop_iteration
+from dspyer.event_queue import EventQueue
+from dspyer.events import Event
 from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
@@ -158,6 +160,7 @@ class Request:
     Attributes:
         resources: objects by type, for parameters that are annotated with it.
         observe: gets each event.
+        queue: where the events of the outermost run wait for their reader; None for no reader.
         answer: answers questions as they are asked.
         live: whether nodes that run at once read each other's posts.
         keeps_events: whether a `Run` will be made, which has the events.
@@ -185,6 +188,7 @@ class Request:
 
     resources: Mapping[type, object] = field(default_factory=dict)
     observe: Observe = ignore
+    queue: EventQueue[Event] | None = None
     answer: AnswerSource = no_answer
     live: bool = True
     keeps_events: bool = True
@@ -207,6 +211,10 @@ class Request:
     tokens: TokenRules | None = None
     spans: RunSpans | None = None
     outcome: Outcome = field(default_factory=Outcome)
+
+    def read_from(self, queue: EventQueue[Event] | None) -> Request:
+        """The same with a reader, who gets the events from a queue; None for no reader."""
+        return self if queue is None else replace(self, observe=queue.put, queue=queue)
 
     def with_spending(self, of_graph: Budget | None) -> Request:
         """The same with the account of what its runs spend, if there is a budget; that of `compile` is the default."""

@@ -41,7 +41,8 @@ class Run:
         commits: in canonical order: by step, then by branch. Inside a fork that never joined they have no version,
             and come last.
         conflicts: every conflict of a join, resolved or not.
-        events: the events, in the order in which they happened.
+        events: the events, in the order in which they happened, without tokens and emitted values: only a stream has
+            these.
         trace: the DSPy trace, (predictor, inputs, prediction) in lineage order: the steps that led to the result, and
             those whose output a check refused, the latter with copies of their predictors.
         trace_steps: all steps as `dspyer.events.TraceStep`, with node, attempt and status.

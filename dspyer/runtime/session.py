@@ -129,6 +129,7 @@ class Session(NotLive):
         root: the id of the outermost run.
         label: the name of the outermost run, in front of the ids of its questions; "" if it is not stored.
         id_prefix: what the global ids of its commits begin with.
+        queue: where the events of the outermost run wait for their reader; None for no reader.
         live: whether nodes that run at once read each other's posts to live fields.
         stop_signal: says whether the run is to stop, and why.
         limit: the time that the node has in which the run is; None for no limit.
@@ -160,6 +161,7 @@ class Session(NotLive):
         self.resources = resources
         self.answer = answer
         self.live = request.live
+        self.queue = request.queue
         self.stop_signal = request.stop_signal
         self.limit = request.limit
         self.spending = request.spending
@@ -203,8 +205,10 @@ class Session(NotLive):
         if self.redactor is not None:
             for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
                 self.redactor.learn_commit(entry.commit)
-        observe, keeps, root, limit = request.observe, request.keeps_events, self.root, self.limit
-        self.events = SessionEvents(observe, keeps, root, scope, graph, self.redactor, self.pending, limit)
+        observe, queue, keeps = request.observe, None if scope else self.queue, request.keeps_events
+        self.events = SessionEvents(
+            observe, queue, keeps, self.root, scope, graph, self.redactor, self.pending, self.limit
+        )
         self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.field_shapes, scope))
 
     # --- what a driver calls

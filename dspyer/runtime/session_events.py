@@ -13,7 +13,8 @@ from functools import partial
 
 from dspyer.display.redaction import Redactor
 from dspyer.errors import MapError, brief, error_text
-from dspyer.events import ConflictFound, Event, MergedConflict, Token
+from dspyer.event_queue import EventQueue
+from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.runtime.pending_rows import PendingRows
@@ -23,13 +24,20 @@ from dspyer.values.refusals import KeyPath
 logger = logging.getLogger("dspyer")
 
 Observe = Callable[[Event], None]
-"""Called with each event as it happens."""
+"""Called with each event as it happens. It does not wait: the caller may hold a lock."""
 
 Watch = Callable[[str, Event], object]
 """Called with the id of an outermost run and one of its events, redacted; from any thread. It must not raise."""
 
 _watchers: tuple[Watch, ...] = ()
 """Those who see the events of every run in the process. A tuple that is replaced: runs read it without a lock."""
+
+
+_NOT_KEPT = (Token, Emitted)
+"""A node makes as many of them as it likes: `run.events` must not grow with them."""
+
+_AT_WILL = (Emitted, Doing)
+"""What a node says between its steps, where nothing is locked: it waits until the reader has room for the next one."""
 
 
 def ignore(event: Event) -> None:
@@ -56,6 +64,7 @@ class SessionEvents:
 
     Args:
         observe: gets each event.
+        queue: of an outermost run whose events are read, where `observe` puts them; else None.
         keeps: whether a `Run` will be made, which has the events.
         root: the id of the outermost run.
 
@@ -66,6 +75,7 @@ class SessionEvents:
     def __init__(
         self,
         observe: Observe,
+        queue: EventQueue[Event] | None,
         keeps: bool,
         root: str,
         scope: tuple[str, ...],
@@ -76,6 +86,7 @@ class SessionEvents:
     ) -> None:
         self.kept: list[Event] = []
         self._observe = observe
+        self._queue = queue
         self._keeps = keeps
         self._root = root
         self._scope = scope
@@ -85,14 +96,14 @@ class SessionEvents:
         self._limit = limit
 
     def publish(self, event: Event) -> None:
-        """Keeps an event and passes it on. May be called from any thread."""
+        """Keeps an event and passes it on. May be called from any thread; a node that emits may wait here."""
         if self._limit is not None and self._limit.left_running:
             return
         if self._scope and not event.scope:
             event = event._replace(scope=self._scope)
         if self._redactor is not None:
             event = self._redactor.event(event)
-        if self._keeps and type(event) is not Token:
+        if self._keeps and type(event) not in _NOT_KEPT:
             self.kept.append(event)
         if type(event) is ConflictFound and event.scope == self._scope:
             log_conflict(event.conflict)
@@ -101,6 +112,8 @@ class SessionEvents:
                 watch(self._root, event)
         if self._observe is not ignore:
             self._observe(event)
+            if self._queue is not None and type(event) in _AT_WILL:
+                self._queue.wait_for_room()
 
     def publish_once_written(self, events: list[Event]) -> None:
         """Publishes events of the scheduler; of a stored run, after the rows that they report are written."""

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import Context, copy_context
+from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Self
@@ -26,10 +27,15 @@ from anyio.lowlevel import EventLoopToken
 
 from dspyer.blocking import join_loop, loop_of_worker
 from dspyer.errors import RunStoppedError
+from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Request
 from dspyer.runtime.run import Run
-from dspyer.runtime.session_events import Observe
+
+Work = Callable[[EventQueue[Event]], Run]
+"""Plays a run that puts its events into the queue."""
+
+AsyncWork = Callable[[EventQueue[Event]], Awaitable[Run]]
 
 _NOT_OVER = "the run of this stream has not ended: read its events to the end, or close the stream, then use stream.run"
 _NOT_BEGUN = "the stream was closed before its run had begun: nothing was started"
@@ -79,10 +85,10 @@ class Events(Iterator[Event]):
         2
     """
 
-    def __init__(self, work: Callable[[Observe], Run], request: Request) -> None:
+    def __init__(self, work: Work, request: Request) -> None:
         self._work = work
         self._request = request
-        self._queue: SimpleQueue[Event | None] = SimpleQueue()
+        self._queue: EventQueue[Event] = EventQueue()
         self._future: Future[Run] | None = None
         self._start_lock = threading.Lock()
         self._reader: threading.Thread | None = None
@@ -120,7 +126,6 @@ class Events(Iterator[Event]):
         event = self._queue.get()
         if event is not None:
             return event
-        self._queue.put(None)  # the end marker, for other readers
         if not self._exhausted:
             self._exhausted = True
             try:
@@ -143,9 +148,9 @@ class Events(Iterator[Event]):
         self._end(CLOSED)
 
     def _end(self, reason: str) -> None:
-        self._request.stop(reason)
         with self._start_lock:
-            self._exhausted = self._exhausted or self._future is None
+            self._exhausted = True
+        _stop(self._request, reason, self._queue)
         if self._future is not None:
             self._future.exception()
 
@@ -159,22 +164,29 @@ class Events(Iterator[Event]):
 
     def __del__(self) -> None:
         future = getattr(self, "_future", None)
-        if future is None or future.done():
+        if future not in _open:  # it has not begun, has ended, or is that of the process that this one was forked from
             return
-        self._request.stop(DROPPED)
+        _dropped.put(partial(_stop, self._request, DROPPED, self._queue))
         # The garbage collector may call this in any thread, also in the run's own, which would wait for itself.
         if threading.current_thread() is self._reader:
             future.exception()
 
 
-def _start(work: Callable[[Observe], Run], request: Request, queue: SimpleQueue[Event | None]) -> Future[Run]:
+def _stop(request: Request, reason: str, queue: EventQueue[Event]) -> None:
+    """Stops the run of a stream that has no reader any more."""
+    request.stop(reason)
+    queue.close()  # afterwards: what waits for the reader must find the run stopped
+
+
+def _start(work: Work, request: Request, queue: EventQueue[Event]) -> Future[Run]:
     """Begins the run in a thread that does not refer to the stream."""
     future: Future[Run] = Future()
     _open[future] = request
+    _dropped.serve()
     # Under `dspy.streamify` the LMs send their chunks to its stream, on the loop of its worker thread.
     loop = None if dspy.settings.send_stream is None else loop_of_worker()
     threading.Thread(
-        target=_drive, args=(copy_context(), loop, work, queue, future), name="dspyer-stream", daemon=True
+        target=_drive, args=(copy_context(), loop, work, request, queue, future), name="dspyer-stream", daemon=True
     ).start()
     return future
 
@@ -182,18 +194,20 @@ def _start(work: Callable[[Observe], Run], request: Request, queue: SimpleQueue[
 def _drive(
     context: Context,
     loop: EventLoopToken | None,
-    work: Callable[[Observe], Run],
-    queue: SimpleQueue[Event | None],
+    work: Work,
+    request: Request,
+    queue: EventQueue[Event],
     future: Future[Run],
 ) -> None:
     join_loop(loop)
     try:
-        future.set_result(context.run(work, queue.put))
+        with request.stop_signal.on_stop(queue.stop_waiting_for):
+            future.set_result(context.run(work, queue))
     except BaseException as error:  # noqa: BLE001 - raised by `Events.run`
         future.set_exception(error)
     finally:
         del _open[future]
-        queue.put(None)
+        queue.end()
         del future, queue  # the traceback of an exception refers to this frame
 
 
@@ -204,7 +218,7 @@ _open: dict[Future[Run], Request] = {}
 def _stop_all() -> None:
     """Stops the runs of open streams when the process exits, and waits until their ends are written."""
     for request in list(_open.values()):
-        request.stop(EXITING)
+        request.stop(EXITING)  # and so nothing waits for a reader any more
     for future in list(_open):
         future.exception()
 
@@ -238,10 +252,10 @@ class AsyncEvents(AsyncIterator[Event]):
         (['START', 'add'], 2)
     """
 
-    def __init__(self, work: Callable[[Observe], Awaitable[Run]], request: Request) -> None:
+    def __init__(self, work: AsyncWork, request: Request) -> None:
         self._work = work
         self._request = request
-        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._queue: EventQueue[Event] = EventQueue()
         self._task: asyncio.Task[Run] | None = None
         self._exhausted = False
 
@@ -276,13 +290,12 @@ class AsyncEvents(AsyncIterator[Event]):
         if self._task is None or self._exhausted:
             raise StopAsyncIteration
         try:
-            event = await self._queue.get()
+            event = await self._queue.get_async()
         except asyncio.CancelledError:
             await self._end(CANCELLED)
             raise
         if event is not None:
             return event
-        self._queue.put_nowait(None)  # the end marker, for other readers
         if not self._exhausted:
             self._exhausted = True
             try:
@@ -308,9 +321,9 @@ class AsyncEvents(AsyncIterator[Event]):
         await self._end(CLOSED)
 
     async def _end(self, reason: str) -> None:
-        self._request.stop(reason)
+        self._exhausted = True
+        _stop(self._request, reason, self._queue)
         if self._task is None:
-            self._exhausted = True
             return
         cancelled: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):
@@ -336,23 +349,17 @@ class AsyncEvents(AsyncIterator[Event]):
         task = getattr(self, "_task", None)
         if task is None or task.done():
             return
-        self._request.stop(DROPPED)
-        with suppress(RuntimeError):  # the loop has been closed, and its tasks cancelled
-            task.get_loop().call_soon_threadsafe(task.cancel)
+        _dropped.put(partial(_cancel, self._request, self._queue, task))
 
 
-def _begin(
-    work: Callable[[Observe], Awaitable[Run]], request: Request, queue: asyncio.Queue[Event | None]
-) -> asyncio.Task[Run]:
+def _begin(work: AsyncWork, request: Request, queue: EventQueue[Event]) -> asyncio.Task[Run]:
     """Begins the run in a task that does not refer to the stream."""
-    loop = asyncio.get_running_loop()
-
-    def observe(event: Event) -> None:  # may be called from a worker thread
-        loop.call_soon_threadsafe(queue.put_nowait, event)
+    _dropped.serve()
 
     async def drive() -> Run:
         try:
-            return await work(observe)
+            with request.stop_signal.on_stop(queue.stop_waiting_for):
+                return await work(queue)
         except asyncio.CancelledError:
             outcome = request.outcome
             run, outcome.cut_off = outcome.cut_off, None
@@ -362,9 +369,9 @@ def _begin(
 
     def ended(task: asyncio.Task[Run]) -> None:
         _tasks.discard(task)
-        loop.call_soon(queue.put_nowait, None)
+        queue.end()
 
-    task = loop.create_task(drive())
+    task = asyncio.get_running_loop().create_task(drive())
     _tasks.add(task)
     task.add_done_callback(ended)
     return task
@@ -372,3 +379,42 @@ def _begin(
 
 _tasks: set[asyncio.Task[Run]] = set()
 """Keeps tasks alive until they are done: an event loop keeps only weak references to them, a dropped stream none."""
+
+
+def _cancel(request: Request, queue: EventQueue[Event], task: asyncio.Task[Run]) -> None:
+    """Stops the run of a dropped stream, from another thread."""
+    _stop(request, DROPPED, queue)
+    with suppress(RuntimeError):  # the loop has been closed, and its tasks cancelled
+        task.get_loop().call_soon_threadsafe(task.cancel)
+
+
+class _Dropped:
+    """Stops the runs of dropped streams, in a thread of its own, which is started when the first stream begins.
+
+    The garbage collector may free a stream in any thread at any time, also in one that holds a lock which a stop needs.
+    So the stream only puts what is to be done into a queue, whose `put` works even inside of itself.
+    """
+
+    def __init__(self) -> None:
+        self._work: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._serves = False
+        self.put = self._work.put
+
+    def serve(self) -> None:
+        """Starts the thread, once."""
+        if self._serves:
+            return
+        with self._lock:
+            if not self._serves:
+                threading.Thread(target=self._serve, name="dropped-streams", daemon=True).start()
+                self._serves = True
+
+    def _serve(self) -> None:
+        while True:
+            self._work.get()()
+
+
+_dropped = _Dropped()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_dropped.__init__)  # type: ignore[misc]  # the thread is in the parent only

@@ -13,6 +13,8 @@ import anyio
 from dspyer.blocking import cancellation_count, run_in_thread
 from dspyer.budget import Budget
 from dspyer.errors import ThreadError
+from dspyer.event_queue import EventQueue
+from dspyer.events import Event
 from dspyer.nodes.binding import resources_of
 from dspyer.nodes.streamed import TokenRules
 from dspyer.persistence.journal import STOPPING
@@ -21,7 +23,6 @@ from dspyer.persistence.rows import end_row
 from dspyer.persistence.time_travel import ThreadReader
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
-from dspyer.runtime.session_events import Observe, ignore
 from dspyer.stores.base import Change, Point
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.graph_changes import AllowChanged
@@ -85,21 +86,21 @@ class RunPlayer:
 
     # These hold no run in a variable: the traceback of its error refers to their frames, and would keep it alive.
 
-    def play(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe = ignore) -> Run:
+    def play(self, inputs: Mapping[str, Any], lock: ThreadLock, queue: EventQueue[Event] | None = None) -> Run:
         """The run, once it has ended."""
-        return self._finish(self._play_held(inputs, lock, observe), lock)
+        return self._finish(self._play_held(inputs, lock, queue), lock)
 
-    async def aplay(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe = ignore) -> Run:
+    async def aplay(self, inputs: Mapping[str, Any], lock: ThreadLock, queue: EventQueue[Event] | None = None) -> Run:
         """The same in async code."""
-        return await self._afinish(await self._aplay_held(inputs, lock, observe), lock)
+        return await self._afinish(await self._aplay_held(inputs, lock, queue), lock)
 
-    def _play_held(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe) -> Run:
+    def _play_held(self, inputs: Mapping[str, Any], lock: ThreadLock, queue: EventQueue[Event] | None) -> Run:
         with lock.held() as owned:
-            return self._program._run(inputs, owned.request, observe)
+            return self._program._run(inputs, owned.request, queue)
 
-    async def _aplay_held(self, inputs: Mapping[str, Any], lock: ThreadLock, observe: Observe) -> Run:
+    async def _aplay_held(self, inputs: Mapping[str, Any], lock: ThreadLock, queue: EventQueue[Event] | None) -> Run:
         async with lock.aheld() as owned:
-            return await self._program._arun(inputs, owned.request, observe)
+            return await self._program._arun(inputs, owned.request, queue)
 
     def _finish(self, run: Run, lock: ThreadLock) -> Run:
         for pause in self._merge_on_finish.attempts(run, lock):

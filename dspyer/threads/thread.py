@@ -167,7 +167,7 @@ class Thread:
         """
         request = new_request(resources, live, budget, tokens)
         lock = self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
-        return Events(lambda observe: self._player.play(inputs, lock, observe), request)
+        return Events(lambda queue: self._player.play(inputs, lock, queue), request)
 
     def astream(
         self,
@@ -196,7 +196,7 @@ class Thread:
         """
         request = new_request(resources, live, budget, tokens)
         lock = self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
-        return AsyncEvents(lambda observe: self._player.aplay(inputs, lock, observe), request)
+        return AsyncEvents(lambda queue: self._player.aplay(inputs, lock, queue), request)
 
     def resume(
         self,
@@ -293,7 +293,7 @@ class Thread:
         """
         request = new_request(resources, True, budget, tokens)
         lock = self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
-        return Events(lambda observe: self._player.play({}, lock, observe), request)
+        return Events(lambda queue: self._player.play({}, lock, queue), request)
 
     def astream_resume(
         self,
@@ -320,7 +320,7 @@ class Thread:
         """
         request = new_request(resources, True, budget, tokens)
         lock = self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
-        return AsyncEvents(lambda observe: self._player.aplay({}, lock, observe), request)
+        return AsyncEvents(lambda queue: self._player.aplay({}, lock, queue), request)
 
     # --- read
 

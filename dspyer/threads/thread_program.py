@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+from dspyer.event_queue import EventQueue
+from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
-from dspyer.runtime.session_events import Observe
 
 Resources = Mapping[type, object] | Sequence[object] | None
 AnswersByKey = Mapping[str, Any] | None
@@ -21,8 +22,10 @@ class ThreadProgram(Protocol):
     @property
     def graph(self) -> GraphSpec: ...
 
-    def _run(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ...) -> Run: ...
+    def _run(self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = ...) -> Run: ...
 
-    async def _arun(self, inputs: Mapping[str, Any], request: Request, observe: Observe = ...) -> Run: ...
+    async def _arun(
+        self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = ...
+    ) -> Run: ...
 
     def _check_resources(self, request: Request) -> Mapping[type, object]: ...

@@ -17,8 +17,9 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Command, Context, Graph, MergedConflict, Run, Send, reducers
 from dspyer.errors import CallLimitError, InputError, NodeOutputError, RouteError, StepLimitError
-from dspyer.events import Committed, Emitted, Forked, Joined, NodeFailed, NodeStarted, RunEnded, RunStarted
+from dspyer.events import Committed, Emitted, Event, Forked, Joined, NodeFailed, NodeStarted, RunEnded, RunStarted
 from dspyer.runtime import workers as crews
+from dspyer.runtime.session_events import watching
 from tests.runtime.conftest import PLAYS, Play
 from tests.scheduler.test_schedule import Plan, plans
 
@@ -297,12 +298,14 @@ def test_context_and_events(play: Play) -> None:
     graph.add_conditional_edges(
         "work", lambda ctx: "again" if ctx.visit < 2 else "done", {"again": "work", "done": END}
     )
-    run = play(graph.compile(), {})
+    events: list[Event] = []
+    with watching(lambda _, event: events.append(event)):
+        run = play(graph.compile(), {})
     assert [(ctx.run_id, ctx.node, ctx.branch, ctx.visit, ctx.execution) for ctx in seen] == [
         (run.run_id, "work", (), 1, "trunk:1"),
         (run.run_id, "work", (), 2, "trunk:2"),
     ]
-    assert [type(event) for event in run.events] == [
+    assert [type(event) for event in events] == [
         RunStarted, Committed, NodeStarted, Emitted, Committed, NodeStarted, Emitted, Committed, RunEnded,
     ]  # fmt: skip
     kinds = {type(event) for event in play(fork().compile(), {}).events}

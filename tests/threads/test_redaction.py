@@ -18,7 +18,8 @@ from pydantic import BaseModel, ValidationError
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
 from dspyer.display.redaction import HIDDEN, Redaction, Redactor
 from dspyer.errors import DspyerError, Interrupted, MergeConflictError, StoreError
-from dspyer.events import Committed, Emitted, Exchange
+from dspyer.events import Committed, Emitted, Event, Exchange, RunEnded
+from dspyer.runtime.session_events import watching
 from dspyer.stores import Memory
 from dspyer.values.freezing import freeze
 from tests.event_samples import RECORDS, event_types, sample
@@ -326,10 +327,11 @@ def test_a_container_that_cannot_hold_redacted_values_becomes_a_text(value: Any)
         ctx.emit(value(token))
 
     graph = Graph(inputs=["token"]).add_node("emits", emits, writes=[]).add_path(START, "emits", END)
-    run = graph.compile(redact=["token"]).run({"token": SECRET})
-    assert run.status == "completed"
-    veiled(f"{run.events} {[event.to_dict() for event in run.events]}")
-    assert HIDDEN in str([event for event in run.events if isinstance(event, Emitted)])
+    events = list(graph.compile(redact=["token"]).stream({"token": SECRET}))
+    assert isinstance(events[-1], RunEnded)
+    assert events[-1].status == "completed"
+    veiled(f"{events} {[event.to_dict() for event in events]}")
+    assert HIDDEN in str([event for event in events if isinstance(event, Emitted)])
 
 
 def test_numbers_of_an_event_are_not_redacted() -> None:
@@ -366,10 +368,12 @@ def test_a_redacted_value_is_hidden_inside_longer_texts(caplog: pytest.LogCaptur
 
     graph = Graph(State, inputs=["token"]).add_node("tells", tells, writes=[]).add_path(START, "tells", END)
     t = graph.compile(redact=["token"], store=Memory()).thread("t")
-    run = t.run({"token": SECRET})
+    events: list[Event] = []
+    with watching(lambda _, event: events.append(event)):
+        run = t.run({"token": SECRET})
     assert str(run.error) == "[redacted] is refused"
-    assert "token [redacted]" in str(run.events)
-    veiled(f"{run.events} {run.report()} {run.lanes()} {run.to_svg()} {caplog.text} {t.failures}")
+    assert "token [redacted]" in str(events)
+    veiled(f"{events} {run.events} {run.report()} {run.lanes()} {run.to_svg()} {caplog.text} {t.failures}")
     assert run.state["token"] == SECRET
 
     asks = Graph(inputs=["token"]).add_interrupt("ok", question="Send {token}?", into="fine").add_path(START, "ok", END)

@@ -7,8 +7,11 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import suppress
+from itertools import islice
 from typing import Annotated, Any
+from unittest import mock
 
 import anyio
 import pytest
@@ -16,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer import END, START, CompiledGraph, Graph, event_queue, reducers
 from dspyer.errors import ConcurrentRunError, OpenRunError, RunStoppedError
 from dspyer.events import Asked, NodeStarted, RunEnded
 from dspyer.threads.thread import Thread
@@ -349,11 +352,11 @@ inside.wait(20)
 """
 NODES = {
     "async": "async def wait(n):\n    inside.set()\n    await asyncio.Event().wait()",
-    "sync": """import time
-def wait(n):
-    inside.set()
-    while stream._request.stop_signal.reason is None:  # until the process ends
-        time.sleep(0.01)
+    "sync": """def wait(n, ctx):
+    while stream._request.stop_signal.reason is None:  # until the process ends; it waits for its reader before that
+        ctx.emit(n)
+        if len(stream._queue) > 990:
+            inside.set()
     return {'n': 1}""",
 }
 
@@ -369,46 +372,67 @@ def test_a_process_that_ends_with_an_open_stream_stops_its_run(mode: str, tmp_pa
     assert graph.compile(store=store).thread("t").status == "stopped"
 
 
-def stopped_at(thread: Thread, event_number: int, mode: str) -> None:
+def stopped_at(thread: Thread, event_number: int, mode: str, leave: str) -> None:
     """Leaves a stream after some events."""
 
     async def aleave() -> None:
-        count = 0
-        async with thread.astream(INPUTS) as stream:
-            async for _ in stream:
-                count += 1
-                if count > event_number:
-                    return
+        stream = thread.astream(INPUTS)
+        async for _ in aislice(stream, event_number + 1):
+            pass
+        task: Any = stream._task
+        if leave == "close":
+            await stream.aclose()
+        elif leave == "cancel":
+            reading = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)  # it begins to wait
+            reading.cancel()
+            await asyncio.wait([reading])
+            reading.cancelled() or reading.exception()
+        del stream
+        if task is not None:
+            await asyncio.wait([task])
 
     if mode == "async":
         asyncio.run(aleave())
         return
-    with thread.stream(INPUTS) as stream:
-        for count, _ in enumerate(stream):
-            if count >= event_number:
-                return
+    stream = thread.stream(INPUTS)
+    for _ in islice(stream, event_number + 1):
+        pass
+    if leave != "drop":
+        stream.close()
+    del stream
+
+
+async def aislice(events: Any, count: int) -> AsyncIterator[Any]:
+    for _ in range(count):
+        with suppress(StopAsyncIteration):
+            yield await anext(events)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @settings(max_examples=5, deadline=None)
-@given(number=st.integers(0, 30))
-def test_a_run_stopped_at_any_event_and_resumed_equals_the_whole_run(kind: str, mode: str, number: int) -> None:
-    """And no node that has finished is called twice."""
-    with KINDS[kind].lm():
-        check_stopped(KINDS[kind].compile(mode, FailingMemory()), mode, number)
+@given(
+    number=st.integers(0, 30), leave=st.sampled_from(["close", "drop", "cancel"]), room=st.sampled_from([1, 3, 1000])
+)
+def test_a_run_stopped_at_any_event_and_resumed_equals_the_whole_run(
+    kind: str, mode: str, number: int, leave: str, room: int
+) -> None:
+    """And no node that has finished is called twice. With little room, the run waits when its reader leaves."""
+    with KINDS[kind].lm(), mock.patch.object(event_queue, "LIMIT", room):
+        check_stopped(KINDS[kind].compile(mode, FailingMemory()), mode, number, leave)
 
 
 CALLERS = ("work", "mid")
 """Functions that call programs: they begin anew after a stop, and the programs go on."""
 
 
-def check_stopped(program: CompiledGraph, mode: str, number: int) -> None:
+def check_stopped(program: CompiledGraph, mode: str, number: int, leave: str) -> None:
     CALLS.take()
     whole = program.thread("whole").run(INPUTS) if mode == "sync" else asyncio.run(program.thread("whole").arun(INPUTS))
     expected = sorted(call.name for call in CALLS.take() if call.what == "node" and call.name not in CALLERS)
     thread = program.thread("t")
-    stopped_at(thread, number, mode)
+    stopped_at(thread, number, mode, leave)
     first = CALLS.take()
     status = thread.status
     if status == "completed":
