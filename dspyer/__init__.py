@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dspyer import agents, errors, events, lms, optimize, policies, reducers, search, stores
+    from dspyer import agents, errors, events, inspector, lms, optimize, policies, reducers, search, stores
     from dspyer.archive.archive import Archive
     from dspyer.budget import Budget
     from dspyer.cache import Cache
@@ -75,6 +75,7 @@ __all__ = [
     "events",
     "fill",
     "from_chat",
+    "inspector",
     "limit",
     "live",
     "lms",

@@ -29,6 +29,7 @@ LAYERS: list[set[str]] = [
     {"runtime", "threads"},
     {"testing", "optimize", "agents", "search"},
     {"__init__"},
+    {"inspector"},
     {"cli"},
     {"__main__"},
 ]
@@ -65,6 +66,9 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
         for commands in ("act_commands", "file_commands", "inspect_command", "list_commands", "look_commands")
         for module in ("programs", "store_access")
     },
+    ("inspector", "dspyer.inspector.web_app"): "it needs Starlette, which only an extra installs",
+    ("inspector", "dspyer.inspector.serving"): "it needs uvicorn, which only an extra installs",
+    ("inspector.web_app", "dspyer.inspector.acting"): "it imports DSPy, which reading does not need",
     ("archive.opening", "dspyer.stores.encrypted"): "it needs a cipher that only an extra installs",
 }
 

@@ -14,6 +14,7 @@ import pytest
 
 import dspyer
 import dspyer.agents
+import dspyer.inspector
 import dspyer.lms
 import dspyer.optimize
 import dspyer.search
@@ -26,6 +27,7 @@ API = Path(__file__).parent.parent / "docs" / "api"
 MODULES: list[ModuleType] = [
     dspyer,
     dspyer.agents,
+    dspyer.inspector,
     dspyer.lms,
     dspyer.optimize,
     dspyer.search,

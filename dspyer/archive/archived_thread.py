@@ -14,6 +14,7 @@ from dspyer.errors import ThreadError
 from dspyer.events import Commit, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.patch import encode_update
+from dspyer.persistence.leases import is_alive
 from dspyer.persistence.reader import HistoryReader
 from dspyer.persistence.rows import first_version, run_label
 from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
@@ -195,6 +196,17 @@ class ArchivedThread:
                     seen.add(commit.id)
                     yield commit
             await anyio.sleep(interval)
+
+    def position(self) -> str:
+        """Where the history ends, as a text: another one after each write, and once its owner has died or let go.
+
+        Empty for a thread that was deleted. It reads one row: pages that show a thread ask for it often.
+        """
+        row = self._reader.store.thread(self.name)
+        if row is None:
+            return ""
+        head = "" if row.head is None else f"{row.head.run}:{row.head.seq}"
+        return f"{head}:{row.epoch}:{int(is_alive(row))}"
 
     def __repr__(self) -> str:
         return f"<archived thread {self.name!r} in {self._reader.store.address}>"

@@ -594,6 +594,12 @@ class Thread:
         request = new_request(resources, True, budget)
         return await self._player.aplay({}, self._player.lock_rerun(from_version, request, take_over))
 
+    def _stream_rerun(self, from_version: int | str) -> Events:
+        """Goes back to a commit and yields the events of what happens now: `rerun` for the inspector."""
+        request = new_request(None, True, None)
+        lock = self._player.lock_rerun(from_version, request, take_over=False)
+        return Events(lambda observe: self._player.play({}, lock, observe), request)
+
     def stop(self) -> None:
         """Ends the run that works on the thread, in whatever process it is. `resume` continues it.
 

@@ -1,0 +1,98 @@
+"""What the page of one run shows, as JSON: the same for a stored run, which the inspector serves, and for a `Run` in
+memory, which `run.to_html` writes into a file.
+
+The forms are listed in `dspyer/inspector/README.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from dspyer.display.graph_svg import GraphDrawing
+from dspyer.events import Commit, FieldShape, Question
+from dspyer.failure import Failure
+
+
+class LMCallFigures(Protocol):
+    """What one LM call has used."""
+
+    @property
+    def execution(self) -> str: ...
+    @property
+    def prompt_tokens(self) -> int | None: ...
+    @property
+    def response_tokens(self) -> int | None: ...
+    @property
+    def cost(self) -> float | None: ...
+
+
+class HasDict(Protocol):
+    """A record with a JSON form."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+def run_answer(
+    info: HasDict,
+    drawing: GraphDrawing | None,
+    fields: Iterable[FieldShape],
+    questions: Iterable[Question],
+    failures: Iterable[Failure],
+    count: int,
+) -> dict[str, Any]:
+    """A run as a whole; `count` is the number of its commits."""
+    return {
+        "info": info.to_dict(),
+        "graph": None if drawing is None else drawing.to_dict(),
+        "fields": [field.to_dict() for field in fields],
+        "questions": [question.to_dict() for question in questions],
+        "failures": [failure.to_dict() for failure in failures],
+        "count": count,
+    }
+
+
+def commit_row(commit: Commit, calls: Sequence[LMCallFigures] | None = None) -> dict[str, Any]:
+    """A commit as one row of a list: no values. `calls` are the LM calls of its execution; None if unknown."""
+    return {
+        "id": commit.id,
+        "version": commit.version,
+        "node": commit.node,
+        "branch": list(commit.branch),
+        "visit": commit.visit,
+        "step": commit.step,
+        "started": commit.started,
+        "duration": commit.duration,
+        "attempt": commit.attempt,
+        "failed_attempts": [failure.to_dict() for failure in commit.failed_attempts],
+        "failure": None if commit.failure is None else commit.failure.to_dict(),
+        "route": list(commit.route),
+        "reason": commit.reason,
+        "parents": list(commit.parents),
+        "cached": commit.cached,
+        "writes": [str(name) for name in commit.patch],
+        "lm": None if calls is None else lm_figures(calls),
+    }
+
+
+def lm_figures(calls: Sequence[LMCallFigures]) -> dict[str, Any]:
+    """The sums of some LM calls; a sum is None if one of the calls does not say."""
+    tokens = [
+        None
+        if call.prompt_tokens is None or call.response_tokens is None
+        else call.prompt_tokens + call.response_tokens
+        for call in calls
+    ]
+    return {"calls": len(calls), "tokens": _sum(tokens), "cost": _sum([call.cost for call in calls])}
+
+
+def _sum(figures: Sequence[Any]) -> Any:
+    return None if None in figures else sum(figures)
+
+
+def by_execution(calls: Iterable[LMCallFigures]) -> Mapping[str, list[LMCallFigures]]:
+    """LM calls by the execution of the run's own node that made them, in order."""
+    found: dict[str, list[LMCallFigures]] = {}
+    for call in calls:
+        found.setdefault(call.execution, []).append(call)
+    return found

@@ -1,0 +1,125 @@
+"""The inspector: a web page that shows stored runs, and acts on them if it has their program.
+
+`app` is the ASGI application, to be mounted in one of the user's own; `inspect` serves it alone. What the page is made
+of is in `dspyer/display/page`. Nothing here is imported by a program that only runs graphs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from dspyer.archive.archive import Archive
+    from dspyer.runtime.program import CompiledGraph
+    from dspyer.stores.base import Store
+
+__all__ = ["app", "inspect"]
+
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+
+
+def _warn(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)  # noqa: T201 - a command's message to the person who runs it
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # noqa: T201 - the address; flushed, since a pipe may read it
+
+
+def app(
+    store: Archive | Store | str | os.PathLike[str],
+    program: CompiledGraph | None = None,
+    *,
+    token: str | None,
+    hosts: Sequence[str] = LOOPBACK,
+) -> Starlette:
+    """The inspector as an ASGI application, to be mounted in your own: `Mount("/runs", dspyer.inspector.app(...))`.
+
+    Args:
+        store: what it shows: the address of a store, a `Store`, or an `Archive`, which may have a key.
+        program: the compiled graph with which it acts: answer, resume, stop, rerun, copy. Without one it only reads.
+        token: what every request for data must have in its header `X-Dspyer-Token`; the page takes it from the fragment
+            of its address, `#token=...`. None for no token: then everyone who reaches the app reads and, with a
+            `program`, acts. Pass None only if the application around it checks who asks.
+        hosts: the names under which it is reached, without ports; a request with another `Host` is refused. This keeps
+            out web pages whose name was pointed at this machine (DNS rebinding).
+
+    Returns:
+        A `starlette.Starlette`.
+
+    Raises:
+        ImportError: if the extra is not installed: `pip install 'dspyer[inspect]'`.
+        ValueError: for a token with other characters than letters, digits, `-` and `_`, or if the store is an `Archive`
+            and the program has another store.
+
+    Example:
+        >>> import dspyer.inspector
+        >>> from dspyer.stores import Memory
+        >>> page = dspyer.inspector.app(Memory(), token="b3tVkuVCV0nmZ1q2XAmdWg")
+        >>> type(page).__name__
+        'Starlette'
+    """
+    try:
+        from dspyer.inspector.web_app import make_app
+    except ImportError as error:
+        raise _needs_extra() from error
+    return make_app(store, program, token=token, hosts=hosts)
+
+
+def inspect(
+    store: Archive | Store | str | os.PathLike[str],
+    program: CompiledGraph | None = None,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    browser: bool = True,
+    say: Callable[[str], object] = _say,
+    warn: Callable[[str], object] = _warn,
+) -> None:
+    """Serves the inspector until Ctrl-C; what `dspyer inspect` runs.
+
+    At the end, runs that were begun from the page are stopped as by `close()` of their stream: nodes that work are
+    finished and committed, and `resume` continues them.
+
+    Args:
+        store: as in `app`.
+        program: as in `app`.
+        host: the address to bind to. Any other than a loopback address is reached by other machines: there is a warning
+            then, and no encryption.
+        port: its port; 0 for one that is free.
+        browser: whether to open the page in a browser.
+        say: gets one line, the address of the page with its token, once the server listens.
+        warn: gets warnings, line by line; they go to stderr by default.
+
+    Raises:
+        ImportError: if the extra is not installed: `pip install 'dspyer[inspect]'`.
+        OSError: if the port is taken, or the host is no address of this machine.
+        StoreError: if the store cannot be opened.
+
+    Example:
+        >>> import dspyer.inspector
+        >>> dspyer.inspector.inspect("runs.db", browser=False)  # doctest: +SKIP
+        http://127.0.0.1:49152/#token=...
+    """
+    try:
+        from dspyer.inspector.serving import serve
+    except ImportError as error:
+        raise _needs_extra() from error
+
+    serve(
+        lambda token, hosts: app(store, program, token=token, hosts=hosts),
+        host=host,
+        port=port,
+        browser=browser,
+        say=say,
+        warn=warn,
+    )
+
+
+def _needs_extra() -> ImportError:
+    return ImportError("the inspector needs Starlette and uvicorn: pip install 'dspyer[inspect]'")

@@ -1,0 +1,169 @@
+"""What the inspector does to a thread, as `Thread` does it: answer, resume, stop, rerun, copy.
+
+A request is answered when its run has begun: what is wrong with the request itself (an answer of the wrong type, a
+thread that another run owns) is raised before that. The run goes on in a thread of its own; readers follow its rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from anyio.to_thread import run_sync
+from starlette.requests import Request
+from starlette.routing import Route
+
+from dspyer.errors import InputError, NodeOutputError, RunStoppedError, StateError, ThreadError, error_text
+from dspyer.inspector.json_answers import RefusedError, answered, body_of
+from dspyer.patch import decode_update
+from dspyer.runtime.program import CompiledGraph
+from dspyer.runtime.streams import Events
+from dspyer.stores.base import Store
+from dspyer.threads.graph_fingerprint import named_classes
+from dspyer.threads.thread import Thread
+from dspyer.values import json as encoding
+
+logger = logging.getLogger("dspyer")
+
+# What reading a malformed JSON form may raise.
+MALFORMED = (StateError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+
+
+class Actions:
+    """The actions of one app, and the runs that it has begun.
+
+    Args:
+        program: the compiled graph.
+        store: the store of the threads.
+    """
+
+    def __init__(self, program: CompiledGraph, store: Store) -> None:
+        self._program = program
+        self._store = store
+        self._schema = program.graph.topology.schema
+        self._decode = encoding.decoder(named_classes(self._schema))
+        self._open: dict[Events, threading.Thread] = {}
+
+    def routes(self) -> list[Route]:
+        """The endpoints. Only POST acts."""
+        actions: dict[str, Callable[[Request], Awaitable[Any]]] = {
+            "answer": self._answer,
+            "resume": self._resume,
+            "stop": self._stop,
+            "rerun": self._rerun,
+            "copy": self._copy,
+        }
+        return [Route(f"/{name}", answered(action), methods=["POST"]) for name, action in actions.items()]
+
+    def close(self) -> None:
+        """Stop the runs that were begun here, and wait for them: nodes that are sync are finished and committed."""
+        closing = [threading.Thread(target=events.close, daemon=True) for events in list(self._open)]
+        for one in closing:
+            one.start()
+        for one in closing:
+            one.join()
+
+    @property
+    def workers(self) -> list[threading.Thread]:
+        """The threads of the runs that were begun here and have not ended."""
+        return list(self._open.values())
+
+    # --- endpoints
+
+    async def _answer(self, request: Request) -> dict[str, Any]:
+        body = await body_of(request, {"thread": str, "answers": dict})
+        return await run_sync(self._answer_questions, body["thread"], body["answers"])
+
+    async def _resume(self, request: Request) -> dict[str, Any]:
+        body = await body_of(request, {"thread": str})
+        return await run_sync(lambda: self._begin(self._existing(body["thread"]).stream_resume()))
+
+    async def _stop(self, request: Request) -> dict[str, Any]:
+        body = await body_of(request, {"thread": str})
+        await run_sync(lambda: self._existing(body["thread"]).stop())
+        return {"stopped": True}
+
+    async def _rerun(self, request: Request) -> dict[str, Any]:
+        body = await body_of(request, {"thread": str, "at": str | int})
+        return await run_sync(lambda: self._begin(self._existing(body["thread"])._stream_rerun(body["at"])))
+
+    async def _copy(self, request: Request) -> dict[str, Any]:
+        body = await body_of(request, {"thread": str, "to": str}, {"at": str | int, "patch": dict})
+        return await run_sync(self._copy_thread, body["thread"], body["to"], body.get("at"), body.get("patch"))
+
+    # --- in worker threads: they may block
+
+    def _existing(self, name: str) -> Thread:
+        """The thread; raises `LookupError` if there is none: acting on a name that is mistyped must not make one."""
+        thread = Thread(self._program, self._store, name)
+        if self._store.thread(name) is None:
+            raise LookupError(f"there is no thread {name!r}")
+        return thread
+
+    def _answer_questions(self, name: str, answers: Mapping[str, Any]) -> dict[str, Any]:
+        thread = self._existing(name)
+        given, problems = {}, {}
+        for key, answer in answers.items():
+            try:
+                given[key] = self._decode(answer)
+            except MALFORMED as error:
+                problems[key] = error_text(error)
+        if problems:
+            raise RefusedError(422, "an answer is not in the JSON form of a value", problems)
+        try:
+            return self._begin(thread.stream_resume(given))
+        except (InputError, ThreadError) as error:
+            if len(answers) == 1 and type(error) in (InputError, ThreadError):
+                status = 422 if isinstance(error, InputError) else 409
+                raise RefusedError(status, error_text(error), dict.fromkeys(answers, error_text(error))) from error
+            raise
+
+    def _copy_thread(self, name: str, to: str, at: str | int | None, patch: Mapping[str, Any] | None) -> dict[str, Any]:
+        thread = self._existing(name)
+        update = None if patch is None else self._checked_patch(thread, at, patch)
+        copied = thread.copy(to, at=at, patch=update)
+        return {"thread": copied.name, "status": copied.status}
+
+    def _checked_patch(self, thread: Thread, at: str | int | None, patch: Mapping[str, Any]) -> dict[str, Any]:
+        """A patch read from its JSON form, each field checked by the schema; raises with all problems by field."""
+        state = thread.state if at is None else thread.at(at)
+        found, problems = {}, {}
+        for field, update in patch.items():
+            try:
+                found[field] = decode_update(update, self._decode)
+                self._schema.commit(state, {field: found[field]}, node="update", commit_id="copy")
+            except (NodeOutputError, *MALFORMED) as error:
+                problems[field] = error_text(error)
+        if problems:
+            raise RefusedError(422, "the change does not fit the schema; nothing was copied", problems)
+        return found
+
+    def _begin(self, events: Events) -> dict[str, Any]:
+        """Begin a run, and return when it owns its thread; the rest of it goes on in a thread of its own."""
+        first = next(events, None)
+        rest = threading.Thread(target=self._finish, args=(events,), name="dspyer-inspector-run", daemon=True)
+        self._open[events] = rest
+        rest.start()
+        return {"begun": True, "run": getattr(first, "run_id", None)}
+
+    def _finish(self, events: Events) -> None:
+        try:
+            for _ in events:
+                pass
+        except BaseException as error:
+            if not _has_ended(events):
+                logger.error("a run that the inspector has begun broke off: resume it", exc_info=error)
+        finally:
+            del self._open[events]
+
+
+def _has_ended(events: Events) -> bool:
+    """Whether there is a run: then the store has its failure."""
+    try:
+        return events.run is not None
+    except RunStoppedError:
+        return True
+    except BaseException:  # noqa: BLE001 - the caller logs it
+        return False

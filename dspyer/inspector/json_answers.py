@@ -1,0 +1,172 @@
+"""Requests and answers of the API as JSON: errors have one form and no traceback, bodies and values a largest size."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from functools import wraps
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from anyio.to_thread import run_sync
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from dspyer.errors import ConcurrentRunError, DspyerError, StoreError, ThreadError, error_text
+
+logger = logging.getLogger("dspyer")
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+LARGEST_BODY = 16 * 1024 * 1024
+"""Bytes of a request that are read."""
+
+
+class JSONAnswer(Response):
+    """A response of JSON. What JSON has no form for (NaN) is an error here, and not one in the page that reads it."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The bytes of the body."""
+        try:
+            return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        except UnicodeEncodeError:  # a lone surrogate in a name: only its escape can be written
+            return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+
+
+class RefusedRequest(NamedTuple):
+    """Why a request is not done: the status, a name for the kind of error, a text, and texts by field."""
+
+    status: int
+    kind: str
+    message: str
+    fields: dict[str, str] = {}  # noqa: RUF012 - never changed
+
+    def response(self) -> JSONAnswer:
+        """The response that says so."""
+        error = {"type": self.kind, "message": self.message}
+        return JSONAnswer({"error": error, "fields": self.fields}, self.status)
+
+
+class RefusedError(Exception):
+    """A request cannot be done as it is."""
+
+    def __init__(self, status: int, message: str, fields: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.fields = fields or {}
+
+
+def refusal_of(error: Exception) -> RefusedRequest | None:
+    """The answer to a request that raised an error; None for an error that was not foreseen."""
+    kind, text = type(error).__name__, error_text(error)
+    if isinstance(error, RefusedError):
+        return RefusedRequest(error.status, "RequestError", text, error.fields)
+    if isinstance(error, HTTPException):
+        return RefusedRequest(error.status_code, "RequestError", error.detail)
+    if isinstance(error, ConcurrentRunError):
+        advice = "Another tab or process works on this thread. Wait until its run has ended, or stop it"
+        return RefusedRequest(409, kind, f"{text}. {advice}")
+    if isinstance(error, ThreadError):
+        return RefusedRequest(409, kind, text)
+    if type(error) is LookupError:  # raised on purpose; a KeyError is a mistake of ours
+        return RefusedRequest(404, kind, text)
+    if isinstance(error, StoreError):
+        return RefusedRequest(503, kind, text)
+    if isinstance(error, DspyerError):
+        return RefusedRequest(422, kind, text)
+    return None
+
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+def answered(make: Callable[[Request], Awaitable[Any]]) -> Answer:
+    """An endpoint that answers with the JSON that an async function returns, or with the error that it raises."""
+
+    @wraps(make)
+    async def endpoint(request: Request) -> Response:
+        try:
+            found = await make(request)
+            return found if isinstance(found, Response) else JSONAnswer(found)
+        except ClientDisconnect:
+            raise
+        except Exception as error:  # noqa: BLE001 - logged, and answered without what it says
+            return error_response(error)
+
+    return endpoint
+
+
+def read_in_thread(read: Callable[[Request], Any]) -> Answer:
+    """An endpoint that answers with the JSON that a function returns. It may block: it runs in a worker thread."""
+
+    async def make(request: Request) -> Any:
+        return await run_sync(lambda: JSONAnswer(read(request)))
+
+    return answered(make)
+
+
+def error_response(error: Exception) -> Response:
+    """The answer to a request that raised."""
+    refusal = refusal_of(error)
+    if refusal is None:
+        logger.error("the inspector failed to answer a request", exc_info=error)
+        text = "the inspector failed to answer; its log has the error"
+        refusal = RefusedRequest(500, "InternalError", text)
+    return refusal.response()
+
+
+async def body_of(
+    request: Request, required: Mapping[str, Any], optional: Mapping[str, Any] = NOTHING
+) -> dict[str, Any]:
+    """The JSON object that a request carries, checked by names and types; raises `RefusedError`."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise RefusedError(415, "the body of a request must be JSON: Content-Type: application/json")
+    data = b""
+    async for chunk in request.stream():
+        data += chunk
+        if len(data) > LARGEST_BODY:
+            raise RefusedError(413, f"the body of a request may have {LARGEST_BODY // 1024 // 1024} MB")
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise RefusedError(400, f"the body is not JSON: {error}") from None
+    allowed = {**required, **optional}
+    if not isinstance(found, dict) or not found.keys() <= allowed.keys() or not required.keys() <= found.keys():
+        raise RefusedError(
+            400,
+            f"the body is a JSON object with {', '.join(required)}; optional: {', '.join(optional) or 'nothing'}",
+        )
+    for name, value in found.items():
+        if value is None and name in optional:
+            continue
+        if not isinstance(value, allowed[name]) or isinstance(value, bool):
+            raise RefusedError(400, f"{name!r} has the wrong type in the body", {name: "has the wrong type"})
+    return found
+
+
+def number(request: Request, name: str, default: int, least: int = 0, most: int | None = None) -> int:
+    """A whole number of the query; raises `RefusedError` for anything else."""
+    text = request.query_params.get(name)
+    if text is None or text == "":
+        return default
+    # Only ASCII digits: `int` takes digits of all scripts, underscores and spaces.
+    if not (text.isascii() and text.isdigit()) or len(text) > 18:
+        raise RefusedError(400, f"{name}={text!r} is not a whole number", {name: "is not a whole number"})
+    value = int(text)
+    if value < least or (most is not None and value > most):
+        words = f"at least {least}" + ("" if most is None else f" and at most {most}")
+        raise RefusedError(400, f"{name}={value}: it is {words}", {name: f"is {words}"})
+    return value
+
+
+def text_of(request: Request, name: str) -> str:
+    """A text that the query must have; raises `RefusedError` without it."""
+    text = request.query_params.get(name)
+    if not text:
+        raise RefusedError(400, f"the address lacks {name}=...", {name: "is missing"})
+    return text

@@ -1,0 +1,181 @@
+"""What the inspector reads, from an `Archive` alone. Every function may block and runs in a worker thread."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.routing import Route
+
+from dspyer.archive.archive import Archive
+from dspyer.archive.archived_thread import ArchivedThread
+from dspyer.display.cut_values import cut, part_of
+from dspyer.display.run_page import commit_row, run_answer
+from dspyer.errors import ThreadError
+from dspyer.events import Commit
+from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
+
+MOST_RUNS = 500
+MOST_COMMITS = 2_000
+PART = 1_000_000
+"""Characters of a cut text that one request gets; a thousandth of it are items of a list or keys of a mapping."""
+
+
+def commits_of(thread: ArchivedThread, run: str | None, first: int, count: int, newest: bool) -> list[Commit]:
+    """Some commits of a run by their places in the list of all of them, in either order.
+
+    Commits of forks that have not joined have no version and are last in that list.
+    """
+    if newest:
+        return thread.history(run=run, count=first + count, newest=True)[first:]
+    if first == 0:
+        return thread.history(run=run, count=count)
+    beginning = thread.history(run=run, count=1)
+    if not beginning or beginning[0].version is None:
+        return thread.history(run=run)[first : first + count]
+    page = thread.history(run=run, first=beginning[0].version + first, count=count)
+    left = 0 if page else thread.info(run).steps - first  # behind the last version, or behind the end
+    return thread.history(run=run, count=left, newest=True)[::-1][:count] if left > 0 else page
+
+
+class Reading:
+    """The endpoints that read.
+
+    Args:
+        archive: what is read.
+        program: the name of the graph with which the inspector acts; None if it only reads.
+    """
+
+    def __init__(self, archive: Archive, program: str | None, version: str) -> None:
+        self._archive = archive
+        self._program = program
+        self._version = version
+        self._valued: dict[str, Callable[[Request], Any]] = {
+            "run": self._run,
+            "commit": self._commit,
+            "lm_calls": self._lm_calls,
+        }
+
+    def routes(self) -> list[Route]:
+        """The endpoints. The answers of some hold values, which are cut; `value` gives the rest of these."""
+        plain = {
+            "about": self._about,
+            "runs": self._runs,
+            "threads": self._threads,
+            "commits": self._commits,
+            "value": self._value,
+        }
+        reads = plain | {name: _cutting(read) for name, read in self._valued.items()}
+        return [Route(f"/{name}", read_in_thread(read)) for name, read in reads.items()]
+
+    def _about(self, request: Request) -> dict[str, Any]:
+        del request
+        program = self._program
+        return {
+            "store": self._archive.address,
+            "version": self._version,
+            "program": program,
+            "acts": program is not None,
+        }
+
+    # --- lists
+
+    def _runs(self, request: Request) -> dict[str, Any]:
+        return self._listed(request, self._archive.runs)
+
+    def _threads(self, request: Request) -> dict[str, Any]:
+        return self._listed(request, self._archive.threads)
+
+    def _listed(self, request: Request, listing: Callable[..., Any]) -> dict[str, Any]:
+        query = request.query_params
+        filters = {name: query[name] for name in ("status", "graph", "thread", "text", "after") if query.get(name)}
+        times = {name: _time(query[name], name) for name in ("since", "until") if query.get(name)}
+        limit = number(request, "limit", 100, 1, MOST_RUNS)
+        try:
+            page = listing(**filters, **times, limit=limit)
+        except ValueError as error:  # no such status, or a cursor that is none
+            raise RefusedError(400, str(error)) from None
+        return {"items": [cut(info.to_dict(), ("items", place)) for place, info in enumerate(page)], "next": page.next}
+
+    # --- one run
+
+    def _run(self, request: Request) -> dict[str, Any]:
+        thread, run = self._thread(request), _optional(request, "run")
+        info, graph = thread.info(run), thread.graph(run)
+        return run_answer(
+            info,
+            None if graph is None else graph.drawing(),
+            () if graph is None else graph.fields,
+            info.questions,
+            thread.failures(run),
+            info.steps,
+        )
+
+    def _commits(self, request: Request) -> dict[str, Any]:
+        first = number(request, "first", 0)
+        count = number(request, "count", 200, 1, MOST_COMMITS)
+        newest = request.query_params.get("newest", "") not in ("", "0", "false")
+        thread, run = self._thread(request), _optional(request, "run")
+        items = [commit_row(commit) for commit in commits_of(thread, run, first, count, newest)]
+        return {"items": items, "next": first + count if len(items) == count else None}
+
+    # --- one step
+
+    def _commit(self, request: Request) -> Any:
+        return self._thread(request).commit(text_of(request, "id")).to_dict()
+
+    def _lm_calls(self, request: Request) -> Any:
+        calls = self._thread(request).lm_calls(text_of(request, "execution"))
+        return {"items": [call.to_dict() for call in calls]}
+
+    def _value(self, request: Request) -> Any:
+        """A part of a value that another answer has cut: the same question, with the path of the mark."""
+        name = text_of(request, "of")
+        if name not in self._valued:
+            raise RefusedError(400, f"of={name!r}: the answers with values are {', '.join(self._valued)}")
+        try:
+            path = json.loads(text_of(request, "path"))
+        except ValueError:
+            path = None
+        if not isinstance(path, list) or not all(type(key) in (str, int) for key in path):
+            raise RefusedError(400, "path is a JSON list of names and numbers, as the mark has it")
+        first = number(request, "first", 0) or 0
+        return part_of(self._valued[name](request), path, first, PART)
+
+    def _thread(self, request: Request) -> ArchivedThread:
+        try:
+            return self._archive.thread(text_of(request, "thread"))
+        except ThreadError as error:
+            raise RefusedError(404, str(error)) from None
+
+
+def _cutting(read: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    def read_and_cut(request: Request) -> Any:
+        found = read(request)
+        if isinstance(found, dict) and list(found) == ["items"]:  # the list itself is the page's, not a value
+            return {"items": [cut(item, ("items", place)) for place, item in enumerate(found["items"])]}
+        return cut(found)
+
+    return read_and_cut
+
+
+def _optional(request: Request, name: str) -> str | None:
+    return request.query_params.get(name) or None
+
+
+def _time(text: str, name: str) -> datetime:
+    """A time of the query: seconds since the epoch, or ISO 8601; without a zone it is UTC."""
+    try:
+        found = datetime.fromtimestamp(float(text), UTC) if _is_number(text) else datetime.fromisoformat(text)
+    except (ValueError, OverflowError, OSError):
+        raise RefusedError(
+            400, f"{name}={text!r} is no time: 2026-01-31T12:00, or seconds", {name: "is no time"}
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit() and text.isascii()
