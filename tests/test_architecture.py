@@ -57,6 +57,7 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
     ("runtime.spans", "opentelemetry.trace.propagation.tracecontext"): "as above",
     ("stores.address", "dspyer.stores.postgres"): "it needs a driver that only an extra installs",
     ("__main__", "dspyer.cli.app"): "it needs typer, which only an extra installs",
+    ("cli.inspect_command", "dspyer.inspector"): "it needs a server, which only an extra installs",
     ("cli.store_access", "dspyer.stores.encrypted"): "it needs cryptography, which only an extra installs",
     **{
         (

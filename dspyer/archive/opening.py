@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from dspyer.errors import StoreError
+from dspyer.persistence.checked_store import CheckedStore
 from dspyer.stores.address import open_store
 from dspyer.stores.base import RunQuery, Store
 
@@ -27,7 +28,7 @@ def open_for_reading(store: Store | str | os.PathLike[str], key: Keys) -> Store:
             "':memory:' is a new store, which has no runs: give the address of a file or a database, or the store"
         )
     opened = open_store(store, read_only=True)
-    if key is None and not _is_encrypted(opened):
+    if key is None and not is_encrypted(CheckedStore(opened)):
         return opened
     try:
         from dspyer.stores.encrypted import Encrypted
@@ -36,7 +37,7 @@ def open_for_reading(store: Store | str | os.PathLike[str], key: Keys) -> Store:
     return opened if isinstance(opened, Encrypted) else Encrypted(opened, key)
 
 
-def _is_encrypted(store: Store) -> bool:
+def is_encrypted(store: Store) -> bool:
     """Whether the contents of the newest run are encrypted."""
     for listed in store.list_runs(RunQuery(limit=1)):
         for row in store.rows(listed.run.id, 0, 1):

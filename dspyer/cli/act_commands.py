@@ -82,7 +82,7 @@ def run(
             if is_given:
                 raise UsageError(f"{name} is about a thread: give --thread")
         loaded = load_program(program)
-        return print_result(play(lambda: loaded.run(given, budget=budget), loaded.graph.name), as_json)
+        return print_result(play(lambda: loaded.run(given, budget=budget), loaded), as_json)
     loaded = program_on(program, store, key_file, create=True)
     t = loaded.thread(thread)
     played = play(
@@ -94,7 +94,7 @@ def run(
             on_conflict=on_conflict.value,
             lock_timeout=lock_timeout,
         ),
-        loaded.graph.name,
+        loaded,
         t,
     )
     return print_result(played, as_json)
@@ -140,7 +140,7 @@ def resume(
             max_resumes=max_resumes,
             allow_changed_graph=allow_changed_graph,
         ),
-        loaded.graph.name,
+        loaded,
         t,
     )
     return print_result(played, as_json)
@@ -166,7 +166,7 @@ def rerun(
     loaded = program_on(program, store, key_file)
     t = existing_thread(loaded, thread)
     again = lambda: t.rerun(version_of(commit), budget=budget, take_over=take_over)  # noqa: E731
-    return print_result(play(again, loaded.graph.name, t), as_json)
+    return print_result(play(again, loaded, t), as_json)
 
 
 def stop(

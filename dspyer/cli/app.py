@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from dspyer import __version__
-from dspyer.cli import act_commands, file_commands
+from dspyer.cli import act_commands, file_commands, list_commands, look_commands
 from dspyer.cli.terminal import flush, note, write
 from dspyer.errors import DspyerError, StoreError, error_text
 
@@ -47,6 +47,16 @@ Function = Callable[..., str | None]
 """A command. It returns the status of the run that it made, if it made one."""
 
 COMMANDS: dict[str, dict[str, Function]] = {
+    "Look at stored runs": {
+        "runs": list_commands.runs,
+        "threads": list_commands.threads,
+        "show": look_commands.show,
+        "log": look_commands.log,
+        "diff": look_commands.diff,
+        "blame": look_commands.blame,
+        "stats": look_commands.stats,
+        "graph": look_commands.graph,
+    },
     "Run a program": {
         "run": act_commands.run,
         "resume": act_commands.resume,

@@ -11,9 +11,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dspyer.archive.archive import Archive
+from dspyer.archive.run_info import RunInfo
 from dspyer.budget import Budget
 from dspyer.cli.arguments import UsageError, parse_object
-from dspyer.cli.store_access import NO_STORE, open_writable
+from dspyer.cli.store_access import NO_STORE, open_existing, open_or_create
 from dspyer.cli.terminal import note
 from dspyer.errors import StateError, ThreadError, annotate, error_text, suggestion
 from dspyer.graph.builder import Graph
@@ -30,7 +32,7 @@ FORM = "a program is named as module:name, for example app:program"
 
 def program_on(name: str, address: str | None, key_file: str | None, create: bool = False) -> CompiledGraph:
     """The program at `module:name`, on the store at an address, or else on the store that it was compiled with."""
-    store = None if address is None else open_writable(address, key_file, create)
+    store = None if address is None else (open_or_create if create else open_existing)(address, key_file)
     program = load_program(name, store)
     if program._store is None:
         raise UsageError(NO_STORE)
@@ -96,6 +98,12 @@ def _failed(name: str, error: Exception) -> UsageError:
     return problem
 
 
+def archive_of(program: CompiledGraph) -> Archive:
+    """The archive of the store of a program."""
+    assert program._store is not None
+    return Archive(program._store)
+
+
 def existing_thread(program: CompiledGraph, name: str) -> Thread:
     """A thread that has begun."""
     t = program.thread(name)
@@ -139,7 +147,7 @@ class Played(NamedTuple):
     next_command: str = ""
 
 
-def play(start: Callable[[], Run], graph: str, thread: Thread | None = None) -> Played:
+def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None = None) -> Played:
     """The run that `start` makes, with its progress on a terminal.
 
     stdout is for the result, so what nodes print goes to stderr. SIGTERM stops the run as Ctrl-C does.
@@ -151,26 +159,37 @@ def play(start: Callable[[], Run], graph: str, thread: Thread | None = None) -> 
         with redirect_stdout(sys.stderr):
             run = start()
     except KeyboardInterrupt:
-        note("stopped by a signal")
+        note("dspyer: the run was stopped by a signal")
     finally:
         signal.signal(signal.SIGTERM, before)
-    return Played(_info(run, graph, thread, began), None if run is None else _outputs(run))
+    outputs = None if run is None else _outputs(run)
+    if thread is None:
+        return Played({**_info_in_memory(run, program, began).to_dict(), "thread": None}, outputs)
+    return Played(_info_in_store(run, program, thread).to_dict(), outputs)
 
 
-def _info(run: Run | None, graph: str, thread: Thread | None, began: datetime) -> dict[str, Any]:
-    return {
-        "thread": None if thread is None else thread.name,
-        "run_id": "" if run is None else run.run_id,
-        "graph": graph,
-        "status": "stopped" if run is None else run.status,
-        "steps": 0 if run is None else len(run.commits),
-        "started": began.isoformat(),
-        "ended": datetime.now(UTC).isoformat(),
-        "usage": {} if run is None else run.usage,
-        "cost": None,
-        "questions": [] if run is None else [question.to_dict() for question in run.questions],
-        "failure": run.failures[0].to_dict() if run is not None and run.failures else None,
-    }
+def _info_in_store(run: Run | None, program: CompiledGraph, thread: Thread) -> RunInfo:
+    with archive_of(program) as archive:
+        return archive.thread(thread.name).info(None if run is None else run.run_id)
+
+
+def _info_in_memory(run: Run | None, program: CompiledGraph, began: datetime) -> RunInfo:
+    ended = datetime.now(UTC)
+    if run is None:
+        return RunInfo("", "", program.graph.name, "stopped", 0, began, ended, {}, None)
+    return RunInfo(
+        "",
+        run.run_id,
+        program.graph.name,
+        run.status,
+        len(run.commits),
+        began,
+        ended,
+        run.usage,
+        None,
+        run.questions,
+        next(iter(run.failures), None),
+    )
 
 
 def _outputs(run: Run) -> dict[str, Any] | None:

@@ -6,58 +6,106 @@ Only `run` and `load` create a store. Commands import this module in their funct
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from dspyer.archive.archive import Archive
+from dspyer.archive.archived_thread import ArchivedThread, state_dict
+from dspyer.archive.opening import is_encrypted
 from dspyer.cli.arguments import UsageError
 from dspyer.errors import StoreError, ThreadError
+from dspyer.patch import encode_update
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.reader import HistoryReader
 from dspyer.schema.schema import Schema
-from dspyer.stores.address import open_store
-from dspyer.stores.base import Store
+from dspyer.stores.address import SQLITE, open_store
+from dspyer.stores.base import RunQuery, Store
 from dspyer.threads.export import export, load
 
 KEY_VARIABLE = "DSPYER_STORE_KEY"
 NO_STORE = "no store: give --store, the path of a file or postgresql://..., or set DSPYER_STORE"
-POSTGRES = ("postgresql://", "postgres://")
+IN_MEMORY = "a store in memory ends with its process: give --store the path of a file"
+
+
+def open_archive(address: str | None, key_file: str | None) -> Archive:
+    """The archive of a store that exists. It is opened for reading: nothing is created or changed."""
+    if address is None:
+        raise UsageError(NO_STORE)
+    if address == ":memory:":
+        raise UsageError(IN_MEMORY)
+    keys = None if key_file is None else _keys_in(key_file)
+    try:
+        return Archive(address, key=keys)
+    except (ValueError, ImportError) as error:
+        raise UsageError(f"the store {address!r}: {error}") from error
+
+
+def state_of_run(t: ArchivedThread, run: str | None) -> dict[str, Any]:
+    """The JSON form of the last state that all branches of a run shared."""
+    commits = t.history(run=run, newest=True, count=50)
+    if commits and commits[0].version is None:
+        commits = t.history(run=run, newest=True)
+    version = next((commit.version for commit in commits if commit.version is not None), None)
+    return {} if version is None else state_dict(t.at(version))
+
+
+def state_at(t: ArchivedThread, version: int | str) -> dict[str, Any]:
+    """The JSON form of the state after a commit."""
+    return state_dict(t.at(version))
+
+
+def patch_dict(patch: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON form of a patch, by field."""
+    return {name: encode_update(update) for name, update in patch.items()}
+
+
+def writers(t: ArchivedThread, paths: Sequence[str] | None, at: int | str | None) -> list[dict[str, Any]]:
+    """The commits that have last written paths of the state, or each of its fields, with the path in front."""
+    found = paths
+    if found is None:
+        found = list(state_of_run(t, None) if at is None else t.at(at))
+    return [{"path": path, **t.blame(path if paths else (path,), at).to_dict()} for path in found]
 
 
 def open_existing(address: str | None, key_file: str | None) -> Store:
-    """A store that exists already."""
+    """A store that exists already, for writing; encrypted if it is, or if it is empty and there is a key."""
     if address is None:
         raise UsageError(NO_STORE)
-    return open_writable(address, key_file, create=False)
+    with _opened(address, read_only=True) as reading:
+        checked = CheckedStore(reading)
+        is_empty, encrypted = not checked.list_runs(RunQuery(limit=1)), is_encrypted(checked)
+    if key_file is not None and not is_empty and not encrypted:
+        raise StoreError(f"the store {reading.address!r} is not encrypted: leave out --key-file")
+    return _opened(address, key_file, encrypted or (is_empty and _has_key(key_file)))
 
 
-def open_writable(address: str, key_file: str | None, create: bool) -> Store:
-    """A store; one that is a file is created only with `create`."""
+def open_or_create(address: str, key_file: str | None) -> Store:
+    """A store for writing, which is created if there is none; then it is encrypted if there is a key."""
+    try:
+        return open_existing(address, key_file)
+    except StoreError:
+        if Path(address.removeprefix(SQLITE)).exists():
+            raise
+    return _opened(address, key_file, _has_key(key_file))
+
+
+def _has_key(key_file: str | None) -> bool:
+    return key_file is not None or bool(os.environ.get(KEY_VARIABLE))
+
+
+def _opened(address: str, key_file: str | None = None, encrypted: bool = False, read_only: bool = False) -> Store:
     if address == ":memory:":
-        raise UsageError("a store in memory ends with its process: give --store the path of a file")
+        raise UsageError(IN_MEMORY)
     try:
-        store = open_store(address)
-    except (ValueError, ImportError) as error:
-        raise UsageError(f"--store: {error}") from error
-    if not address.startswith(POSTGRES):
-        path = Path(address.removeprefix("sqlite:///"))
-        if path.is_dir():
-            raise StoreError(f"the store {address!r} is a folder: give the path of the file in it")
-        if not create and not path.exists():
-            raise StoreError(f"there is no store at {address!r}")
-    return with_key(store, key_file)
-
-
-def with_key(store: Store, key_file: str | None) -> Store:
-    """The store as it is decrypted, if there is a key: in a file, or in the environment."""
-    if key_file is None and not os.environ.get(KEY_VARIABLE):
-        return store
-    try:
+        store = open_store(address, read_only=read_only)
+        if not encrypted:
+            return store
         from dspyer.stores.encrypted import Encrypted  # only here: it needs an extra
-    except ImportError as error:
-        raise UsageError("an encrypted store needs another package: pip install 'dspyer[crypto]'") from error
-    try:
+
         return Encrypted(store, None if key_file is None else _keys_in(key_file))
-    except ValueError as error:
-        raise UsageError(f"{KEY_VARIABLE if key_file is None else repr(key_file)}: {error}") from error
+    except (ValueError, ImportError) as error:
+        raise UsageError(f"the store {address!r}: {error}") from error
 
 
 def _keys_in(file: str) -> list[str | bytes]:
@@ -88,5 +136,5 @@ def load_thread(address: str | None, key_file: str | None, thread: str, file: Pa
     """Make a thread from an exported file, in a store that is created if there is none."""
     if address is None:
         raise UsageError(NO_STORE)
-    with open_writable(address, key_file, create=True) as store:
+    with open_or_create(address, key_file) as store:
         load(CheckedStore(store), thread, file)

@@ -53,6 +53,7 @@ COMMIT_COLUMNS = [
     Column("TOOK", right=True),
     Column("WRITES", least=6),
 ]
+BLAME_COLUMNS = [Column("PATH", least=8), Column("NODE", least=8), Column("VERSION", right=True), Column("STARTED")]
 CALL_COLUMNS = [
     Column("PREDICTOR", least=9),
     Column("MODEL", least=8),
@@ -110,7 +111,7 @@ def print_run(info: Record) -> None:
     """What is known of one run without its state, failures and questions in full."""
     took = duration_text(_took(info))
     fields: list[tuple[str, Cell]] = [
-        ("thread", "none: nothing was stored" if info["thread"] is None else info["thread"]),
+        ("thread", info["thread"] or "none: nothing was stored"),
         ("status", status_cell(info["status"])),
         ("run", f"{info['run_id']} of graph {info['graph']}"),
         ("started", f"{time_text(info['started'])}{f', took {took}' if took else ''}"),
@@ -198,7 +199,7 @@ def fields_written(patch: Any) -> list[str]:
     return [str(name) for name, _ in patch["value"]] if patch.get("$type") == "patch" else [str(name) for name in patch]
 
 
-def print_commit(info: Record, before: Record, after: Record) -> None:
+def print_commit(info: Record) -> None:
     """One commit: what it is, what it changed, and the LM calls and conflicts of it."""
     commit = info["commit"]
     took = duration_text(commit["duration"])
@@ -220,10 +221,24 @@ def print_commit(info: Record, before: Record, after: Record) -> None:
     for conflict in info["conflicts"]:
         write_wrapped(f"conflict at {'.'.join(map(str, conflict['path']))}: {conflict['policy']}")
     write("changes")
-    print_changes(before, after, indent=2)
+    print_changes(info["before"], info["after"], indent=2)
     if info["lm_calls"]:
         write("LM calls")
         print_calls(info["lm_calls"])
+
+
+def print_blame(writers: Sequence[Record]) -> None:
+    """Paths and the commits that have last written them, as a table."""
+    rows = [
+        [
+            found["path"],
+            found["node"],
+            found["id"] if found["version"] is None else str(found["version"]),
+            time_text(found["started"]),
+        ]
+        for found in writers
+    ]
+    write_table(BLAME_COLUMNS, rows)
 
 
 def print_calls(calls: Sequence[Record]) -> None:

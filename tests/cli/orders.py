@@ -1,0 +1,86 @@
+"""The programs of these tests: `tests.cli.orders:graph` and others, as `--program` names them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Graph
+
+GRAPH = "tests.cli.orders:graph"
+
+
+class Order(BaseModel):
+    text: str
+    amount: float = 0
+    paid: bool | None = None
+    notes: list[str] = []
+
+
+def read(text: str) -> dict[str, Any]:
+    print("this goes to stderr")
+    if "boom" in text:
+        raise ValueError(f"cannot read {text}")
+    return {"amount": float(len(text))}
+
+
+graph = Graph(Order, name="Orders")
+graph.add_node("read", read)
+graph.add_interrupt("pay", question="Pay {amount} USD?", answer=bool, into="paid")
+graph.add_path(START, "read", "pay", END)
+
+program = graph.compile()
+not_a_program = 42
+
+
+def make() -> Graph:
+    return graph
+
+
+def broken() -> Graph:
+    raise RuntimeError("no network")
+
+
+@dataclass(frozen=True)
+class Place:
+    street: str
+
+
+class Odd(BaseModel):
+    number: float = float("nan")
+    data: bytes = b"\xff"
+    place: Place | None = None
+
+
+odd = (
+    Graph(Odd, name="Odd")
+    .add_node("fill", lambda: {"place": Place("Main \x1b[31mStreet")}, writes=["place"])
+    .add_path(START, "fill", END)
+)
+
+
+def _slow() -> CompiledGraph:
+    """Says with a file when it works, and then works for a minute in small steps."""
+
+    def wait(text: str) -> dict[str, Any]:
+        Path(text).touch()
+        for _ in range(600):
+            time.sleep(0.1)
+        return {"amount": 1.0}
+
+    return Graph(Order, name="Slow").add_node("wait", wait).add_path(START, "wait", END).compile()
+
+
+slow: Callable[[], CompiledGraph] = _slow
+loose = Graph(name="Loose").add_node("keep", lambda state: {"seen": True}).add_path(START, "keep", END)
+add = (
+    Graph(name="Add")
+    .add_node("add", lambda n: {"n": n + 1}, writes=["n"])
+    .add_edge(START, "add")
+    .add_conditional_edges("add", lambda n: END if n % 10 == 0 else "add", [END, "add"])
+)

@@ -1,0 +1,70 @@
+"""Every command prints JSON lines with `--json`, whose names are those of `to_dict()` and are stable."""
+
+from __future__ import annotations
+
+import pytest
+
+from dspyer.archive.archived_thread import CommitInfo
+from dspyer.archive.run_info import RunInfo
+from dspyer.cli.app import COMMANDS
+from dspyer.events import Commit
+from tests.cli.conftest import Command
+from tests.cli.orders import GRAPH
+
+RUN = {*RunInfo._fields}
+COMMIT = {*Commit._fields, "ended"}
+
+# A command, the keys of each of its lines, and their number.
+ROWS: list[tuple[list[str], set[str], int]] = [
+    (["runs"], RUN, 3),
+    (["threads"], RUN, 3),
+    (["show", "t-1"], {*RUN, "state"}, 1),
+    (["show", "t-1", "1"], {*CommitInfo._fields}, 1),
+    (["log", "t-2"], COMMIT, 3),
+    (["diff", "t-2", "0", "2"], {"first", "second", "diff"}, 1),
+    (["blame", "t-2"], {"path", *COMMIT}, 4),
+    (["blame", "t-2", "paid", "amount"], {"path", *COMMIT}, 2),
+    (["graph", "t-2"], {"name", "width", "height", "nodes", "edges"}, 1),
+    (["run", GRAPH, "--input", '{"text": "a"}'], {*RUN, "outputs"}, 1),
+    (["run", GRAPH, "--input", '{"text": "a"}', "--thread", "new"], {*RUN, "outputs"}, 1),
+    (["resume", "t-1", "--answer", "pay=true"], {*RUN, "outputs"}, 1),
+    (["rerun", "t-2", "0"], {*RUN, "outputs"}, 1),
+    (["copy", "t-2", "new"], {"thread", "status"}, 1),
+    (["prune", "t-2", "2"], {"threads", "runs", "rows", "kept", "erased"}, 1),
+    (["export", "t-2", "t-2.jsonl"], {"thread", "file", "digest"}, 1),
+]
+BY_THEMSELVES = {
+    "stats": "follows",
+    "stop": "needs a run that works: tests/cli/test_act.py",
+    "load": "needs a file: tests/cli/test_files.py",
+}
+
+
+def test_the_table_has_every_command() -> None:
+    assert {row[0][0] for row in ROWS} | BY_THEMSELVES.keys() == {name for part in COMMANDS.values() for name in part}
+
+
+@pytest.mark.parametrize(("command", "keys", "count"), ROWS, ids=[" ".join(row[0])[:30] for row in ROWS])
+def test_keys(stored: Command, command: list[str], keys: set[str], count: int) -> None:
+    done = stored(*command, "--json")
+    assert done.code in (0, 3), done.err
+    assert [set(record) for record in done.records] == [keys] * count
+    assert done.out.isascii()
+
+
+def test_a_run_is_printed_as_the_archive_lists_it(cli: Command) -> None:
+    made = cli("run", GRAPH, "--input", '{"text": "hello"}', "--thread", "t", "--json").record
+    outputs = made.pop("outputs")
+    assert outputs is None
+    assert cli("runs", "--json").record == made
+    assert made["questions"][0]["text"] == "Pay 5.0 USD?"
+
+
+def test_values_that_json_does_not_have(cli: Command) -> None:
+    """NaN, bytes and values of unknown classes are in the encoding of the stores."""
+    cli("run", "tests.cli.orders:odd", "--thread", "t", "--json")
+    shown = cli("show", "t", "--json").record["state"]
+    assert shown["number"] == {"$type": "float", "value": "nan"}
+    assert shown["data"]["$type"] == "bytes"
+    assert shown["place"]["$type"]
+    assert "nan" in cli("show", "t").out
