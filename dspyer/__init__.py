@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dspyer.reducers import Updates
     from dspyer.retry import Retry
     from dspyer.runtime.program import CompiledGraph
+    from dspyer.runtime.progress import progress
     from dspyer.runtime.run import Run
     from dspyer.scheduler.topology import END, START
     from dspyer.schema.fields import Live, live
@@ -82,6 +83,7 @@ __all__ = [
     "optimize",
     "policies",
     "prefer",
+    "progress",
     "reducers",
     "register_value_type",
     "search",
@@ -108,6 +110,7 @@ _HOMES = {
     "dspyer.reducers": ("Updates",),
     "dspyer.retry": ("Retry",),
     "dspyer.runtime.program": ("CompiledGraph",),
+    "dspyer.runtime.progress": ("progress",),
     "dspyer.runtime.run": ("Run",),
     "dspyer.scheduler.topology": ("END", "START"),
     "dspyer.schema.fields": ("Live", "live"),

@@ -53,6 +53,7 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
     ): "Graph.compile() gives what the layer above defines, as users expect of it",
     ("persistence.patch_cache", "diskcache"): "it imports Django if that is there, and few graphs cache",
     ("persistence.patch_cache", "diskcache.core"): "as above",
+    ("runtime.progress", "dspyer.runtime.progress_screen"): "it needs rich, which only an extra installs",
     ("runtime.spans", "opentelemetry"): "only a program that traces has it",
     ("runtime.spans", "opentelemetry.trace.propagation.tracecontext"): "as above",
     ("stores.address", "dspyer.stores.postgres"): "it needs a driver that only an extra installs",

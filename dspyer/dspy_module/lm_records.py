@@ -6,12 +6,14 @@ recorder is one of these for the time of a run. It keeps numbers only, so a run 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import dspy
+
+from dspyer.display.running import LMUse
 
 FALLBACK = "fallback"
 """The key of a history entry that says whether the response came from a backup."""
@@ -107,6 +109,30 @@ class _Entries(list[Any]):
         tokens, fallback = token_counts(usage).total, entry.get(FALLBACK, False)
         record = LMRecord(execution, str(entry.get("model")), tokens, entry.get("cost"), not usage, fallback)
         self._records.append(record)
+
+
+class LMWatcher:
+    """A module to DSPy that passes on what each LM call has used, and keeps nothing.
+
+    Attributes:
+        history: where DSPy appends entries; it stays empty.
+    """
+
+    def __init__(self, note: Callable[[LMUse], object]) -> None:
+        self.history: Any = _Passed(note)
+
+
+class _Passed(list[Any]):
+    """A history that passes on what an entry says of tokens and cost."""
+
+    def __init__(self, note: Callable[[LMUse], object]) -> None:
+        super().__init__()
+        self._note = note
+
+    def append(self, entry: Mapping[str, Any]) -> None:
+        """Pass on an entry; a response from a cache has no usage, and costs nothing."""
+        usage = entry.get("usage") or {}
+        self._note(LMUse(token_counts(usage).total, entry.get("cost") if usage else 0.0))
 
 
 class TokenCounts(NamedTuple):

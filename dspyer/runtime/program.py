@@ -18,7 +18,7 @@ from urllib.parse import quote
 import dspy
 
 from dspyer.budget import Budget
-from dspyer.dspy_module.lm_records import executing_id, record_lm_calls
+from dspyer.dspy_module.lm_records import LMWatcher, executing_id, record_lm_calls
 from dspyer.dspy_module.lm_requests import noting_lm_retries
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
@@ -47,6 +47,7 @@ from dspyer.runtime.request import REQUEST, Request, RunStart
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_trace import uncredited
 from dspyer.runtime.session import Session
+from dspyer.runtime.session_events import lm_watchers
 from dspyer.runtime.spans import continued_trace, run_span, run_spans
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.schema.schema import NONE_VALID
@@ -606,6 +607,10 @@ def _settings_inside(session: Session) -> dict[str, Any]:
     found = {REQUEST: None, **(apart_from_tokens() if session.tokens is None else {})}
     if session.graph.policies:
         found["callbacks"] = noting_lm_retries(found.get("callbacks", dspy.settings.callbacks or []))
+    watchers = [] if session.scope else lm_watchers(session.root)
+    if watchers:  # an LM call is shown for the innermost of the runs that it is a part of
+        modules = dspy.settings.caller_modules or []
+        found["caller_modules"] = [*[one for one in modules if not isinstance(one, LMWatcher)], *watchers]
     return found
 
 

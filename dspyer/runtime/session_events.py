@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 
 from dspyer.display.redaction import Redactor
+from dspyer.display.running import LMUse
+from dspyer.dspy_module.lm_records import LMWatcher
 from dspyer.errors import MapError, brief, error_text
 from dspyer.event_queue import EventQueue
 from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token
@@ -26,8 +28,9 @@ logger = logging.getLogger("dspyer")
 Observe = Callable[[Event], None]
 """Called with each event as it happens. It does not wait: the caller may hold a lock."""
 
-Watch = Callable[[str, Event], object]
-"""Called with the id of an outermost run and one of its events, redacted; from any thread. It must not raise."""
+Watch = Callable[[str, Event | LMUse], object]
+"""Called with the id of an outermost run and one of its events, redacted, or what an LM call in it has used; from any
+thread. It must not raise."""
 
 _watchers: tuple[Watch, ...] = ()
 """Those who see the events of every run in the process. A tuple that is replaced: runs read it without a lock."""
@@ -57,6 +60,12 @@ def watching(watch: Watch) -> Iterator[None]:
         yield
     finally:
         _watchers = tuple([one for one in _watchers if one is not own])
+
+
+def lm_watchers(run_id: str) -> list[LMWatcher]:
+    """What passes the LM calls of a run to the watchers of the process, for DSPy's `caller_modules`; none for none."""
+    watchers = _watchers
+    return [LMWatcher(lambda use: [watch(run_id, use) for watch in watchers])] if watchers else []
 
 
 class SessionEvents:

@@ -1,0 +1,307 @@
+"""What runs right now, as `dspyer.progress()` shows it: counted from events, with the times at which they arrived.
+
+It holds what is running, and of what has ended only counts: it does not grow with the number of runs or steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dspyer.errors import error_text
+from dspyer.events import (
+    Asked,
+    AttemptFailed,
+    BranchPath,
+    Committed,
+    Doing,
+    Event,
+    ItemFinished,
+    ItemStarted,
+    NodeFailed,
+    NodeStarted,
+    RunEnded,
+    RunStarted,
+)
+
+ENDED_RUNS = 4  # runs that are kept after their end
+
+
+class LMUse(NamedTuple):
+    """What one LM call has used: tokens, and US dollars; None if no price is known."""
+
+    tokens: int
+    cost: float | None
+
+
+@dataclass(slots=True)
+class Spent:
+    """LM calls, their tokens and US dollars; `unpriced` is the number of calls without a known price."""
+
+    calls: int = 0
+    tokens: int = 0
+    cost: float = 0.0
+    unpriced: int = 0
+
+    def add(self, use: LMUse) -> None:
+        """Counts a call."""
+        self.calls += 1
+        self.tokens += use.tokens
+        self.cost += use.cost or 0.0
+        self.unpriced += use.cost is None
+
+
+@dataclass(slots=True)
+class MapProgress:
+    """The items of one execution of a map, or the trials of a search.
+
+    Items start in their order, and those that an earlier attempt has finished do not start again. So the items before
+    the last one that has started, which have not started themselves, are done.
+
+    Attributes:
+        total: number of items.
+        begun: when the first one started.
+        started: how many have started.
+        last: the highest index of one that has started.
+        ended: how many have ended, by status.
+        retries: attempts of items that failed and were followed by another one.
+    """
+
+    total: int
+    begun: float
+    started: int = 0
+    last: int = -1
+    ended: Counter[str] = field(default_factory=Counter)
+    retries: int = 0
+
+    @property
+    def running(self) -> int:
+        """How many items run."""
+        return max(0, self.started - self.ended.total())
+
+    @property
+    def done(self) -> int:
+        """How many items have a result, a failure included."""
+        return min(self.total, self.last + 1 - self.started + self.ended["completed"] + self.ended["failed"])
+
+    def remaining(self, now: float) -> float | None:
+        """The seconds until the last item ends, at the rate of those that have ended; None if that is not known."""
+        ended, left = self.ended["completed"] + self.ended["failed"], self.total - self.done
+        return (now - self.begun) / ended * left if ended and left else None
+
+
+@dataclass(slots=True)
+class RunningNode:
+    """One execution that runs.
+
+    Attributes:
+        attempt: number of its attempt.
+        doing: what the node says that it is doing.
+        asks: whether it has asked a question.
+        items: its items, if it is a map.
+        inside: the graphs that run inside of it, by what follows its id in their scope: `""`, or `"[3]"` of an item.
+    """
+
+    node: str
+    branch: BranchPath
+    visit: int
+    started: float
+    attempt: int = 1
+    doing: str = ""
+    asks: bool = False
+    items: MapProgress | None = None
+    inside: dict[str, RunningGraph] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class EndedVisits:
+    """How often a node has committed and failed, the seconds of its commits, and the items of a map by status."""
+
+    done: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    items: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class RunningGraph:
+    """A graph that runs.
+
+    Attributes:
+        name: name of the graph.
+        ended: the visits that have ended, by node, in the order in which the nodes started first.
+        running: the executions that run, by id.
+    """
+
+    name: str
+    ended: dict[str, EndedVisits] = field(default_factory=dict)
+    running: dict[str, RunningNode] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RunningRun:
+    """A run: its graph, and what it has used so far. `status` is `"running"` until it has ended."""
+
+    graph: RunningGraph
+    started: float
+    status: str = "running"
+    ended: float = 0.0
+    commits: int = 0
+    retries: int = 0
+    spent: Spent = field(default_factory=Spent)
+    error: str = ""
+
+    def elapsed(self, now: float) -> float:
+        """How long it has run, or took."""
+        return (now if self.status == "running" else self.ended) - self.started
+
+
+class RunningRuns:
+    """All runs since the display began.
+
+    Attributes:
+        began: when it began.
+        runs: the runs that run, by id, in the order in which they began.
+        ended: how many have ended, by status.
+        latest: the last ones that have ended.
+        failed: the last ones that have failed.
+        spent: what all of them have used.
+    """
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.runs: dict[str, RunningRun] = {}
+        self.ended: Counter[str] = Counter()
+        self.latest: deque[RunningRun] = deque(maxlen=ENDED_RUNS)
+        self.failed: deque[RunningRun] = deque(maxlen=ENDED_RUNS)
+        self.spent = Spent()
+
+    @property
+    def count(self) -> int:
+        """How many runs have begun."""
+        return len(self.runs) + self.ended.total()
+
+    def note(self, at: float, run_id: str, event: Event | LMUse) -> None:
+        """Counts an event, or an LM call, of the outermost run `run_id`, that arrived `at` a time in seconds."""
+        if isinstance(event, RunStarted) and not event.scope:
+            self.runs[run_id] = RunningRun(RunningGraph(event.graph), at)
+            return
+        run = self.runs.get(run_id)
+        if run is None:
+            return  # it began before the display did
+        if isinstance(event, LMUse):
+            run.spent.add(event)
+            self.spent.add(event)
+        elif isinstance(event, RunEnded) and not event.scope:
+            self._end(run_id, run, event.status, at)
+        else:
+            _note(run, at, event)
+
+    def _end(self, run_id: str, run: RunningRun, status: str, at: float) -> None:
+        run.status, run.ended = status, at
+        run.graph.running.clear()
+        del self.runs[run_id]
+        self.ended[status] += 1
+        self.latest.append(run)
+        if status == "failed":
+            self.failed.append(run)
+
+
+def _note(run: RunningRun, at: float, event: Event) -> None:
+    """Counts an event of a run that runs."""
+    graph = _graph_at(run, event.scope)
+    if graph is None:
+        return
+    match event:
+        case RunEnded() | RunStarted():
+            _open_or_close(run, event)
+        case NodeStarted():
+            if event.node != "START":
+                graph.ended.setdefault(event.node, EndedVisits())
+                graph.running[event.execution] = RunningNode(event.node, event.branch, event.visit, at)
+        case Committed():
+            run.commits += not event.scope
+            node = graph.running.pop(event.commit.id, None)
+            visits = graph.ended.get(event.commit.node)
+            if node is not None and visits is not None and event.commit.failure is None:
+                visits.done += 1
+                visits.seconds += event.commit.duration
+                if node.items is not None:
+                    visits.items["items"] += node.items.total
+                    visits.items["failed"] += node.items.ended["failed"]
+        case NodeFailed():
+            graph.running.pop(event.execution, None)
+            graph.ended.setdefault(event.node, EndedVisits()).failed += 1
+            if not event.scope:
+                run.error = f"{type(event.error).__name__}: {error_text(event.error)}"
+        case Asked():
+            execution = event.question.execution.split("/")[len(event.scope)].partition("[")[0]
+            if execution in graph.running:
+                graph.running[execution].asks = True
+        case ItemStarted() | ItemFinished() | AttemptFailed() | Doing():
+            _note_in_node(run, graph, at, event)
+        case _:
+            pass
+
+
+def _note_in_node(
+    run: RunningRun, graph: RunningGraph, at: float, event: ItemStarted | ItemFinished | AttemptFailed | Doing
+) -> None:
+    """Counts what a node reports, or one of its items."""
+    base, bracket, _ = event.execution.partition("[")
+    node = graph.running.get(base)
+    if node is None:
+        return
+    items = node.items
+    match event:
+        case ItemStarted():
+            if items is None:
+                items = node.items = MapProgress(event.items, at)
+            items.total = max(items.total, event.items)
+            items.started += 1
+            items.last = max(items.last, event.item)
+        case ItemFinished():
+            if items is not None:
+                items.ended[event.status] += 1
+            node.inside.pop(f"[{event.item}]", None)
+        case Doing():
+            node.doing = event.text
+        case AttemptFailed():
+            run.retries += 1
+            if bracket and items is not None:
+                items.retries += 1
+            elif not bracket:
+                node.attempt, node.doing, node.items = event.attempt + 1, "", None
+                node.inside.clear()
+
+
+def _graph_at(run: RunningRun, scope: tuple[str, ...]) -> RunningGraph | None:
+    """The graph that a scope leads to; None if what is around it does not run any more."""
+    graph = run.graph
+    for execution in scope:
+        node, key = _place(graph, execution)
+        if node is None:
+            return None
+        graph = node.inside.setdefault(key, RunningGraph(""))
+    return graph
+
+
+def _place(graph: RunningGraph, execution: str) -> tuple[RunningNode | None, str]:
+    base, bracket, rest = execution.partition("[")
+    return graph.running.get(base), bracket + rest
+
+
+def _open_or_close(run: RunningRun, event: RunStarted | RunEnded) -> None:
+    """A graph inside of a node has started or ended."""
+    around = run.graph
+    for execution in event.scope[:-1]:
+        node, key = _place(around, execution)
+        assert node is not None  # `_graph_at` has found it
+        around = node.inside[key]
+    node, key = _place(around, event.scope[-1])
+    assert node is not None
+    if isinstance(event, RunStarted):
+        node.inside[key] = RunningGraph(event.graph)
+    else:
+        node.inside.pop(key, None)

@@ -1,0 +1,197 @@
+"""`progress()`: a live display of what runs in the process.
+
+The terminal belongs to the process, so the display shows every run of the process, wherever it was started: by
+`Evaluate` and optimizers in DSPy's thread pools, in tasks, in streams, or in a plain thread of the user's. A context
+variable would miss the last of these, and two displays would overwrite each other.
+
+The threads of the runs only append to a queue. A thread of its own counts and draws, four times a second, so that the
+cost hardly depends on the number of events.
+
+An error of the display is no error of a run: that is paid for, and must not be lost to a picture of it. The display
+then ends, gives back the terminal, and logs the error with its traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from threading import Event as Flag
+from threading import Lock, Thread
+from typing import Protocol
+
+from dspyer.display.running import LMUse, RunningRuns
+from dspyer.events import Emitted, Event, Forked, Heard, Joined, LiveConflict, Posted, Token, Withdrawn
+from dspyer.runtime.session_events import watching
+
+logger = logging.getLogger("dspyer")
+
+REFRESH = 0.25  # seconds between two pictures
+_NOT_SHOWN = frozenset((Token, Emitted, Posted, Heard, Withdrawn, LiveConflict, Forked, Joined))
+
+
+class Screen(Protocol):
+    """Where the display is drawn. One thread at a time calls it."""
+
+    def open(self) -> None:
+        """Begins the display."""
+
+    def show(self, runs: RunningRuns, now: float) -> None:
+        """Draws what runs."""
+
+    def close(self, runs: RunningRuns, now: float) -> None:
+        """Ends the display, and leaves the last lines."""
+
+    def release(self, *, forked: bool = False) -> None:
+        """Gives back the streams of the process, whatever has failed, and draws nothing more."""
+
+
+@contextmanager
+def progress() -> Iterator[None]:
+    """Shows what runs inside the block: nodes and branches, items of maps with the time left, attempts, tokens, cost.
+
+    It shows every run of the process, wherever it is started: by `run`, `batch`, `dspy.Evaluate` or an optimizer, in
+    threads, tasks and streams. Of many runs at once it shows their number and rate, and the latest ones. What nodes
+    print appears above the display.
+
+    It is drawn on the terminal, through stderr, or in a notebook. It shows nothing if stderr is no terminal, with
+    `TERM=dumb`, and in CI (if the variable `CI` is set). An error of the display ends the display and is logged; it
+    never fails a run. A block inside of another one adds nothing.
+
+    Raises:
+        ImportError: if rich is not installed: `pip install 'dspyer[progress]'`.
+
+    Example:
+        >>> import dspyer
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> with dspyer.progress():
+        ...     run = graph.compile().run({"n": 1})
+        >>> run.state["n"]
+        2
+    """
+    try:
+        from dspyer.runtime.progress_screen import screen_of_process
+    except ImportError as error:
+        raise ImportError("dspyer.progress() needs rich: pip install 'dspyer[progress]'") from error
+    _shared.enter(screen_of_process)
+    try:
+        yield
+    finally:
+        _shared.leave()
+
+
+@contextmanager
+def shown_on(
+    screen: Screen, clock: Callable[[], float] = time.monotonic, refresh: float = REFRESH
+) -> Iterator[Display]:
+    """A block during which the runs of the process are shown on a screen."""
+    display = Display(screen, clock, refresh)
+    display.start()
+    try:
+        with watching(display.see):
+            yield display
+    finally:
+        display.stop()
+
+
+class Display:
+    """Counts the events of all runs, and has them drawn by a thread of its own."""
+
+    def __init__(self, screen: Screen, clock: Callable[[], float], refresh: float) -> None:
+        self._screen = screen
+        self._clock = clock
+        self._refresh = refresh
+        self._arrived: deque[tuple[float, str, Event | LMUse]] = deque()
+        self._runs = RunningRuns(clock())
+        self._stop = Flag()
+        self._over = False
+        self._thread = Thread(target=self._draw, name="dspyer-progress", daemon=True)
+
+    def see(self, run_id: str, event: Event | LMUse) -> None:
+        """Takes an event of a run. Called by the thread of the run: it does nothing that could fail."""
+        if type(event) not in _NOT_SHOWN and not self._over:
+            self._arrived.append((self._clock(), run_id, event))
+
+    def start(self) -> None:
+        """Begins to draw."""
+        with self._ending_on_error():
+            self._screen.open()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Draws the last lines, and ends."""
+        self._stop.set()
+        self._thread.join()
+        if not self._over:
+            with self._ending_on_error():
+                self._screen.close(self._counted(), self._clock())
+        self._over = True
+
+    def forget(self) -> None:
+        """Ends without drawing: in a forked process, which does not have the thread."""
+        self._over = True
+        self._arrived.clear()
+        self._screen.release(forked=True)
+
+    def _draw(self) -> None:
+        while not self._over and not self._stop.wait(self._refresh):
+            with self._ending_on_error():
+                self._screen.show(self._counted(), self._clock())
+
+    def _counted(self) -> RunningRuns:
+        while self._arrived:
+            self._runs.note(*self._arrived.popleft())
+        return self._runs
+
+    @contextmanager
+    def _ending_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self._over = True
+            self._arrived.clear()
+            self._screen.release()
+            logger.exception("the display of dspyer.progress() has failed; the runs go on without it")
+
+
+class _SharedDisplay:
+    """The display of the process, for all blocks that are active at once: the last one that ends closes it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._blocks = 0
+        self._display: Display | None = None
+        self._shown: AbstractContextManager[Display] | None = None
+
+    def enter(self, screen_of: Callable[[], Screen | None]) -> None:
+        """Opens the display for the first block."""
+        with self._lock:
+            screen = None if self._blocks else screen_of()
+            if screen is not None:
+                self._shown = shown_on(screen)
+                self._display = self._shown.__enter__()
+            self._blocks += 1
+
+    def leave(self) -> None:
+        """Closes it after the last one."""
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks and self._shown is not None:
+                shown, self._shown, self._display = self._shown, None, None
+                shown.__exit__(None, None, None)
+
+    def forget(self) -> None:
+        """Drops the display in a forked process, where another thread may have held the lock."""
+        self._lock = Lock()
+        if self._display is not None:
+            self._display.forget()
+        self._blocks, self._shown, self._display = 0, None, None
+
+
+_shared = _SharedDisplay()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_shared.forget)
