@@ -92,7 +92,7 @@ def shown_on(
     display = Display(screen, clock, refresh)
     display.start()
     try:
-        with watching(display.see):
+        with watching(display.see, display.see):
             yield display
     finally:
         display.stop()

@@ -28,12 +28,17 @@ logger = logging.getLogger("dspyer")
 Observe = Callable[[Event], None]
 """Called with each event as it happens. It does not wait: the caller may hold a lock."""
 
-Watch = Callable[[str, Event | LMUse], object]
-"""Called with the id of an outermost run and one of its events, redacted, or what an LM call in it has used; from any
-thread. It must not raise."""
+Watch = Callable[[str, Event], object]
+"""Called with the id of an outermost run and one of its events, redacted; from any thread. It must not raise."""
+
+WatchLM = Callable[[str, LMUse], object]
+"""The same with what an LM call has used."""
 
 _watchers: tuple[Watch, ...] = ()
 """Those who see the events of every run in the process. A tuple that is replaced: runs read it without a lock."""
+
+_lm_watchers: tuple[WatchLM, ...] = ()
+"""Those who see what their LM calls use."""
 
 
 _NOT_KEPT = (Token, Emitted)
@@ -48,24 +53,26 @@ def ignore(event: Event) -> None:
 
 
 @contextmanager
-def watching(watch: Watch) -> Iterator[None]:
+def watching(watch: Watch, watch_lm: WatchLM | None = None) -> Iterator[None]:
     """A block during which `watch` sees each event of each run in the process, those of runs inside of nodes too.
 
     They have the id of the outermost run and the scope of the event; tokens are among them if the run streams them.
+    `watch_lm` sees the LM calls of the runs that begin in the block.
     """
-    global _watchers  # noqa: PLW0603 - of the process, as the terminal is that shows it
+    global _watchers, _lm_watchers  # noqa: PLW0603 - of the process, as the terminal is that shows it
     own = partial(watch)  # an object of this block alone
-    _watchers = (*_watchers, own)
+    own_lm = () if watch_lm is None else (partial(watch_lm),)
+    _watchers, _lm_watchers = (*_watchers, own), (*_lm_watchers, *own_lm)
     try:
         yield
     finally:
         _watchers = tuple([one for one in _watchers if one is not own])
+        _lm_watchers = tuple([one for one in _lm_watchers if one not in own_lm])
 
 
 def lm_watchers(run_id: str) -> list[LMWatcher]:
-    """What passes the LM calls of a run to the watchers of the process, for DSPy's `caller_modules`; none for none."""
-    watchers = _watchers
-    return [LMWatcher(lambda use: [watch(run_id, use) for watch in watchers])] if watchers else []
+    """What passes the LM calls of a run to those who watch them, as modules to DSPy."""
+    return [LMWatcher(partial(watch, run_id)) for watch in _lm_watchers]
 
 
 class SessionEvents:

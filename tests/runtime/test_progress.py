@@ -15,9 +15,10 @@ from typing import Any
 import dspy
 import pytest
 from rich.console import Console
+from tenacity import wait_none
 
 import dspyer
-from dspyer import END, START, CompiledGraph, Context, Failure, Graph
+from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry
 from dspyer.display.board import Board
 from dspyer.display.running import RunningRuns
 from dspyer.runtime import progress_screen
@@ -36,9 +37,10 @@ def console_of(width: int = 100, height: int = 30) -> Console:
 
 
 def lines_of(runs: RunningRuns, now: float, width: int = 100, height: int = 30, last: bool = False) -> list[str]:
-    console = Console(file=io.StringIO(), width=width, height=height, highlight=False, markup=False, emoji=False)
+    file = io.StringIO()
+    console = Console(file=file, width=width, height=height, highlight=False, markup=False, emoji=False)
     console.print(Board(runs, now, last=last))
-    return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    return file.getvalue().splitlines()
 
 
 class Watched:
@@ -107,7 +109,7 @@ def test_nodes_branches_attempts_and_what_they_do(play: Play) -> None:
             return {"b": 1}
 
         graph = Graph(name="Tides").add_node("plan", lambda q: {"p": 1}, writes=["p"])
-        graph.add_node(slow, writes=["a"]).add_node("flaky", flaky, writes=["b"], retry=dspyer.Retry(2, wait=_at_once))
+        graph.add_node(slow, writes=["a"]).add_node("flaky", flaky, writes=["b"], retry=Retry(2, wait=wait_none()))
         graph.add_node("judge", lambda p: {"c": 1}, writes=["c"])
         graph.add_path(START, "plan").add_edge("plan", ["slow", "flaky"]).add_edge(["slow", "flaky"], "judge")
         run = play(graph.add_edge("judge", END).compile(), {"q": 1})
@@ -122,10 +124,6 @@ def test_nodes_branches_attempts_and_what_they_do(play: Play) -> None:
     assert " commits · 1 retry" in screen.closed
     assert screen.closed.startswith("✓ Tides · completed · ")
     assert "└─ ✓ judge" in screen.closed
-
-
-def _at_once(_: object) -> float:
-    return 0.0
 
 
 def test_items_of_a_map_with_the_time_left() -> None:
