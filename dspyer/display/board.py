@@ -9,7 +9,15 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from dspyer.display.run_rows import one_line, seconds
-from dspyer.display.running import EndedVisits, MapProgress, RunningGraph, RunningNode, RunningRun, RunningRuns, Spent
+from dspyer.display.running import (
+    EndedVisits,
+    LMUseSum,
+    MapProgress,
+    RunningGraph,
+    RunningNode,
+    RunningRun,
+    RunningRuns,
+)
 from dspyer.display.timeline import elapsed_text
 from dspyer.scheduler.run_state import path_text
 
@@ -112,7 +120,7 @@ def _summary(runs: RunningRuns, now: float, signs: _Signs) -> Text:
     return text
 
 
-def _spent(spent: Spent) -> list[str]:
+def _spent(spent: LMUseSum) -> list[str]:
     facts = [f"{spent.calls:,} LM call{'' if spent.calls == 1 else 's'}"] if spent.calls else []
     facts += [f"{spent.tokens:,} tokens"] if spent.tokens else []
     if spent.cost:

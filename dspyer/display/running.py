@@ -36,7 +36,7 @@ class LMUse(NamedTuple):
 
 
 @dataclass(slots=True)
-class Spent:
+class LMUseSum:
     """LM calls, their tokens and US dollars; `unpriced` is the number of calls without a known price."""
 
     calls: int = 0
@@ -149,7 +149,7 @@ class RunningRun:
     ended: float = 0.0
     commits: int = 0
     retries: int = 0
-    spent: Spent = field(default_factory=Spent)
+    spent: LMUseSum = field(default_factory=LMUseSum)
     error: str = ""
 
     def elapsed(self, now: float) -> float:
@@ -175,7 +175,7 @@ class RunningRuns:
         self.ended: Counter[str] = Counter()
         self.latest: deque[RunningRun] = deque(maxlen=ENDED_RUNS)
         self.failed: deque[RunningRun] = deque(maxlen=ENDED_RUNS)
-        self.spent = Spent()
+        self.spent = LMUseSum()
 
     @property
     def count(self) -> int:
