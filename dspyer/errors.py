@@ -578,6 +578,13 @@ def brief(value: object, limit: int = 60) -> str:
         >>> brief(["x" * 80])
         'list of 1 item'
     """
+    try:
+        return _brief(value, limit)
+    except Exception as problem:  # noqa: BLE001 - a class of the user; the text is needed for something else
+        return f"<{type(value).__name__}.__repr__ raised {type(problem).__name__}>"
+
+
+def _brief(value: object, limit: int) -> str:
     name = type(value).__name__
     if isinstance(value, (str, bytes)):
         unit = "characters" if isinstance(value, str) else "bytes"

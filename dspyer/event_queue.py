@@ -97,6 +97,10 @@ class EventQueue(Generic[T]):
                 return None
             await self._readers.wait_async(self._has_news)
 
+    async def news(self) -> None:
+        """Wait in this task until there is an event, or no further one comes."""
+        await self._readers.wait_async(self._has_news)
+
     def _take(self) -> T:
         event = self._events.popleft()
         if not self.is_full:

@@ -19,7 +19,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import dspy
@@ -31,6 +31,7 @@ from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Request
 from dspyer.runtime.run import Run
+from dspyer.runtime.server_sent import HEARTBEAT, OPENING, checked_heartbeat, last_of_refusal, last_of_run, message
 
 Work = Callable[[EventQueue[Event]], Run]
 """Plays a run that puts its events into the queue."""
@@ -285,24 +286,139 @@ class AsyncEvents(AsyncIterator[Event]):
         return self
 
     async def __anext__(self) -> Event:
+        if self._begin():
+            event = await self._next()
+            if event is not None:
+                return event
+            self._raise_at_end()
+        raise StopAsyncIteration
+
+    def _begin(self) -> bool:
+        """Begins the run, once; returns whether its events can be read."""
         if self._task is None and not self._exhausted:
             self._task = _begin(self._work, self._request, self._queue)
-        if self._task is None or self._exhausted:
-            raise StopAsyncIteration
+        return not self._exhausted
+
+    async def _next(self, patience: float | None = None) -> Event | None:
+        """The next event, None after the last one; `TimeoutError` after so many seconds without one."""
         try:
-            event = await self._queue.get_async()
+            if patience is None:
+                return await self._queue.get_async()
+            async with asyncio.timeout(patience):
+                return await self._queue.get_async()
         except asyncio.CancelledError:
             await self._end(CANCELLED)
             raise
-        if event is not None:
-            return event
+
+    def _raise_at_end(self) -> None:
+        """Raises, to the first reader that comes to the end, why the run has failed or could not begin."""
         if not self._exhausted:
             self._exhausted = True
             try:
                 _raise_failure(self.run)
             finally:
                 del self  # as in Events.__next__
-        raise StopAsyncIteration
+
+    async def start(self) -> Self:
+        """Begins the run and waits for its first event, which stays in the stream.
+
+        A server that answers a request with the stream calls it first: what refuses the run is raised here, early
+        enough for an error status.
+
+        Returns:
+            The stream.
+
+        Raises:
+            Exception: why the run could not begin: invalid inputs, a thread that another run owns.
+
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph(inputs=["n"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"])
+            >>> program = graph.add_path(START, "add", END).compile()
+            >>> async def main(inputs):
+            ...     async with await program.astream(inputs).start() as stream:
+            ...         return len([event async for event in stream])
+            >>> asyncio.run(main({"n": 1}))
+            5
+            >>> asyncio.run(main({"m": 1}))
+            Traceback (most recent call last):
+                ...
+            dspyer.errors.InputError: ...
+        """
+        if self._begin():
+            try:
+                await self._queue.news()
+            except asyncio.CancelledError:
+                await self._end(CANCELLED)
+                raise
+            if not len(self._queue):
+                self._raise_at_end()
+        return self
+
+    def sse(self, heartbeat: float | None = 15.0) -> AsyncIterator[bytes]:
+        """The stream as the body of an HTTP response, in the format of server-sent events.
+
+        Each event is a message with its name (the class: `Token`), an `id` that counts from 1, and `event.to_dict()`
+        as JSON. One more is the last: `StreamEnded`, with the `run_id`, the `status` of the run, and the `error` of
+        one that failed or was stopped, as `{"type", "message", "notes"}`. Nothing is raised into the response, and what
+        `redact` hides is hidden in it. A run that could not begin has the status `"refused"`.
+
+        A response that is cancelled or closed, because its client has gone, stops the run.
+
+        A browser's `EventSource` connects again when a response ends, which would start another run. So a page closes
+        it at `StreamEnded`. For pages that do not, the first lines ask the browser to wait a day; such a request has
+        the header `Last-Event-ID`, and the status 204 in answer ends it.
+
+        Args:
+            heartbeat: seconds without an event after which a comment is sent, so that no proxy takes the connection for
+                dead; None for none.
+
+        Raises:
+            InputError: if `heartbeat` is not positive.
+
+        Returns:
+            An iterator of messages, for the streaming response of any ASGI framework, with the media type
+            `text/event-stream`.
+
+        Example:
+            >>> import asyncio
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> async def main():
+            ...     return [message async for message in graph.compile().astream({"n": 1}).sse()]
+            >>> print(asyncio.run(main())[-2].decode())
+            event: RunEnded
+            id: 5
+            data: {"event": "RunEnded", "run_id": "...", "status": "completed", "scope": []}
+        """
+        return self._messages(checked_heartbeat(heartbeat))
+
+    async def _messages(self, heartbeat: float | None) -> AsyncIterator[bytes]:
+        number = 0
+        async with self:
+            yield OPENING
+            while self._begin():
+                try:
+                    event = await self._next(heartbeat)
+                except TimeoutError:
+                    yield HEARTBEAT
+                    continue
+                if event is None:
+                    break
+                number += 1
+                yield message(number, event.to_dict())
+            yield message(number + 1, await self._last_message())
+
+    async def _last_message(self) -> dict[str, Any]:
+        self._exhausted = True
+        task = self._task
+        if task is not None:
+            await asyncio.wait([task])  # another task may have closed the stream
+        if task is None or task.cancelled():
+            return last_of_refusal(RunStoppedError(_NOT_BEGUN, CLOSED))
+        error = task.exception()  # not raised, which would add this frame to its traceback
+        return last_of_run(task.result()) if error is None else last_of_refusal(error)
 
     async def aclose(self) -> None:
         """Stops the run, unless it has ended, and waits for its end.

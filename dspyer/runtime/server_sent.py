@@ -1,0 +1,65 @@
+"""The events of a run as the body of an HTTP response: server-sent events, as the HTML standard defines them.
+
+A message is a few lines of text. All of its data is one line of JSON in ASCII, in which every line break of a value is
+escaped: no value can end a line, or the message.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from logging import ERROR, INFO
+from typing import Any, Final
+
+from dspyer.errors import InputError, RunStoppedError, ThreadError
+from dspyer.events import error_dict
+from dspyer.runtime.run import Run
+
+logger = logging.getLogger("dspyer")
+
+LAST: Final = "StreamEnded"
+"""The name of the last message."""
+
+OPENING: Final = b"retry: 86400000\n\n"
+"""The milliseconds after which a browser that lost the connection asks again: a day. It would start another run."""
+
+HEARTBEAT: Final = b":\n\n"
+"""A comment: it tells what is between server and client that the connection is in use."""
+
+
+def checked_heartbeat(seconds: float | None) -> float | None:
+    """Returns the seconds between heartbeats, if they are positive."""
+    if seconds is None or seconds > 0:
+        return seconds
+    raise InputError(f"sse(heartbeat={seconds!r}): give the seconds of silence after which a comment is sent, or None")
+
+
+def message(number: int, data: Mapping[str, Any]) -> bytes:
+    """Returns the message of an event, or the last one: `data` is its JSON form, and names it."""
+    text = json.dumps(data, allow_nan=False)
+    return f"event: {data['event']}\nid: {number}\ndata: {text}\n\n".encode("ascii")
+
+
+def last_of_run(run: Run) -> dict[str, Any]:
+    """The last message of a run: how it ended, and why it is not completed. The error is redacted, as events are."""
+    if run.status == "failed":
+        logger.error("run %s failed; its reader was told: %r", run.run_id, run.error, exc_info=run.error)
+    return _last(run.run_id, run.status, None if run.error is None else error_dict(run.error))
+
+
+def last_of_refusal(error: BaseException) -> dict[str, Any]:
+    """The last message if the run could not begin.
+
+    Errors of the request are told. Any other text is for the log: that of a store may have its address.
+    """
+    of_request = isinstance(error, InputError | ThreadError | RunStoppedError)
+    logger.log(INFO if of_request else ERROR, "a run could not begin: %r", error, exc_info=error)
+    found = error_dict(error)
+    if not of_request:
+        found.update(message="the run could not begin; the log of the server says why", notes=[])
+    return _last(None, "refused", found)
+
+
+def _last(run_id: str | None, status: str, error: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {"event": LAST, "run_id": run_id, "status": status, "error": error}
