@@ -1,8 +1,13 @@
-"""A run as a picture by steps: one lane for each branch."""
+"""A run as a picture by steps: one lane for each branch.
+
+A picture that would be too wide is drawn in bands, one below the other, as a text is in lines. A band ends where a
+single line leads on, so that no fork is torn apart. Of more than `DRAWN` rows the first and the last are drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
 from dspyer.display.run_rows import DisplayRow, leaves_of, outcome, row_label, written
@@ -19,12 +24,16 @@ LABEL_LIMIT = 24  # characters of what a commit wrote
 LANES = ((12, 80.0), (40, 34.0))  # (number of lanes up to which it holds, pixels between two); more are NARROW
 NARROW = 12.0
 
+DRAWN = 500  # rows, half of them the first and half the last ones
+WRAP = 1600.0  # pixels after which a band ends
+EDGE = 22.0  # of lines that come from another band, or lead to one
+
 _DOTS = ("module", "map", "join", "subgraph")  # classes with the colours of lane0 to lane3
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The layout of a picture.
+    """The layout of a band.
 
     Attributes:
         x: the middle of each step.
@@ -32,6 +41,8 @@ class _Plan:
         y: the lane of each branch.
         named: whether there is room for names.
         detailed: whether there is room for what was written.
+        left: where lines from earlier bands begin.
+        right: where lines to later bands end.
     """
 
     x: Mapping[int, float]
@@ -39,6 +50,8 @@ class _Plan:
     y: Mapping[BranchPath, float]
     named: bool
     detailed: bool
+    left: float
+    right: float
 
     def after(self, step: int) -> float:
         """The x at which lines that fork after a step leave its lane."""
@@ -50,32 +63,112 @@ class _Plan:
 
 
 def draw_run(rows: Sequence[DisplayRow], title: str) -> str:
-    """A run as a self-contained SVG document; `title` describes it for screen readers."""
+    """A run as a self-contained SVG document; `title` describes it for screen readers.
+
+    Of more than 500 commits it has the first and the last ones, and says how many are between.
+    """
+    halves = [rows] if len(rows) <= DRAWN else [rows[: DRAWN // 2], rows[-(DRAWN // 2) :]]
+    hidden = len(rows) - sum(map(len, halves))
+    after: dict[
+        str, list[tuple[BranchPath, DisplayRow]]
+    ] = {}  # the rows that build on a commit, and along which branch
+    for row in rows:
+        for branch, parent in zip(row.came, row.parents, strict=True):
+            after.setdefault(parent, []).append((branch, row))
+    parts: list[str] = []
+    width = height = 0.0
+    for number, half in enumerate(halves):
+        if number:
+            text = f"{hidden:,} {'commit' if hidden == 1 else 'commits'} between are not drawn"
+            parts.append(draw_text(MARGIN, height, f"… {text} …", "quiet", "start"))
+            title = f"{title}, {text}"
+            height += GAP
+        for band in _bands(half, rows):
+            drawn, wide, high = _band(band, after, height, final=band[-1:] == rows[-1:])
+            parts += drawn
+            width, height = max(width, wide), height + high
+    return document(title, width, max(height, 2 * TOP), parts)
+
+
+def _bands(rows: Sequence[DisplayRow], whole: Sequence[DisplayRow]) -> list[list[DisplayRow]]:
+    """The rows in bands: a new one begins before the last step at which that is possible, and needed."""
+    x, half = _columns(rows, named=True, detailed=True)
+    found: list[list[DisplayRow]] = [[]]
+    breaks = _breaks(whole) if max(x.values(), default=0.0) > WRAP else set()
+    starts: list[int] = []
+    begin = candidate = min(x, default=0)
+    for step in sorted(x):
+        if step in breaks:
+            candidate = step
+        if x[step] + half[step] - x[begin] > WRAP and candidate > begin:
+            starts.append(candidate)
+            begin = candidate
+    for row in rows:
+        if starts and row.step >= starts[0]:
+            starts.pop(0)
+            found.append([])
+        found[-1].append(row)
+    return found
+
+
+def _breaks(rows: Sequence[DisplayRow]) -> set[int]:
+    """The steps before which a single line leads on, which stays in its lane."""
+    lines: Counter[int] = Counter()  # by step, how many more lines pass its left side than that of the step before
+    straight: Counter[int] = Counter()
+    steps = {row.commit.id: row for row in rows if row.commit}
+    for row in rows:
+        for branch, parent in zip(row.came, row.parents, strict=True):
+            source = steps[parent]
+            level = branch == source.branch == row.branch and len(row.came) == 1 and not source.children
+            for counts in (lines, straight) if level else (lines,):
+                counts[source.step + 1] += 1
+                counts[row.step + 1] -= 1
+    found: set[int] = set()
+    passing = level_ones = 0
+    for step in range(max((row.step for row in rows), default=-1) + 1):
+        passing, level_ones = passing + lines[step], level_ones + straight[step]
+        if passing == level_ones == 1:
+            found.add(step)
+    return found
+
+
+def _band(
+    rows: Sequence[DisplayRow], after: Mapping[str, Sequence[tuple[BranchPath, DisplayRow]]], top: float, final: bool
+) -> tuple[list[str], float, float]:
+    """The elements of a band, with its width and height; `final` is the band with the last row."""
     lanes = leaves_of(rows)
     count = 1 + max(last for _, last in lanes.values())
     gap = next((pixels for most, pixels in LANES if count <= most), NARROW)
     named, detailed = gap > NARROW, gap == LANES[0][1]
-    y = {path: TOP + gap * (first + last) / 2 for path, (first, last) in lanes.items()}
-    x, half = _columns(rows, named, detailed)
-    plan = _Plan(x, half, y, named, detailed)
+    y = {path: top + TOP + gap * (first + last) / 2 for path, (first, last) in lanes.items()}
     steps = {row.commit.id: row for row in rows if row.commit}
+    first, last_step = min((row.step for row in rows), default=0), max((row.step for row in rows), default=0)
+    edge = EDGE if any(parent not in steps for row in rows for parent in row.parents) else 0.0
+    joins_first = any(len(row.came) > 1 for row in rows if row.step == first)
+    forks_last = any(row.children for row in rows if row.step == last_step)
+    x, half = _columns(rows, named, detailed, MARGIN + edge + (BEND if joins_first else 0.0))
+    end = max((x[step] + half[step] for step in x), default=0.0)
+    plan = _Plan(x, half, y, named, detailed, MARGIN - 8, end + (BEND if forks_last else 0.0) + EDGE)
+    here = {id(row) for row in rows}
     parts = [part for row in rows for part in _lines(row, plan, steps)]
+    parts += [part for row in rows for part in _leading_on(row, plan, after, here)]
     parts += [part for row in rows for part in _children(row, plan)]
-    end = max((plan.after(step) for step in x), default=0.0)
-    final = rows[-1] if rows else None
-    if final and final.commit and final.commit.route == ("END",):
-        at = y[final.branch]
-        parts.append(f'<path d="M{fmt(x[final.step])} {fmt(at)} H{fmt(end + 24)}" class="line" {_TIP}/>')
+    last = rows[-1] if rows else None
+    if final and last is not None and last.commit and last.commit.route == ("END",):
+        at = y[last.branch]
+        parts.append(f'<path d="M{fmt(x[last.step])} {fmt(at)} H{fmt(end + 24)}" class="line" {_TIP}/>')
         parts.append(draw_text(end + 30, at, "END", anchor="start"))
         end += 30 + text_width("END")
     parts += [part for row in rows for part in _dot(row, plan)]
-    return document(title, end + MARGIN, TOP + gap * (count - 1) + TOP, parts)
+    return parts, max(end, plan.right if not final else end) + MARGIN, TOP + gap * (count - 1) + TOP
 
 
 _TIP = 'marker-end="url(#dspyer-tip)"'
 
 
-def _columns(rows: Sequence[DisplayRow], named: bool, detailed: bool) -> tuple[dict[int, float], dict[int, float]]:
+def _columns(
+    rows: Sequence[DisplayRow], named: bool, detailed: bool, left: float = MARGIN
+) -> tuple[dict[int, float], dict[int, float]]:
     """The middle of each step and half of its width, which depends on the texts there."""
     half: dict[int, float] = {}
     bends: set[int] = set()  # steps before which lines change lanes
@@ -87,9 +180,9 @@ def _columns(rows: Sequence[DisplayRow], named: bool, detailed: bool) -> tuple[d
         bends |= {row.step + 1} if row.children else set()
         bends |= {row.step} if len(row.came) > 1 else set()
     x: dict[int, float] = {}
-    at = MARGIN
-    for step in range(max(half, default=-1) + 1):
-        if step:
+    at = left
+    for step in sorted(half):
+        if x:
             at += BEND if step in bends else GAP
         x[step] = at + half[step]
         at += 2 * half[step]
@@ -111,10 +204,10 @@ def _lines(row: DisplayRow, plan: _Plan, steps: Mapping[str, DisplayRow]) -> lis
     parts = []
     x, y = plan.x[row.step], plan.y[row.branch]
     for branch, parent in zip(row.came, row.parents, strict=True):
-        source = steps[parent]
-        at, lane = plan.y[source.branch], plan.y[branch]
-        begin, end = plan.x[source.step], x
-        if branch != source.branch:
+        source = steps.get(parent)
+        lane, end = plan.y[branch], x
+        at, begin = (lane, plan.left) if source is None else (plan.y[source.branch], plan.x[source.step])
+        if source is not None and branch != source.branch:
             parts.append(_level(begin, plan.after(source.step), at, source.branch))
             begin = plan.after(source.step)
         if branch != row.branch:
@@ -126,6 +219,25 @@ def _lines(row: DisplayRow, plan: _Plan, steps: Mapping[str, DisplayRow]) -> lis
         if lane != y:
             path += _over((plan.before(row.step), lane), y)
         parts.append(f'<path d="{path} H{fmt(end)}" class="{_line(branch)}"/>')
+    return parts
+
+
+def _leading_on(
+    row: DisplayRow,
+    plan: _Plan,
+    after: Mapping[str, Sequence[tuple[BranchPath, DisplayRow]]],
+    here: Container[int],
+) -> list[str]:
+    """The lines from a row to the right edge: what builds on it is in another band, or not drawn."""
+    if row.commit is None:
+        return []
+    parts = []
+    for branch, target in after.get(row.commit.id, ()):
+        if id(target) in here:
+            continue
+        at, lane, begin = plan.y[row.branch], plan.y[branch], plan.x[row.step]
+        path = f"M{fmt(begin)} {fmt(at)}" + (_over((plan.after(row.step), at), lane) if at != lane else "")
+        parts.append(f'<path d="{path} H{fmt(plan.right)}" class="{_line(branch)}"/>')
     return parts
 
 

@@ -92,10 +92,11 @@ def display_rows(
     by_id = {commit.id: commit for commit in commits}
     rows = []
     for commit in commits:
-        came = tuple(_came(by_id[parent], commit) for parent in commit.parents if parent in by_id)
+        parents = tuple([parent for parent in commit.parents if parent in by_id])
+        came = tuple([_came(by_id[parent], commit) for parent in parents])
         children = forks.get(commit.id, ())
         found = conflicts.get(commit.id, ())
-        rows.append(DisplayRow(commit.node, commit.branch, commit.step, came, commit.parents, children, commit, found))
+        rows.append(DisplayRow(commit.node, commit.branch, commit.step, came, parents, children, commit, found))
     asked: dict[BranchPath, list[Question]] = {}
     for question in questions:
         asked.setdefault(_asking(question, depth), []).append(question)

@@ -12,8 +12,8 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import DELETE, END, START, Failure, Graph, Replace, Send, reducers
-from dspyer.display.run_picture import draw_run
-from dspyer.display.run_rows import leaves_of, seconds, writes
+from dspyer.display.run_picture import DRAWN, WRAP, draw_run
+from dspyer.display.run_rows import DisplayRow, leaves_of, seconds, writes
 from dspyer.display.svg import FONT_SIZE, SMALL, text_width
 from dspyer.reducers import Updates
 from dspyer.runtime.run import Run
@@ -279,6 +279,9 @@ def test_the_picture_has_a_dot_for_each_row_and_a_line_to_each_parent(make: Any)
     rows = run._rows()
     root = ElementTree.fromstring(draw_run(rows, "a run"))
     dots = list(root.iter(f"{SVG}circle"))
+    if len(rows) > DRAWN:
+        assert f"… {len(rows) - DRAWN} commits between are not drawn …" in "".join(root.itertext())
+        rows = [*rows[: DRAWN // 2], *rows[-(DRAWN // 2) :]]
     assert len(dots) == len(rows)
     width, height = float(root.get("width", "0")), float(root.get("height", "0"))
     places = [(float(dot.get("cx", "nan")), float(dot.get("cy", "nan"))) for dot in dots]
@@ -289,6 +292,59 @@ def test_the_picture_has_a_dot_for_each_row_and_a_line_to_each_parent(make: Any)
     assert [kind == "warned" for kind in kinds] == [bool(row.conflicts) and row.error is None for row in rows]
     ends = [path.get("d", "").split("H")[-1] for path in root.iter(f"{SVG}path") if "line" in path.get("class", "")]
     assert len(ends) >= sum(len(row.parents) for row in rows)
+
+
+def looping(count: int, fork_at: int = -1) -> Run:
+    """A loop of `count` rounds; from one of them it forks, and joins."""
+    graph = letters(Graph(Found), "ab").add_node("turn", lambda n: {"n": n + 1}).add_edge(["a", "b"], "turn")
+    graph.add_conditional_edges(
+        "turn", lambda n: END if n >= count else ["a", "b"] if n == fork_at else "turn", [END, "turn", "a", "b"]
+    )
+    return graph.add_edge(START, "turn").compile(max_steps=20_000).run({})
+
+
+@pytest.mark.parametrize(("count", "fork_at"), [(60, -1), (60, 9), (60, 13), (300, 100), (1200, 249), (1200, 1196)])
+def test_a_long_run_is_drawn_in_bands_that_no_fork_crosses(count: int, fork_at: int) -> None:
+    run = looping(count, fork_at)
+    rows = run._rows()
+    root = ElementTree.fromstring(run.to_svg())
+    dots = list(root.iter(f"{SVG}circle"))
+    assert len(dots) == min(DRAWN, len(rows))
+    width, height = float(root.get("width", "0")), float(root.get("height", "0"))
+    assert width < WRAP + 400
+    assert all(0 < float(dot.get("cx", "nan")) < width and 0 < float(dot.get("cy", "nan")) < height for dot in dots)
+    for path in root.iter(f"{SVG}path"):
+        if "line" in path.get("class", ""):
+            numbers = [float(number) for number in re.findall(r"-?[\d.]+", path.get("d", ""))]
+            assert min(numbers) > 0
+            assert numbers[-1] < width
+    heights = sorted({float(dot.get("cy", "nan")) for dot in dots})
+    assert len(heights) > 1
+    if fork_at >= 0 and len(rows) <= DRAWN:
+        both = [float(dot.get("cy", "0")) for dot, row in zip(dots, rows, strict=True) if row.branch]
+        assert len(both) == 2
+        assert both[1] - both[0] < 100, "the fork is in one band"
+
+
+def test_ten_thousand_steps_make_a_small_picture() -> None:
+    commits = [row.commit for row in looping(499)._rows() if row.commit]
+    assert len(commits) == 500
+    chain = [
+        DisplayRow(
+            "turn",
+            (),
+            i,
+            ((),) if i else (),
+            (f"trunk:{i - 1}",) if i else (),
+            (),
+            commits[i % 500]._replace(id=f"trunk:{i}", step=i, version=i),
+        )
+        for i in range(10_000)
+    ]
+    svg = draw_run(chain, "run completed")
+    assert "… 9,500 commits between are not drawn …" in svg
+    assert 'aria-label="run completed, 9,500 commits between are not drawn"' in svg
+    assert len(svg) < 500_000
 
 
 @pytest.mark.parametrize("make", [crossing, rounds, research, partial(sends, 5)])
