@@ -261,7 +261,8 @@ def is_listed(listed: ListedRun, query: RunQuery) -> bool:
 
 
 END, RESUME, COMMIT = "end", "resume", "commit"
-"""The kinds of rows that a list of runs looks at; stores do not interpret other ones."""
+ENDINGS = frozenset((END, RESUME))
+"""The kinds of rows by which a list of runs knows how a run ended; stores do not interpret other ones."""
 
 
 class Store(ABC):

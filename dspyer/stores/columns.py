@@ -26,6 +26,15 @@ def decode_json(data: bytes | str) -> Any:
     return json.loads(data)
 
 
+def encode_text(text: str) -> bytes:
+    """Any text as bytes that sort as its code points do."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def decode_text(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
 def decode_points(data: bytes | None) -> tuple[Point, ...]:
     return () if data is None else tuple([Point(run, seq) for run, seq in json.loads(data)])
 

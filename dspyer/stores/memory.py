@@ -4,11 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
+from heapq import nlargest
 from itertools import islice
 from threading import RLock
 from typing import Any, NamedTuple
 
-from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Owner, Point, Row, RunRow, Snapshot, Store, ThreadRow
+from dspyer.stores.base import (
+    ENDINGS,
+    NO_EPOCHS,
+    Change,
+    DeletionReport,
+    ListedRun,
+    Owner,
+    Point,
+    Row,
+    RunQuery,
+    RunRow,
+    Snapshot,
+    Store,
+    ThreadRow,
+    is_listed,
+    listed_run,
+)
 from dspyer.stores.content import Content
 from dspyer.stores.reachability import (
     DeletionPlan,
@@ -64,6 +81,7 @@ class Memory(Store):
         self._threads: dict[str, ThreadRow] = {}
         self._runs: dict[str, RunRow] = {}
         self._rows: dict[str, dict[int, Row]] = {}
+        self._ends: dict[str, list[int]] = {}  # by run, the numbers of the rows that say how it ended
         self._snapshots: dict[str, dict[int, Snapshot]] = {}
         self._blobs: dict[str, bytes] = {}
         self._holders: dict[str, set[_ContentLocation]] = {}  # by blob id, the contents that refer to it
@@ -97,6 +115,7 @@ class Memory(Store):
             if plan.rows:
                 self._rows[change.rows_of].update((row.seq, _copy_row(row)) for row in plan.rows)
                 for row in plan.rows:
+                    self._note_end(change.rows_of, row)
                     self._add_blobs(row.content, _ContentLocation(change.rows_of, row.seq))
             if change.snapshot is not None:
                 snapshots, seq = self._snapshots[change.snapshot.at.run], change.snapshot.at.seq
@@ -131,6 +150,7 @@ class Memory(Store):
         if row.seq != next(reversed(known)) + 1:
             return False
         known[row.seq] = _copy_row(row)
+        self._note_end(rows_of, row)
         content = row.content
         if content is not None and (content.is_encoded or content.extra_blobs):
             self._add_blobs(content, _ContentLocation(rows_of, row.seq))
@@ -162,6 +182,31 @@ class Memory(Store):
     def runs(self, thread: str) -> list[RunRow]:
         with self._lock:
             return [_copy_run(self._runs[run]) for run in self._references.runs_of(thread)]
+
+    def list_runs(self, query: RunQuery) -> list[ListedRun]:
+        with self._lock:
+            found = []
+            for name, thread in self._threads.items():
+                if query.thread is not None and name != query.thread:
+                    continue
+                heads = [thread.head] if query.last else [Point(run, -1) for run in self._references.runs_of(name)]
+                for head in heads:
+                    if head is not None and head.run in self._runs:
+                        last = head.seq if query.last else next(reversed(self._rows[head.run]), -1)
+                        found.append(self._listed(thread, self._runs[head.run], last))
+            chosen = nlargest(query.limit, [one for one in found if is_listed(one, query)], key=lambda one: one.place)
+            return [self._copied(one) for one in chosen]
+
+    def _listed(self, thread: ThreadRow, run: RunRow, last: int) -> ListedRun:
+        rows, ends = self._rows[run.id], self._ends.get(run.id, ())
+        marks = [rows[seq] for seq in ends if seq <= last and seq in rows]
+        first = [rows[seq] for seq in range(2) if seq in rows and seq not in ends]
+        return listed_run(thread, run, [*first, *marks])._replace(last=last)
+
+    def _copied(self, listed: ListedRun) -> ListedRun:
+        """A run of a list that shares nothing mutable with the store."""
+        thread = self.thread(listed.thread.name) or listed.thread
+        return listed._replace(thread=thread, run=_copy_run(listed.run), ends=tuple(map(_copy_row, listed.ends)))
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         with self._lock:
@@ -247,6 +292,10 @@ class Memory(Store):
             found.runs + plan.new_run + change.runs,
         )
 
+    def _note_end(self, run: str, row: Row) -> None:
+        if row.kind in ENDINGS:
+            self._ends.setdefault(run, []).append(row.seq)
+
     def _add_blobs(self, content: Content | None, place: _ContentLocation) -> None:
         if content is not None:
             self._blobs.update(content.blobs if content.is_encoded else content.extra_blobs)
@@ -308,6 +357,7 @@ class Memory(Store):
             for seq in list(self._snapshots[run]):  # a snapshot may be at a row that was never written
                 self._drop_snapshot(run, seq)
             del self._rows[run], self._snapshots[run]
+            self._ends.pop(run, None)
             self._references.remove_run(self._runs.pop(run))
         for run, first, last in gone.rows:
             rows += self._drop_rows(run, first, last)

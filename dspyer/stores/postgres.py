@@ -28,14 +28,42 @@ import psycopg
 from psycopg import sql
 
 from dspyer.errors import StoreError
-from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
-from dspyer.stores.columns import decode_content, decode_json, decode_owner, decode_point, decode_points, encode_json
+from dspyer.stores.base import (
+    ENDINGS,
+    NO_EPOCHS,
+    Change,
+    DeletionReport,
+    ListedRun,
+    Point,
+    Row,
+    RunQuery,
+    RunRow,
+    Snapshot,
+    Store,
+    ThreadRow,
+    start_of,
+)
+from dspyer.stores.columns import (
+    decode_content,
+    decode_json,
+    decode_owner,
+    decode_point,
+    decode_points,
+    decode_text,
+    encode_json,
+    encode_text,
+)
 from dspyer.stores.content import Content
+from dspyer.stores.postgres_lists import list_runs
 from dspyer.stores.postgres_server import (
+    LAST_ENDING,
+    MAX_SEQ,
     PATIENCE,
     Connection,
     ServerConnections,
     check_tables,
+    ending_column,
+    graph_column,
     prepare,
     split_address,
     with_schema,
@@ -132,6 +160,9 @@ class Postgres(Store):
 
     def runs(self, thread: str) -> list[RunRow]:
         return [decode_run(*columns) for columns in self._fetch(_RUNS, encode_text(thread))] if thread else []
+
+    def list_runs(self, query: RunQuery) -> list[ListedRun]:
+        return self._run(lambda connection: list_runs(connection, self._sql, query))
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         return [decode_row(*columns) for columns in self._fetch(_ROWS, run, first, last)]
@@ -235,15 +266,6 @@ def encode_content(content: Content | None, blobs: dict[str, bytes]) -> tuple[by
     return data, list(refs) or None
 
 
-def encode_text(text: str) -> bytes:
-    """Any text as bytes that sort as its code points do."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def decode_text(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
-
-
 def decode_row(seq: int, kind: str, head: bytes, data: bytes | None, refs: list[str] | None) -> Row:
     return Row(seq, kind, tuple(decode_json(head)), decode_content(data, refs or ()))
 
@@ -296,6 +318,9 @@ _APPEND = f"""
 _HOLD = f"UPDATE {{s}}.thread SET {_COLUMNS} WHERE name = %(thread)b AND fencing = %(epoch)s AND "
 _APPEND_ROWS = _APPEND.replace("%s", f"{_HOLD}{_FOLLOWS} RETURNING 1", 1)
 _APPEND_NOTHING = f"WITH held AS ({_HOLD} true RETURNING 1) SELECT count(*), {_DURABILITY} FROM held"
+# How the run ended, or that it was resumed: see `dspyer.stores.base.ListedRun`.
+_WRITE_ENDING = "UPDATE {s}.run SET ended = %(ended)b::bytea WHERE id = %(run)b"
+_APPEND_END = _APPEND_ROWS.replace(") SELECT", f"), ended AS ({_WRITE_ENDING} AND EXISTS (SELECT FROM held)) SELECT", 1)
 _APPEND_WITHOUT_THREAD = _APPEND.replace(
     "%s", f"SELECT 1 FROM {{s}}.run WHERE id = %(run)b AND {_FOLLOWS} FOR KEY SHARE OF run", 1
 )
@@ -310,7 +335,8 @@ _HOLD_BLOBS = "SELECT id FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR KEY SH
 _LAST = """
     SELECT coalesce((SELECT max(seq) FROM {s}.entry WHERE run = run.id), -1) FROM {s}.run AS run WHERE id = %b"""
 _ROWS_OF_RUN = "SELECT seq, kind, head, data, refs FROM {s}.entry WHERE run = %b AND seq >= %b AND seq <= %b"
-_INSERT_RUN = "INSERT INTO {s}.run (id, thread, parents, header) VALUES (%b, %b, %b, %b)"
+_INSERT_RUN = """
+    INSERT INTO {s}.run (id, thread, parents, header, started, graph) VALUES (%b, %b, %b, %b, %b::float8, %b::bytea)"""
 _INSERT_LINKS = "INSERT INTO {s}.link (parent, child) SELECT unnest(%b::text[]), %b ON CONFLICT DO NOTHING"
 # An update that changes nothing, not DO NOTHING: it locks a blob that another writer has just inserted, so that no
 # deletion can take it away before this transaction has committed its reference.
@@ -334,12 +360,14 @@ class PostgresChange(NamedTuple):
         snapshot: the bytes of its snapshot, and the ids of its blobs.
         values: the values of the statements, by name.
         is_append: whether one statement may be enough.
+        ends: whether one of the rows is the end of the run, or a resume after it.
     """
 
     rows: RowColumns
     snapshot: tuple[bytes, list[str] | None] | None
     values: dict[str, Any]
     is_append: bool
+    ends: bool
 
 
 class ChangeWriter:
@@ -348,6 +376,7 @@ class ChangeWriter:
     def __init__(self, statement: Callable[[str], sql.Composed]) -> None:
         self._sql = statement
         self._append_rows = statement(_APPEND_ROWS)
+        self._append_end = statement(_APPEND_END)
         self._append_nothing = statement(_APPEND_NOTHING)
         self._append_without_thread = statement(_APPEND_WITHOUT_THREAD)
 
@@ -357,6 +386,7 @@ class ChangeWriter:
                 f"the thread's name has more than {MAX_NAME} bytes, which PostgreSQL cannot index: use a shorter one"
             )
         rows = encode_rows(change.rows)
+        last = next((row for row in reversed(change.rows) if row.kind in ENDINGS), None)
         snapshot = None
         if change.snapshot is not None:
             data, refs = encode_content(change.snapshot.content, rows.blobs)
@@ -376,10 +406,12 @@ class ChangeWriter:
             "flush": change.flush or new_epoch or not change.epoch,
             "run": change.rows_of,
             "first": rows.seqs[0] if rows.seqs else 0,
+            "ended": None if last is None else ending_column(last.kind, encode_json(last.header)),
             **rows._asdict(),
         }
         del values["blobs"]
-        return PostgresChange(rows, snapshot, values, not new_epoch and _is_append(change) and not rows.blobs)
+        is_append = not new_epoch and _is_append(change) and not rows.blobs and (last is None or bool(change.thread))
+        return PostgresChange(rows, snapshot, values, is_append, last is not None)
 
     def write(self, connection: Connection, change: Change, encoded: PostgresChange) -> int:
         """Write what is new of a change; return the epoch of its thread afterwards."""
@@ -391,7 +423,9 @@ class ChangeWriter:
     def _append(self, connection: Connection, change: Change, encoded: PostgresChange) -> bool:
         """Append with one statement; False, and nothing is written, on any conflict."""
         statement = self._append_rows if change.rows else self._append_nothing
-        if not change.thread:
+        if encoded.ends:
+            statement = self._append_end
+        elif not change.thread:
             statement = self._append_without_thread
         try:
             found = connection.execute(statement, encoded.values).fetchone()
@@ -411,7 +445,7 @@ class ChangeWriter:
         if plan.new_run and change.run is not None:
             run = change.run
             columns = run.id, encode_text(run.thread), encode_json(run.parents), encode_json(dict(run.header))
-            execute(_INSERT_RUN, columns)
+            execute(_INSERT_RUN, (*columns, start_of(run, change.rows), graph_column(run)))
             if run.parents:
                 execute(_INSERT_LINKS, (sorted({parent.run for parent in run.parents}), run.id))
             held.add(run.id)
@@ -464,6 +498,8 @@ class ChangeWriter:
             stored = len(change.rows) - len(plan.rows)
             values = {name: column[stored:] for name, column in rows._asdict().items() if name != "blobs"}
             execute(_INSERT_ROWS, {**values, "run": change.rows_of})
+            if encoded.ends and any(row.kind in ENDINGS for row in plan.rows):
+                execute(_WRITE_ENDING, encoded.values)
         if snapshot is not None and change.snapshot is not None:
             before = execute(_SNAPSHOT_BEFORE, change.snapshot.at)
             execute(_INSERT_SNAPSHOT, (*change.snapshot.at, *snapshot))
@@ -569,7 +605,6 @@ _DELETE_BLOBS = """
     DELETE FROM {s}.blob WHERE id = ANY(%b)
     AND NOT EXISTS (SELECT FROM {s}.entry WHERE refs @> ARRAY[blob.id] AND refs IS NOT NULL)
     AND NOT EXISTS (SELECT FROM {s}.snapshot WHERE refs @> ARRAY[blob.id] AND refs IS NOT NULL)"""
-_MAX_SEQ = 2**63 - 1
 
 
 def delete_threads(
@@ -643,13 +678,16 @@ def _subgraph(execute: Execute, names: Collection[str]) -> Subgraph:
 
 
 def _delete(execute: Execute, plan: DeletionPlan) -> DeletionReport:
-    spans = [(run, 0, _MAX_SEQ) for run in plan.runs] + [tuple(span) for span in plan.rows]
+    spans = [(run, 0, MAX_SEQ) for run in plan.runs] + [tuple(span) for span in plan.rows]
     columns = [list(column) for column in zip(*spans, strict=True)]
     rows = execute(_DELETE_ROWS, columns) if spans else []
     snapshots = execute(_DELETE_SNAPSHOTS, columns) if spans else []
     if plan.runs:
         execute(_DELETE_RUNS, [list(plan.runs)])
         execute(_DELETE_LINKS, [list(plan.runs)])
+    for run in {span.run for span in plan.rows}:  # the end of a run may be among the deleted rows
+        ended = next((ending_column(*mark) for mark in execute(LAST_ENDING, (run, MAX_SEQ))), None)
+        execute(_WRITE_ENDING, {"ended": ended, "run": run})
     if plan.orphans:
         execute(_CLEAR_THREAD, [list(plan.orphans)])
     if plan.threads:

@@ -21,6 +21,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from dspyer.errors import StoreError
+from dspyer.stores.base import COMMIT, END, Row, RunRow, ending_of, start_of
+from dspyer.stores.columns import decode_json, encode_text
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 T = TypeVar("T")
@@ -215,7 +217,49 @@ def _join_address(scheme: str, host: str, path: str, options: list[str]) -> str:
 
 # --- tables and their versions
 
-MIGRATIONS: list[str] = [
+Migration = str | Callable[[Connection, str], None]
+"""A statement in which `{s}` is the schema, or a function of a connection and the schema."""
+
+
+def add_lists(connection: Connection, schema: str) -> None:
+    """Add what lists of runs are ordered and chosen by: start, graph, and how the run ended (null if it has not)."""
+
+    def execute(statement: str, *values: Any) -> psycopg.Cursor[tuple[Any, ...]]:
+        return connection.execute(sql.SQL(statement).format(s=sql.Identifier(schema)), values, binary=True)
+
+    for column in ("started float8 NOT NULL DEFAULT 0", "graph bytea", "ended bytea"):
+        execute(f"ALTER TABLE {{s}}.run ADD COLUMN {column}")
+    for run_id, header in execute("SELECT id, header FROM {s}.run").fetchall():
+        run = RunRow(run_id, "", (), decode_json(header))
+        first = execute("SELECT head FROM {s}.entry WHERE run = %b AND kind = 'commit' ORDER BY seq LIMIT 1", run_id)
+        rows = [Row(0, COMMIT, tuple(decode_json(head))) for (head,) in first]
+        marks = execute(LAST_ENDING, run_id, MAX_SEQ).fetchall()
+        columns = start_of(run, rows), graph_column(run), next((ending_column(*mark) for mark in marks), None)
+        execute("UPDATE {s}.run SET started = %b, graph = %b, ended = %b WHERE id = %b", *columns, run_id)
+    execute("CREATE INDEX run_started ON {s}.run (started, id)")
+    execute("CREATE INDEX run_ended ON {s}.run (ended, started, id)")
+    execute("CREATE INDEX entry_end ON {s}.entry (run, seq) WHERE kind = 'end'")
+
+
+LAST_ENDING = """
+    SELECT kind, head FROM {s}.entry WHERE run = %b AND seq <= %b AND kind IN ('end', 'resume')
+    ORDER BY seq DESC LIMIT 1"""
+
+MAX_SEQ = 2**63 - 1
+
+
+def ending_column(kind: str, head: bytes) -> bytes | None:
+    """How a run ended, by its last row of the kind END or RESUME, as a column; None if it has not ended."""
+    return (encode_text(ending_of(Row(0, kind, tuple(decode_json(head))))) or None) if kind == END else None
+
+
+def graph_column(run: RunRow) -> bytes | None:
+    """The name of the graph of a run, as a column."""
+    name = run.header.get("graph")
+    return encode_text(name) if isinstance(name, str) else None
+
+
+MIGRATIONS: list[Migration] = [
     """
     CREATE TABLE {s}.thread (
         name bytea PRIMARY KEY,
@@ -275,6 +319,7 @@ MIGRATIONS: list[str] = [
     INSERT INTO {s}.link SELECT DISTINCT parent ->> 0, id
         FROM {s}.run, json_array_elements(convert_from(parents, 'UTF8')::json) AS parent;
     """,
+    add_lists,
 ]
 """By n, what turns tables of version n into those of version n + 1. Released steps are never changed."""
 
@@ -300,7 +345,11 @@ def prepare(connection: Connection, schema: str) -> None:
             table = "CREATE TABLE {s}.version (number int PRIMARY KEY, since timestamptz DEFAULT clock_timestamp())"
             connection.execute(sql.SQL(table).format(**names))
         for number in range(version, len(MIGRATIONS)):
-            connection.execute(sql.SQL(MIGRATIONS[number]).format(**names))
+            step = MIGRATIONS[number]
+            if isinstance(step, str):
+                connection.execute(sql.SQL(step).format(**names))
+            else:
+                step(connection, schema)
             connection.execute(sql.SQL("INSERT INTO {s}.version (number) VALUES (%s)").format(**names), [number + 1])
 
 

@@ -10,12 +10,26 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, Store, ThreadRow
+from dspyer.stores.base import (
+    ENDINGS,
+    NO_EPOCHS,
+    Change,
+    DeletionReport,
+    ListedRun,
+    Point,
+    Row,
+    RunQuery,
+    RunRow,
+    Snapshot,
+    Store,
+    ThreadRow,
+    start_of,
+)
 from dspyer.stores.columns import decode_content, decode_json, decode_owner, decode_point, decode_points, encode_json
 from dspyer.stores.content import Content
 from dspyer.stores.reachability import (
@@ -26,18 +40,21 @@ from dspyer.stores.reachability import (
     plan_deletion,
     relevant_subgraph,
 )
-from dspyer.stores.sqlite_file import (
+from dspyer.stores.sqlite_file import ConnectionOpener, FileConnections
+from dspyer.stores.sqlite_lists import list_runs
+from dspyer.stores.sqlite_reading import ReadOnlyFile
+from dspyer.stores.sqlite_tables import (
     MASK,
     SHIFT,
-    ConnectionOpener,
-    FileConnections,
+    ending_column,
+    ending_in,
+    graph_of,
     location,
     pack_id,
     pack_refs,
     unpack_id,
     unpack_refs,
 )
-from dspyer.stores.sqlite_reading import ReadOnlyFile
 from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, plan_write
 
 PATIENCE = 15.0
@@ -124,6 +141,15 @@ class SQLite(Store):
     def runs(self, thread: str) -> list[RunRow]:
         return self._connections.read(lambda connection: read_runs(connection, thread))
 
+    def list_runs(self, query: RunQuery) -> list[ListedRun]:
+        def read(connection: sqlite3.Connection) -> list[ListedRun] | None:
+            if isinstance(self._connections, ReadOnlyFile) and not self._connections.is_current:
+                return None  # its tables lack the columns
+            return list_runs(connection, query, self._clock())
+
+        found = self._connections.read(read)
+        return super().list_runs(query) if found is None else found
+
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         return self._connections.read(lambda connection: read_rows(connection, run, first, last))
 
@@ -191,26 +217,30 @@ class SQLiteChange(NamedTuple):
         snapshot: its content and refs.
         blobs: ids and bytes.
         size: bytes of all contents.
+        ends: whether one of the rows is the end of the run, or a resume after it.
     """
 
     rows: dict[int, EncodedRow]
     snapshot: tuple[bytes, Refs] | None
     blobs: list[tuple[bytes | str, bytes]]
     size: int
+    ends: bool
 
 
 def encode_change(change: Change) -> SQLiteChange:
     rows: dict[int, EncodedRow] = {}
     blobs: list[tuple[bytes | str, bytes]] = []
     size = 0
+    ends = False
     for row in change.rows:
+        ends = ends or row.kind in ENDINGS
         data, refs = (None, None) if row.content is None else _encode_content(row.content, blobs)
         kind = "" if row.kind == COMMON_KIND else row.kind
         rows[row.seq] = (kind, encode_json(row.header) if row.header else None, data, refs)
         size += len(data or b"")
     snapshot = None if change.snapshot is None else _encode_content(change.snapshot.content, blobs)
     size += len(snapshot[0]) if snapshot else 0
-    return SQLiteChange(rows, snapshot, blobs, size + sum(len(blob) for _, blob in blobs))
+    return SQLiteChange(rows, snapshot, blobs, size + sum(len(blob) for _, blob in blobs), ends)
 
 
 def _encode_content(content: Content, blobs: list[tuple[bytes | str, bytes]]) -> tuple[bytes, Refs]:
@@ -231,13 +261,15 @@ def write(connection: sqlite3.Connection, change: Change, encoded: SQLiteChange,
     if plan is None:
         return current.thread.epoch if current.thread is not None else 0
     if plan.new_run and change.run is not None:
-        new_key = _insert_run(connection, change.run)
+        new_key = _insert_run(connection, change.run, start_of(change.run, change.rows))
         key = new_key if change.run.id == change.rows_of else key
     if encoded.blobs:
         connection.executemany(_INSERT_BLOBS, encoded.blobs)
     if key is not None:
         for row in plan.rows:
             _insert_row(connection, key << SHIFT | row.seq, encoded.rows[row.seq])
+        if encoded.ends:
+            _write_ending(connection, key, plan.rows)
     if change.snapshot is not None and encoded.snapshot is not None:
         at = change.snapshot.at
         _insert_snapshot(connection, _key(connection, at.run) << SHIFT | at.seq, *encoded.snapshot)
@@ -271,6 +303,8 @@ def _append(connection: sqlite3.Connection, change: Change, encoded: SQLiteChang
     for row in rows:
         _insert_row(connection, row_id, encoded.rows[row.seq])
         row_id += 1
+    if encoded.ends:
+        _write_ending(connection, key, rows)
     if head_run == key:  # naming `head_run` would write its index too, even with the same value
         connection.execute("UPDATE thread SET head_seq = ? WHERE name = ?", (head.seq, name))
     else:
@@ -296,13 +330,21 @@ def _current_rows(connection: sqlite3.Connection, change: Change, last: int | No
     return CurrentRows(thread, run, last, read_rows(connection, change.rows_of, first, end), max_deleted_epoch)
 
 
-def _insert_run(connection: sqlite3.Connection, run: RunRow) -> int | None:
+def _insert_run(connection: sqlite3.Connection, run: RunRow, started: float) -> int | None:
     parents = encode_json(run.parents) if run.parents else None
-    columns = pack_id(run.id), run.thread or None, parents, encode_json(dict(run.header))
-    key = connection.execute("INSERT INTO run (id, thread, parents, header) VALUES (?, ?, ?, ?)", columns).lastrowid
+    columns = pack_id(run.id), run.thread or None, parents, encode_json(dict(run.header)), started, graph_of(run)
+    statement = "INSERT INTO run (id, thread, parents, header, started, graph) VALUES (?, ?, ?, ?, ?, ?)"
+    key = connection.execute(statement, columns).lastrowid
     for parent in run.parents:
         connection.execute("INSERT OR IGNORE INTO link VALUES (?, ?)", (pack_id(parent.run), key))
     return key
+
+
+def _write_ending(connection: sqlite3.Connection, key: int, rows: Sequence[Row]) -> None:
+    """Write how the run ended into its columns, if the rows say so."""
+    last = next((row for row in reversed(rows) if row.kind in ENDINGS), None)
+    if last is not None:
+        connection.execute("UPDATE run SET ended = ? WHERE key = ?", (ending_column(last), key))
 
 
 def _insert_row(connection: sqlite3.Connection, row_id: int, columns: EncodedRow) -> None:
@@ -481,6 +523,8 @@ def delete_planned(connection: sqlite3.Connection, names: Collection[str], plan_
     spans += [((keys[span.run] << SHIFT) + span.first, (keys[span.run] << SHIFT) + span.last) for span in plan.rows]
     links = [(pack_id(parent.run), keys[run]) for run in plan.runs for parent in runs[run].parents]
     rows = _delete_spans(connection, spans)
+    for run in {span.run for span in plan.rows}:  # the end of a run may be among the deleted rows
+        connection.execute("UPDATE run SET ended = ? WHERE key = ?", (ending_in(connection, keys[run]), keys[run]))
     connection.executemany("DELETE FROM link WHERE parent = ? AND child = ?", links)
     connection.executemany("DELETE FROM run WHERE key = ?", [(keys[run],) for run in plan.runs])
     connection.executemany("UPDATE run SET thread = NULL WHERE key = ?", [(keys[run],) for run in plan.orphans])

@@ -18,7 +18,8 @@ from threading import RLock
 from typing import NoReturn, TypeVar
 
 from dspyer.errors import StoreError
-from dspyer.stores.sqlite_file import APPLICATION, StoreClosedError, application_and_version, check_version, is_busy
+from dspyer.stores.sqlite_file import StoreClosedError, is_busy
+from dspyer.stores.sqlite_tables import APPLICATION, MIGRATIONS, application_and_version, check_version
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -37,11 +38,18 @@ OLDER: dict[int, str] = {
 
 
 class ReadOnlyFile:
-    """The connection of this process to a file that it only reads. Its methods are those of `FileConnections`."""
+    """The connection of this process to a file that it only reads. Its methods are those of `FileConnections`.
+
+    Attributes:
+        path: the file.
+        closed: whether `close` was called.
+        is_current: whether the tables are of the current version; known after the first read.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.closed = False
+        self.is_current = False
         self._lock = RLock()
         self._connection: sqlite3.Connection | None = None
         self._facts: FileFacts | None = None
@@ -115,6 +123,7 @@ class ReadOnlyFile:
         if application != APPLICATION:
             raise StoreError(f"{str(self.path)!r} is no store of dspyer: name the file of a store")
         check_version(self.path, version)
+        self.is_current = version == len(MIGRATIONS)
         for older, view in OLDER.items():
             if version <= older:
                 connection.execute(view)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store
 from dspyer.stores.content import Content, blob_id
+from dspyer.testing.store_lists import check_lists
 from dspyer.testing.store_processes import (
     PROCESSES,
     ROUNDS,
@@ -156,6 +157,10 @@ class StoreConformance:
                 for stored in (reader.rows("r", seq, seq)[0].content, found.content):
                     assert stored is not None
                     self._check(name, value, stored, reader)
+
+    def test_lists_of_runs(self, store: Store) -> None:
+        """Runs are listed newest first with how they ended, and each is on one page."""
+        check_lists(store)
 
     def test_row_ranges_include_both_ends(self, store: Store) -> None:
         """The bounds of a range may lie outside the run."""

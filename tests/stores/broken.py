@@ -7,7 +7,18 @@ from threading import Barrier, Event
 from typing import Any
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Point, Row, RunRow, Snapshot, ThreadRow
+from dspyer.stores.base import (
+    NO_EPOCHS,
+    Change,
+    DeletionReport,
+    ListedRun,
+    Point,
+    Row,
+    RunQuery,
+    RunRow,
+    Snapshot,
+    ThreadRow,
+)
 from dspyer.stores.content import Content
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
@@ -298,3 +309,17 @@ class WritesAndReturnsFalse(Memory):
     def write_now(self, change: Change) -> bool:
         self.write(change)
         return False
+
+
+class ListsResumedRunsAsEnded(Memory):
+    def list_runs(self, query: RunQuery) -> list[ListedRun]:
+        found = super().list_runs(query)
+        return [one._replace(status=str(one.ends[-1].header[0])) if one.ends else one for one in found]
+
+
+class ForgetsWhereAPageEnded(Memory):
+    """Runs that were started at the same time as the last one of a page are on no page."""
+
+    def list_runs(self, query: RunQuery) -> list[ListedRun]:
+        until = query.until if query.after is None else query.after.started
+        return super().list_runs(query._replace(after=None, until=until))

@@ -77,6 +77,8 @@ BROKEN: list[tuple[type[Memory], str]] = [
     (broken.OmitsTheLastRow, "test_row_ranges_include_both_ends"),
     (broken.FindsLaterSnapshots, "test_the_latest_snapshot_before_a_row_is_found"),
     (broken.DropsSnapshotsAtRoots, "test_the_latest_snapshot_before_a_row_is_found"),
+    (broken.ListsResumedRunsAsEnded, "test_lists_of_runs"),
+    (broken.ForgetsWhereAPageEnded, "test_lists_of_runs"),
     (broken.KeepsOwners, "test_leases_are_renewed_expire_and_are_released"),
     (broken.LeasesForEver, "test_leases_are_renewed_expire_and_are_released"),
     (broken.DeletesRowsOfCopies, "test_rows_that_a_copy_reaches_are_kept"),

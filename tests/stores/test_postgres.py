@@ -25,6 +25,7 @@ from dspyer.stores.base import Change, Point, Snapshot
 from dspyer.stores.postgres import Postgres
 from dspyer.stores.postgres_server import split_address
 from dspyer.testing.store_samples import BLOB, append, begin, content, copy_thread, dump, owner, row, rows
+from tests.stores.older_versions import V1_POSTGRES
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
 
 
@@ -368,12 +369,6 @@ def test_concurrent_threads_create_the_tables_once(postgres: str) -> None:
         store.close()
 
 
-V1 = """
-    ALTER TABLE {s}.thread RENAME COLUMN fencing TO epoch; DROP INDEX {s}.thread_head; DROP TABLE {s}.link;
-    DROP TABLE {s}.fence; DELETE FROM {s}.version WHERE number = 2
-"""
-
-
 def test_tables_of_version_1_are_migrated(postgres: str) -> None:
     """References are recorded, and new epochs are above the existing ones."""
     with Postgres(postgres) as store:
@@ -382,7 +377,7 @@ def test_tables_of_version_1_are_migrated(postgres: str) -> None:
         store.write(begin("u", "s", 1, Point("r", 0)))
         before = dump(store)
     schema = sql.Identifier(split_address(postgres)[2] or "")
-    for statement in V1.split(";"):
+    for statement in V1_POSTGRES.split(";"):
         _execute(postgres, sql.SQL(statement).format(s=schema))
     with Postgres(postgres) as store:
         assert dump(store) == before
@@ -438,7 +433,12 @@ def test_older_tables_are_migrated_once(postgres: str, store: Postgres, monkeypa
         other.close()
     schema = sql.Identifier(split_address(postgres)[2] or "")
     assert _execute(postgres, sql.SQL("SELECT note FROM {}.thread").format(schema)) == [("new",)]
-    assert _execute(postgres, sql.SQL("SELECT number FROM {}.version ORDER BY 1").format(schema)) == [(1,), (2,), (3,)]
+    assert _execute(postgres, sql.SQL("SELECT number FROM {}.version ORDER BY 1").format(schema)) == [
+        (1,),
+        (2,),
+        (3,),
+        (4,),
+    ]
 
 
 def test_tables_of_a_later_version_are_refused(postgres: str, store: Postgres) -> None:

@@ -17,7 +17,7 @@ import pytest
 from dspyer.errors import ConcurrentRunError, StoreError
 from dspyer.persistence.leases import LEASE
 from dspyer.stores import postgres_server as postgres_connections
-from dspyer.stores import sqlite_file
+from dspyer.stores import sqlite_file, sqlite_tables
 from dspyer.stores import sqlite_file as sqlite_connections
 from dspyer.stores.base import Change, Point
 from dspyer.stores.content import blob_id
@@ -25,6 +25,7 @@ from dspyer.stores.sqlite import PATIENCE, SQLite
 from dspyer.stores.sqlite_file import FileConnections, checkpoint
 from dspyer.testing.store_samples import BLOB, dump
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
+from tests.stores.older_versions import V1
 
 
 @pytest.fixture
@@ -468,12 +469,6 @@ def test_an_empty_file_becomes_a_store(path: Path) -> None:
         begin(store, "t", "r", 1)
 
 
-V1 = """
-    ALTER TABLE thread RENAME COLUMN fencing TO epoch; DROP INDEX thread_head; DROP TABLE link; DROP TABLE ref;
-    DROP TABLE fence; CREATE INDEX entry_refs ON entry (refs) WHERE refs IS NOT NULL; PRAGMA user_version=1
-"""
-
-
 def test_a_file_of_version_1_is_migrated(path: Path) -> None:
     """References are recorded, and new epochs are above the existing ones."""
     with SQLite(path) as store:
@@ -507,8 +502,8 @@ def test_a_program_of_version_1_cannot_write_a_migrated_file(path: Path) -> None
 def test_new_migrations_are_applied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with SQLite(path) as store:
         begin(store, "t", "r", 1)
-    steps = (*sqlite_file.MIGRATIONS, lambda connection: connection.execute("ALTER TABLE run ADD COLUMN note TEXT"))
-    monkeypatch.setattr(sqlite_file, "MIGRATIONS", steps)
+    steps = (*sqlite_tables.MIGRATIONS, lambda connection: connection.execute("ALTER TABLE run ADD COLUMN note TEXT"))
+    monkeypatch.setattr(sqlite_tables, "MIGRATIONS", steps)
     with SQLite(path) as store:
         assert store.threads() == ["t"]
         columns = connections(store).read(lambda connection: connection.execute("PRAGMA table_info(run)").fetchall())
@@ -524,7 +519,7 @@ def test_a_failed_migration_is_rolled_back(path: Path, monkeypatch: pytest.Monke
         raise RuntimeError("half way")
 
     with monkeypatch.context() as patched:
-        patched.setattr(sqlite_file, "MIGRATIONS", (*sqlite_file.MIGRATIONS, fail))
+        patched.setattr(sqlite_tables, "MIGRATIONS", (*sqlite_tables.MIGRATIONS, fail))
         with pytest.raises(RuntimeError):
             SQLite(path).threads()
     with SQLite(path) as store:
@@ -567,16 +562,16 @@ def test_the_file_is_small(path: Path) -> None:
 def test_two_processes_create_the_file_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sqlite3.connect(path).execute("PRAGMA journal_mode=WAL").connection.close()
     assert path.stat().st_size
-    marks = sqlite_file.application_and_version
+    marks = sqlite_tables.application_and_version
 
     def slow(connection: sqlite3.Connection) -> tuple[int, int]:
-        monkeypatch.setattr(sqlite_file, "application_and_version", marks)
+        monkeypatch.setattr(sqlite_tables, "application_and_version", marks)
         found = marks(connection)
         with SQLite(path) as other:
             begin(other, "t", "r", 1)
         return found
 
-    monkeypatch.setattr(sqlite_file, "application_and_version", slow)
+    monkeypatch.setattr(sqlite_tables, "application_and_version", slow)
     with SQLite(path) as store:
         assert store.threads() == ["t"]
 

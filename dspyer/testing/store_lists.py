@@ -1,0 +1,159 @@
+"""What a store promises of its lists of runs: `check_lists` is called by `StoreConformance`."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from dspyer.stores.base import Change, ListedRun, Point, Row, RunPlace, RunQuery, RunRow, Store
+from dspyer.testing.store_samples import content, owner
+
+Written = tuple[str, tuple[Any, ...]]
+"""Kind and header of a row."""
+
+ENDED: Written = ("end", ("failed", None, {"lm": {"prompt_tokens": 7}}))
+RESUMED: Written = ("resume", (1, []))
+COMMITTED: Written = ("commit", ("node", 1))
+
+# By run: its thread, when it was started, its graph, and its rows. Two runs were started at the same time.
+RUNS: dict[str, tuple[str, float, str | None, list[Written]]] = {
+    "1": ("b", 1_000.5, "One", [COMMITTED, ENDED]),
+    "2": ("a", 2_000.0, "One", [COMMITTED, ENDED, RESUMED]),
+    "3": ("a", 2_000.0, "Two", [COMMITTED, ENDED, RESUMED, COMMITTED, ("end", ("completed",))]),
+    "4": ("a", 3_000.0, "Two", [COMMITTED]),
+    "5": ("c\x01é", 500.0, "Two", []),
+    "6": ("b", 4_000.0, None, [COMMITTED, ("end", ("stopped",))]),
+}
+
+
+def write_runs(store: Store) -> None:
+    """Write the runs, row by row: a run may end in a write of its own, and be resumed in another."""
+    epochs: dict[str, int] = {}
+    for name, (thread, started, graph, rows) in RUNS.items():
+        header = {"started": started} if graph is None else {"started": started, "graph": graph}
+        begun = Change(thread, epochs.get(thread, 0), run=RunRow(name, thread, (), header))
+        epochs[thread] = epoch = store.write(begun)
+        for seq, (kind, head) in enumerate(rows):
+            row = Row(seq, kind, head, content([name, seq]))
+            change = Change(thread, epoch, rows_of=name, rows=[row], head=Point(name, seq))
+            store.write(change)
+            store.write(change)  # a caller repeats a write whose answer was lost
+    # Copies: of the end of a run, of a place before it, and of a place where it had failed and was not resumed yet.
+    for thread, at in (("copy", Point("3", 4)), ("part", Point("3", 3)), ("failed part", Point("3", 1))):
+        store.write(Change(thread, head=at))
+    store.write(
+        Change(
+            "owned",
+            run=RunRow("7", "owned", (), {"started": 9_000.0}),
+            rows_of="7",
+            rows=[Row(0, "end", ("interrupted",))],
+            head=Point("7", 0),
+        )
+    )  # the end is written with the run
+    epoch = store.write(Change("owned", 1, 2, owner=owner(), lease=60.0))
+    store.write(Change("owned", epoch, rows_of="7", rows=[Row(1, *RESUMED)], head=Point("7", 1)))
+
+
+def listed(store: Store, query: RunQuery) -> list[tuple[str, str, str, int, list[int]]]:
+    """What a list has of each run: thread, run, status, its last row, and its ends."""
+    return [
+        (one.thread.name, one.run.id, one.status, one.last, [row.seq for row in one.ends])
+        for one in store.list_runs(query)
+    ]
+
+
+def check_lists(store: Store) -> None:
+    """Check the lists of a store that is empty."""
+    assert store.list_runs(RunQuery()) == store.list_runs(RunQuery(last=True)) == []
+    write_runs(store)
+    assert listed(store, RunQuery()) == [
+        ("owned", "7", "", 1, [0]),
+        ("b", "6", "stopped", 1, [1]),
+        ("a", "4", "", 0, []),
+        ("a", "3", "completed", 4, [1, 4]),
+        ("a", "2", "", 2, [1]),
+        ("b", "1", "failed", 1, [1]),
+        ("c\x01é", "5", "", -1, []),
+    ]
+    assert listed(store, RunQuery(last=True)) == [
+        ("owned", "7", "", 1, [0]),
+        ("b", "6", "stopped", 1, [1]),
+        ("a", "4", "", 0, []),
+        ("part", "3", "", 3, [1]),
+        ("failed part", "3", "failed", 1, [1]),
+        ("copy", "3", "completed", 4, [1, 4]),
+    ]
+    (owned,) = store.list_runs(RunQuery("owned"))
+    assert (owned.thread.owner, owned.thread.head) == (owner(), Point("7", 1))
+    assert 0 < owned.thread.lease <= 60
+    (whole,) = store.list_runs(RunQuery("b", "One"))
+    assert (whole.run, whole.started) == (store.run("1"), 1_000.5)
+    assert [row._replace(content=None) for row in whole.ends] == [Row(1, *ENDED)]
+    assert all(row.content is not None and row.content.value(store.blobs) == ["1", 1] for row in whole.ends)
+    check_queries(store)
+    check_pages(store)
+    # What a deletion takes away is in no list; the end of a run may be among it.
+    store.delete(["b"])
+    assert not store.list_runs(RunQuery("b"))
+    store.write(Change("a", 1, root=Point("3", 4)))
+    epoch = store.write(
+        Change(
+            "tail",
+            run=RunRow("8", "tail", (), {"started": 1.0}),
+            rows_of="8",
+            rows=[Row(0, *COMMITTED), Row(1, *ENDED)],
+            head=Point("8", 0),
+        )
+    )
+    assert listed(store, RunQuery("tail")) == [("tail", "8", "failed", 1, [1])]
+    store.write(
+        Change(
+            "tail",
+            epoch,
+            run=RunRow("9", "tail", (Point("8", 0),), {"started": 2.0}),
+            rows_of="9",
+            rows=[Row(0, *ENDED)],
+            head=Point("9", 0),
+        )
+    )
+    store.delete_unreachable("tail")
+    assert listed(store, RunQuery("tail")) == [("tail", "9", "failed", 0, [0]), ("tail", "8", "", 0, [])]
+
+
+def check_queries(store: Store) -> None:
+    """Check that each query is answered as `Store.list_runs` does, which reads all rows."""
+    for thread, graph, statuses, since, until, last in product(
+        (None, "a", "missing"),
+        (None, "Two", "missing"),
+        (None, frozenset(["failed"]), frozenset([""]), frozenset(["", "completed"]), frozenset[str]()),
+        (None, 2_000.0),
+        (None, 2_000.0, 3_000.5),
+        (False, True),
+    ):
+        query = RunQuery(thread, graph, statuses, since, until, last=last)
+        assert listed(store, query) == listed_slowly(store, query), query
+
+
+def listed_slowly(store: Store, query: RunQuery) -> list[tuple[str, str, str, int, list[int]]]:
+    """What `Store.list_runs` answers."""
+    found = Store.list_runs(store, query)
+    return [(one.thread.name, one.run.id, one.status, one.last, [row.seq for row in one.ends]) for one in found]
+
+
+def check_pages(store: Store) -> None:
+    """Check that pages of any length are the whole list, also if a run is added between two of them."""
+    for last in (False, True):
+        whole = store.list_runs(RunQuery(last=last))
+        for limit in (1, 2, 100):
+            pages: list[ListedRun] = []
+            after: RunPlace | None = None
+            while page := store.list_runs(RunQuery(after=after, limit=limit, last=last)):
+                assert len(page) <= limit
+                pages += page
+                after = page[-1].place
+            assert [one.place for one in pages] == [one.place for one in whole]
+    first = store.list_runs(RunQuery(limit=2))
+    store.write(Change("new", run=RunRow("91", "new", (), {"started": 10_000.0})))
+    rest = store.list_runs(RunQuery(after=first[-1].place))
+    assert [one.run.id for one in (*first, *rest)] == ["7", "6", "4", "3", "2", "1", "5"]
+    store.delete(["new"])
