@@ -236,8 +236,7 @@ def add_lists(connection: Connection, schema: str) -> None:
         marks = execute(LAST_ENDING, run_id, MAX_SEQ).fetchall()
         columns = start_of(run, rows), graph_column(run), next((ending_column(*mark) for mark in marks), None)
         execute("UPDATE {s}.run SET started = %b, graph = %b, ended = %b WHERE id = %b", *columns, run_id)
-    execute("CREATE INDEX run_started ON {s}.run (started, id)")
-    execute("CREATE INDEX run_ended ON {s}.run (ended, started, id)")
+    execute("CREATE INDEX run_started ON {s}.run (started, id, ended)")
     execute("CREATE INDEX entry_end ON {s}.entry (run, seq) WHERE kind = 'end'")
 
 

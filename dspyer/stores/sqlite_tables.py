@@ -82,8 +82,7 @@ def _add_lists(connection: sqlite3.Connection) -> None:
         columns.append((start_of(run, rows), graph_of(run), ending_in(connection, key), key))
     connection.executemany("UPDATE run SET started = ?, graph = ?, ended = ? WHERE key = ?", columns)
     for statement in (
-        "CREATE INDEX run_started ON run (started, id)",
-        "CREATE INDEX run_ended ON run (ended, started, id)",
+        "CREATE INDEX run_started ON run (started, id, ended)",
         "CREATE INDEX entry_end ON entry (id) WHERE kind = 'end'",
     ):
         connection.execute(statement)

@@ -7,7 +7,7 @@ import sqlite3
 from pathlib import Path
 
 V2 = """
-    DROP INDEX run_started; DROP INDEX run_ended; DROP INDEX entry_end; ALTER TABLE run DROP COLUMN started;
+    DROP INDEX run_started; DROP INDEX entry_end; ALTER TABLE run DROP COLUMN started;
     ALTER TABLE run DROP COLUMN graph; ALTER TABLE run DROP COLUMN ended; PRAGMA user_version=2
 """
 V1 = f"""{V2};
@@ -15,7 +15,7 @@ V1 = f"""{V2};
     DROP TABLE fence; CREATE INDEX entry_refs ON entry (refs) WHERE refs IS NOT NULL; PRAGMA user_version=1
 """
 V2_POSTGRES = """
-    DROP INDEX {s}.run_started; DROP INDEX {s}.run_ended; DROP INDEX {s}.entry_end;
+    DROP INDEX {s}.run_started; DROP INDEX {s}.entry_end;
     ALTER TABLE {s}.run DROP COLUMN started, DROP COLUMN graph, DROP COLUMN ended;
     DELETE FROM {s}.version WHERE number = 3
 """
@@ -32,7 +32,7 @@ def make_old(path: Path, script: str = V2) -> None:
         old = {name: value for name, value in json.loads(header).items() if name not in ("started", "drawing")}
         connection.execute("UPDATE run SET header = ? WHERE key = ?", (json.dumps(old).encode(), key))
     for row_id, head in connection.execute("SELECT id, head FROM entry WHERE kind = 'end'").fetchall():
-        status, digest, usage, *_ = (*json.loads(head), None, None)
+        status, digest, usage = json.loads(head)[:3]
         old_head = [status, digest, usage] if usage else [status, digest] if digest else [status]
         connection.execute("UPDATE entry SET head = ? WHERE id = ?", (json.dumps(old_head).encode(), row_id))
     connection.commit()
