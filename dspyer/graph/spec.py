@@ -11,7 +11,7 @@ import dspy
 from dspyer.budget import Budget
 from dspyer.display.graph_mermaid import draw_mermaid
 from dspyer.display.graph_picture import GraphPicture
-from dspyer.display.graph_svg import draw_svg
+from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
 from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
 from dspyer.graph.declarations import check_redacted_fields
@@ -212,6 +212,10 @@ class GraphSpec:
             '<svg'
         """
         return draw_svg(self._picture())
+
+    def drawing(self) -> GraphDrawing:
+        """The picture as data: nodes and edges with their positions."""
+        return draw_graph(self._picture())
 
     def _repr_svg_(self) -> str:
         return self.to_svg()

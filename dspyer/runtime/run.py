@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Container, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import dspy
 
+from dspyer.archive.run_info import RunInfo
 from dspyer.display.lanes import Lanes
 from dspyer.display.report import describe_run
+from dspyer.display.run_page import run_answer
 from dspyer.display.run_picture import draw_run
 from dspyer.display.run_rows import DisplayRow, display_rows
 from dspyer.display.stats import FinalFailure, Stats, count_stats
@@ -19,6 +24,7 @@ from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
+from dspyer.runtime.run_html import RunWriter
 from dspyer.runtime.run_stats import counted_parts, items_in
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import TokenReads
@@ -89,7 +95,9 @@ class Run:
         self._first = run.first
         self.commits: tuple[Commit, ...] = tuple([entry.commit for entry in self._entries])
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
+        self._graph = session.graph
         self._redaction = session.graph.redaction
+        self._redactor = session.redactor
         self._begin = session.inputs
         self._logged_checks: list[LoggedChecks] = session.logged_checks()
         self._failures = run.failures
@@ -422,6 +430,63 @@ class Run:
             '<svg'
         """
         return draw_run(self._rows(), f"run {self.status}")
+
+    def to_html(self, path: str | os.PathLike[str]) -> Path:
+        """Writes the run as one HTML file: the inspector's page of it, with its data inside. It opens without a server.
+
+        The page shows what `dspyer inspect` shows of a run: the graph with the path taken, the steps with their states
+        and differences, a timeline, attempts, failures, LM calls and costs. It loads nothing from elsewhere. Values are
+        redacted as in events; with `redact`, prompts and responses are left out. Above 500 commits it has the first and
+        the last 250 and says how many are between; texts of more than 20,000 characters are cut.
+
+        Args:
+            path: the file; one that is there is replaced.
+
+        Returns:
+            The path.
+
+        Raises:
+            OSError: if the file cannot be written.
+
+        Example:
+            >>> import tempfile
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     path = graph.compile().run({"n": 1}).to_html(f"{folder}/run.html")
+            ...     path.name, path.read_text()[:15]
+            ('run.html', '<!doctype html>')
+        """
+        graph = self._graph
+        outside = [failed.failure for failed in self._failures]
+        info = RunInfo(
+            thread="",
+            run_id=self.run_id,
+            graph=graph.name,
+            status=self.status,
+            steps=len(self.commits),
+            started=datetime.fromtimestamp(self._ended - self.duration, UTC),
+            ended=datetime.fromtimestamp(self._ended, UTC),
+            usage=self.usage,
+            cost=getattr(self, "cost", None),
+            questions=self._asked,
+            failure=outside[0] if outside else None,
+        )
+        answer = run_answer(
+            info, graph.drawing(), graph.topology.schema.field_shapes, self._asked, outside, len(self.commits)
+        )
+        written = RunWriter(
+            self._redaction, self._redactor, keeps_texts=callable(getattr(graph, "record_lm_calls", None))
+        )
+        return written.write(
+            path,
+            {**answer, "stats": self.stats().to_dict()},
+            self._entries,
+            self.shown,
+            getattr(self, "lm_calls", ()),
+            [event for event in self.events if len(event.scope) == self._depth],
+            self.repairs(),
+        )
 
     @property
     def shown(self) -> tuple[Commit, ...]:

@@ -1,6 +1,6 @@
 // A run exported as a file: `run.to_html(path)` puts the answers of the server into the page.
 //
-// {"about", "run", "rows": [...], "first", "last", "commits": {id: ...}, "values": [...], ...}: see dspyer/display/run_page.py.
+// See dspyer/display/run_file.py.
 
 import { unpack } from "./unpack.js";
 

@@ -101,7 +101,7 @@ export function GraphView({ data, steps, entries, selected, onSelect }) {
   return (
     <div class="graphview">
       <div class="listbar">
-        <span class="quiet">{ready ? "Bold: the path taken. A node selects its last visit, then the ones before." : "Reading the path…"}</span>
+        <span class="quiet">{ready ? "Bold: the path taken. A node leads to its last visit." : "Reading the path…"}</span>
         <label class="check">
           <input type="checkbox" checked={asOf} onChange={(event) => setAsOf(event.target.checked)} /> Up to the selected step
         </label>

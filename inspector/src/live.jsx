@@ -3,7 +3,7 @@
 import { useMemo } from "preact/hooks";
 import { epoch, plural, seconds } from "./format.js";
 import { useAnswer } from "./hooks.js";
-import { Empty, Problem } from "./parts.jsx";
+import { Empty } from "./parts.jsx";
 import { Value } from "./value.jsx";
 
 const MOST = 400;
@@ -19,7 +19,7 @@ export function LiveView({ thread, run, data, onShow }) {
     }
     return [...found];
   }, [posts]);
-  if (error) return <Problem error={error} />;
+  if (error) return <Empty><p>{error.message}</p></Empty>;
   if (!answer) return <div class="waiting" aria-busy="true" />;
   if (!posts.length) return <Empty><p>No node has posted to a live field yet.</p></Empty>;
   const times = posts.map((post) => epoch(post.time)).filter((time) => time != null);

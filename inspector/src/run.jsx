@@ -64,13 +64,14 @@ function Head({ data, steps, about, onChanged, end, onShow }) {
   const now = useNow(info.status === "running");
   const [from, to] = [epoch(info.started), epoch(info.ended)];
   const spent = totals(info.usage);
+  const label = /^(.*)\/[^/]*$/.exec(steps.at(0)?.id ?? steps.at(steps.count - 1)?.id ?? "")?.[1] ?? info.run_id.slice(0, 8);
   const models = Object.keys(info.usage ?? {});
   return (
     <header class="runhead">
       <div class="title">
         {!embedded && <a class="crumb" href={href("runs", { thread: info.thread })}>Runs of</a>}
         <h1>{info.thread || info.graph}</h1>
-        <span class="runid">{info.run_id}</span>
+        <span class="runid" title={`run ${info.run_id}`}>{label}</span>
         <Status status={info.status} />
         <span class="room" />
         {!embedded && <CopyLink />}
@@ -114,13 +115,12 @@ function CopyLink() {
 const HAS_LIVE = (data) => (data.fields ?? []).some((field) => field.live);
 
 function viewsOf(data) {
-  const conflicts = data.conflicts ?? null;
   return [
     { id: "steps", name: "Steps" },
     { id: "graph", name: "Graph" },
     { id: "timeline", name: "Timeline" },
     HAS_LIVE(data) && { id: "live", name: "Live fields" },
-    { id: "conflicts", name: "Conflicts", count: conflicts },
+    { id: "conflicts", name: "Conflicts" },
     { id: "stats", name: "Statistics" },
     { id: "repairs", name: "Repairs" },
   ].filter(Boolean);

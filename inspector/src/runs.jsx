@@ -112,7 +112,7 @@ function Row({ info, threads }) {
     ? `${failure.node ? `${failure.node}: ` : ""}${firstLine(failureText(failure))}`
     : question
       ? `${question.node ?? ""} asks: ${firstLine(question.text)}`
-      : info.run_id;
+      : `run ${info.run_id.slice(0, 8)}`;
   const tokens = totals(info.usage).total;
   return (
     <li>

@@ -71,8 +71,11 @@ export function same(given, other) {
   if (typeof a !== "object" || typeof b !== "object" || a === null || b === null) return false;
   if (Array.isArray(a) !== Array.isArray(b)) return false;
   const keys = Object.keys(a);
-  return keys.length === Object.keys(b).length && keys.every((key) => key in b && same(a[key], b[key]));
+  return keys.length === Object.keys(b).length && keys.every((key) => Object.hasOwn(b, key) && same(a[key], b[key]));
 }
+
+// A field may have any name, that of an attribute of all objects too.
+export const own = (object, name) => (Object.hasOwn(object, name) ? object[name] : undefined);
 
 // The difference of two values as rows {mark: "+" | "-" | "~" | "…", path, value, before, count}.
 export function difference(before, after, path = []) {

@@ -6,7 +6,7 @@ import { embedded } from "./embedded.js";
 import { branchName, count, failureText, plural, seconds, usd } from "./format.js";
 import { announce, useAnswer } from "./hooks.js";
 import { Clock, Facts, Problem } from "./parts.jsx";
-import { difference } from "./shape.js";
+import { difference, own } from "./shape.js";
 import { Conflict } from "./tables.jsx";
 import { Difference, Source, Text, Value } from "./value.jsx";
 
@@ -94,13 +94,13 @@ const fieldsOf = (state) => (state && typeof state === "object" && !Array.isArra
 function Changes({ before, after, diff }) {
   const [old, now] = [fieldsOf(before), fieldsOf(after)];
   const names = [...new Set([...Object.keys(now), ...Object.keys(old)])];
-  const changed = names.filter((name) => name in diff || difference(old[name], now[name]).length);
+  const changed = names.filter((name) => Object.hasOwn(diff, name) || difference(own(old, name), own(now, name)).length);
   return (
     <Section title="Changes" note={changed.length ? plural(changed.length, "field") : "none"} id="changes">
       {changed.map((name) => (
         <div class="field" key={name}>
           <h4><code>{name}</code></h4>
-          <Difference before={old[name]} after={now[name]} />
+          <Difference before={own(old, name)} after={own(now, name)} />
         </div>
       ))}
       {!changed.length && <p class="quiet">The state is the same as before.</p>}
@@ -117,7 +117,7 @@ export function State({ title, state, blame, onShow, note, open }) {
           <div key={name}>
             <dt>
               <code>{name}</code>
-              {blame?.[name] && <Writer blame={blame[name]} onShow={onShow} />}
+              {blame && Object.hasOwn(blame, name) && <Writer blame={blame[name]} onShow={onShow} />}
             </dt>
             <dd><Value value={value} /></dd>
           </div>
@@ -247,7 +247,7 @@ function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, a
         <LMCalls key={`l${commit.id}`} calls={calls} />
         {commit.live && <Exchange live={commit.live} />}
         <State key={`a${commit.id}`} title="State after" state={step.after} blame={step.blame} onShow={onShow} open={!calls.length || commit.node === "START"} />
-        {step.before && <State key={`b${commit.id}`} title={join ? "State before the fork" : "State before: what it could read"} state={step.before} onShow={onShow} open={false} />}
+        {step.before && <State key={`b${commit.id}`} title={join ? "State before, of its first branch" : "State before: what it could read"} state={step.before} onShow={onShow} open={false} />}
       </div>
     </div>
     </Source.Provider>

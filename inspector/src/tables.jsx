@@ -1,5 +1,8 @@
 // Conflicts, statistics and repairs of a run.
 
+import { useEffect, useState } from "preact/hooks";
+import { get } from "./api.js";
+import { embedded } from "./embedded.js";
 import { count, plural, seconds, usd } from "./format.js";
 import { useAnswer } from "./hooks.js";
 import { Empty, Problem } from "./parts.jsx";
@@ -27,22 +30,53 @@ export function Conflict({ conflict }) {
   );
 }
 
-export function ConflictsView({ thread, run, data, onShow }) {
-  const { data: answer, error } = useAnswer("conflicts", { thread, run }, data.count);
+const JOINS = 40; // joins that are read at once
+
+// The conflicts are in the joins: these are read from the last one back. A file has them in one list.
+async function conflictsIn(joins, thread, run) {
+  const steps = await Promise.all(joins.map((row) => get("commit", { thread, run, id: row.id })));
+  return steps.flatMap((step) => (step.conflicts ?? []).map((conflict) => ({ commit: step.commit.id, conflict })));
+}
+
+export function ConflictsView({ thread, run, data, steps, onShow }) {
+  const [state, setState] = useState({ items: [], read: 0, joins: null, error: null });
+  useEffect(() => {
+    let over = false;
+    const start = embedded
+      ? get("conflicts", { thread, run }).then(({ items }) => ({ items, read: 0, joins: [], error: null }))
+      : steps.all().then(async () => {
+          const joins = [];
+          for (let i = steps.count - 1; i >= 0; i -= 1) if ((steps.at(i)?.parents ?? []).length > 1) joins.push(steps.at(i));
+          return { items: await conflictsIn(joins.slice(0, JOINS), thread, run), read: JOINS, joins, error: null };
+        });
+    start.then((found) => over || setState(found), (error) => over || setState((old) => ({ ...old, error })));
+    return () => {
+      over = true;
+    };
+  }, [data.count]);
+  const { items, read, joins, error } = state;
+  const more = async () => {
+    const found = await conflictsIn(joins.slice(read, read + JOINS), thread, run);
+    setState({ ...state, items: [...items, ...found], read: read + JOINS });
+  };
   if (error) return <Problem error={error} />;
-  if (!answer) return <div class="waiting" aria-busy="true" />;
-  if (!answer.items.length) return <Empty><p>No branches of this run changed the same value.</p></Empty>;
+  if (!joins) return <div class="waiting" aria-busy="true" />;
   return (
     <div class="padded">
-      {answer.items.map(({ commit, conflict }, i) => (
+      {items.map(({ commit, conflict }, i) => (
         <div key={i}>
           <Conflict conflict={conflict} />
           {commit && <button type="button" class="link" onClick={() => onShow(commit)}>Show the join {commit}</button>}
         </div>
       ))}
+      {!items.length && <Empty><p>No branches {read < joins.length ? "at the joins read so far" : "of this run"} changed the same value.</p></Empty>}
+      {read < joins.length && <button type="button" onClick={more}>Read {plural(Math.min(JOINS, joins.length - read), "more join")} of {joins.length - read}</button>}
     </div>
   );
 }
+
+// What an older server, or a file, does not have.
+const Missing = ({ error }) => (error.status === 404 ? <Empty><p>{error.message}</p></Empty> : <Problem error={error} />);
 
 const COLUMNS = [
   ["Node", (one) => one.node],
@@ -66,7 +100,7 @@ const percent = (share) => (share == null ? "–" : `${share.toFixed(share % 1 ?
 export function StatsView({ thread, run, data }) {
   const { data: asked, error } = useAnswer(data.stats ? null : "stats", { thread, run }, data.count);
   const stats = data.stats ?? asked;
-  if (error) return <Problem error={error} />;
+  if (error) return <Missing error={error} />;
   if (!stats) return <div class="waiting" aria-busy="true" />;
   const usage = Object.entries(stats.usage ?? data.info.usage ?? {});
   const troubles = stats.nodes.flatMap((one) => [
@@ -131,7 +165,7 @@ export function StatsView({ thread, run, data }) {
 export function RepairsView({ thread, run, data, onShow }) {
   const { data: answer, error } = useAnswer("repairs", { thread, run }, data.count);
   const items = answer?.items ?? [];
-  if (error) return <Problem error={error} />;
+  if (error) return <Missing error={error} />;
   if (!answer) return <div class="waiting" aria-busy="true" />;
   if (!items.length) {
     return <Empty><p>No correction: a repair is an output that a check refused and accepted after a correction.</p></Empty>;

@@ -133,8 +133,8 @@ function TextChange({ before, after }) {
   };
   return (
     <>
-      <del><Text text={cut(before)} /></del>
-      <ins><Text text={cut(after)} /></ins>
+      <del>{before ? <Text text={cut(before)} /> : <span class="tag">empty text</span>}</del>
+      <ins>{after ? <Text text={cut(after)} /> : <span class="tag">empty text</span>}</ins>
     </>
   );
 }

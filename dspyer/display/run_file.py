@@ -1,0 +1,173 @@
+"""A run as one HTML file: the inspector's page, with the answers that it asks its server for inside.
+
+Values that many steps share are in the file once: each list, mapping and scalar is an entry of one table, and a list
+or mapping names its parts by their places in it (hash-consing). A state of a thousand fields, of which each step
+changes one, costs a list of places for each step.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dspyer.display.cut_values import cut
+
+PAGE = Path(__file__).parent / "page"
+
+LARGEST = 500
+"""Commits up to which all steps are in the file; of a longer run the first and the last of them, half of each."""
+
+_ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
+
+
+class SharedValues:
+    """A table of JSON values in which equal values have one place."""
+
+    def __init__(self) -> None:
+        self.entries: list[Any] = []
+        self._places: dict[Any, int] = {}
+        # By id: a value that is passed again need not be walked again. The values are kept, so that no id is reused.
+        self._passed: dict[int, tuple[int, Any]] = {}
+
+    def place(self, value: Any) -> int:
+        """Return the place of a value; its parts come before it."""
+        if isinstance(value, Mapping):
+            parts = tuple([(name, self.place(part)) for name, part in value.items()])
+            return self._enter(("mapping", parts), dict(parts))
+        if isinstance(value, (list, tuple)):
+            items = tuple(map(self.place, value))
+            return self._enter(("list", items), list(items))
+        return self._enter((type(value), value if value == value else None, str(value)), value)
+
+    def place_once(self, value: Any) -> int:
+        """The place of a value with long texts and lists cut; the same object is walked once."""
+        known = self._passed.get(id(value))
+        if known is None:
+            known = self._passed[id(value)] = self.place(cut(value)), value
+        return known[0]
+
+    def _enter(self, key: Any, entry: Any) -> int:
+        place = self._places.setdefault(key, len(self.entries))
+        if place == len(self.entries):
+            self.entries.append(entry)
+        return place
+
+
+def shown_places(count: int) -> Sequence[int]:
+    """The indexes of the commits that a file holds: all of them, or the first and the last ones.
+
+    Example:
+        >>> len(shown_places(20)), shown_places(10_000)[249:251]
+        (20, [249, 9750])
+    """
+    if count <= LARGEST:
+        return range(count)
+    half = LARGEST // 2
+    return [*range(half), *range(count - half, count)]
+
+
+class RunFile:
+    """The answers of one run, collected for a file.
+
+    Args:
+        run: the answer to `api/run`, with the `stats`.
+        count: the number of commits of the run, of which those of `shown_places` are added.
+    """
+
+    def __init__(self, run: Mapping[str, Any], count: int) -> None:
+        self._values = SharedValues()
+        self._rows: list[Mapping[str, Any]] = []
+        self._steps: dict[str, int] = {}
+        self._lists: dict[str, Any] = {}
+        self._about = {"store": "", "version": "", "program": None, "acts": False}
+        self._run = {**run, "count": len(shown_places(count))}
+        self._between = count - len(shown_places(count))
+
+    def add_step(self, row: Mapping[str, Any], step: Mapping[str, Any]) -> None:
+        """Add a commit: its row, and the answer to `api/commit`. Of its patch the states before and after are left."""
+        states = {}
+        for name in ("before", "after"):
+            fields = step[name]
+            states[name] = None if fields is None else {key: self._values.place_once(fields[key]) for key in fields}
+        before, after = states["before"] or {}, states["after"] or {}
+        changed = dict.fromkeys(name for name in [*after, *before] if before.get(name) != after.get(name))
+        commit = {name: value for name, value in step["commit"].items() if name != "patch"}
+        rest = {name: step[name] for name in ("blame", "lm_calls", "conflicts")}
+        answer = {"commit": commit, "diff": changed, **cut(rest)}
+        self._rows.append(row)
+        self._steps[row["id"]] = self._values.place({**answer, "states": states})
+
+    def add_lists(self, **lists: Any) -> None:
+        """Add other answers by name: `posts`, `conflicts`, `repairs`, and `lm_calls` by execution."""
+        for name, items in lists.items():
+            self._lists[name] = self._values.place(cut(items))
+
+    def html(self) -> str:
+        """The file."""
+        data = {
+            "about": self._about,
+            "run": cut(self._run),
+            "rows": self._rows,
+            "steps": self._steps,
+            "lists": self._lists,
+            "between": self._between,
+            "values": self._values.entries,
+        }
+        return fill_page(data)
+
+    def write(self, path: str | os.PathLike[str]) -> Path:
+        """Write the file; it is written beside its place first, so that no half of it is ever there."""
+        target = Path(path)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        try:
+            part.write_text(self.html(), encoding="utf-8", newline="\n")
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+        return target
+
+
+def fill_page(data: Any) -> str:
+    """The page with its script, its styles and its data inside; a policy lets nothing else run or be loaded."""
+    script, styles = ((PAGE / name).read_text(encoding="utf-8") for name in ("app.js", "app.css"))
+    policy = (
+        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(styles)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    page = (PAGE / "index.html").read_text(encoding="utf-8")
+    charset = '<meta charset="utf-8">'
+    embedded = f'<script type="application/json" id="embedded">{escape_json(data)}</script>'
+    parts = {
+        charset: f'{charset}\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
+        '<link rel="stylesheet" href="app.css">': f"<style>{styles}</style>",
+        '<script src="app.js"></script>': f"{embedded}\n<script>{script}</script>",
+    }
+    for mark, inside in parts.items():
+        before, found, after = page.partition(mark)
+        assert found, f"the page lacks {mark}"
+        page = f"{before}{inside}{after}"
+    return page
+
+
+def escape_json(data: Any) -> str:
+    """The JSON text of a value, with which no text in it can end the script element that holds it.
+
+    Example:
+        >>> escape_json({"text": "</script>"})
+        '{"text":"\\\\u003c/script\\\\u003e"}'
+    """
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate: only its escape can be written
+        text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return text.translate(_ESCAPES)
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,167 @@
+"""A `Run` as the answers that the page of one run asks for: what `run.to_html` writes into a file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import dspy
+
+from dspyer.display.redaction import Redaction, Redactor
+from dspyer.display.run_file import RunFile, shown_places
+from dspyer.display.run_page import commit_row
+from dspyer.events import Commit, Event, LMCall, MergedConflict, Posted, Withdrawn
+from dspyer.persistence.reader import outermost_execution
+from dspyer.scheduler.lineage import LogEntry, value_at
+from dspyer.state import ImmutableState
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze, same
+
+Writers = Mapping[str, int]
+"""By field, the index of the commit that last wrote it."""
+
+
+class ShownStates:
+    """The JSON forms of states. Values that states share are redacted and encoded once, and are one object."""
+
+    def __init__(self, redaction: Redaction | None, redactor: Redactor | None) -> None:
+        self._redaction = redaction
+        self._redactor = redactor
+        self._known: dict[tuple[str, int], tuple[Any, Any]] = {}  # with the value, so that its id is not reused
+
+    def of(self, state: ImmutableState) -> dict[str, Any]:
+        """The fields of a state, as events would show them."""
+        return {name: self._field(name, value) for name, value in state.raw_items()}
+
+    def _field(self, name: str, value: Any) -> Any:
+        key = name, id(value)
+        if key not in self._known:
+            shown = value if self._redaction is None else freeze(self._redaction.at((name,), value))
+            encoded = encoding.encode(shown)
+            self._known[key] = value, encoded if self._redactor is None else self._redactor.redact(encoded)
+        return self._known[key][1]
+
+
+def field_writers(log: Sequence[LogEntry]) -> list[Writers]:
+    """For each commit, who had last written each field of the state after it.
+
+    As `last_writer`, for all fields and commits in one pass: at a join, of the branches that hold the joined value the
+    one that wrote last, and of a conflict the winner.
+    """
+    found: list[Writers] = []
+    for index, entry in enumerate(log):
+        parents = entry.parents
+        writers: dict[str, int] = {}
+        if len(parents) == 1:
+            writers = {**found[parents[0]], **dict.fromkeys(entry.commit.patch, index)}
+        elif not parents:
+            writers = dict.fromkeys(entry.commit.patch, index)
+        else:
+            for name in {name for parent in parents for name in found[parent]} | set(entry.commit.patch):
+                writers[name] = _at_join(log, found, index, name)
+        found.append({name: writer for name, writer in writers.items() if name in entry.state})
+    return found
+
+
+def _at_join(log: Sequence[LogEntry], found: Sequence[Writers], index: int, name: str) -> int:
+    entry = log[index]
+    value = value_at(entry.state, (name,))
+    winner = entry.winners.get((name,), index)
+    if name in entry.commit.patch and (winner == index or same(value_at(log[winner].state, (name,)), value)):
+        return winner
+    wrote = [parent for parent in entry.parents if name in found[parent]]
+    hold = [parent for parent in wrote if same(value_at(log[parent].state, (name,)), value)]
+    return max([found[parent][name] for parent in hold or wrote], default=index)
+
+
+class RunWriter:
+    """Writes a run into a file, with its values redacted as in events.
+
+    Args:
+        redaction: hides values by their path; None for none.
+        redactor: hides the same values in all other texts.
+        keeps_texts: whether prompts and responses are shown although values are hidden: the program chose what is kept.
+    """
+
+    def __init__(self, redaction: Redaction | None, redactor: Redactor | None, *, keeps_texts: bool) -> None:
+        self._redaction = redaction
+        self._redactor = redactor
+        self._keeps_texts = keeps_texts or redaction is None
+        self._states = ShownStates(redaction, redactor)
+
+    def write(
+        self,
+        path: str | os.PathLike[str],
+        run: Mapping[str, Any],
+        log: Sequence[LogEntry],
+        shown: Sequence[Commit],
+        calls: Iterable[LMCall],
+        events: Iterable[Event],
+        repairs: Iterable[dspy.Example],
+    ) -> Path:
+        """Write the file: the answer to `api/run` with its `stats`, the steps, and what belongs to no step."""
+        file = RunFile(self._hide(run), len(log))
+        by_execution: dict[str, list[LMCall]] = {}
+        for call in calls:
+            by_execution.setdefault(outermost_execution(call.execution), []).append(call)
+        writers = field_writers(log)
+        for index in shown_places(len(log)):
+            found = by_execution.pop(shown[index].id, [])
+            step = self._step(log, writers[index], index)
+            step["commit"] = self._hide(shown[index].to_dict())
+            step["lm_calls"] = [self._call(call) for call in found]
+            file.add_step(self._hide(commit_row(shown[index], found)), step)
+        left_out = {commit.id for commit in shown}
+        file.add_lists(
+            lm_calls={
+                execution: [self._call(call) for call in found]
+                for execution, found in by_execution.items()
+                if execution not in left_out
+            },
+            conflicts=[
+                {"commit": entry.commit.id, "conflict": self._conflict(conflict)}
+                for entry in log
+                for conflict in entry.conflicts
+            ],
+            posts=self._hide(posts_of(events)),
+            repairs=self._hide([encoding.encode(freeze(dict(repair.items()))) for repair in repairs]),
+        )
+        return file.write(path)
+
+    def _step(self, log: Sequence[LogEntry], writers: Writers, index: int) -> dict[str, Any]:
+        entry = log[index]
+        return {
+            "before": self._states.of(log[entry.parents[0]].state) if entry.parents else None,
+            "after": self._states.of(entry.state),
+            "blame": {
+                name: {"node": log[writer].commit.node, "commit": log[writer].commit.id}
+                for name, writer in writers.items()
+            },
+            "conflicts": [self._conflict(conflict) for conflict in entry.conflicts],
+        }
+
+    def _conflict(self, conflict: MergedConflict) -> Any:
+        shown = conflict if self._redaction is None else self._redaction.conflict(conflict)
+        return self._hide(shown.to_dict())
+
+    def _call(self, call: LMCall) -> Any:
+        kept = call if self._keeps_texts else call._replace(messages=None, response=None)
+        return self._hide(kept.to_dict())
+
+    def _hide(self, answer: Any) -> Any:
+        return answer if self._redactor is None else self._redactor.redact(answer)
+
+
+def posts_of(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """The posts to live fields in order; those that were withdrawn say so."""
+    posts: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if isinstance(event, Posted):
+            posts[event.seq] = event.to_dict()
+        elif isinstance(event, Withdrawn):
+            for seq in event.posts:
+                if seq in posts:
+                    posts[seq]["withdrawn"] = True
+    return list(posts.values())
