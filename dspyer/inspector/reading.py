@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from threading import Lock
 from typing import Any
 
 from starlette.requests import Request
@@ -20,6 +21,9 @@ from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, 
 
 MOST_RUNS = 500
 MOST_COMMITS = 2_000
+KEPT = 16
+"""Threads whose readers are kept: a page asks for many parts of one thread."""
+
 PART = 1_000_000
 """Characters of a cut text that one request gets; a thousandth of it are items of a list or keys of a mapping."""
 
@@ -53,6 +57,8 @@ class Reading:
         self._archive = archive
         self._program = program
         self._version = version
+        self._lock = Lock()
+        self._kept: dict[str, ArchivedThread] = {}  # the last used one last
         self._valued: dict[str, Callable[[Request], Any]] = {
             "run": self._run,
             "commit": self._commit,
@@ -146,10 +152,20 @@ class Reading:
         return part_of(self._valued[name](request), path, first, PART)
 
     def _thread(self, request: Request) -> ArchivedThread:
-        try:
-            return self._archive.thread(text_of(request, "thread"))
-        except ThreadError as error:
-            raise RefusedError(404, str(error)) from None
+        """The thread; one that was asked for lately has cached what it read."""
+        name = text_of(request, "thread")
+        thread = self._kept.get(name)
+        if thread is None or not thread.position():
+            try:
+                thread = self._archive.thread(name)
+            except ThreadError as error:
+                raise RefusedError(404, str(error)) from None
+        with self._lock:
+            self._kept.pop(name, None)
+            self._kept[name] = thread
+            if len(self._kept) > KEPT:
+                del self._kept[next(iter(self._kept))]
+        return thread
 
 
 def _cutting(read: Callable[[Request], Any]) -> Callable[[Request], Any]:
