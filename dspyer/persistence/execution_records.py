@@ -18,6 +18,7 @@ from dspyer.persistence.rows import (
     CommitHeader,
     Decode,
     NewRow,
+    PostHeader,
     RowKind,
     StoredTrace,
     answer_row,
@@ -151,16 +152,16 @@ class ExecutionRecords:
                 self.items[row.header[0]] = content.value(fetch, decode)
 
     def _read_post(self, row: Row, fetch: Fetch, decode: Decode) -> None:
-        execution, scope, node, *rest = row.header
-        posts = self.posts.setdefault(tuple(scope), {})
         if row.kind == RowKind.WITHDRAW:
-            seq, withdrawn = rest
+            _, scope, _, seq, withdrawn = row.header
+            posts = self.posts.setdefault(tuple(scope), {})
             posts.setdefault(seq, None)  # arrival numbers continue after it
             posts.update(dict.fromkeys(withdrawn))
         elif row.content is not None:
-            field, seq, *over = rest
-            update = (read_commit_content(row.content, fetch, decode).patch or {})[field]
-            posts[seq] = RecordedPost(seq, field, node, execution, update, tuple(over[0]) if over else None)
+            header = PostHeader.parse(row.header)
+            update = (read_commit_content(row.content, fetch, decode).patch or {})[header.field]
+            post = RecordedPost(header.seq, header.field, header.node, header.execution, update, header.over)
+            self.posts.setdefault(header.scope, {})[header.seq] = post
 
     def commits(self, scope: tuple[str, ...]) -> list[Row]:
         """Return the rows of the commits of one scope."""

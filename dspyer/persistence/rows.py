@@ -473,22 +473,43 @@ def item_row(execution: str, frozen: Any) -> NewRow:
     return NewRow(RowKind.ITEM, (execution,), Content(frozen))
 
 
-def post_row(
-    scope: tuple[str, ...], execution: str, node: str, field: str, seq: int, update: Any, over: Sequence[int] | None
-) -> NewRow:
-    """Build the row of a post to a live field.
+class PostHeader(NamedTuple):
+    """The header of a post to a live field.
 
-    Args:
+    Attributes:
+        execution: the local id of the execution that posts.
         scope: local ids of the executions around the run.
-        execution: the one that posts.
         node: its node.
         field: the field.
         seq: the arrival number.
-        update: the update, frozen.
         over: arrival numbers of the posts that it replaces; None if posts to the field do not replace each other.
+        time: when it was posted, seconds since the Unix epoch; None in rows of dspyer 0.5 or earlier.
     """
-    header = (execution, list(scope), node, field, seq, *([] if over is None else [list(over)]))
-    return NewRow(RowKind.POST, header, Content(CommitContent({field: update}), encode_commit_content))
+
+    execution: str
+    scope: tuple[str, ...]
+    node: str
+    field: str
+    seq: int
+    over: tuple[int, ...] | None = None
+    time: float | None = None
+
+    @classmethod
+    def parse(cls, header: Sequence[Any]) -> PostHeader:
+        """Return the header of a row."""
+        execution, scope, node, field, seq, *rest = header
+        over, since = (*rest, None, None)[:2]
+        time = None if since is None else (since + TIME_ORIGIN) / 1_000
+        return cls(execution, tuple(scope), node, field, seq, None if over is None else tuple(over), time)
+
+
+def post_row(header: PostHeader, update: Any) -> NewRow:
+    """Build the row of a post to a live field; `update` is frozen."""
+    *kept, over, time = header
+    packed = [*kept, None if over is None else list(over)]
+    if time is not None:
+        packed.append(int(time * 1_000) - TIME_ORIGIN)
+    return NewRow(RowKind.POST, tuple(packed), Content(CommitContent({header.field: update}), encode_commit_content))
 
 
 def withdraw_row(scope: tuple[str, ...], execution: str, node: str, seq: int, posts: Iterable[int]) -> NewRow:

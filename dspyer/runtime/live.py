@@ -38,7 +38,7 @@ from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.live_access import EntrySource, LiveEntry, Waiter, WaitOutcome
 from dspyer.patch import DELETE, Replace, update_size
 from dspyer.persistence.execution_records import RecordedPost
-from dspyer.persistence.rows import post_row, withdraw_row
+from dspyer.persistence.rows import PostHeader, post_row, withdraw_row
 from dspyer.runtime.live_buffer import LiveBuffer, PostConflict, ReaderCursor, single_updates
 from dspyer.runtime.run_trace import LostSteps
 from dspyer.runtime.session import Session
@@ -289,9 +289,11 @@ class LiveSession(Session):
         conflict = buffer.conflicts(cursor, field, update)
         if conflict.unread:
             self._report_conflict(attempt, cursor, field, conflict)
+        now = time.time()
         post = RecordedPost(buffer.seq + 1, field, attempt.node, attempt.execution, update, conflict.over)
         if self.journal is not None:  # before a reader can see it: what was read must survive a crash
-            self.journal.write([post_row(self.scope, post.execution, post.node, field, post.seq, update, post.over)])
+            header = PostHeader(post.execution, self.scope, post.node, field, post.seq, post.over, now)
+            self.journal.write([post_row(header, update)])
         update = buffer.add(post)
         posts = cursor.posts.setdefault(field, [])
         reducer = self.graph.topology.schema.reducer(field)
@@ -300,7 +302,7 @@ class LiveSession(Session):
         posts.append((post.seq, update))
         size = update_size(update)
         how = "replace" if reducer is None else reducer.name
-        path, name, now = attempt.branch, attempt.execution, time.time()
+        path, name = attempt.branch, attempt.execution
         self.publish(Posted(field, attempt.node, path, name, post.seq, size, update, how, now))
         self.waiters.arrived(field, attempt.execution)
 
