@@ -9,13 +9,15 @@ import anyio
 
 from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph, stored_graph
+from dspyer.archive.stored_records import JoinConflict, StoredPost, join_conflicts, stored_posts, stored_stats
 from dspyer.blocking import run_in_thread
+from dspyer.display.stats import Stats
 from dspyer.errors import ThreadError
 from dspyer.events import Commit, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.patch import encode_update
 from dspyer.persistence.leases import is_alive
-from dspyer.persistence.reader import HistoryReader
+from dspyer.persistence.reader import HistoryReader, read_run
 from dspyer.persistence.rows import first_version, run_label
 from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
 from dspyer.state import ImmutableState
@@ -170,6 +172,34 @@ class ArchivedThread:
             The graph, with `to_svg()`, `to_mermaid()` and `explain()`; None if the run has stored none.
         """
         return stored_graph(self._reader.store, self._listed(run).run)
+
+    def stats(self, run: str | None = None) -> Stats:
+        """How reliable each node of a run was, as `run.stats()`; `run` as in `info`. Reads the whole run.
+
+        Raises:
+            LookupError: if there is no such run, or it has stored no graph.
+        """
+        listed = self._listed(run)
+        graph = stored_graph(self._reader.store, listed.run)
+        if graph is None:
+            raise LookupError(f"the run {listed.run.id!r} of thread {self.name!r} has stored no graph: no figures")
+        commits = self.history(run=listed.run.id)
+        begin = self._thread_reader.entry(commits[0].id).before if commits else {}
+        return stored_stats(graph, commits, self.failures(listed.run.id), run_info(self._reader, listed).usage, begin)
+
+    def posts(self, run: str | None = None) -> list[StoredPost]:
+        """The posts to the live fields of a run, in order; `run` as in `info`. Reads the whole run."""
+        listed = self._listed(run)
+        if listed.last < 0:
+            return []
+        rows = read_run(self._reader.store, Point(listed.run.id, listed.last))
+        return stored_posts(self._reader, rows, stored_graph(self._reader.store, listed.run))
+
+    def conflicts(self, run: str | None = None) -> list[JoinConflict]:
+        """The conflicts of the joins of a run, in order; `run` as in `info`. Reads the whole run."""
+        listed = self._listed(run)
+        joins = frozenset(commit.id for commit in self.history(run=listed.run.id) if len(commit.parents) > 1)
+        return join_conflicts(self._reader_of(listed).cache.listed(), joins) if joins else []
 
     def lm_calls(self, commit: int | str) -> tuple[Any, ...]:
         """The LM calls of a commit, or of an execution that has failed (`info.failure.execution`)."""

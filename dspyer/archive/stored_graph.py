@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dspyer.display.graph_mermaid import draw_mermaid
 from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
 from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
+from dspyer.display.stats import Checked, Mapped
 from dspyer.events import FieldShape
 from dspyer.persistence.rows import drawing_id, fingerprint_id
 from dspyer.policies import Policies
@@ -27,11 +28,15 @@ class StoredGraph:
         picture: its nodes and edges. The kind of a node is `"unknown"` if dspyer 0.5 or earlier has made the run.
         fields: the fields of its schema; empty without one.
         text: the graph in words; empty if dspyer 0.5 or earlier has made the run.
+        checks: its checks by name, as its figures count them.
+        maps: its maps by name, as its figures count them.
     """
 
     picture: GraphPicture
     fields: tuple[FieldShape, ...] = ()
     text: str = ""
+    checks: Mapping[str, Checked] = field(default_factory=dict)
+    maps: Mapping[str, Mapped] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -89,5 +94,7 @@ def _graph_of(name: str, facts: Mapping[str, Any], drawn: Mapping[str, Any]) -> 
     kinds = drawn.get("kinds", {})
     topology = Topology(name, nodes, tuple(edges), Schema.of(None), Policies.of())
     picture = GraphPicture(topology, labels, {node: kinds.get(node, "unknown") for node in nodes})
-    fields = tuple([FieldShape(**field) for field in drawn.get("fields", ())])
-    return StoredGraph(picture, fields, str(drawn.get("text", "")))
+    fields = tuple([FieldShape(**shape) for shape in drawn.get("fields", ())])
+    checks = {node: Checked(fix, into, frozenset(more)) for node, (fix, into, more) in drawn.get("checks", {}).items()}
+    maps = {node: Mapped(into, failed, frozenset(more)) for node, (into, failed, more) in drawn.get("maps", {}).items()}
+    return StoredGraph(picture, fields, str(drawn.get("text", "")), checks, maps)

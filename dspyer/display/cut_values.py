@@ -18,6 +18,9 @@ TOTAL = 500_000
 
 FEW = 20
 
+PART = 1_000_000
+"""Characters of a text that one part has."""
+
 JSONPath = tuple[str | int, ...]
 
 
@@ -35,8 +38,8 @@ def cut(value: Any, path: JSONPath = ()) -> Any:
     return _Cutter().cut(value, path)
 
 
-def part_of(value: Any, path: Sequence[str | int], first: int, count: int) -> dict[str, Any]:
-    """A part of the value at a path: characters of a text, items of a list, keys of a mapping; cut like any other.
+def part_of(value: Any, path: Sequence[str | int], first: int, most: int = PART) -> dict[str, Any]:
+    """A part of the value at a path: `most` characters of a text, `ITEMS` of a list or mapping; these are cut again.
 
     Raises `LookupError` if there is no such path.
 
@@ -46,7 +49,7 @@ def part_of(value: Any, path: Sequence[str | int], first: int, count: int) -> di
     """
     for key in path:
         value = _at(value, key)
-    here, end = tuple(path), first + count
+    here, end = tuple(path), first + (most if type(value) is str else ITEMS)
     found: Any = value
     kind, length = _kind(value), 1
     if kind == "text":

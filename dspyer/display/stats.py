@@ -397,6 +397,15 @@ class FinalFailure(NamedTuple):
     parent: str
 
 
+def parent_of(failure: Failure, commits: Sequence[Commit]) -> str:
+    """The id of the last commit of the branch that failed; "" if it had none on this path."""
+    path, _, index = failure.execution.rpartition(":")
+    if not index.isdigit():
+        return ""
+    before = f"{path.rpartition('/')[2]}:{int(index) - 1}"
+    return next((one.id for one in reversed(commits) if one.id.rpartition("/")[2] == before), "")
+
+
 class Submitted(NamedTuple):
     """What an agent has done since its run began.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from threading import Lock
 from typing import Any
@@ -14,7 +14,7 @@ from starlette.routing import Route
 from dspyer.archive.archive import Archive
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.display.cut_values import cut, part_of
-from dspyer.display.run_page import commit_row, run_answer
+from dspyer.display.run_page import HasDict, commit_row, run_answer
 from dspyer.errors import ThreadError
 from dspyer.events import Commit
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
@@ -23,9 +23,6 @@ MOST_RUNS = 500
 MOST_COMMITS = 2_000
 KEPT = 16
 """Threads whose readers are kept: a page asks for many parts of one thread."""
-
-PART = 1_000_000
-"""Characters of a cut text that one request gets; a thousandth of it are items of a list or keys of a mapping."""
 
 
 def commits_of(thread: ArchivedThread, run: str | None, first: int, count: int, newest: bool) -> list[Commit]:
@@ -63,6 +60,8 @@ class Reading:
             "run": self._run,
             "commit": self._commit,
             "lm_calls": self._lm_calls,
+            "posts": self._posts,
+            "conflicts": self._conflicts,
         }
 
     def routes(self) -> list[Route]:
@@ -72,6 +71,7 @@ class Reading:
             "runs": self._runs,
             "threads": self._threads,
             "commits": self._commits,
+            "stats": self._stats,
             "value": self._value,
         }
         reads = plain | {name: _cutting(read) for name, read in self._valued.items()}
@@ -128,14 +128,22 @@ class Reading:
         items = [commit_row(commit) for commit in commits_of(thread, run, first, count, newest)]
         return {"items": items, "next": first + count if len(items) == count else None}
 
+    def _stats(self, request: Request) -> Any:
+        return self._thread(request).stats(_optional(request, "run")).to_dict()
+
+    def _posts(self, request: Request) -> Any:
+        return _items(self._thread(request).posts(_optional(request, "run")))
+
+    def _conflicts(self, request: Request) -> Any:
+        return _items(self._thread(request).conflicts(_optional(request, "run")))
+
     # --- one step
 
     def _commit(self, request: Request) -> Any:
         return self._thread(request).commit(text_of(request, "id")).to_dict()
 
     def _lm_calls(self, request: Request) -> Any:
-        calls = self._thread(request).lm_calls(text_of(request, "execution"))
-        return {"items": [call.to_dict() for call in calls]}
+        return _items(self._thread(request).lm_calls(text_of(request, "execution")))
 
     def _value(self, request: Request) -> Any:
         """A part of a value that another answer has cut: the same question, with the path of the mark."""
@@ -148,8 +156,8 @@ class Reading:
             path = None
         if not isinstance(path, list) or not all(type(key) in (str, int) for key in path):
             raise RefusedError(400, "path is a JSON list of names and numbers, as the mark has it")
-        first = number(request, "first", 0) or 0
-        return part_of(self._valued[name](request), path, first, PART)
+        first = number(request, "first", 0)
+        return part_of(self._valued[name](request), path, first)
 
     def _thread(self, request: Request) -> ArchivedThread:
         """The thread; one that was asked for lately has cached what it read."""
@@ -166,6 +174,10 @@ class Reading:
             if len(self._kept) > KEPT:
                 del self._kept[next(iter(self._kept))]
         return thread
+
+
+def _items(records: Iterable[HasDict]) -> dict[str, Any]:
+    return {"items": [record.to_dict() for record in records]}
 
 
 def _cutting(read: Callable[[Request], Any]) -> Callable[[Request], Any]:

@@ -30,6 +30,7 @@ from dspyer.patch import Replace
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
+from dspyer.runtime.run_stats import counted_parts
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Change, Row
 from dspyer.stores.content import blob_id
@@ -124,13 +125,16 @@ def graph_facts(program: HasGraph) -> dict[str, Any]:
 
 
 def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
-    """What a drawing of a graph shows, and its fingerprint does not have."""
+    """What a drawing of a graph and its figures show, and its fingerprint does not have."""
+    parts = counted_parts(graph.nodes, graph.topology.schema)
     return {
         "kinds": {name: node.kind for name, node in graph.nodes.items()},
         "labels": [[source, target, label] for (source, target), label in edge_labels(graph).items()],
         "conditional": [[edge.source, edge.target] for edge in graph.topology.edges if edge.conditional],
         "fields": [shape.to_dict() for shape in graph.topology.schema.field_shapes],
         "text": explain(graph),
+        "checks": {name: [one.fix, one.into, sorted(one.modes)] for name, one in parts["checks"].items()},
+        "maps": {name: [one.into, one.failures, sorted(one.folded)] for name, one in parts["maps"].items()},
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dspyer.display.stats import FinalFailure, Stats, count_stats
+from dspyer.display.stats import FinalFailure, Stats, count_stats, parent_of
 from dspyer.events import Commit
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
@@ -26,7 +26,7 @@ def stats_of_history(
     return count_stats(
         tuple(graph.nodes),
         commits,
-        [FinalFailure(failure, (), _parent(failure, commits)) for failure in failures],
+        [FinalFailure(failure, (), parent_of(failure, commits)) for failure in failures],
         **counted_parts(graph.nodes, graph.topology.schema),
         items={},
         lm_calls=None,
@@ -34,12 +34,3 @@ def stats_of_history(
         unknown=UNKNOWN,
         shown=shown,
     )
-
-
-def _parent(failure: Failure, commits: Sequence[Commit]) -> str:
-    """The id of the last commit of the branch that failed; "" if it had none on this path."""
-    path, _, index = failure.execution.rpartition(":")
-    if not index.isdigit():
-        return ""
-    before = f"{path}:{int(index) - 1}"
-    return next((one.id for one in reversed(commits) if one.id.rpartition("/")[2] == before), "")

@@ -34,17 +34,17 @@ def request(
     return asyncio.run(ask())
 
 
-def get(app: Any, path: str, **params: Any) -> Any:
+def get(app: Any, name: str, /, **params: Any) -> Any:
     """The JSON of an answer of the API; fails unless the status is 200."""
-    response = request(app, "GET", f"/api/{path}", headers={"X-Dspyer-Token": TOKEN}, params=params)
+    response = request(app, "GET", f"/api/{name}", headers={"X-Dspyer-Token": TOKEN}, params=params)
     assert response.status_code == 200, response.text
     return json.loads(response.text, parse_constant=_refuse)
 
 
-def post(app: Any, path: str, **body: Any) -> httpx.Response:
+def post(app: Any, name: str, /, **body: Any) -> httpx.Response:
     """The response to an action."""
     headers = {"X-Dspyer-Token": TOKEN, "Content-Type": "application/json"}
-    return request(app, "POST", f"/api/{path}", headers=headers, body=body)
+    return request(app, "POST", f"/api/{name}", headers=headers, body=body)
 
 
 def _refuse(constant: str) -> None:

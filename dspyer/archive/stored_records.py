@@ -1,0 +1,107 @@
+"""What a stored run recorded besides its commits: posts to live fields, the conflicts of its joins, and its figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from dspyer.archive.stored_graph import StoredGraph
+from dspyer.display.stats import FinalFailure, Stats, count_stats, parent_of
+from dspyer.events import BranchPath, Commit, MergedConflict, Posted
+from dspyer.failure import Failure
+from dspyer.patch import update_size
+from dspyer.persistence.history import CommitListing
+from dspyer.persistence.reader import HistoryReader, RunRows
+from dspyer.persistence.rows import PostHeader, RowKind, read_commit_content, run_label
+
+UNKNOWN = (
+    "a store keeps the tokens of a run when it ends: those of a process that was killed are missing",
+    "of failures, those are counted that were committed or ended the run",
+)
+
+
+class StoredPost(NamedTuple):
+    """A post to a live field.
+
+    Attributes:
+        post: the post. `execution` is the id of the commit of its node; `time` is 0 in rows of dspyer 0.5 or earlier.
+        withdrawn: whether it was withdrawn: the attempt that made it ended without a commit.
+    """
+
+    post: Posted
+    withdrawn: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: that of the post, and whether it was withdrawn."""
+        return {**self.post.to_dict(), "withdrawn": self.withdrawn}
+
+
+class JoinConflict(NamedTuple):
+    """A conflict, and the id of the commit of its join."""
+
+    commit: str
+    conflict: MergedConflict
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {"commit": self.commit, "conflict": self.conflict.to_dict()}
+
+
+def stored_posts(reader: HistoryReader, run: RunRows, graph: StoredGraph | None) -> list[StoredPost]:
+    """The posts to the live fields of a run's own graph, in order."""
+    reducers = {} if graph is None else {field.name: field.reducer for field in graph.fields}
+    found: dict[int, StoredPost] = {}
+    for row, point in zip(run.rows, run.points, strict=True):
+        if row.kind == RowKind.WITHDRAW:
+            _, scope, _, _, withdrawn = row.header
+            for seq in () if scope else withdrawn:
+                if seq in found:
+                    found[seq] = found[seq]._replace(withdrawn=True)
+        elif row.kind == RowKind.POST and row.content is not None:
+            header = PostHeader.parse(row.header)
+            if header.scope:
+                continue
+            update = (read_commit_content(row.content, reader.fetch, reader.decode).patch or {})[header.field]
+            name, how = header.execution, reducers.get(header.field) or "replace"
+            execution = f"{run.labels.get(point.run, run_label(run.run))}/{name}"
+            size, time = update_size(update), header.time or 0.0
+            post = Posted(header.field, header.node, _branch(name), execution, header.seq, size, update, how, time)
+            found[header.seq] = StoredPost(post, withdrawn=False)
+    return [found[seq] for seq in sorted(found)]
+
+
+def _branch(execution: str) -> BranchPath:
+    path = execution.rpartition(":")[0]
+    return tuple(map(int, path.split("."))) if path.replace(".", "").isdigit() else ()
+
+
+def join_conflicts(listing: CommitListing, ids: frozenset[str]) -> list[JoinConflict]:
+    """The conflicts of those of some commits that are joins, in canonical order."""
+    return [
+        JoinConflict(commit.id, conflict)
+        for commit, index in zip(listing.commits, listing.log_indexes, strict=True)
+        if commit.id in ids
+        for conflict in listing.history.log[index].conflicts
+    ]
+
+
+def stored_stats(
+    graph: StoredGraph,
+    commits: Sequence[Commit],
+    failures: Sequence[Failure],
+    usage: Mapping[str, Mapping[str, Any]],
+    begin: Mapping[str, Any],
+) -> Stats:
+    """The figures of a run, from its commits; `begin` is the state before the first one."""
+    return count_stats(
+        graph.picture.topology.nodes,
+        commits,
+        [FinalFailure(failure, (), parent_of(failure, commits)) for failure in failures],
+        checks=graph.checks,
+        maps=graph.maps,
+        items={},
+        lm_calls=None,
+        usage=usage,
+        unknown=UNKNOWN,
+        begin=begin,
+    )

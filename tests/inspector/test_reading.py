@@ -1,0 +1,298 @@
+"""What the inspector answers: valid JSON that equals what the archive gives, for any graph, and bounded in size."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+import dspyer.inspector
+from dspyer import END, START, Archive, CompiledGraph, Context, Graph, live, reducers
+from dspyer.display.cut_values import FEW, ITEMS, TEXT, cut, part_of
+from dspyer.stores import Memory
+from dspyer.testing import no_pauses
+from tests.inspector.asking import TOKEN, get, request
+
+NASTY = "</script><img src=x onerror=alert(1)>\u2028\u202e\x00\x1b[31m'\"`"
+
+
+def stored(graph: Graph, inputs: dict[str, Any], name: str = "t", runs: int = 1) -> tuple[Memory, CompiledGraph]:
+    store = Memory()
+    program = graph.compile(store=store)
+    for _ in range(runs):
+        program.thread(name).run(inputs, abandon=True)
+    return store, program
+
+
+def app_of(store: Memory) -> Any:
+    return dspyer.inspector.app(store, token=TOKEN)
+
+
+# --- any graph
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner)
+        | st.dictionaries(st.sampled_from(["$type", "a", "", "ü", "\ud800"]) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    edges=st.lists(st.sampled_from([("a", "b"), ("a", "c"), ("b", "d"), ("c", "d"), ("a", "d")]), unique=True),
+    values=st.lists(VALUES, min_size=4, max_size=4),
+    raises=st.sampled_from([None, "b", "d"]),
+    name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8) | st.just(NASTY),
+)
+@settings(max_examples=12)
+def test_every_answer_is_json_and_says_what_the_archive_says(
+    edges: list[tuple[str, str]], values: list[Any], raises: str | None, name: str
+) -> None:
+    graph = Graph(name="any", merge="first_write_wins")
+    for node, value in zip("abcd", values, strict=True):
+
+        def write(node: str = node, value: Any = value) -> dict[str, Any]:
+            if node == raises:
+                raise ValueError(NASTY)
+            return {"shared": value, node: value}
+
+        graph.add_node(node, write, writes=["shared", node])
+    sources, targets = {source for source, _ in edges}, {target for _, target in edges}
+    for source, target in edges:
+        graph.add_edge(source, target)
+    for node in "abcd":
+        if node not in targets:
+            graph.add_edge(START, node)
+        if node not in sources:
+            graph.add_edge(node, END)
+    store, _ = stored(graph, {}, name)
+    app, thread = app_of(store), Archive(store).thread(name)
+    info = get(app, "runs")["items"][0]
+    assert info == thread.info().to_dict()
+    assert get(app, "threads", thread=name)["items"] == [info]
+    run = get(app, "run", thread=name, run=info["run_id"])
+    drawing = thread.graph()
+    assert drawing is not None
+    assert run["graph"] == drawing.drawing().to_dict()
+    assert run["count"] == len(thread.history())
+    assert run["failures"] == [failure.to_dict() for failure in thread.failures()]
+    rows = get(app, "commits", thread=name)["items"]
+    assert [row["id"] for row in rows] == [commit.id for commit in thread.history()]
+    assert [row["writes"] for row in rows] == [list(commit.patch) for commit in thread.history()]
+    for row in rows:
+        assert get(app, "commit", thread=name, id=row["id"]) == thread.commit(row["id"]).to_dict()
+        assert get(app, "lm_calls", thread=name, execution=row["id"]) == {"items": []}
+    assert get(app, "stats", thread=name) == thread.stats().to_dict()
+    assert get(app, "posts", thread=name) == {"items": []}
+    conflicts = get(app, "conflicts", thread=name)["items"]
+    assert conflicts == [found.to_dict() for found in thread.conflicts()]
+
+
+# --- pages
+
+
+def counting(steps: int) -> Graph:
+    graph = Graph().add_node("step", lambda n: {"n": n + 1}).add_path(START, "step")
+    return graph.add_conditional_edges("step", lambda n: "step" if n % steps else END, ["step", END])
+
+
+def test_pages_of_each_run_in_both_orders() -> None:
+    store, _ = stored(counting(20), {"n": 0}, runs=2)
+    app = app_of(store)
+    for info in get(app, "runs")["items"]:
+        run = info["run_id"]
+        whole = [row["id"] for row in get(app, "commits", thread="t", run=run)["items"]]
+        assert len(whole) == get(app, "run", thread="t", run=run)["count"] == 21
+        for first in range(0, 25, 4):
+            page = get(app, "commits", thread="t", run=run, first=first, count=4)
+            assert [row["id"] for row in page["items"]] == whole[first : first + 4]
+            assert page["next"] == (first + 4 if first + 4 <= 21 else None)
+            page = get(app, "commits", thread="t", run=run, first=first, count=4, newest=1)
+            assert [row["id"] for row in page["items"]] == whole[::-1][first : first + 4]
+
+
+def test_pages_reach_the_commits_of_a_fork_that_has_not_joined() -> None:
+    graph = Graph(merge="first_write_wins")
+    graph.add_node("left", lambda: {"left": 1}, writes=["left"]).add_node("far", lambda: {"far": 1}, writes=["far"])
+    graph.add_interrupt("ask", question="?", answer=bool, into="ok").add_node("end", lambda: None, writes=[])
+    graph.add_edge(START, ["left", "ask"]).add_edge("left", "far").add_edge(["far", "ask"], "end").add_edge("end", END)
+    store, _ = stored(graph, {})
+    app = app_of(store)
+    whole = get(app, "commits", thread="t")["items"]
+    assert [(row["node"], row["version"]) for row in whole] == [("START", 0), ("left", None), ("far", None)]
+    found = [get(app, "commits", thread="t", first=first, count=1)["items"] for first in range(4)]
+    assert found == [[whole[0]], [whole[1]], [whole[2]], []]
+
+
+def test_lists_are_filtered_and_paged() -> None:
+    store, program = stored(counting(2), {"n": 0}, "a")
+    program.thread("b").run({"n": 0})
+    app = app_of(store)
+    first = get(app, "runs", limit=1)
+    assert [info["thread"] for info in first["items"]] == ["b"]
+    assert [info["thread"] for info in get(app, "runs", limit=1, after=first["next"])["items"]] == ["a"]
+    assert [info["thread"] for info in get(app, "runs", text="A")["items"]] == ["a"]
+    assert get(app, "runs", status="failed")["items"] == []
+    assert get(app, "threads", until="2001-01-01T00:00")["items"] == []
+    assert len(get(app, "threads", since="2001-01-01", until="4000000000")["items"]) == 2
+
+
+# --- live fields, conflicts, figures
+
+
+class Board(BaseModel):
+    notes: Annotated[list[str], reducers.append, live()] = []
+    done: bool = False
+
+
+def test_posts_to_live_fields() -> None:
+    def write(ctx: Context) -> dict[str, Any]:
+        ctx.post("notes", "first")
+        ctx.post("notes", "second")
+        return {}
+
+    graph = Graph(Board).add_node("write", write, writes=["notes"]).add_path(START, "write", END)
+    store, _ = stored(graph, {})
+    app = app_of(store)
+    posts = get(app, "posts", thread="t")["items"]
+    assert [(post["field"], post["node"], post["value"], post["withdrawn"]) for post in posts] == [
+        ("notes", "write", "first", False),
+        ("notes", "write", "second", False),
+    ]
+    row = get(app, "commits", thread="t")["items"][1]
+    assert posts[0]["execution"] == row["id"]
+    assert row["started"] - 1 <= posts[0]["time"] <= posts[1]["time"] <= row["started"] + row["duration"] + 1
+    assert get(app, "run", thread="t")["fields"][0]["live"]
+
+
+def test_posts_of_a_failed_attempt_are_withdrawn() -> None:
+    calls = []
+
+    def write(ctx: Context) -> dict[str, Any]:
+        calls.append(1)
+        ctx.post("notes", f"attempt {len(calls)}")
+        if len(calls) == 1:
+            raise ConnectionError("once")
+        return {}
+
+    graph = Graph(Board).add_node("write", write, writes=["notes"], retry=2)
+    with no_pauses():
+        store, _ = stored(graph.add_path(START, "write", END), {})
+    posts = get(app_of(store), "posts", thread="t")["items"]
+    assert [(post["value"], post["withdrawn"]) for post in posts] == [("attempt 1", True), ("attempt 2", False)]
+
+
+def test_conflicts_and_figures() -> None:
+    graph = Graph(merge="first_write_wins").add_node("left", lambda: {"n": 1}, writes=["n"])
+    graph.add_node("right", lambda: {"n": 2}, writes=["n"]).add_node("end", lambda n: {"m": 1 / 0}, writes=["m"])
+    graph.add_edge(START, ["left", "right"]).add_edge(["left", "right"], "end").add_edge("end", END)
+    store, program = stored(graph, {})
+    app = app_of(store)
+    (found,) = get(app, "conflicts", thread="t")["items"]
+    assert (found["conflict"]["path"], found["conflict"]["winner"]) == (["n"], "left")
+    assert found["commit"] in [row["id"] for row in get(app, "commits", thread="t")["items"]]
+    figures = {node["node"]: node for node in get(app, "stats", thread="t")["nodes"]}
+    expected = {node["node"]: node for node in program.thread("t").stats().to_dict()["nodes"]}
+    assert figures == expected
+    assert figures["end"]["exceptions"] == {"ZeroDivisionError": 1}
+
+
+def test_figures_of_checks_and_maps_are_those_of_the_program() -> None:
+    def find(text: str) -> list[str]:
+        return [] if text.endswith("!") else ["no mark"]
+
+    graph = Graph().add_map(
+        "read", lambda doc: {"fact": doc / 2}, over="docs", item="doc", into="facts", failures="bad"
+    )
+    graph.add_node("draft", lambda facts: {"text": "hello"}, writes=["text"])
+    graph.add_check("loud", find, of="draft", max_fixes=1, fix=lambda text: {"text": f"{text}!"})
+    graph.add_path(START, "read", "draft", END)
+    store, program = stored(graph, {"docs": [1, "x"]})
+    figures = get(app_of(store), "stats", thread="t")["nodes"]
+    assert figures == program.thread("t").stats().to_dict()["nodes"]
+    assert {node["node"]: node["corrected"] for node in figures}["draft"] == 1
+
+
+# --- sizes
+
+
+def test_a_large_value_is_cut_and_can_be_had_in_parts() -> None:
+    text = "".join(chr(97 + i % 26) for i in range(2_500_000))
+    graph = Graph().add_node("big", lambda: {"essay": text, "list": list(range(2_500))}, writes=["essay", "list"])
+    store, _ = stored(graph.add_path(START, "big", END), {})
+    app = app_of(store)
+    row = get(app, "commits", thread="t")["items"][1]
+    response = request(app, "GET", f"/api/commit?thread=t&id={row['id']}", headers={"X-Dspyer-Token": TOKEN})
+    assert len(response.content) < 300_000
+    after = response.json()["after"]
+    mark = after["essay"]
+    assert (mark["$type"], mark["kind"], mark["length"], mark["value"]) == ("cut", "text", len(text), text[:TEXT])
+    joined = ""
+    first: int | None = 0
+    while first is not None:
+        path = json.dumps(mark["path"])
+        part = get(app, "value", of="commit", thread="t", id=row["id"], path=path, first=first)
+        joined, first = joined + part["value"], part["next"]
+    assert joined == text
+    mark = after["list"]
+    assert mark["value"] == list(range(ITEMS))
+    part = get(app, "value", of="commit", thread="t", id=row["id"], path=json.dumps(mark["path"]), first=ITEMS)
+    assert part["value"] == list(range(ITEMS, 2 * ITEMS))
+    for path in ("odd", "{}", "[null]", '["after","none"]', '["after","list",-1]', '["after","essay",0]'):
+        params = {"of": "commit", "thread": "t", "id": row["id"], "path": path}
+        refused = request(app, "GET", "/api/value", headers={"X-Dspyer-Token": TOKEN}, params=params)
+        assert refused.status_code in (400, 404), path
+
+
+@given(
+    st.recursive(
+        st.text(max_size=40) | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+@settings(max_examples=50)
+def test_what_is_small_is_not_cut(value: Any) -> None:
+    assert cut(value) == value
+
+
+def test_an_answer_has_a_largest_size() -> None:
+    value = {"rows": [{"text": "x" * TEXT, "list": ["y" * 50] * 900} for _ in range(900)]}
+    shown = cut(value)
+    assert len(json.dumps(shown)) < 3_000_000
+    mark = shown["rows"][-1]["text"]
+    assert mark["value"] == "x" * FEW
+    assert part_of(value, mark["path"], 0, TEXT)["value"] == "x" * TEXT
+
+
+# --- without DSPy, and without the extra
+
+
+def test_reading_imports_no_dspy(tmp_path: Path) -> None:
+    store = str(tmp_path / "runs.db")
+    counting(2).compile(store=store).thread("t").run({"n": 0})
+    code = (
+        "import sys, dspyer.inspector\n"
+        f"dspyer.inspector.app({store!r}, token='x')\n"
+        "assert 'dspy' not in sys.modules and 'litellm' not in sys.modules\n"
+        "for name in [name for name in sys.modules if name.split('.')[0] == 'starlette' or 'inspector.' in name]:\n"
+        "    del sys.modules[name]\n"
+        "sys.modules['starlette.applications'] = None\n"
+        "try:\n"
+        f"    dspyer.inspector.app({store!r}, token='x')\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stderr, done.stdout) == (
+        "",
+        "the inspector needs Starlette and uvicorn: pip install 'dspyer[inspect]'\n",
+    )
