@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import dspy
 import pytest
+from opentelemetry import trace
+from opentelemetry.util._once import Once
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -70,9 +72,12 @@ def tidy(output: str) -> str:
 
 @pytest.fixture
 def settings() -> Iterator[None]:
-    """Puts DSPy's settings back afterwards."""
+    """Puts DSPy's settings back afterwards, and OpenTelemetry's: a program sets its tracer provider once."""
     yield
     dspy.configure(lm=None, adapter=None, callbacks=[])
+    if trace._TRACER_PROVIDER is not None:
+        trace._TRACER_PROVIDER.shutdown()  # type: ignore[attr-defined]  # of the SDK
+        trace._TRACER_PROVIDER, trace._TRACER_PROVIDER_SET_ONCE = None, Once()
 
 
 @pytest.fixture

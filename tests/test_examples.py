@@ -52,6 +52,13 @@ SHOWN = {
         "to be looked at: 2 x ticket 9.00; fee 1.00; total 24.00 -- the lines miss the total by 5.00",
         "extract           5     80.0 %    20.0 %",
     ],
+    "tracing.py": [
+        "    invoke_node limits (the server is busy)",
+        "      attempt 2",
+        "      item 1",
+        "        Predict(StringSignature).forward",
+        "            ScriptedLM.__call__",
+    ],
     "killed.py": [
         "The first process: killed by SIGKILL",
         "thread 'tonight' is 'crashed': resume",

@@ -200,6 +200,12 @@ def run_span(session: TracedSession, outcome: Any) -> AbstractContextManager[Non
     return _UNTRACED if session.spans is None else _RunSpan(session.spans, session, outcome)
 
 
+def _takes_traces_whole() -> bool:
+    """Whether the spans go to MLflow, which drops those of a trace that it has stored before (as of 3.17)."""
+    use_own = os.environ.get("MLFLOW_USE_DEFAULT_TRACER_PROVIDER", "").strip().lower()
+    return "mlflow" in sys.modules and use_own in ("false", "0")
+
+
 def continued_trace(request: TracedRequest) -> AbstractContextManager[None]:
     """A block in which the trace of a resumed run is the current one: what DSPy traces around the run belongs to it.
 
@@ -210,6 +216,8 @@ def continued_trace(request: TracedRequest) -> AbstractContextManager[None]:
         return _UNTRACED
     trace, found = records.trace, _tracing()
     if found is None or trace.thread != journal.thread or time.time() - trace.started > CONTINUED_FOR:
+        return _UNTRACED
+    if _takes_traces_whole():
         return _UNTRACED
     api = found[0]
     try:
@@ -301,7 +309,7 @@ class RunSpans:
         user_session = api.context.get_value(SESSION_ID, current)  # of OpenInference's `using_session`
         if self._thread:
             self._common = {SESSION_ID: user_session or self._thread, CONVERSATION: self._thread}
-        attributes = {
+        attributes: dict[str, Any] = {
             SPAN_KIND: "CHAIN",
             OPERATION: INVOKE_RUN,
             GRAPH_NAME: graph.name,
@@ -310,6 +318,9 @@ class RunSpans:
         }
         trace = session.records.trace if self._stored else None
         try:
+            if self._captures:
+                given = [name for name in (*graph.inputs, *graph.also) if name in session.run_start.patch]
+                attributes |= {INPUT: self._shown(session.inputs, given), INPUT_TYPE: _JSON}
             around = api.trace.get_current_span(current).get_span_context()
             links, continues = self._links(trace, around, current)
             self._span = self._tracer.start_span(
@@ -359,17 +370,17 @@ class RunSpans:
         self._runs.pop(self._scope, None)
         for execution in list(self._running):
             self._finish(execution, "stopped")
+        span = self._span
         try:
-            span = self._span
             if ended is not None and span.is_recording():
                 span.set_attribute(STATUS, ended.status)
                 if ended.status == "failed" and ended.error is not None:
                     self._failed(span, unwrap_stop_iteration(ended.error))
                 if ended.status == "completed" and self._captures:
                     span.set_attributes({OUTPUT: self._outputs(session.run, session.inputs), OUTPUT_TYPE: _JSON})
-            span.end()
         except Exception as error:  # noqa: BLE001 - the run counts, not its trace
             self._lose(error)
+        self._end_span(span)
 
     def _outputs(self, run: RunState, inputs: ImmutableState) -> str:
         state, names = run.trunk_state, self._graph.outputs
@@ -495,7 +506,7 @@ class RunSpans:
             if status:
                 span.set_attribute(STATUS, status)
             span.end(ended)
-        except Exception as error:  # noqa: BLE001 - of an exporter: the run counts, not its trace
+        except Exception as error:  # noqa: BLE001 - of a processor: the run counts, not its trace
             self._lose(error)
 
     # --- what events add to spans
@@ -524,8 +535,6 @@ class RunSpans:
 
     def _add_commit(self, event: Committed) -> None:
         commit = event.commit
-        if self._captures and commit.node == START and not commit.step:
-            self._span.set_attributes({INPUT: _patch_text(event), INPUT_TYPE: _JSON})
         running = self._running.get(commit.id)
         if running is None:
             return
@@ -616,7 +625,11 @@ class RunSpans:
 
     def _failed(self, span: Span, error: BaseException) -> None:
         self._set_failed(span, _said(error))
-        span.record_exception(error)
+        try:
+            span.record_exception(error)
+        except Exception:  # noqa: BLE001 - raised by a `__str__` of the user
+            told = {"exception.type": type(error).__qualname__, "exception.message": error_text(error)}
+            span.add_event("exception", told)
 
     def _set_failed(self, span: Span, text: str) -> None:
         span.set_status(self._api.trace.Status(self._api.trace.StatusCode.ERROR, text))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
-from opentelemetry import trace
+from opentelemetry import context, trace
 from opentelemetry.sdk.trace import ReadableSpan
+from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Retry
+from dspyer import END, START, CompiledGraph, Context, Graph, Retry, live, reducers
 from dspyer.runtime import spans as module
 from dspyer.testing import no_pauses
 from tests.runtime.conftest import Play
@@ -142,3 +147,308 @@ def test_without_a_provider_no_span_object_is_made(provider: Any, monkeypatch: p
         run = play(everything(), {})
     assert run.status == "completed"
     assert made == []
+
+
+def test_a_program_that_suppresses_instrumentation_is_not_traced(traces: Traces) -> None:
+    token = context.attach(context.set_value(context._SUPPRESS_INSTRUMENTATION_KEY, True))
+    try:
+        assert inner()().deep == ""
+    finally:
+        context.detach(token)
+    assert traces.spans == []
+
+
+# --- attributes and events
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "tracing.md"
+NAMES = {
+    name: value
+    for name, value in vars(module).items()
+    if name.isupper() and isinstance(value, str) and "." in value and not name.startswith("_")
+}
+
+
+FIELDS = ["n", "secret"]
+
+
+class Board(BaseModel):
+    n: int = 0
+    secret: str = ""
+    notes: Annotated[list[str], reducers.append, live] = []
+    problem: Any = None
+
+
+def test_the_attributes_of_a_stored_run(traces: Traces, play: Play) -> None:
+    graph = Graph(Board, inputs=FIELDS, name="Facts").add_node("one", lambda n: {"n": n + 1}, writes=["n"])
+    graph.add_node("two", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "one", "two", END)
+    run = play(graph.compile(store=":memory:").thread("t-42"), {"n": 1})
+    (root,) = [span for span in traces.spans if span.parent is None]
+    common = {"session.id": "t-42", "gen_ai.conversation.id": "t-42", "openinference.span.kind": "CHAIN"}
+    assert dict(root.attributes or {}) == common | {
+        "gen_ai.operation.name": "invoke_workflow",
+        "gen_ai.workflow.name": "Facts",
+        "dspyer.run_id": run.run_id,
+        "dspyer.status": "completed",
+    }
+    assert root.kind is trace.SpanKind.INTERNAL
+    assert dict(traces.named("invoke_node two").attributes or {}) == common | {
+        "gen_ai.operation.name": "invoke_node",
+        "graph.node.id": "two",
+        "graph.node.name": "two",
+        "graph.node.parent_id": "one",
+        "dspyer.branch": "trunk",
+        "dspyer.visit": 1,
+        "dspyer.execution": "trunk:2",
+        "dspyer.version": 2,
+    }
+
+
+def test_nodes_of_graphs_inside_have_ids_below_that_of_their_node(traces: Traces) -> None:
+    everything_with = Graph(name="Outer").add_node("sub", inner()).add_path(START, "sub", END).compile()
+    everything_with.run({})
+    deep, sub = traces.named("invoke_node deep").attributes or {}, traces.named("invoke_node sub").attributes or {}
+    assert (deep["graph.node.id"], deep["graph.node.parent_id"], deep["graph.node.name"]) == ("sub/deep", "sub", "deep")
+    assert deep["dspyer.execution"] == "trunk:1/trunk:1"
+    assert "graph.node.parent_id" not in sub
+
+
+def ask_once(ctx: Context) -> dict[str, Any]:
+    return {"n": ctx.interrupt("go", "Shall I?")}
+
+
+def clash() -> Graph:
+    graph = Graph(Board, inputs=FIELDS, name="Clash", merge="last_write_wins")
+    graph.add_node("a", lambda: {"secret": "a"}, writes=["secret"])
+    graph.add_node("b", lambda: {"secret": "b"}, writes=["secret"])
+    graph.add_node("c", lambda secret: {"n": 1}, writes=["n"])
+    return graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "c").add_edge("c", END)
+
+
+def chatter() -> Graph:
+    def talk(ctx: Context) -> dict[str, Any]:
+        ctx.post("notes", "hello")
+        if ctx.attempt == 1:
+            raise ConnectionError("no line")
+        return {}
+
+    graph = Graph(Board, inputs=FIELDS, name="Chatter").add_node("talk", talk, writes=["notes"], retry=2)
+    return graph.add_path(START, "talk", END)
+
+
+def test_joins_and_conflicts_are_events_of_the_run(traces: Traces, play: Play) -> None:
+    play(clash().compile(), {})
+    assert traces.events("invoke_workflow Clash") == [
+        (
+            "dspyer.conflict",
+            {"join": "c", "path": "secret", "authors": ("a", "b"), "policy": "last_write_wins", "winner": "b"},
+        ),
+        ("dspyer.join", {"node": "c", "branches": ("0", "1"), "branch": "trunk"}),
+    ]
+
+
+def test_posts_withdrawals_and_failed_attempts_are_events_of_the_node(traces: Traces, play: Play) -> None:
+    with no_pauses():
+        play(chatter().compile(), {})
+    names = [name for name, _ in traces.events("invoke_node talk")]
+    assert names == ["dspyer.post", "dspyer.attempt_failed", "dspyer.withdrawal", "dspyer.post"]
+    told = dict(traces.events("invoke_node talk"))
+    assert told["dspyer.withdrawal"] == {"field": "notes", "posts": (1,)}
+    assert told["dspyer.attempt_failed"] == {
+        "attempt": 1,
+        "pause": told["dspyer.attempt_failed"]["pause"],
+        "exception.type": "ConnectionError",
+        "exception.message": "no line",
+    }
+
+
+def test_routes_and_cache_hits_are_events_of_the_node(traces: Traces, tmp_path: Path) -> None:
+    graph = Graph(Board, inputs=FIELDS, name="Ways").add_node("a", lambda n: {"n": n + 1}, writes=["n"], cache=True)
+    graph.add_node("b", lambda n: {"n": n}, writes=["n"]).add_edge(START, "a").add_edge("b", END)
+    program = graph.add_conditional_edges("a", lambda n: ["b", END], ["b", END]).compile(cache_dir=tmp_path)
+    program.run({"n": 1})
+    program.run({"n": 1})
+    assert traces.events("invoke_node a") == [
+        ("dspyer.route", {"targets": ("b", "END")}),
+        ("dspyer.cache_hit", {}),
+        ("dspyer.route", {"targets": ("b", "END")}),
+    ]
+    assert traces.events("invoke_node b") == []
+
+
+def test_questions_are_events(traces: Traces, play: Play) -> None:
+    graph = Graph(Board, inputs=FIELDS, name="Asks").add_node("ask", ask_once, writes=["n"]).add_path(START, "ask", END)
+    assert play(graph.compile(), {}).status == "interrupted"
+    span = traces.named("invoke_node ask")
+    assert traces.events("invoke_node ask") == [("dspyer.interrupt", {"key": "go", "node": "ask"})]
+    assert (span.attributes or {})["dspyer.status"] == "interrupted"
+    assert span.status.status_code is trace.StatusCode.UNSET
+    assert (traces.named("invoke_workflow Asks").attributes or {})["dspyer.status"] == "interrupted"
+
+
+def test_a_question_after_a_node_is_an_event_of_the_run(traces: Traces) -> None:
+    graph = (
+        Graph(Board, inputs=FIELDS, name="After")
+        .add_node("a", lambda n: {"n": 1}, writes=["n"])
+        .add_path(START, "a", END)
+    )
+    graph.compile(interrupt_after=["a"]).run({})
+    assert traces.events("invoke_workflow After") == [("dspyer.interrupt", {"key": "after", "node": "a"})]
+
+
+# --- failures
+
+
+def fails(text: str = "no line") -> Callable[[], Any]:
+    def fail() -> Any:
+        raise ConnectionError(text)
+
+    return fail
+
+
+def failure(span: ReadableSpan) -> tuple[str, str | None, list[Any]]:
+    recorded = [(event.attributes or {}).get("exception.message") for event in span.events if event.name == "exception"]
+    return span.status.status_code.name, span.status.description, recorded
+
+
+def test_a_failure_is_the_status_and_an_exception(traces: Traces, play: Play) -> None:
+    graph = Graph(Board, inputs=FIELDS, name="Fails").add_node("bad", fails(), writes=["n"]).add_path(START, "bad", END)
+    with pytest.raises(ConnectionError):
+        play(graph.compile(), {}).raise_error()
+    expected = ("ERROR", "ConnectionError: no line", ["no line"])
+    assert failure(traces.named("invoke_node bad")) == failure(traces.named("invoke_workflow Fails")) == expected
+    (event,) = traces.named("invoke_node bad").events
+    assert "in fail" in str((event.attributes or {})["exception.stacktrace"])
+
+
+def test_a_failure_that_an_error_edge_takes_is_one_of_the_node_and_not_of_the_run(traces: Traces, play: Play) -> None:
+    graph = (
+        Graph(Board, inputs=FIELDS, name="Caught")
+        .add_node("bad", fails(), writes=["n"])
+        .add_node("mend", lambda n: {"n": 2}, writes=["n"])
+    )
+    graph.add_path(START, "bad", END).add_error_edge("bad", "mend", into="problem").add_edge("mend", END)
+    assert play(graph.compile(), {}).status == "completed"
+    assert failure(traces.named("invoke_node bad")) == ("ERROR", "ConnectionError: no line", ["no line"])
+    assert (traces.named("invoke_node bad").attributes or {})["dspyer.version"] == 1
+    assert failure(traces.named("invoke_workflow Caught")) == ("UNSET", None, [])
+
+
+def test_a_failure_that_no_node_raised_is_one_of_the_run(traces: Traces, play: Play) -> None:
+    graph = clash()
+    with pytest.raises(Exception, match="max_steps"):
+        play(graph.compile(max_steps=1), {}).raise_error()
+    assert failure(traces.named("invoke_workflow Clash"))[0] == "ERROR"
+
+
+def test_failed_items_and_attempts_have_a_status(traces: Traces, play: Play) -> None:
+    def work(item: int) -> int:
+        if item == 1:
+            raise ConnectionError("no line")
+        return item
+
+    graph = Graph(name="Map").add_node("list", lambda: {"items": [0, 1]}, writes=["items"])
+    graph.add_map("map", work, over="items", item="item", into="found", failures="lost", retry=2)
+    with no_pauses():
+        assert play(graph.add_path(START, "list", "map", END).compile(), {}).status == "completed"
+    assert failure(traces.named("item 0")) == ("UNSET", None, [])
+    lost = ("ERROR", "ConnectionError: no line", ["no line"])
+    assert failure(traces.named("attempt 2")) == lost
+    assert [name for name, _ in traces.events("item 1")] == ["dspyer.attempt_failed"]
+    assert failure(traces.named("invoke_node map"))[0] == "UNSET"
+
+
+# --- what is shown
+
+
+@pytest.mark.parametrize(
+    ("value", "captured"),
+    [
+        (None, False),
+        ("", False),
+        ("false", False),
+        ("no_content", False),
+        ("EVENT_ONLY", False),
+        ("true", True),
+        ("True", True),
+        ("SPAN_ONLY", True),
+        ("span_and_event", True),
+    ],
+)
+def test_inputs_and_outputs_are_recorded_if_the_variable_asks_for_it(
+    traces: Traces, value: str | None, captured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(module.CAPTURE, raising=False)
+    if value is not None:
+        monkeypatch.setenv(module.CAPTURE, value)
+    graph = Graph(Board, inputs=FIELDS, name="Shows")
+    graph.add_node("one", lambda n, secret: {"n": n + 1, "secret": secret * 2}, writes=FIELDS)
+    graph.add_path(START, "one", END).compile().run({"n": 1, "secret": "ab"})
+    found = {}
+    for span in traces.spans:
+        shown = {name: value for name, value in (span.attributes or {}).items() if name.startswith(("input", "output"))}
+        found[span.name.partition(" ")[0]] = {
+            name: json.loads(str(value)) for name, value in shown.items() if name.endswith("value")
+        }
+    node = {"input.value": {"n": 1, "secret": "ab"}, "output.value": {"n": 2, "secret": "abab"}}
+    assert found["invoke_node"] == (node if captured else {})
+    assert bool(found["invoke_workflow"]) is captured
+    if captured:
+        assert found["invoke_workflow"]["input.value"] == {"n": 1, "secret": "ab"}
+
+
+SECRET = "the code is 4711"
+
+
+def text_of(traces: Traces) -> str:
+    return "".join(span.to_json() for span in traces.spans)
+
+
+def leaky(**options: Any) -> CompiledGraph:
+    """A graph whose secret is in a state, a question, an error, a route and what attempts raise."""
+
+    def tell(secret: str, ctx: Context) -> dict[str, Any]:
+        if ctx.attempt == 1:
+            raise ConnectionError(f"cannot send {secret}")
+        return {"n": 1, "secret": secret}
+
+    def ask(secret: str, ctx: Context) -> dict[str, Any]:
+        try:
+            raise KeyError(secret)
+        except KeyError as cause:
+            raise ValueError(f"refused: {secret}") from cause
+
+    def question(secret: str, ctx: Context) -> dict[str, Any]:
+        return {"n": ctx.interrupt("q", f"send {secret}?")}
+
+    graph = Graph(Board, inputs=FIELDS, name="Leaky").add_node("tell", tell, writes=["n", "secret"], retry=2)
+    graph.add_node("ask", ask, writes=["n"]).add_node("question", question, writes=["n"])
+    graph.add_path(START, "tell", "ask", END).add_error_edge("ask", "question", on=ValueError, into="problem")
+    return graph.add_edge("question", END).compile(**options)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_is_redacted_is_in_no_span(
+    traces: Traces, inside: bool, monkeypatch: pytest.MonkeyPatch, play: Play
+) -> None:
+    monkeypatch.setenv(module.CAPTURE, "true")
+    redact = ["secret", "problem"]
+    program = leaky(redact=redact)
+    if inside:  # the outermost program's redaction counts
+        graph = Graph(Board, inputs=FIELDS, name="Outer").add_node("sub", leaky()).add_path(START, "sub", END)
+        program = graph.compile(redact=redact)
+    with no_pauses():
+        assert play(program, {"secret": SECRET}).status == "interrupted"
+    assert SECRET not in text_of(traces)
+    assert "[redacted]" in text_of(traces)
+
+
+def test_without_redaction_the_same_run_shows_it(traces: Traces) -> None:
+    with no_pauses():
+        leaky().run({"secret": SECRET})
+    assert SECRET in text_of(traces)
+
+
+def test_the_guide_lists_every_name(traces: Traces) -> None:
+    listed = set(re.findall(r"^\| `([a-z_.]+)` \|", PAGE.read_text(), re.MULTILINE))
+    assert listed == set(NAMES.values())

@@ -1,0 +1,199 @@
+"""The tools that DSPy's users look at traces with: OpenInference (Phoenix) and MLflow show the nodes of a graph."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+from openinference.instrumentation.dspy import DSPyInstrumentor
+
+from dspyer import END, START, CompiledGraph, Context, Graph
+from dspyer.testing import ScriptedLM
+from tests.persistence.processes import end_of, fork
+from tests.runtime.traces import tracing, tree_of
+
+# --- OpenInference
+
+
+def research(store: str | None = None) -> CompiledGraph:
+    def ask(ctx: Context) -> dict[str, Any]:
+        return {"ok": ctx.interrupt("ok", "go on?")} if store is not None else {"ok": True}
+
+    graph = Graph(name="Research").add_node("ask", ask, writes=["ok"])
+    graph.add_node("answer", dspy.Predict("question -> answer")).add_path(START, "ask", "answer", END)
+    return graph.compile(store=store)
+
+
+NODES = """\
+  invoke_workflow Research
+    invoke_node answer
+      Predict.{}
+        Predict(StringSignature).forward
+          ChatAdapter.{}
+            ScriptedLM.{}
+    invoke_node ask"""
+
+
+def tree(method: str) -> str:
+    call = "acall" if method == "aforward" else "__call__"
+    return f"Research.{method}\n{NODES.format(method, call, call)}"
+
+
+def instrumented(work: Callable[[], object], file: Path) -> None:
+    """Does something in a process of its own, whose modules OpenInference may change; writes the tree to a file."""
+
+    def inside() -> None:
+        DSPyInstrumentor().instrument()
+        with tracing() as traces, dspy.context(lm=ScriptedLM(lambda prompt: {"answer": "a"})):
+            DSPyInstrumentor().uninstrument()
+            DSPyInstrumentor().instrument()  # with the provider of this block
+            work()
+            spans = [(span.name, span.context.trace_id, span.parent is None) for span in traces.spans]
+            file.write_text(json.dumps([tree_of(traces.spans), spans]))
+
+    assert end_of(fork(inside)) == 0
+
+
+def run_in_a_stream() -> None:
+    with research().stream({"question": "?"}) as stream:
+        list(stream)
+
+
+def evaluate() -> None:
+    examples = [dspy.Example(question=str(number)).with_inputs("question") for number in range(2)]
+    evaluate = dspy.Evaluate(devset=examples, metric=lambda *_: True, num_threads=2, display_progress=False)
+    evaluate(research())
+
+
+WORK: dict[str, tuple[Callable[[], object], str]] = {
+    "sync": (lambda: research().run({"question": "?"}), tree("forward")),
+    "called": (lambda: research()(question="?"), tree("forward")),
+    "async": (lambda: asyncio.run(research().arun({"question": "?"})), tree("aforward")),
+    "streamed": (run_in_a_stream, tree("forward")),
+    "evaluated": (evaluate, f"{tree('forward')}\n{tree('forward')}"),
+}
+
+
+@pytest.mark.parametrize("how", WORK)
+def test_with_openinference_a_run_is_one_tree(how: str, tmp_path: Path) -> None:
+    work, expected = WORK[how]
+    instrumented(work, tmp_path / "tree")
+    shown, spans = json.loads((tmp_path / "tree").read_text())
+    assert shown == expected
+    assert len({trace for _, trace, _ in spans}) == (2 if how == "evaluated" else 1)
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_with_openinference_a_resume_in_another_process_is_in_the_same_tree(how: str, tmp_path: Path) -> None:
+    address = str(tmp_path / "runs.db")
+    thread = research(address).thread("t")
+
+    def resume() -> None:
+        run = thread.resume({"ok": True}) if how == "sync" else asyncio.run(thread.aresume({"ok": True}))
+        assert run.status == "completed"
+
+    instrumented(lambda: thread.run({"question": "?"}), tmp_path / "first")
+    instrumented(resume, tmp_path / "second")
+    (first, begun), (second, resumed) = (json.loads((tmp_path / name).read_text()) for name in ("first", "second"))
+    assert first == "Research.forward\n  invoke_workflow Research\n    invoke_node ask"
+    assert second == tree("forward" if how == "sync" else "aforward")
+    assert len({trace for _, trace, _ in [*begun, *resumed]}) == 1
+    assert [name for name, _, root in [*begun, *resumed] if root] == ["Research.forward"]
+
+
+# --- MLflow
+
+SCRIPT = """
+import asyncio, json, sys
+import dspy, mlflow
+from dspyer import END, START, Context, Graph
+from dspyer.testing import ScriptedLM
+
+mlflow.set_tracking_uri(sys.argv[1])
+mlflow.dspy.autolog()
+
+def ask(ctx: Context):
+    return {"ok": ctx.interrupt("ok", "go on?")}
+
+def graph():
+    return Graph(name="Research").add_node("answer", dspy.Predict("question -> answer"))
+
+program = graph().add_path(START, "answer", END).compile()
+asks = graph().add_node("ask", ask, writes=["ok"]).add_path(START, "ask", "answer", END).compile(store=":memory:")
+examples = [dspy.Example(question="evaluated").with_inputs("question")]
+with dspy.context(lm=ScriptedLM(lambda prompt: {"answer": "a"})):
+    program.run({"question": "sync"})
+    asyncio.run(program.arun({"question": "async"}))
+    dspy.Evaluate(devset=examples, metric=lambda *_: True, display_progress=False)(program)
+    asks.thread("t").run({"question": "asked"})
+    asks.thread("t").resume({"ok": True})
+mlflow.flush_trace_async_logging()
+
+def lines(spans, parent=None, depth=0):
+    for span in spans:
+        if span.parent_id == parent:
+            yield "  " * depth + span.name
+            yield from lines(spans, span.span_id, depth + 1)
+
+print(json.dumps(["\\n".join(lines(trace.data.spans)) for trace in mlflow.search_traces(return_type="list")]))
+"""
+
+
+@pytest.fixture(scope="module")
+def mlflow_traces() -> Iterator[dict[str, subprocess.Popen[str]]]:
+    """A process for each setting, which run at the same time."""
+    found = {}
+    in_memory = Path("/dev/shm")  # MLflow makes its tables in a hundred transactions
+    folder = tempfile.TemporaryDirectory(dir=in_memory if in_memory.is_dir() else None)
+    for setting in ("true", "false"):
+        database = f"sqlite:///{folder.name}/{setting}.db"
+        own = {"MLFLOW_USE_DEFAULT_TRACER_PROVIDER": setting, "MLFLOW_ASYNC_TRACE_LOGGING_MAX_INTERVAL_MILLIS": "50"}
+        command = [sys.executable, "-c", SCRIPT, database]
+        environment = {**os.environ, **own}
+        found[setting] = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+    yield found
+    for process in found.values():
+        process.kill()
+        process.communicate()
+    folder.cleanup()
+
+
+PREDICTOR = ["Predict.forward", "  ChatAdapter.format", "  ScriptedLM.__call__", "  ChatAdapter.parse"]
+
+
+def below(*around: str) -> str:
+    """A tree that ends with the spans of a predictor."""
+    depth = len(around)
+    return "\n".join(
+        [*("  " * index + name for index, name in enumerate(around)), *("  " * depth + line for line in PREDICTOR)]
+    )
+
+
+@pytest.mark.parametrize("setting", ["true", "false"])
+def test_mlflow_shows_the_nodes_only_if_it_uses_the_provider_of_the_program(
+    setting: str, mlflow_traces: dict[str, subprocess.Popen[str]]
+) -> None:
+    output, errors = mlflow_traces[setting].communicate(timeout=120)
+    assert mlflow_traces[setting].returncode == 0, errors
+    found = sorted(json.loads(output.splitlines()[-1]))
+    if setting == "true":
+        assert found == sorted([below("Research.forward")] * 4 + ["Research.forward"])
+        return
+    run = ["Research.forward", "  invoke_workflow Research"]
+    asked = "\n".join([*run, "    invoke_node ask"])
+    resumed = below("Research.forward", "invoke_workflow Research", "invoke_node answer").replace(
+        "    invoke_node answer", "    invoke_node ask\n    invoke_node answer"
+    )
+    whole = below("Research.forward", "invoke_workflow Research", "invoke_node answer")
+    assert found == sorted([whole, whole, whole, asked, resumed])
