@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from dspyer import __version__
-from dspyer.cli import act_commands, file_commands, list_commands, look_commands
+from dspyer.cli import act_commands, file_commands, inspect_command, list_commands, look_commands
 from dspyer.cli.terminal import flush, note, write
 from dspyer.errors import DspyerError, StoreError, error_text
 
@@ -43,6 +43,9 @@ EXIT_CODES = (
     "4 the run was stopped, 5 the store failed."
 )
 
+REFUSALS = (DspyerError, LookupError, ValueError, TypeError, OSError, ImportError)
+"""What a command raises for a bad name, limit, version or file, or for an extra that is not installed."""
+
 Function = Callable[..., str | None]
 """A command. It returns the status of the run that it made, if it made one."""
 
@@ -56,6 +59,7 @@ COMMANDS: dict[str, dict[str, Function]] = {
         "blame": look_commands.blame,
         "stats": look_commands.stats,
         "graph": look_commands.graph,
+        "inspect": inspect_command.inspect,
     },
     "Run a program": {
         "run": act_commands.run,
@@ -141,12 +145,7 @@ def exit_code(error: Exception) -> ExitCode:
     """The exit code for what a command has raised."""
     if isinstance(error, StoreError):
         return ExitCode.STORE
-    # Commands raise LookupError for commits and runs that are not there, ValueError and TypeError for limits.
-    return (
-        ExitCode.USAGE
-        if isinstance(error, DspyerError | LookupError | ValueError | TypeError | OSError)
-        else ExitCode.FAILED
-    )
+    return ExitCode.USAGE if isinstance(error, REFUSALS) else ExitCode.FAILED
 
 
 def _report(error: Exception) -> None:
@@ -154,7 +153,7 @@ def _report(error: Exception) -> None:
         traceback.print_exception(error, file=sys.stderr)
         return
     text = error_text(error.args[0]) if isinstance(error, KeyError) and error.args else error_text(error)
-    kind = "" if isinstance(error, DspyerError | LookupError) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, DspyerError | LookupError | ImportError) else f"{type(error).__name__}: "
     note(f"dspyer: {kind}{text}")
     for line in getattr(error, "__notes__", ()):
         note(f"  {line}")

@@ -22,7 +22,7 @@ class UsageError(DspyerError):
 # --- times
 
 _UNITS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400, "w": 604800}
-_AGO = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|m|h|d|w)")
+_AGO = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|min|m|h|d|w)")
 TIMES = "a time: 2026-11-22, 2026-11-22T14:09, today, yesterday, or how long ago: 30m, 2h, 3d, 1w"
 
 

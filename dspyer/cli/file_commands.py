@@ -43,7 +43,7 @@ def export(
 
 def load(
     thread: ThreadArgument,
-    file: FileArgument,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What export has written.", exists=True, dir_okay=False)],
     store: StoreOption = None,
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,

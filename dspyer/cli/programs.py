@@ -21,6 +21,7 @@ from dspyer.errors import StateError, ThreadError, annotate, error_text, suggest
 from dspyer.graph.builder import Graph
 from dspyer.patch import decode_update
 from dspyer.runtime.program import CompiledGraph
+from dspyer.runtime.progress import progress
 from dspyer.runtime.run import Run
 from dspyer.stores.base import Store
 from dspyer.threads.thread import Thread
@@ -156,7 +157,7 @@ def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None
     run: Run | None = None
     began = datetime.now(UTC)
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), progress():
             run = start()
     except KeyboardInterrupt:
         note("dspyer: the run was stopped by a signal")

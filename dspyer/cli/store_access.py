@@ -44,7 +44,8 @@ def open_archive(address: str | None, key_file: str | None) -> Archive:
 def state_of_run(t: ArchivedThread, run: str | None) -> dict[str, Any]:
     """The JSON form of the last state that all branches of a run shared."""
     commits = t.history(run=run, newest=True, count=50)
-    if commits and commits[0].version is None:
+    if commits and commits[0].version is None:  # in a fork that has not joined, or not readable: then this raises
+        t.at(commits[0].id)
         commits = t.history(run=run, newest=True)
     version = next((commit.version for commit in commits if commit.version is not None), None)
     return {} if version is None else state_dict(t.at(version))

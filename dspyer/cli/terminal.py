@@ -305,15 +305,17 @@ def time_text(time: float | str | None) -> str:
 
 
 def duration_text(seconds: float | None) -> str:
-    """A duration to two or three digits: `7 ms`, `1.2 s`, `3 min 4 s`, `2 h 5 min`; "" for none.
+    """A duration to two or three digits: `7.1 ms`, `1.2 s`, `3 min 4 s`, `2 h 5 min`; "" for none.
 
     Example:
         >>> [duration_text(seconds) for seconds in (0.0071, 1.24, 184, 7500)]
-        ['7 ms', '1.2 s', '3 min 4 s', '2 h 5 min']
+        ['7.1 ms', '1.2 s', '3 min 4 s', '2 h 5 min']
     """
     if seconds is None:
         return ""
     seconds = max(0.0, seconds)
+    if 0 < seconds < 0.00995:
+        return f"{seconds * 1000:.1f} ms"
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 59.95:

@@ -64,11 +64,22 @@ odd = (
 )
 
 
+def fail(text: str) -> dict[str, Any]:
+    raise ValueError(text)
+
+
+hostile = Graph(Order, name="Hostile")
+hostile.add_node("note", lambda text: {"notes": [text], "amount": 1.0}, writes=["notes", "amount"])
+hostile.add_node("again", lambda text: {"notes": [text, text]}, writes=["notes"])
+hostile.add_node("fail", fail)
+hostile.add_path(START, "note", "again", "fail", END)
+
+
 def _slow() -> CompiledGraph:
-    """Says with a file when it works, and then works for a minute in small steps."""
+    """Says through a pipe when it works, and then works for a minute."""
 
     def wait(text: str) -> dict[str, Any]:
-        Path(text).touch()
+        Path(text).write_text("working")
         for _ in range(600):
             time.sleep(0.1)
         return {"amount": 1.0}

@@ -35,8 +35,9 @@ ROWS: list[tuple[list[str], set[str], int]] = [
 ]
 BY_THEMSELVES = {
     "stats": "follows",
+    "inspect": "serves until it is stopped: tests/cli/test_inspect.py",
     "stop": "needs a run that works: tests/cli/test_act.py",
-    "load": "needs a file: tests/cli/test_files.py",
+    "load": "needs a file: tests/cli/test_files_and_stores.py",
 }
 
 

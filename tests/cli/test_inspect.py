@@ -1,0 +1,61 @@
+"""`inspect`: the first line is the address, with its token; Ctrl-C ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from dspyer.__main__ import main
+from tests.cli.conftest import Command
+from tests.persistence.processes import end_of, fork
+
+
+@contextmanager
+def inspecting(*arguments: str) -> Iterator[str]:
+    """A process that serves the inspector, with its first line; it ends at Ctrl-C with success."""
+    reading, writing = os.pipe()
+
+    def work() -> None:
+        sys.stdout = os.fdopen(writing, "w")
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            main(["inspect", "--no-browser", *arguments])
+        except SystemExit as ended:
+            os._exit(int(ended.code or 0))
+
+    child = fork(work)
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        try:
+            yield lines.readline()
+        finally:
+            os.kill(child, signal.SIGINT)
+            code = end_of(child)
+    assert code == 0
+
+
+@pytest.mark.parametrize("arguments", [["runs.db"]], ids=str)
+def test_the_first_line_is_the_address(stored: Command, arguments: list[str]) -> None:
+    with inspecting(*arguments) as line:
+        address, _, token = line.strip().partition("#token=")
+        answer = httpx.get(f"{address}api/threads", headers={"X-Dspyer-Token": token})
+        about = httpx.get(f"{address}api/about", headers={"X-Dspyer-Token": token}).json()
+        assert httpx.get(f"{address}api/threads").status_code == 401
+    assert address.startswith("http://127.0.0.1:")
+    assert [info["thread"] for info in answer.json()["items"]] == ["t-3", "t-2", "t-1"]
+    assert about["acts"] is ("--program" in arguments)
+
+
+def test_a_store_that_is_missing_and_an_extra_that_is_missing(stored: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert stored("inspect", "nothing.db", "--no-browser").code == 5
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "dspyer.inspector.serving", raising=False)
+    done = stored("inspect", "--no-browser")
+    assert (done.code, done.out) == (2, "")
+    assert "pip install 'dspyer[inspect]'" in done.err
