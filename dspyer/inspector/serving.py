@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 import threading
@@ -18,15 +19,16 @@ PATIENCE = 2
 
 
 class InspectorServer(uvicorn.Server):
-    """Ends the streams of events before it waits for requests to end: they would never end by themselves."""
+    """Ends with its streams of events and its runs, at Ctrl-C and at SIGTERM, which ends the process after it."""
 
-    def __init__(self, app: Starlette, listening: Callable[[], None]) -> None:
+    def __init__(self, app: Starlette, listening: Callable[[], None], warn: Callable[[str], object]) -> None:
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=PATIENCE
         )
         super().__init__(config)
         self._app = app
         self._listening = listening
+        self._warn = warn
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to listen."""
@@ -34,9 +36,19 @@ class InspectorServer(uvicorn.Server):
         self._listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the streams, then the server."""
+        """End the streams, which never end by themselves, then the server, then the runs that it has begun."""
         self._app.state.followers.close()
         await super().shutdown(sockets)
+        actions = self._app.state.actions
+        count = 0 if actions is None else len(actions.workers)
+        if not count:
+            return
+        runs = "1 run" if count == 1 else f"{count} runs"
+        self._warn(f"stopping {runs}: the nodes that work are finished first, and committed")
+        stopping = threading.Thread(target=actions.close, daemon=True)
+        stopping.start()
+        while stopping.is_alive() and not self.force_exit:  # noqa: ASYNC110 - a second Ctrl-C sets it, in a signal handler
+            await asyncio.sleep(0.02)
 
 
 def new_token() -> str:
@@ -99,19 +111,5 @@ def serve(
             if browser:
                 threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
 
-        try:
-            InspectorServer(app, listening).run(sockets=[listener])
-        except KeyboardInterrupt:
-            pass  # uvicorn raises it again once it has ended
-        finally:
-            _stop_runs(app, warn)
-
-
-def _stop_runs(app: Starlette, warn: Callable[[str], object]) -> None:
-    actions = app.state.actions
-    if actions is not None and actions.running:
-        count = actions.running
-        warn(
-            f"stopping {count} run{'s' * (count > 1)}: what works is finished and committed. Ctrl-C again ends at once"
-        )
-        actions.close()
+        with suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
+            InspectorServer(app, listening, warn).run(sockets=[listener])

@@ -1,0 +1,137 @@
+"""`dspyer.inspector.inspect`: its address, what it binds to, and its end at Ctrl-C, with a run and a reader open."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import dspyer.inspector
+from dspyer.inspector import serving
+from dspyer.stores import Memory
+
+PATIENCE = 20.0
+
+PROGRAM = """
+import sys, time
+import dspyer.inspector
+from dspyer import END, START, Graph
+
+def slow(n):
+    open(sys.argv[2], "w").close()
+    time.sleep(0.5)
+    return {"m": n + 1}
+
+graph = Graph().add_interrupt("ask", question="Go on?", answer=bool, into="ok")
+graph.add_node("slow", slow, reads=["n"], writes=["m"]).add_node("next", lambda m: {"k": m}, writes=["k"])
+program = graph.add_path(START, "ask", "slow", "next", END).compile(store=sys.argv[1])
+program.thread("t").run({"n": 1})
+dspyer.inspector.inspect(sys.argv[1], program, browser=False)
+print("the end")
+"""
+
+
+def test_ctrl_c_ends_readers_and_runs(tmp_path: Path) -> None:
+    store, began = str(tmp_path / "runs.db"), tmp_path / "began"
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, store, str(began)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        found = re.fullmatch(r"(http://127\.0\.0\.1:\d+)/#token=([\w-]{43})\n", process.stdout.readline())
+        assert found is not None
+        address, token = found.groups()
+        auth = {"X-Dspyer-Token": token}
+        assert "<div" in httpx.get(address).text
+        with httpx.stream("GET", f"{address}/api/follow?thread=t", headers=auth, timeout=PATIENCE) as reader:
+            chunks = reader.iter_text()
+            next(chunks)
+            done = httpx.post(f"{address}/api/answer", json={"thread": "t", "answers": {"ask": True}}, headers=auth)
+            assert done.status_code == 200
+            while not began.exists():
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            assert "waiting" not in "".join(chunks)
+        out, errors = process.communicate(timeout=PATIENCE)
+        assert (process.returncode, out) == (0, "the end\n"), errors
+        assert errors.startswith("stopping 1 run: ")
+        assert "Traceback" not in errors
+        thread = dspyer.Archive(store).thread("t")
+        assert thread.info().status == "stopped"
+        assert [commit.node for commit in thread.history()] == ["START", "ask", "slow"]  # what worked is committed
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class Recorded:
+    """A server that ends at once, and what was asked of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        self.warned: list[str] = []
+        self.opened = threading.Event()
+        self.addresses: list[str] = []
+        monkeypatch.setattr(serving.InspectorServer, "run", lambda server, sockets: server._listening())
+        monkeypatch.setattr("webbrowser.open", self.open)
+
+    def open(self, address: str) -> None:
+        self.addresses.append(address)
+        self.opened.set()
+
+    def inspect(self, **options: Any) -> None:
+        dspyer.inspector.inspect(Memory(), say=self.said.append, warn=self.warned.append, **options)
+
+
+def test_it_opens_a_browser_unless_told_not_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Recorded(monkeypatch)
+    server.inspect(browser=False)
+    server.inspect()
+    assert server.opened.wait(PATIENCE)
+    assert server.addresses == server.said[1:]
+    assert server.said[0] != server.said[1]  # each has a token of its own
+    assert server.warned == []
+
+
+def test_another_host_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Recorded(monkeypatch)
+    server.inspect(host="0.0.0.0", browser=False)
+    assert server.said[0].startswith(f"http://{socket.gethostname()}:")
+    assert "SSH tunnel" in server.warned[0]
+
+
+def test_a_port_that_is_taken_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Recorded(monkeypatch)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        server.inspect(port=taken.getsockname()[1], browser=False)
+    assert server.said == []
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback", "name"),
+    [
+        ("127.0.0.1", True, "127.0.0.1"),
+        ("127.8.8.8", True, "127.8.8.8"),
+        ("::1", True, "[::1]"),
+        ("localhost", True, "localhost"),
+        ("0.0.0.0", False, "0.0.0.0"),
+        ("::", False, "[::]"),
+        ("10.0.0.7", False, "10.0.0.7"),
+        ("ops.example.com", False, "ops.example.com"),
+    ],
+)
+def test_which_hosts_are_this_machine_alone(host: str, loopback: bool, name: str) -> None:
+    assert serving.is_loopback(host) is loopback
+    assert serving.names_of(host)[0] == name
+    assert "localhost" in serving.names_of(host)
