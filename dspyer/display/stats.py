@@ -87,7 +87,7 @@ class NodeStats:
         cached: visits whose patch came from the node's cache.
         durations: seconds of each visit that was committed, with its attempts and pauses.
         rejected_seconds: the part of them spent on outputs that a check refused, corrections included.
-        lm_calls: LM calls; None if unknown.
+        lm_calls: LM calls, failed ones too; None if unknown.
         lm_cached: those whose response came from DSPy's cache.
         fallbacks: those whose response came from a backup of `dspyer.lms.reliable`.
         tokens: tokens of its LM calls; None if unknown.

@@ -1,114 +1,230 @@
-"""What each LM call of a run has used, by the execution that made it: DSPy itself counts by language model only.
+"""The LM calls of a run, each with the execution that made it: DSPy itself counts by language model only.
 
-DSPy appends an entry with usage and cost to the history of each module that an LM call is made in (`caller_modules`). A
-recorder is one of these for the time of a run. It keeps numbers only, so a run without LM calls pays nothing.
+A recorder hears of an LM call in three ways. A callback of DSPy sees when each call begins and how it ends, a failed
+one too. Something in the list of calling modules (`caller_modules`), in whose histories DSPy puts an entry, gets usage,
+cost and response. And a usage tracker gets the usage of responses that no cache gave, also where the history is off.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
 
 import dspy
+from dspy.clients.lm15_boundary import history_messages
+from dspy.lm15 import Request
+from dspy.utils.callback import BaseCallback
+from dspy.utils.callback_context import ACTIVE_CALL_ID
+from dspy.utils.usage_tracker import UsageTracker
 
 from dspyer.display.running import LMUse
+from dspyer.dspy_module.executing import Executing, executing
+from dspyer.dspy_module.lm_prices import Prices, cost_of, requests_of, responses_asked, token_counts
+from dspyer.dspy_module.parameters import walk_parameters
+from dspyer.errors import error_text
+from dspyer.events import LMCall
+from dspyer.persistence.lm_usage import LMUsage, add_tokens, usage_of_calls
 
 FALLBACK = "fallback"
 """The key of a history entry that says whether the response came from a backup."""
 
-
-class Executing:
-    """The execution that runs in a context, after those that it is inside of.
-
-    A driver that runs one node after the other changes its own object: setting a context variable for each of them
-    would take 1 µs. What runs at the same time as something else gets an object of its own.
-    """
-
-    __slots__ = ("id",)
-
-    def __init__(self, execution: str = "") -> None:
-        self.id = execution
-
-    def enter(self, execution: str) -> None:
-        """Name the execution that runs here next."""
-        self.id = execution
-        if executing.get() is not self:
-            executing.set(self)
+NO_PRICES: Prices = {}
 
 
-executing: ContextVar[Executing | None] = ContextVar("dspyer_executing", default=None)
+class CallLog(Protocol):
+    """What gets the calls that are to be stored."""
+
+    @property
+    def wants_texts(self) -> bool:
+        """Whether it wants messages and responses."""
+
+    def add(self, call: LMCall) -> LMCall:
+        """Take a call to be written; return it as the run shows it."""
 
 
-def executing_id() -> str:
-    """The execution that runs here; "" outside of any."""
-    here = executing.get()
-    return "" if here is None else here.id
+class _Begun:
+    """An LM call that has begun: what is known of it so far."""
 
+    __slots__ = ("asked", "began", "clock", "entry", "execution", "given", "lm", "predictor", "usages")
 
-def execute_apart() -> None:
-    """Give what runs here an object of its own: it may still run when the driver is at the next execution."""
-    executing.set(Executing(executing_id()))
-
-
-@contextmanager
-def executing_here() -> Iterator[Executing]:
-    """A block that runs executions, after which the one around it runs here again."""
-    before = executing.get()
-    try:
-        yield Executing()
-    finally:
-        executing.set(before)
-
-
-class LMRecord(NamedTuple):
-    """One LM call of a run.
-
-    Attributes:
-        execution: the execution in the outermost graph of the run.
-        model: the language model.
-        tokens: tokens of prompt and response, 0 for a response from a cache.
-        cost: US dollars; None if DSPy knows no price.
-        cached: whether the response came from DSPy's cache.
-        fallback: whether it came from another LM than the first one of `dspyer.lms.reliable`.
-    """
-
-    execution: str
-    model: str
-    tokens: int
-    cost: float | None
-    cached: bool
-    fallback: bool = False
+    def __init__(self, lm: Any, given: Mapping[str, Any]) -> None:
+        here, callers = executing.get() or Executing(), dspy.settings.caller_modules or ()
+        # A copy: the driver names its next execution in the same object.
+        self.execution = Executing(here.id, here.node, here.program, here.attempt)
+        self.lm = lm
+        self.predictor = next((one for one in reversed(callers) if isinstance(one, dspy.Predict)), None)
+        self.given = given
+        self.asked = responses_asked(lm, given.get("kwargs") or {})
+        self.entry: Mapping[str, Any] | None = None
+        self.usages: list[Mapping[str, Any]] = []
+        self.began = time.time()
+        self.clock = time.perf_counter()
 
 
 class LMRecorder:
-    """Gets the history entries of a run's LM calls, and keeps a record of each. May be used from several threads.
+    """Records the LM calls of a run. May be used from several threads.
+
+    Args:
+        log: gets the calls that are to be stored; None for none.
+        prices: prices that come before those of DSPy.
 
     Attributes:
-        records: the records in order of arrival.
+        usages: the calls in the order in which they ended, without messages and responses.
+        calls: the same as the run shows them.
+        tracker: DSPy's usage tracker of the run.
+    """
+
+    def __init__(self, log: CallLog | None = None, prices: Prices = NO_PRICES) -> None:
+        self.log = log
+        self.usages: list[LMCall] = []
+        self.calls: list[LMCall] = []
+        self._prices = prices
+        self._begun: dict[str, _Begun] = {}  # by DSPy's id of the call
+        self.tracker = RunUsage(self._begun)
+        self._names: dict[int, tuple[Any, dict[int, str]]] = {}  # of predictors, by id of their program, which is kept
+        self._lock = Lock()
+
+    # --- what DSPy calls
+
+    def begin(self, call_id: str, lm: Any, inputs: Mapping[str, Any]) -> None:
+        """Notes that a call begins."""
+        self._begun[call_id] = _Begun(lm, inputs)
+
+    def end(self, call_id: str, outputs: Any, error: BaseException | None) -> None:
+        """Records a call that has ended."""
+        begun = self._begun.pop(call_id, None)
+        if begun is not None:
+            self._record(begun, outputs, error)
+
+    def add_entry(self, entry: Mapping[str, Any]) -> None:
+        """Gets DSPy's history entry of a call; of an LM whose class calls no callbacks, this is all there is."""
+        begun = self._begun.get(ACTIVE_CALL_ID.get() or "")
+        if begun is not None:
+            begun.entry = entry
+            return
+        found = _Begun(_NamedLM(str(entry.get("model"))), {"kwargs": entry.get("kwargs")})
+        found.entry = entry
+        self._record(found, entry.get("outputs"), None)
+
+    # --- records
+
+    def _record(self, begun: _Begun, outputs: Any, error: BaseException | None) -> None:
+        entry, here, lm = begun.entry or {}, begun.execution, begun.lm
+        usages = begun.usages or ([entry["usage"]] if entry.get("usage") else [])
+        counts = [token_counts(usage) for usage in usages]
+        cached = error is None and not usages
+        call = LMCall(
+            here.id,
+            here.node,
+            self._name(begun),
+            str(lm.model),
+            entry.get("response_model"),
+            sum(one.prompt for one in counts),
+            sum(one.response for one in counts),
+            cost_of(lm, self._prices, begun.entry, usages) if usages else 0.0,
+            time.perf_counter() - begun.clock,
+            begun.began,
+            cached,
+            _finish_reason(entry.get("response")),
+            here.attempt,
+            None if error is None else type(error).__name__,
+            requests=requests_of(begun.asked, begun.entry, usages, error is not None),
+            fallback=bool(entry.get(FALLBACK, False)),
+        )
+        log, shown = self.log, call
+        if log is not None:
+            if log.wants_texts:
+                whole = call._replace(messages=_messages(begun), response=_response(entry.get("outputs", outputs)))
+                if error is not None:
+                    whole = whole._replace(failed=f"{call.failed}: {error_text(error)}", response=None)
+                shown = log.add(whole)
+            else:
+                log.add(call)
+        with self._lock:
+            self.usages.append(call)
+            self.calls.append(shown)
+
+    def _name(self, begun: _Begun) -> str:
+        """The name of the predictor in its program; of one that the program does not have, that of its class."""
+        predictor, program = begun.predictor, begun.execution.program
+        if predictor is None:
+            return ""
+        known = self._names.get(id(program))
+        if known is None:
+            names: dict[int, str] = {}
+            for name, parameter in () if program is None else walk_parameters(program):
+                names.setdefault(id(parameter), name)
+            known = self._names[id(program)] = (program, names)
+        return known[1].get(id(predictor)) or type(predictor).__name__
+
+    def usage_by_lm(self) -> dict[str, LMUsage]:
+        """Tokens as DSPy counts them, requests and cost so far, by language model, as plain JSON.
+
+        A node that was left running may add some meanwhile.
+        """
+        so_far = UsageTracker()
+        so_far.usage_data.update({name: list(entries) for name, entries in list(self.tracker.usage_data.items())})
+        found: dict[str, LMUsage] = {}
+        add_tokens(found, so_far.get_total_tokens())
+        for name, counted in usage_of_calls([call for call in list(self.usages) if call.requests]).items():
+            known = found.setdefault(name, {})
+            known["requests"], known["cost"] = counted["requests"], counted["cost"]
+        return found
+
+    def add_inner(self, inner: LMRecorder, here: Executing) -> None:
+        """Adds the calls of a run that was made by code of a node: they are calls of that node."""
+        for model, entries in list(inner.tracker.usage_data.items()):
+            self.tracker.usage_data[model] += entries
+        for call in inner.usages:
+            own = call._replace(execution=here.id, node=here.node, attempt=here.attempt)
+            with self._lock:
+                self.usages.append(own)
+                self.calls.append(own)
+            if self.log is not None:
+                self.log.add(own)
+
+
+class _NamedLM(NamedTuple):
+    """An LM of which the name alone is known."""
+
+    model: str
+
+
+class LMListener(BaseCallback):
+    """What DSPy knows of a recorder: a callback, which has a history as a calling module has one.
+
+    Attributes:
+        recorder: the recorder. It does not refer to this object: only the cyclic garbage collector would free both.
         history: where DSPy appends entries; it stays empty.
     """
 
-    def __init__(self) -> None:
-        self.records: list[LMRecord] = []
-        self.history: Any = _Entries(self.records)
+    def __init__(self, recorder: LMRecorder) -> None:
+        self.recorder = recorder
+        self.history: Any = _Entries(recorder)
+
+    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Note that a call begins."""
+        self.recorder.begin(call_id, instance, inputs)
+
+    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+        """Record a call that has ended."""
+        self.recorder.end(call_id, outputs, exception)
 
 
 class _Entries(list[Any]):
-    """A history that makes a record of each entry and keeps none."""
+    """A history that passes each entry on and keeps none."""
 
-    def __init__(self, records: list[LMRecord]) -> None:
+    def __init__(self, recorder: LMRecorder) -> None:
         super().__init__()
-        self._records = records
+        self._recorder = recorder
 
     def append(self, entry: Mapping[str, Any]) -> None:
-        """Make a record of an entry."""
-        usage = entry.get("usage") or {}
-        execution = _outermost(executing_id())
-        tokens, fallback = token_counts(usage).total, entry.get(FALLBACK, False)
-        record = LMRecord(execution, str(entry.get("model")), tokens, entry.get("cost"), not usage, fallback)
-        self._records.append(record)
+        """Pass on an entry."""
+        self._recorder.add_entry(entry)
 
 
 class LMWatcher:
@@ -135,42 +251,118 @@ class _Passed(list[Any]):
         self._note(LMUse(token_counts(usage).total, entry.get("cost") if usage else 0.0))
 
 
-class TokenCounts(NamedTuple):
-    """The tokens of one response: of its prompt, of the response, and of both."""
+class RunUsage(UsageTracker):
+    """DSPy's usage tracker of a run, which notes what it gets with the call that runs here."""
 
-    prompt: int
-    response: int
-    total: int
+    def __init__(self, begun: Mapping[str, _Begun]) -> None:
+        super().__init__()
+        self._begun = begun
+
+    def add_usage(self, lm: str, usage_entry: dict[str, Any]) -> None:
+        """Add the usage of a response that no cache gave."""
+        begun = self._begun.get(ACTIVE_CALL_ID.get() or "")
+        if begun is not None:
+            begun.usages.append(usage_entry)
+        super().add_usage(lm, usage_entry)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RunUsage:
+        # `dspy.Parallel` gives each thread a copy, which it drops; the calls are those of the run there, too.
+        twin = RunUsage(self._begun)
+        twin.usage_data.update({name: list(entries) for name, entries in list(self.usage_data.items())})
+        memo[id(self)] = twin
+        return twin
 
 
-def token_counts(usage: Mapping[str, Any]) -> TokenCounts:
-    """The tokens in the usage of a response, by the names of either of OpenAI's protocols; 0 where there is no number.
+class LMCallbacks(list[Any]):
+    """Callbacks that concern LMs alone: DSPy adds them to those of an LM, and to those of nothing else.
 
-    Example:
-        >>> token_counts({"prompt_tokens": 2, "completion_tokens": 3}).total
-        5
+    Callbacks that DSPy calls for each module, adapter and tool would take 0.2 ms for each call of a predictor.
     """
-    prompt = usage.get("prompt_tokens") or usage.get("input_tokens") or 0
-    response = usage.get("completion_tokens") or usage.get("output_tokens") or 0
-    return TokenCounts(prompt, response, usage.get("total_tokens") or prompt + response)
+
+    def __add__(self, others: Any) -> Any:
+        # DSPy adds the callbacks of an instance to these (`with_callbacks`); the instance is a local of its frame.
+        instance = sys._getframe(1).f_locals.get("instance", self)
+        if instance is self or isinstance(instance, dspy.BaseLM) or hasattr(instance, "supports_decision_requests"):
+            return [*self, *others]
+        return others
+
+
+def with_lm_callback(callbacks: list[Any], own: BaseCallback, first: bool = False) -> list[Any]:
+    """Callbacks and one more that concerns LMs alone."""
+    found = [own, *callbacks] if first else [*callbacks, own]
+    return LMCallbacks(found) if not callbacks or isinstance(callbacks, LMCallbacks) else found
 
 
 @contextmanager
-def record_lm_calls() -> Iterator[LMRecorder]:
+def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> Iterator[LMRecorder]:
     """Records the LM calls of a block, which is one run. At its end they are added to those of the run around it."""
-    modules = dspy.settings.caller_modules or []
-    around = [one for one in modules if isinstance(one, LMRecorder)]
-    recorder, before, execution = LMRecorder(), executing.get(), _outermost(executing_id())
+    settings = dspy.settings
+    modules, callbacks = settings.caller_modules or [], settings.callbacks or []
+    around = [one for one in modules if isinstance(one, LMListener)]
+    if around:
+        modules = [one for one in modules if one not in around]
+        left = [one for one in callbacks if one not in around]
+        callbacks = LMCallbacks(left) if isinstance(callbacks, LMCallbacks) else left
+    recorder, before = LMRecorder(log, prices), executing.get()
+    listener = LMListener(recorder)
+    here = before or Executing()
+    place = Executing(here.id, here.node, here.program, here.attempt)
     executing.set(Executing())
     try:
-        with dspy.context(caller_modules=[*[one for one in modules if one not in around], recorder]):
+        with dspy.context(
+            caller_modules=[*modules, listener],
+            callbacks=with_lm_callback(callbacks, listener),
+            usage_tracker=recorder.tracker,
+        ):
             yield recorder
     finally:
         executing.set(before)
         for one in around:
-            one.records += [record._replace(execution=execution) for record in recorder.records]
+            one.recorder.add_inner(recorder, place)
 
 
-def _outermost(execution: str) -> str:
-    """The execution in the outermost graph; of an item, that of its map."""
-    return execution.partition("/")[0].partition("[")[0]
+def current_recorder() -> LMRecorder | None:
+    """The recorder of the run around the caller; None outside of any."""
+    return next((one.recorder for one in dspy.settings.caller_modules or () if isinstance(one, LMListener)), None)
+
+
+def usage_so_far() -> dict[str, LMUsage]:
+    """What the run around the caller has used so far, by language model: tokens, requests and cost."""
+    recorder = current_recorder()
+    return {} if recorder is None else recorder.usage_by_lm()
+
+
+# --- the texts of a call
+
+
+def _messages(begun: _Begun) -> list[Any]:
+    """The prompt of a call as a list of messages."""
+    entry, given = begun.entry, begun.given
+    source = given if entry is None else entry
+    messages, prompt = source.get("messages"), source.get("prompt")
+    if messages:
+        return list(messages)
+    if isinstance(prompt, Request):
+        return list(history_messages(prompt))
+    return [] if prompt is None else [{"role": "user", "content": str(prompt)}]
+
+
+def _response(outputs: Any) -> Any:
+    """The response: of several, or of one with parts, a list."""
+    if not isinstance(outputs, list):
+        return None if outputs is None else str(outputs)
+    return outputs[0] if len(outputs) == 1 and isinstance(outputs[0], str) else outputs
+
+
+def _finish_reason(response: Any) -> str | None:
+    """Why a response ended; of several, what is not `"stop"` first."""
+    found = [_reason_of(one) for one in (response if isinstance(response, tuple) else (response,))]
+    return next((one for one in found if one not in (None, "stop")), next(iter(found), None))
+
+
+def _reason_of(response: Any) -> str | None:
+    reason = getattr(response, "finish_reason", None)
+    if reason is None:
+        choices = getattr(response, "choices", None)
+        reason = getattr(choices[0], "finish_reason", None) if choices else None
+    return None if reason is None else str(reason)

@@ -28,21 +28,22 @@ def all_parameters(program: dspy.Module) -> list[tuple[str, Any]]:
     """
     found = dict(program.named_parameters())
     known = {id(parameter) for parameter in found.values()}
-    for name, parameter in _parameters(program):
+    for name, parameter in walk_parameters(program):
         if id(parameter) not in known:
             known.add(id(parameter))
             found[name] = parameter
     return list(found.items())
 
 
-def _parameters(module: dspy.Module) -> Iterator[tuple[str, Any]]:
+def walk_parameters(module: dspy.Module) -> Iterator[tuple[str, Any]]:
+    """The parameters of a module with their paths, also those of compiled sub-modules, one for each path to them."""
     for name, value in vars(module).items():
         one_level = isinstance(value, list | tuple | dict)
         for path, item in parts_with_paths(name, value) if one_level else [(name, value)]:
             if isinstance(item, Parameter):
                 yield path, item
             elif isinstance(item, dspy.Module):
-                yield from ((f"{path}.{inner}", parameter) for inner, parameter in _parameters(item))
+                yield from ((f"{path}.{inner}", parameter) for inner, parameter in walk_parameters(item))
 
 
 def load_parameters(program: dspy.Module, state: dict[str, Any], allow_unsafe_lm_state: bool) -> None:

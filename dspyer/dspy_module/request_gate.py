@@ -16,13 +16,10 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import dspy
-from dspy.clients.capabilities import resolve
-from dspy.clients.model_metadata import model_info, rate
-from dspy.lm15 import LM15Error
 from dspy.utils.callback import BaseCallback
 
 from dspyer.budget import Spending, Spent
-from dspyer.dspy_module.lm_records import token_counts
+from dspyer.dspy_module.lm_prices import cost_of, known_prices, requests_of, responses_asked, token_counts
 from dspyer.errors import Interrupt
 
 T = TypeVar("T")
@@ -102,7 +99,7 @@ class LMCallRecord:
 
     def __init__(self, lm: Any, options: Mapping[str, Any], tracker: Any) -> None:
         self.lm = lm
-        self._responses = options.get("n") or getattr(lm, "kwargs", {}).get("n") or 1  # that were asked for
+        self._asked = responses_asked(lm, options)
         self.history: list[dict[str, Any]] = []
         self._tracker = tracker
         self._usages: list[Mapping[str, Any]] = []
@@ -115,34 +112,14 @@ class LMCallRecord:
 
     def spent(self, spending: Spending, failed: bool) -> Spent:
         """What the call has spent."""
-        requests = self._requests(failed)
+        entry = self.history[-1] if self.history else None
+        requests = requests_of(self._asked, entry, self._usages, failed)
         if not self._usages:
             return Spent(requests=requests)
         tokens = sum(token_counts(usage).total for usage in self._usages)
-        return Spent(tokens, None if spending.budget.cost is None else self._cost(spending), requests)
-
-    def _requests(self, failed: bool) -> int:
-        """The number of requests: DSPy makes one for each of `n` responses, one after the other."""
-        if failed:
-            return min(len(self._usages) + 1, self._responses)  # each response before the failure has its own usage
-        if not self._usages:
-            return 0  # a cache gave the responses
-        if self.history:  # LiteLLM gives all of them in one
-            given = self.history[-1].get("response")
-            return len(given) if isinstance(given, tuple) else 1
-        return self._responses
-
-    def _cost(self, spending: Spending) -> float | None:
-        """The cost in USD: by the prices of the budget, else by DSPy's figure; None if it is not known."""
-        prices = spending.budget.prices.get(self.lm.model)
-        if prices is None and self.history:
-            cost: float | None = self.history[-1].get("cost")
-            return cost
-        prices = prices or _known_prices(self.lm)  # without a history entry: it is switched off, or the call failed
-        counts = [token_counts(usage) for usage in self._usages]
-        if prices is None or not all(one.total for one in counts):
-            return None
-        return sum((one.prompt * prices[0] + one.response * prices[1]) / 1e6 for one in counts)
+        budget = spending.budget
+        cost = None if budget.cost is None else cost_of(self.lm, budget.prices, entry, self._usages)
+        return Spent(tokens, cost, requests)
 
 
 def _has_price(spending: Spending, lm: Any) -> bool:
@@ -152,18 +129,7 @@ def _has_price(spending: Spending, lm: Any) -> bool:
     engine = getattr(lm, "_engine_spec", None)
     if engine is None:
         return True  # a class of its own, which may report a cost: its first response shows it
-    return isinstance(engine, str) and _known_prices(lm) is not None  # DSPy knows no price for an engine of the user
-
-
-def _known_prices(lm: Any) -> tuple[float, float] | None:
-    """The prices that DSPy knows, in USD per million tokens in and out; None for none."""
-    try:
-        route = resolve(lm)
-        info = model_info(route.provider, route.model)
-    except LM15Error:  # a model that only LiteLLM can route
-        info = model_info(*lm.model.split("/", 1)) if "/" in lm.model else {}
-    prices = [rate(info, key) for key in ("input_cost_per_token", "output_cost_per_token")]
-    return None if prices[0] is None or prices[1] is None else (prices[0] * 1e6, prices[1] * 1e6)
+    return isinstance(engine, str) and known_prices(lm) is not None  # DSPy knows no price for an engine of the user
 
 
 def current_gate() -> RequestGate | None:

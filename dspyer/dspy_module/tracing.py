@@ -13,9 +13,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import dspy
-from dspy.utils.usage_tracker import UsageTracker
-
-from dspyer.persistence.lm_usage import add_tokens
 
 Steps = Sequence[tuple[Any, dict[str, Any], Any]]
 """Entries of a trace: predictor, inputs, prediction."""
@@ -157,20 +154,3 @@ def count_calls(steps: Steps) -> tuple[int, int]:
             tools += 1
         tools += len(getattr(prediction.get("tool_calls"), "tool_calls", ()))
     return len(steps), tools
-
-
-def tokens_used() -> dict[str, dict[str, Any]]:
-    """The tokens that the run around the caller has used so far, by language model, as plain JSON."""
-    tracker = dspy.settings.get("usage_tracker")
-    total: dict[str, dict[str, Any]] = {}
-    if tracker is not None:
-        add_tokens(total, usage_of(tracker))
-    return total
-
-
-def usage_of(tracker: UsageTracker) -> dict[str, dict[str, Any]]:
-    """The tokens that a tracker has, by language model; a node that was left running may add some meanwhile."""
-    so_far = UsageTracker()
-    so_far.usage_data.update({name: list(entries) for name, entries in list(tracker.usage_data.items())})
-    found: dict[str, dict[str, Any]] = so_far.get_total_tokens()
-    return found

@@ -38,6 +38,7 @@ from dspyer.nodes.interrupt import InterruptOptions
 from dspyer.nodes.options import MapOptions, NodeOptions, OfGraph, node_options
 from dspyer.nodes.router import RouterOptions
 from dspyer.persistence.journal import Durability, check_durability
+from dspyer.persistence.lm_call_log import Choose, Recorded, check_recorded
 from dspyer.policies import Policies
 from dspyer.retry import Retry, RetryOn
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
@@ -494,6 +495,7 @@ class Graph:
         retry: Retry | int | None = None,
         cache_dir: str | PathLike[str] | None = None,
         budget: Budget | None = None,
+        record_lm_calls: Recorded | Choose = "usage",
     ) -> CompiledGraph:
         """Check the whole graph and make a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -528,13 +530,19 @@ class Graph:
             retry: the retry policy of every node that has none of its own and is no graph, as in `add_node`.
             cache_dir: the folder for the results of nodes with `cache=`; by default one in DSPy's cache folder.
             budget: what a run may spend, unless its call gives another budget. Inside another graph it has no effect.
+            record_lm_calls: what a run on a thread records of its LM calls (`t.lm_calls`). `"usage"`: predictor, model,
+                tokens, cost, times. `"full"`: messages and responses, too; with `redact` they are stored and not shown.
+                `"none"`: nothing. A function gets each `dspyer.events.LMCall` with its texts, and returns what to
+                write, for example `call._replace(messages=None)`, or None for nothing; if it raises, the run fails.
+                Inside another graph it has no effect.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can be changed and compiled again.
 
         Raises:
             GraphError: if anything is wrong with the graph, with all problems and their fixes.
-            ValueError: if `durability` is unknown, a pattern of `redact` is malformed, or `retry` is less than 1.
+            ValueError: if `durability` or `record_lm_calls` is unknown, a pattern of `redact` is malformed, or `retry`
+                is less than 1.
             TypeError: if `answers` is neither a dict nor a function, or `retry` or `budget` is of another kind.
 
         Example:
@@ -574,6 +582,7 @@ class Graph:
             shares_threads_with=frozenset(as_names(shares_threads_with)),
             cache_dir=None if cache_dir is None else checked_folder(cache_dir),
             budget=Budget.of(budget),
+            record_lm_calls=check_recorded(record_lm_calls),
         )
         text = source_text(self._options, nodes, self._edges, self._error_edges)
         return make_program(

@@ -24,6 +24,7 @@ from dspyer.nodes.node_policy import NodePolicy
 from dspyer.nodes.router import Router
 from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability
+from dspyer.persistence.lm_call_log import Choose, Recorded
 from dspyer.scheduler.run_values import is_counted
 from dspyer.scheduler.topology import Topology
 
@@ -64,6 +65,7 @@ class GraphSpec:
         named: whether the graph was given a name.
         shares_threads_with: names of other graphs whose threads this one may continue.
         budget: what a run may spend, unless the call gives another budget; None for no limit.
+        record_lm_calls: how much of its LM calls a stored run records, or what decides it.
         policies: what surrounds the calls of the nodes that have a policy, by node; for a map, the calls of its items.
         attempts: the most attempts of each node with a retry policy, those of the graphs around it first, by its path:
             `{"write": (3,), "write/draft": (3, 2)}`.
@@ -113,6 +115,7 @@ class GraphSpec:
     shares_threads_with: frozenset[str] = frozenset()
     policies: Mapping[str, NodePolicy] = field(default_factory=dict)
     budget: Budget | None = None
+    record_lm_calls: Recorded | Choose = "usage"
     attempts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
     cache_dir: str | None = None

@@ -38,7 +38,8 @@ from dspy.utils.exceptions import (
 )
 
 from dspyer import clock
-from dspyer.dspy_module.lm_records import FALLBACK, token_counts
+from dspyer.dspy_module.lm_prices import token_counts
+from dspyer.dspy_module.lm_records import FALLBACK
 from dspyer.errors import (
     DspyerError,
     always_raised,

@@ -396,7 +396,7 @@ class Attempt:
             frozen, row = self._effect_row(place, result)
             # The row before the record: a result that the store does not have must not count as recorded.
             if self.host.journal is not None:
-                self.host.journal.write([row], flush=True)
+                self.host.journal.write([*self.host.records.lm_call_rows(place.execution), row], flush=True)
             self.host.records.effects[place] = frozen
             return thaw(frozen)
         finally:
@@ -413,7 +413,7 @@ class Attempt:
             frozen, row = self._effect_row(place, await fn(**self._idempotency_key(place, fn)))
             before = cancellation_count()
             if self.host.journal is not None:
-                await self.host.journal.awrite([row], flush=True)
+                await self.host.journal.awrite([*self.host.records.lm_call_rows(place.execution), row], flush=True)
             self.host.records.effects[place] = frozen
             if cancellation_count() > before:
                 raise asyncio.CancelledError  # it came during the write, which was finished first

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, cast
 
+from dspyer.dspy_module.executing import execute_item
 from dspyer.dspy_module.tracing import step_count, take_steps
 from dspyer.errors import (
     Interrupt,
@@ -232,15 +233,19 @@ async def _arun(script: Callable[[], Script[object]]) -> object:
 
 
 class WriteItem(NamedTuple):
-    """The step that writes the result of an item."""
+    """The step that writes the result of an item, with its LM calls: it is not called again."""
 
     row: NewRow
 
     def call(self, call: Call) -> None:
-        call.context.delegate.host.journal.write([self.row])  # type: ignore[union-attr]  # there is one: see `_Item`
+        attempt = call.context.delegate
+        rows = [*attempt.host.records.lm_call_rows(attempt.local_id), self.row]
+        attempt.host.journal.write(rows)  # type: ignore[union-attr]  # there is one: see `_Item`
 
     async def acall(self, call: Call) -> None:
-        await call.context.delegate.host.journal.awrite([self.row])  # type: ignore[union-attr]  # as above
+        attempt = call.context.delegate
+        rows = [*attempt.host.records.lm_call_rows(attempt.local_id), self.row]
+        await attempt.host.journal.awrite(rows)  # type: ignore[union-attr]  # as above
 
 
 class FailedItem:
@@ -388,6 +393,7 @@ class _Item:
             number = failed + 1
             return next_attempt(call, failed, error, pause)
 
+        execute_item(self.index)
         publish_start(attempt, self.index, self.count)
         steps = 0 if self.node.failures is None else step_count()
         try:

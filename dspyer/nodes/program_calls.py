@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import dspy
 
-from dspyer.dspy_module.lm_records import executing
+from dspyer.dspy_module.executing import executing
 from dspyer.dspy_module.tracing import Steps, append_to_trace, recording
 from dspyer.errors import AttemptError, Interrupt, NodeOutputError, brief, list_names
 from dspyer.scheduler.topology import Topology

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from dspyer import clock
+from dspyer.dspy_module.executing import execute_attempt
 from dspyer.dspy_module.lm_requests import with_new_responses
 from dspyer.dspy_module.tracing import Steps, recording_apart, step_count, take_steps
 from dspyer.errors import needs_new_response, unwrap_stop_iteration
@@ -168,6 +169,7 @@ def next_attempt(call: Call, number: int, error: Exception, pause: float) -> Cal
     delegate.over = delegate.replaced = True
     delegate.host.attempt_failed(delegate, number, error, pause)
     delegate.host.withdraw_posts(delegate)
+    execute_attempt(number + 1)
     return call._replace(context=replace(call.context, delegate=delegate.next(number + 1)))
 
 

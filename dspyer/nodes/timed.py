@@ -14,7 +14,7 @@ from threading import Event
 from typing import NamedTuple
 
 from dspyer.blocking import DaemonCall
-from dspyer.dspy_module.lm_records import execute_apart
+from dspyer.dspy_module.executing import execute_apart
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.errors import NodeTimeoutError
 from dspyer.nodes.attempt import Attempt

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
+from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.rows import (
     COMMITS,
     CommitHeader,
@@ -101,6 +102,7 @@ class ExecutionRecords:
             until it succeeds. Not stored.
         kept: the runs inside of nodes that may be attempted again, by scope, until the node commits. Not stored.
         trace: the trace that the run is a part of; None if it was not traced.
+        lm_calls: the LM calls that are not written yet; None if none are to be written.
         resumes: how often the run was resumed since its last rerun.
         fetch_and_decode: the functions that read contents of its rows: one loads blobs, one decodes values.
     """
@@ -114,6 +116,7 @@ class ExecutionRecords:
         self.posts: dict[tuple[str, ...], dict[int, RecordedPost | None]] = {}
         self.new_responses: dict[RecordKey, int] = {}
         self.kept: dict[tuple[str, ...], KeptRun] = {}
+        self.lm_calls: LMCallLog | None = None
         self.resumes = 0
         self.trace: StoredTrace | None = None
         self.fetch_and_decode: tuple[Fetch, Decode] = (_no_blobs, encoding.decode)
@@ -174,6 +177,10 @@ class ExecutionRecords:
             if len(inner) > depth and inner[:depth] == scope:
                 found += sum(row.kind == RowKind.COMMIT for row in rows) - 1  # the first one sets the inputs
         return found
+
+    def lm_call_rows(self, execution: str) -> list[NewRow]:
+        """Take the LM calls of an execution that are not written yet, as rows that go before its next row."""
+        return [] if self.lm_calls is None else self.lm_calls.rows_of(execution)
 
     # --- Runs inside of nodes
 

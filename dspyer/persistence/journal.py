@@ -23,7 +23,7 @@ from typing import Literal, get_args
 from dspyer.blocking import finish_in_thread
 from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion, without_traceback
 from dspyer.persistence.checked_store import CheckedStore
-from dspyer.persistence.rows import NewRow, RowKind
+from dspyer.persistence.rows import NewRow, RowKind, counted
 from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotEncoder, SnapshotState, new_snapshot
 from dspyer.stores.base import Change, Point, Row, Store
 
@@ -164,7 +164,7 @@ class Journal:
         rows = [row.numbered(seq + index) for index, row in enumerate(new_rows)]
         self._check(rows)
         self.seq = seq + len(rows)
-        self.tail += len(rows)
+        self.tail += counted(rows)
         snapshot = None
         if state is not None and rows:
             snapshot = new_snapshot(Point(self.run, self.seq - 1), state, self.encoder)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError, brief
-from dspyer.events import LMCall
+from dspyer.events import BranchPath, LMCall
 from dspyer.persistence.reader import newest_rows, outermost_execution
 from dspyer.persistence.rows import (
     COMMITS,
@@ -50,6 +50,8 @@ class PackedCalls(NamedTuple):
     calls: tuple[PackedCall, ...] = ()
     blobs: Mapping[str, bytes] = NO_BLOBS
 
+
+NO_CALLS = PackedCalls()
 
 # --- Writing
 
@@ -265,7 +267,7 @@ def calls_of(store: Store, at: Point, execution: str, with_texts: bool = True) -
         execution: its id in the run.
         with_texts: whether to read messages and responses.
     """
-    path = _branch_path(outermost_execution(execution))
+    path = branch_path(outermost_execution(execution))
     fetch = store.blobs if with_texts else None
     found: list[LMCall] = []
     for index, (_, row) in enumerate(newest_rows(store, at)):
@@ -287,6 +289,7 @@ def is_within(execution: str, outer: str) -> bool:
     return execution == outer or execution.startswith((f"{outer}/", f"{outer}["))
 
 
-def _branch_path(execution: str) -> tuple[int, ...]:
+def branch_path(execution: str) -> BranchPath:
+    """Return the path of the branch of an execution, by its id in its run."""
     path = execution.rpartition(":")[0]
     return () if path in ("trunk", "") else tuple(map(int, path.split(".")))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+from dspyer.events import LMCall
+
+LMUsage = dict[str, Any]
+"""What one language model has used: token counts as its provider names them, `requests`, and `cost` in US dollars."""
 
 
 def add_tokens(total: dict[str, Any], more: Mapping[str, Any]) -> None:
@@ -20,3 +25,52 @@ def add_tokens(total: dict[str, Any], more: Mapping[str, Any]) -> None:
             add_tokens(total.setdefault(name, {}), value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             total[name] = total.get(name, 0) + value
+
+
+def add_usage(total: dict[str, LMUsage], more: Mapping[str, Mapping[str, Any]]) -> None:
+    """Adds the usage of language models to that of others, in place; a cost that is not known makes the sum unknown.
+
+    Example:
+        >>> total = {"lm": {"total_tokens": 1, "requests": 1, "cost": 0.5}}
+        >>> add_usage(total, {"lm": {"total_tokens": 1, "requests": 1, "cost": None}})
+        >>> total
+        {'lm': {'total_tokens': 2, 'requests': 2, 'cost': None}}
+    """
+    for model, used in more.items():
+        known = total.get(model)
+        costs = [used.get("cost"), *(() if known is None else (known.get("cost"),))]
+        into = total.setdefault(model, {})
+        add_tokens(into, {name: value for name, value in used.items() if name != "cost"})
+        into["cost"] = None if None in costs else sum(costs)
+
+
+def usage_of_calls(calls: Iterable[LMCall]) -> dict[str, LMUsage]:
+    """The usage of LM calls by language model.
+
+    Example:
+        >>> call = LMCall("trunk:1", "a", "a", "lm", None, 3, 1, 0.5, 0.1, 0.0)
+        >>> usage_of_calls([call, call._replace(requests=0, cached=True, cost=0.0)])["lm"]
+        {'prompt_tokens': 6, 'completion_tokens': 2, 'total_tokens': 8, 'requests': 1, 'cost': 0.5}
+    """
+    total: dict[str, LMUsage] = {}
+    for call in calls:
+        used = {
+            "prompt_tokens": call.prompt_tokens,
+            "completion_tokens": call.response_tokens,
+            "total_tokens": call.tokens,
+            "requests": call.requests,
+            "cost": call.cost,
+        }
+        add_usage(total, {call.model: used})
+    return total
+
+
+def total_cost(usage: Mapping[str, Mapping[str, Any]]) -> float | None:
+    """The cost of all language models in US dollars; None if that of one is not known.
+
+    Example:
+        >>> total_cost({"a": {"cost": 0.25}, "b": {"cost": 0.5}}), total_cost({"a": {"cost": None}}), total_cost({})
+        (0.75, None, 0.0)
+    """
+    costs = [used.get("cost") for used in usage.values()]
+    return None if None in costs else float(sum(cost for cost in costs if cost is not None))

@@ -493,7 +493,7 @@ RowRange = tuple[int, int]
 def rows_left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list[RowRange]]:
     """Return, for a run of which only some commits are kept, the last row that counts and the rows left out before it.
 
-    Left out are other commits, and the items, effects, questions and answers of executions that have no
+    Left out are other commits, and the items, effects, questions, answers and LM calls of executions that have no
     commit among those that are kept.
 
     Args:
@@ -507,7 +507,7 @@ def rows_left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list
         if row.kind in COMMITS:
             header = CommitHeader.parse(row.header)
             counts = committed.get(outermost_execution(header.scope[0]), -1) > index if header.scope else index in kept
-        elif row.kind in (RowKind.ITEM, RowKind.ONCE, RowKind.ASK, RowKind.ANSWER):
+        elif row.kind in (RowKind.ITEM, RowKind.ONCE, RowKind.ASK, RowKind.ANSWER, RowKind.LM_CALL):
             counts = committed.get(outermost_execution(str(row.header[0])), -1) > index
         else:
             counts = True

@@ -26,6 +26,7 @@ from dspyer.persistence.rows import (
     CommitContent,
     CommitHeader,
     RowKind,
+    counted,
     encode_commit_content,
     fingerprint_id,
     first_version,
@@ -44,7 +45,7 @@ class RecoveredState(NamedTuple):
         state: the last state at which a single branch was active.
         next_version: the version of the next commit.
         last_run: the run of the row, as far as it was read.
-        tail: how many rows were read.
+        tail: how many rows were read that count for the next snapshot.
         encoder: knows the chunks of the snapshot.
         broken: why a commit before the row cannot be read; "" if all can. State and version are those before it.
         last_good: the row of the last readable commit, if one is not readable; None for none.
@@ -90,7 +91,7 @@ def recover_state(reader: HistoryReader, at: Point) -> RecoveredState:
     if folded.broken:
         good, read = _last_good(run_rows, folded.last_settled, snapshot_index is not None), len(run_rows.rows)
         return RecoveredState(folded.trunk_state, next_version, parts[-1], read, encoder, folded.broken, good)
-    tail = sum(len(part.rows) for part in parts)
+    tail = sum(counted(part.rows) for part in parts)
     begin = None if snapshot is None else snapshot.at
     return RecoveredState(
         folded.trunk_state, next_version, parts[-1], tail, encoder, segments=tuple(segments), snapshot_at=begin

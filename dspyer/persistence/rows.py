@@ -103,6 +103,11 @@ class NewRow(NamedTuple):
         return Row(seq, self.kind, self.header, self.content)
 
 
+def counted(rows: Sequence[Row | NewRow]) -> int:
+    """Return how many rows count for the next snapshot: all but those of LM calls, which no state is computed of."""
+    return len(rows) if len(rows) == 1 else sum([row.kind != RowKind.LM_CALL for row in rows])
+
+
 # --- Headers of runs
 
 

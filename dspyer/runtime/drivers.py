@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 import anyio
 
 from dspyer.blocking import cancellation_count
-from dspyer.dspy_module.lm_records import Executing, executing, executing_here
+from dspyer.dspy_module.executing import Executing, executing, executing_here
 from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import count_calls, recording
 from dspyer.errors import DspyerError, Interrupt
@@ -44,7 +44,7 @@ def drive(session: Session, **overrides: Any) -> None:
     """Runs a session to its end with threads, under DSPy's settings with `overrides`."""
     raised: list[BaseException] = []  # a list, since a variable would form a cycle with the traceback of the error
     with (
-        executing_here() as here,
+        executing_here(session.program) as here,
         recording(**overrides) as steps,
         async_bridge() as cancel,
         session.stop_signal.on_stop(partial(_cancel_async, session, cancel)),
@@ -73,11 +73,13 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Exe
         if session.pending is not None and _must_not_start(session, started, _write(session)):
             started = []
         if len(started) == 1 and not threads.busy and not session.more_to_start:
-            here.enter(session.around + started[0].id)
+            if not session.called_in:
+                here.enter(session.around + started[0].id, started[0].node)
             _settle(session, started[0], run_here(steps, work, script(session, started[0])))
             continue
         for execution in started:
-            executing.set(Executing(session.around + execution.id))
+            if not session.called_in:
+                executing.set(Executing(session.around + execution.id, execution.node, session.program))
             threads.start(execution, work, script(session, execution))
         if not threads.busy:
             return
@@ -127,7 +129,7 @@ def _write_end(session: Session) -> None:
 async def adrive(session: Session, **overrides: Any) -> None:
     """Runs a session to its end with tasks, under DSPy's settings with `overrides`."""
     before = cancellation_count()
-    with executing_here() as here, recording(**overrides) as steps:
+    with executing_here(session.program) as here, recording(**overrides) as steps:
         async with TaskWorkers() as tasks:
             stopping = partial(_cancel_async, session, tasks.cancel_from_any_thread)
             with session.driving(tasks.wake), session.stop_signal.on_stop(stopping):
@@ -194,7 +196,8 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
                 raise asyncio.CancelledError
         if len(started) == 1 and not tasks.busy and not session.more_to_start:
             try:
-                here.enter(session.around + started[0].id)
+                if not session.called_in:
+                    here.enter(session.around + started[0].id, started[0].node)
                 outcome = await tasks.run_here(steps, work, script(session, started[0]))
             except asyncio.CancelledError:
                 session.leave_open(started[0])
@@ -202,7 +205,8 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             _settle(session, started[0], outcome)
             continue
         for execution in started:
-            executing.set(Executing(session.around + execution.id))
+            if not session.called_in:
+                executing.set(Executing(session.around + execution.id, execution.node, session.program))
             tasks.start(execution, work, script(session, execution))
         if not tasks.busy:
             return
@@ -213,8 +217,8 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
 
 async def _awrite(session: Session) -> bool:
     assert session.journal is not None
-    rows = session.new_rows()
     try:
+        rows = session.new_rows()
         if rows:
             await session.journal.awrite(rows, session.snapshot_state(rows))
     except DspyerError as error:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from dspyer.events import Commit, Event
+from dspyer.events import Commit, Event, LMCall
+from dspyer.persistence.lm_call_log import LMCallLog
+from dspyer.persistence.lm_calls import NO_CALLS
 from dspyer.persistence.rows import MapItems, NewRow, commit_row
 from dspyer.scheduler.run_state import RunState, Target
 from dspyer.values.frozen import FrozenDict
@@ -17,11 +19,13 @@ class PendingRows:
     Attributes:
         run: the run as it was last written: a failed write returns to it.
         events: the events to publish after the next write.
+        lm_calls: the LM calls in the rows of the commits.
     """
 
     def __init__(self, run: RunState) -> None:
         self.run = run
         self.events: list[Event] = []
+        self.lm_calls: list[LMCall] = []
         self._overlays: dict[str, tuple[FrozenDict[str, Any] | None, ...]] = {}
 
     def note_targets(self, execution_id: str, targets: Sequence[Target]) -> None:
@@ -30,22 +34,35 @@ class PendingRows:
             self._overlays[execution_id] = tuple([target.overlay for target in targets])
 
     def commit_rows(
-        self, run: RunState, first_patch: Any, scope: tuple[str, ...], items_of: Callable[[Commit], MapItems | None]
+        self,
+        run: RunState,
+        first_patch: Any,
+        scope: tuple[str, ...],
+        items_of: Callable[[Commit], MapItems | None],
+        lm_calls: LMCallLog | None = None,
     ) -> list[NewRow]:
         """The rows of the commits of `run` since the last write.
 
         `first_patch` is that of its first commit, which the row of its start has already; `items_of` says which item
-        rows have the results of a map.
+        rows have the results of a map; `lm_calls` has the LM calls that go with the commits.
         """
-        found = []
+        found: list[NewRow] = []
         for index in range(len(self.run.log), len(run.log)):
             entry = run.log[index]
             commit = entry.commit
             overlays = self._overlays.pop(commit.id, ()) if self._overlays else ()
-            found.append(commit_row(entry, index, scope, overlays, commit.patch is first_patch, items_of(commit)))
+            calls = NO_CALLS
+            if lm_calls is not None and lm_calls.waits:
+                execution = "/".join((*scope, commit.id))
+                # Before the commit: whatever keeps the commit keeps these, too.
+                found += lm_calls.rows_inside(execution, self.lm_calls)
+                calls = lm_calls.packed(execution, int(commit.started * 1_000), self.lm_calls)
+            is_first = commit.patch is first_patch
+            found.append(commit_row(entry, index, scope, overlays, is_first, items_of(commit), *calls))
         return found
 
     def written(self, run: RunState) -> list[Event]:
         """Marks a run as written; returns the events that may now be published."""
         events, self.events, self.run = self.events, [], run
+        self.lm_calls.clear()
         return events

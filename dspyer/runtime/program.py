@@ -18,13 +18,14 @@ from urllib.parse import quote
 import dspy
 
 from dspyer.budget import Budget
-from dspyer.dspy_module.lm_records import LMWatcher, executing_id, record_lm_calls
+from dspyer.dspy_module.executing import executing_id
+from dspyer.dspy_module.lm_records import LMWatcher
 from dspyer.dspy_module.lm_requests import noting_lm_retries
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.dspy_module.token_stream import apart_from_tokens
-from dspyer.dspy_module.tracing import append_to_trace, is_rejected, usage_of
+from dspyer.dspy_module.tracing import append_to_trace, is_rejected
 from dspyer.errors import AttemptError, InputError, Interrupt, Interrupted, RunStoppedError, ThreadError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
@@ -489,30 +490,30 @@ class CompiledGraph(dspy.Module):
     def _run(self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = None) -> Run:
         check_inputs_by_name(self._graph, inputs)
         request, outcome = request.read_from(queue), request.outcome
-        with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker, record_lm_calls() as recorder:
+        with dspy.context(**{REQUEST: request}), request.recording(self._graph) as recorder:
             try:
                 with continued_trace(request):
                     self(**inputs)
             except Exception as error:
                 if not outcome.ended_with(error):
                     raise
-        return Run(*outcome.take(), usage_of(tracker), recorder.records)
+        return Run(*outcome.take(), recorder)
 
     async def _arun(self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = None) -> Run:
         check_inputs_by_name(self._graph, inputs)
         request, outcome = request.read_from(queue), request.outcome
-        with dspy.context(**{REQUEST: request}), dspy.track_usage() as tracker, record_lm_calls() as recorder:
+        with dspy.context(**{REQUEST: request}), request.recording(self._graph) as recorder:
             try:
                 with continued_trace(request):
                     await self.acall(**inputs)
             except asyncio.CancelledError:
                 if outcome.ended is not None:
-                    outcome.cut_off = Run(*outcome.take(), usage_of(tracker), recorder.records)
+                    outcome.cut_off = Run(*outcome.take(), recorder)
                 raise
             except Exception as error:
                 if not outcome.ended_with(error):
                     raise
-        return Run(*outcome.take(), usage_of(tracker), recorder.records)
+        return Run(*outcome.take(), recorder)
 
     def _open(self, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> tuple[Request, Session]:
         """Checks the inputs, and makes the session of a call."""

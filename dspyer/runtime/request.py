@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
 from threading import Lock
@@ -11,13 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dspy
 
 from dspyer.budget import Budget, Spending
+from dspyer.dspy_module.lm_records import NO_PRICES, LMRecorder, record_lm_calls
 from dspyer.errors import CallLimitError, Interrupted, unwrap_stop_iteration
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
+from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
 from dspyer.persistence.journal import Journal
+from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.rows import NewRow
 from dspyer.runtime.session_events import Observe, ignore
 from dspyer.runtime.session_views import EarlierCommits
@@ -231,6 +235,14 @@ class Request:
             return self
         observe = self.observe if spans is None or self.spans is not None else spans.observer(self.observe)
         return replace(self, spans=spans, observe=observe)
+
+    def recording(self, graph: GraphSpec) -> AbstractContextManager[LMRecorder]:
+        """A block that records the LM calls of the run of a graph; those of a stored run get rows."""
+        log = None
+        if self.journal is not None and self.records is not None and graph.record_lm_calls != "none":
+            log = self.records.lm_calls = LMCallLog(graph.record_lm_calls, graph.redaction is not None)
+        budget = self.budget or graph.budget
+        return record_lm_calls(log, NO_PRICES if budget is None else budget.prices)
 
     def stop(self, reason: str) -> None:
         """Stops the runs of the request. May be called from any thread."""

@@ -19,10 +19,12 @@ from dspyer.display.run_rows import DisplayRow, display_rows
 from dspyer.display.stats import FinalFailure, Stats, count_stats
 from dspyer.display.timeline import Timeline
 from dspyer.display.tokens import Count, Tokens, count_tokens
-from dspyer.dspy_module.lm_records import LMRecord
+from dspyer.dspy_module.lm_records import LMRecorder
 from dspyer.errors import Interrupted
-from dspyer.events import BranchPath, Commit, Event, MergedConflict, Question
+from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
+from dspyer.persistence.lm_usage import total_cost
+from dspyer.persistence.reader import outermost_execution
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.run_html import RunWriter
 from dspyer.runtime.run_stats import counted_parts, items_in
@@ -52,7 +54,9 @@ class Run:
         trace: the DSPy trace, (predictor, inputs, prediction) in lineage order: the steps that led to the result, and
             those whose output a check refused, the latter with copies of their predictors.
         trace_steps: all steps as `dspyer.events.TraceStep`, with node, attempt and status.
-        usage: tokens by language model, as DSPy counts them.
+        usage: by language model, tokens as DSPy counts them, `requests`, and `cost` in US dollars (None if unknown).
+        lm_calls: the LM calls that this process has made, as `dspyer.events.LMCall`, in the order in which they ended.
+            Messages and responses are there on a thread, as `compile(record_lm_calls=)` says.
         duration: seconds.
         branches: the state of each unfinished branch by path; of a completed run that of the trunk, `()`.
 
@@ -68,8 +72,7 @@ class Run:
         self,
         ended: SessionEnd,
         prediction: dspy.Prediction | None,
-        usage: Mapping[str, Mapping[str, Any]],
-        lm_records: Sequence[LMRecord] = (),
+        recorder: LMRecorder,
     ) -> None:
         session, run = ended.session, ended.run
         self.run_id = session.run_id
@@ -83,10 +86,11 @@ class Run:
         self.events: tuple[Event, ...] = tuple(ended.events)
         self.trace = tuple(session.trace(run))
         self.trace_steps = tuple(session.trace_steps(run))
-        self.usage = {name: dict(tokens) for name, tokens in usage.items()}
+        self.usage = recorder.usage_by_lm()
+        self.lm_calls: tuple[LMCall, ...] = tuple(recorder.calls)
         self.duration = session.duration
         self._ended = session.started + session.duration
-        self._lm_records = tuple(lm_records)
+        self._lm_usages = tuple(recorder.usages)
         self._prediction = prediction
         self._view_reads = tuple(session.view_reads)
         self._fields = session.fields.fresh()
@@ -126,6 +130,21 @@ class Run:
             3
         """
         return counts_in(self.commits, self._made_here[0])
+
+    @property
+    def cost(self) -> float | None:
+        """What its LM calls have cost in this process, US dollars; None if the price of a model is not known.
+
+        The prices are those of the budget (`Budget(prices=)`), else those that DSPy knows. A response from a cache
+        costs nothing, and a request that failed counts as 0.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> graph.compile().run({"n": 1}).cost
+            0.0
+        """
+        return total_cost(self.usage)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -382,7 +401,7 @@ class Run:
             failures,
             **parts,
             items=items_in([event for event in self.events if len(event.scope) == self._depth]),
-            lm_calls=self._lm_records,
+            lm_calls=[call._replace(execution=outermost_execution(call.execution)) for call in self._lm_usages],
             usage=self.usage,
             unknown=earlier if before else [],
             shown=None if self._redaction is None else self.shown,

@@ -21,8 +21,9 @@ from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dspyer.display.redaction import Redactor
-from dspyer.dspy_module.lm_records import executing_id
-from dspyer.dspy_module.tracing import Steps, is_apart, tokens_used
+from dspyer.dspy_module.executing import executing_id
+from dspyer.dspy_module.lm_records import usage_so_far
+from dspyer.dspy_module.tracing import Steps, is_apart
 from dspyer.errors import (
     BudgetError,
     ConcurrentRunError,
@@ -57,7 +58,9 @@ from dspyer.persistence.execution_records import (
     KeptRun,
     RecordKey,
 )
-from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, end_row
+from dspyer.persistence.lm_call_log import LMCallError, LMCallLog
+from dspyer.persistence.lm_calls import branch_path
+from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.lineage_order import unfinished_branches
 from dspyer.runtime.pending_rows import PendingRows
@@ -109,6 +112,8 @@ class Session(NotLive):
         inputs: the state with which the run begins.
         scope: the executions around the run, if it is a part of another one.
         around: what the ids of its executions begin with in `executing_id`.
+        called_in: the execution of another run whose code has called the program, in which its LM calls are counted;
+            "" for none, and for a run that is a part of another one.
         records: the results of effects, answers and items of a map, of earlier attempts too.
         journal: writes the rows of the run; None for a run that is not stored.
         pending: what the journal has not written yet; None for a run that is not stored.
@@ -156,8 +161,8 @@ class Session(NotLive):
         self.run: RunState = run_start.run
         self.inputs = run_start.state
         self.scope = scope = request.scope
-        around = executing_id()
-        self.around = f"{around}/" if around else ""
+        self.around = "/".join((*scope, "")) if scope else ""
+        self.called_in = "" if request.inside else executing_id()
         self.resources = resources
         self.answer = answer
         self.live = request.live
@@ -261,6 +266,9 @@ class Session(NotLive):
             if self.records.kept:
                 for scope in self.records.kept_within(self.scope, execution.id):
                     self.records.kept.pop(scope, None)
+        if self.records.lm_calls is not None and isinstance(outcome, BaseException):
+            for row in self.records.lm_call_rows(self.local_id(execution.id)):
+                self.records.queue_row(row)
         self.run, events = advance(self.run, execution.id, found, failed)
         self.events.publish_once_written(events)
 
@@ -487,14 +495,20 @@ class Session(NotLive):
     def new_rows(self) -> list[NewRow]:
         """The rows of everything since the last write."""
         assert self.pending is not None
-        return [*self._commit_rows(self.pending, self.run), *self.records.take_unwritten()]
+        lm_calls = self.records.lm_calls
+        if lm_calls is not None and (error := lm_calls.take_error()) is not None:
+            raise error
+        return [*self._commit_rows(self.pending, self.run, lm_calls), *self.records.take_unwritten()]
 
-    def _commit_rows(self, since: PendingRows, run: RunState) -> list[NewRow]:
-        return since.commit_rows(run, self.run_start.patch, self.scope, self.map_items)
+    def _commit_rows(self, since: PendingRows, run: RunState, lm_calls: LMCallLog | None = None) -> list[NewRow]:
+        return since.commit_rows(run, self.run_start.patch, self.scope, self.map_items, lm_calls)
 
     def end_rows(self) -> list[NewRow]:
         """The last rows of the run."""
         assert self.journal is not None
+        lm_calls = self.records.lm_calls
+        if lm_calls is not None and (error := lm_calls.take_error()) is not None:
+            self.write_failed(error)
         run, refused = self.run, self.journal.refused_row
         self._redact_failures()
         failures = [(failed.failure, failed.error) for failed in self.run.failures]
@@ -502,6 +516,11 @@ class Session(NotLive):
             node, path, execution = _origin(refused)
             failure = Failure.of(self.write_error, node=node, branch=path, execution=execution)
             failures.append((failure, self.write_error))
+        elif isinstance(self.write_error, LMCallError):
+            call = self.write_error.call
+            shown = LMCallError(call, self.write_error.cause)  # without __cause__, which a traceback would show
+            path, execution = branch_path(call.execution), call.execution
+            failures.append((Failure.of(shown, node=call.node, branch=path, execution=execution), shown))
         if self._refusal is not None and self.status == "failed" and not failures:
             last = run.log[len(run.log) - 1].commit
             # The execution whose LM call was refused was left open; a response of unknown cost has been committed.
@@ -510,13 +529,16 @@ class Session(NotLive):
             failure = Failure.of(self._refusal, node=node, branch=path, execution=execution)
             failures.append((failure, self._refusal))
         fingerprint = self.journal.encoder.digest(run.trunk_state) if run.ended else None
-        return [*self.new_rows(), end_row(self.status, fingerprint, failures, tokens_used(), len(run.log))]
+        rows = self.new_rows()
+        if lm_calls is not None:
+            rows += lm_calls.all_rows()
+        return [*rows, end_row(self.status, fingerprint, failures, usage_so_far(), len(run.log))]
 
     def snapshot_state(self, rows: Sequence[NewRow]) -> SnapshotState | None:
         """The state to store as a snapshot with some rows; None if none is due, or the rows end inside a fork."""
         run, journal = self.run, self.journal
         ended = rows[-1].kind == RowKind.END
-        if self.scope or journal is None or not journal.snapshot_is_due(len(rows), ended):
+        if self.scope or journal is None or not journal.snapshot_is_due(counted(rows), ended):
             return None
         index = len(run.log) - 1
         if ended:
@@ -550,6 +572,8 @@ class Session(NotLive):
         assert self.pending is not None
         self.run = self.pending.run
         self.write_error = error
+        if self.records.lm_calls is not None:
+            self.records.lm_calls.put_back(self.pending.lm_calls)
         self.stop_signal.stop("its store failed")  # ends the pauses between attempts
         if isinstance(error, ConcurrentRunError) and self.journal is not None and not self.scope:
             self.stopped_by_thread = self.journal.was_stopped()

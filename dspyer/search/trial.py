@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import dspy
 
+from dspyer.dspy_module.executing import execute_item
 from dspyer.dspy_module.lm_requests import in_rollout
 from dspyer.dspy_module.tracing import step_count, take_steps
 from dspyer.errors import NodeOutputError, always_raised, annotate, brief, list_names, unwrap_stop_iteration
@@ -229,6 +230,7 @@ class _Trial:
     def script(self) -> Script[object]:
         """The entry of the trial in the tree, frozen."""
         attempt = self.call.context.delegate
+        execute_item(self.index)
         publish_start(attempt, self.index, self.count)
         tried = _Tried(self)
         steps = step_count()

@@ -16,7 +16,7 @@ from tenacity import wait_none
 
 from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry, Run
 from dspyer.display.stats import NodeStats, Stats, count_stats
-from dspyer.dspy_module.lm_records import LMRecord
+from dspyer.events import LMCall
 from dspyer.lms import reliable
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.nodes.kit import MODES
@@ -252,9 +252,9 @@ def test_the_table() -> None:
 def test_costs_and_responses_from_the_cache() -> None:
     run = Graph().add_node("a", lambda n: {"n": n}, writes=["n"]).add_path(START, "a", END).compile().run({"n": 1})
     records = [
-        LMRecord("trunk:1", "x", 100, 0.01, False),
-        LMRecord("trunk:1", "x", 0, None, True),
-        LMRecord("trunk:7", "x", 5, 0.5, False),
+        LMCall("trunk:1", "a", "a", "x", None, 60, 40, 0.01, 1.0, 0.0),
+        LMCall("trunk:1", "a", "a", "x", None, 0, 0, None, 1.0, 0.0, cached=True),
+        LMCall("trunk:7", "a", "a", "x", None, 5, 0, 0.5, 1.0, 0.0),
     ]
     stats = count_stats(["a"], run.commits, [], checks={}, maps={}, items={}, lm_calls=records, usage={}, unknown=())
     one = stats.nodes["a"]
@@ -273,7 +273,8 @@ def test_responses_of_a_backup(nested: bool) -> None:
     with dspy.context(lm=lm):
         runs = [program.run({"question": question}) for question in ("one", "two")]
     found = [run.stats().nodes["ask"] for run in runs]
-    assert [(one.lm_calls, one.fallbacks) for one in found] == [(1, 1), (1, 1)]
+    # The call that failed is one, too; the second run does not ask the main LM.
+    assert [(one.lm_calls, one.fallbacks) for one in found] == [(2, 1), (1, 1)]
     assert "fallbacks" in str(runs[0].stats()).splitlines()[0]
     assert found[0].to_dict()["fallbacks"] == 1
     with dspy.context(lm=ScriptedLM([{"answer": "c"}])):

@@ -352,7 +352,8 @@ def test_a_budget_takes_the_price_of_the_lm_that_responded(served: Serve) -> Non
     program = Graph().add_node("say", dspy.Predict(QA)).add_path(START, "say", END).compile()
     with dspy.context(lm=reliable(main, backup, retry=1)):
         run = program.run({"question": "a"}, budget=Budget(cost=0.5, prices=prices))
-    assert (run.status, list(run.usage)) == ("completed", ["openai/backup"])
+    assert (run.status, sorted(run.usage)) == ("completed", ["openai/backup", "openai/main"])
+    assert run.usage["openai/main"] == {"requests": 1, "cost": 0.0}, "it failed"
 
 
 # --- order of the LMs

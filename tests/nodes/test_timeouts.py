@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 import dspy
 import pytest
-from dspy.utils.usage_tracker import UsageTracker
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Retry, live, reducers
-from dspyer.dspy_module.tracing import usage_of
+from dspyer.dspy_module.lm_records import LMRecorder
 from dspyer.errors import AttemptOverError, GraphError, NodeTimeoutError, is_transient
 from dspyer.testing import ScriptedLM, no_pauses
 
@@ -318,9 +317,10 @@ def test_usage_that_arrives_while_it_is_added_up_raises_nothing() -> None:
             tracker.usage_data["late"].append({"total_tokens": 1})
             return super().__len__()
 
-    tracker = UsageTracker()
+    recorder = LMRecorder()
+    tracker = recorder.tracker
     tracker.usage_data["lm"] = [Late(total_tokens=2), Late(total_tokens=3)]
-    assert usage_of(tracker) == {"lm": {"total_tokens": 5}}
+    assert recorder.usage_by_lm() == {"lm": {"total_tokens": 5}}
 
 
 def test_a_cancelled_caller_waits_for_a_sync_node_that_has_time() -> None:

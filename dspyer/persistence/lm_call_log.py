@@ -1,0 +1,176 @@
+"""The LM calls of a run that are not written yet, and the rows that hold them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from threading import Lock
+from typing import Any, Literal, get_args
+
+from dspyer.errors import StateError, brief, with_article
+from dspyer.events import LMCall
+from dspyer.persistence.lm_calls import NO_CALLS, PackedCalls, is_within, lm_call_row, pack_call
+from dspyer.persistence.rows import TIME_ORIGIN, NewRow
+
+Choose = Callable[[LMCall], LMCall | None]
+"""Decides what is written of an LM call; None for nothing."""
+
+Recorded = Literal["usage", "full", "none"]
+"""How much of LM calls is written."""
+
+
+def check_recorded(given: Any) -> Recorded | Choose:
+    """Return what an option `record_lm_calls=` means; raise `TypeError` or `ValueError` for anything else."""
+    if isinstance(given, str) and given in get_args(Recorded):
+        level: Recorded = given  # type: ignore[assignment]  # it is one of them
+        return level
+    form = (
+        "give 'usage' (models, tokens, cost and times), 'full' (messages and responses, too), 'none', or a function "
+        "that gets each LMCall and returns what to write, or None"
+    )
+    if isinstance(given, str):
+        raise ValueError(f"record_lm_calls={given!r} is unknown: {form}")  # noqa: TRY004 - the type is right
+    if not callable(given) or isinstance(given, type):
+        raise TypeError(f"record_lm_calls={brief(given)}: {form}")
+    if inspect.iscoroutinefunction(given):
+        raise TypeError(f"record_lm_calls={brief(given)} is async: {form}. It is called while a node runs")
+    function: Choose = given
+    return function
+
+
+class LMCallLog:
+    """LM calls on their way to the rows of a run. May be used from several threads.
+
+    Args:
+        recorded: how much of them is written, or what decides it.
+        redacts: whether the graph hides values. Then readers show messages and responses only if a function has
+            decided about them.
+    """
+
+    def __init__(self, recorded: Recorded | Choose, redacts: bool) -> None:
+        self.wants_texts = recorded not in ("usage", "none")
+        self._choose = None if isinstance(recorded, str) else recorded
+        self._hidden = redacts and self._choose is None
+        self._waiting: dict[str, list[LMCall]] = {}
+        self._lock = Lock()
+        self._failed: tuple[LMCall, Exception] | None = None
+
+    def add(self, call: LMCall) -> LMCall:
+        """Take a call to be written; return it as the run shows it."""
+        written: LMCall | None = call
+        if self._choose is not None:
+            usage_alone = without_texts(call)
+            try:
+                written = _checked(self._choose(call), call)
+            except Exception as error:  # noqa: BLE001 - raised by the next write: DSPy drops what a callback raises
+                written = usage_alone
+                self._failed = self._failed or (usage_alone, error)
+        if written is not None:
+            with self._lock:
+                self._waiting.setdefault(written.execution, []).append(written)
+        return without_texts(call) if written is None or self._hidden else written
+
+    def take_error(self) -> LMCallError | None:
+        """Return, once, the error of a function that has raised, or has returned neither a call nor None."""
+        failed, self._failed = self._failed, None
+        if failed is None:
+            return None
+        error = LMCallError(*failed)
+        error.__cause__ = failed[1]
+        return error
+
+    # --- rows
+
+    @property
+    def waits(self) -> bool:
+        """Whether calls wait for a row."""
+        return bool(self._waiting)
+
+    def packed(self, execution: str, since: int, taken: list[LMCall]) -> PackedCalls:
+        """Take the calls of an execution for its commit, and add them to `taken`.
+
+        The commit began at `since`, milliseconds since the epoch.
+        """
+        with self._lock:
+            calls = self._waiting.pop(execution, [])
+        taken += calls
+        return self._pack(calls, since) if calls else NO_CALLS
+
+    def rows_inside(self, execution: str, taken: list[LMCall]) -> list[NewRow]:
+        """Take the calls that were made inside of an execution and have no row yet: of attempts that failed there."""
+        return self._rows(lambda name: name != execution and is_within(name, execution), taken)
+
+    def put_back(self, taken: list[LMCall]) -> None:
+        """Let calls wait again that were taken with commits whose rows were not written."""
+        with self._lock:
+            for call in taken:
+                self._waiting.setdefault(call.execution, []).append(call)
+        taken.clear()
+
+    def rows_of(self, execution: str) -> list[NewRow]:
+        """Take the calls of an execution, and of those inside of it."""
+        return self._rows(lambda name: is_within(name, execution))
+
+    def all_rows(self) -> list[NewRow]:
+        """Take all calls."""
+        return self._rows(lambda _: True)
+
+    def _rows(self, wanted: Callable[[str], bool], taken_by: list[LMCall] | None = None) -> list[NewRow]:
+        if not self._waiting:
+            return []
+        with self._lock:
+            names = [name for name in self._waiting if wanted(name)]
+            taken = [(name, self._waiting.pop(name)) for name in names]
+            if taken_by is not None:
+                taken_by += [call for _, calls in taken for call in calls]
+        return [lm_call_row(name, calls[0].node, self._pack(calls, TIME_ORIGIN)) for name, calls in taken]
+
+    def _pack(self, calls: Iterable[LMCall], since: int) -> PackedCalls:
+        blobs: dict[str, bytes] = {}
+        return PackedCalls(tuple([pack_call(call, blobs, since, self._hidden) for call in calls]), blobs)
+
+
+class LMCallError(StateError):
+    """The function of `record_lm_calls=` has raised, or has returned what cannot be written.
+
+    Its text is stored as that of a failure, so it has nothing of the text of the cause, which may be that of a prompt.
+
+    Attributes:
+        call: the call, without messages and response.
+        cause: what the function has raised.
+    """
+
+    def __init__(self, call: LMCall, cause: Exception) -> None:
+        super().__init__(
+            f"the function given as record_lm_calls= failed with {type(cause).__name__} for an LM call of node "
+            f"{call.node!r} (execution {call.execution}); the exception is the __cause__ of this one. Of the call, "
+            "usage alone is stored, and the run has failed: mend the function, then t.resume() continues"
+        )
+        self.call = call
+        self.cause = cause
+
+
+def without_texts(call: LMCall) -> LMCall:
+    """Return a call without messages, response and the text of an error.
+
+    Example:
+        >>> call = LMCall("trunk:1", "a", "a", "lm", None, 1, 1, 0.0, 0.1, 0.0, failed="ValueError: odd", response="x")
+        >>> without_texts(call).failed, without_texts(call).response
+        ('ValueError', None)
+    """
+    failed = None if call.failed is None else call.failed.partition(":")[0]
+    return call._replace(messages=None, response=None, failed=failed)
+
+
+def _checked(chosen: Any, call: LMCall) -> LMCall | None:
+    """Return what a function has chosen to write; the place of the call stays what it is."""
+    if chosen is None:
+        return None
+    if not isinstance(chosen, LMCall):
+        if inspect.iscoroutine(chosen):
+            chosen.close()  # else Python warns of a coroutine that was never awaited
+        kind = with_article(type(chosen).__name__)
+        raise TypeError(f"it returned {kind}, not an LMCall (such as call._replace(messages=None)) or None")
+    kept: LMCall = chosen._replace(execution=call.execution, node=call.node)
+    pack_call(kept, {})
+    return kept
