@@ -15,8 +15,8 @@ from anyio.to_thread import run_sync
 from starlette.requests import Request
 from starlette.routing import Route
 
-from dspyer.errors import InputError, NodeOutputError, RunStoppedError, StateError, ThreadError, error_text
-from dspyer.inspector.json_answers import RefusedError, answered, body_of
+from dspyer.errors import InputError, NodeOutputError, RunStoppedError, StateError, ThreadError, brief, error_text
+from dspyer.inspector.json_answers import RefusedError, answered, body_of, read_in_thread, text_of
 from dspyer.patch import decode_update
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.streams import Events
@@ -24,6 +24,7 @@ from dspyer.stores.base import Store
 from dspyer.threads.graph_fingerprint import named_classes
 from dspyer.threads.thread import Thread
 from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
 
 logger = logging.getLogger("dspyer")
 
@@ -47,7 +48,7 @@ class Actions:
         self._open: dict[Events, threading.Thread] = {}
 
     def routes(self) -> list[Route]:
-        """The endpoints. Only POST acts."""
+        """The endpoints: only POST acts. Repairs are read, and need the checks of the program."""
         actions: dict[str, Callable[[Request], Awaitable[Any]]] = {
             "answer": self._answer,
             "resume": self._resume,
@@ -55,7 +56,8 @@ class Actions:
             "rerun": self._rerun,
             "copy": self._copy,
         }
-        return [Route(f"/{name}", answered(action), methods=["POST"]) for name, action in actions.items()]
+        routes = [Route(f"/{name}", answered(action), methods=["POST"]) for name, action in actions.items()]
+        return [*routes, Route("/repairs", read_in_thread(self._repairs))]
 
     def close(self) -> None:
         """Stop the runs that were begun here, and wait for them: nodes that are sync are finished and committed."""
@@ -94,6 +96,11 @@ class Actions:
         return await run_sync(self._copy_thread, body["thread"], body["to"], body.get("at"), body.get("patch"))
 
     # --- in worker threads: they may block
+
+    def _repairs(self, request: Request) -> dict[str, Any]:
+        """The corrections of all runs of the thread."""
+        examples = self._existing(text_of(request, "thread")).repairs()
+        return {"items": [{name: _shown(value) for name, value in example.items()} for example in examples]}
 
     def _existing(self, name: str) -> Thread:
         """The thread; raises `LookupError` if there is none: acting on a name that is mistyped must not make one."""
@@ -157,6 +164,14 @@ class Actions:
                 logger.error("a run that the inspector has begun broke off: resume it", exc_info=error)
         finally:
             del self._open[events]
+
+
+def _shown(value: Any) -> Any:
+    """The JSON form of a value; of one that no state can hold, its text."""
+    try:
+        return encoding.encode(freeze(value))
+    except StateError:
+        return brief(value)
 
 
 def _has_ended(events: Events) -> bool:

@@ -105,6 +105,8 @@ class OtherAddress:
         name = scope["path_params"]["name"]
         if name in self._known:
             refusal = RefusedRequest(405, "RequestError", f"api/{name} does not take {scope['method']}")
+        elif name == "repairs":
+            refusal = RefusedRequest(404, "RequestError", f"repairs are found with the program. {READS}")
         elif name in ACTIONS and not self._acts:
             refusal = RefusedRequest(403, "RequestError", READS)
         else:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 import dspyer.inspector
 from dspyer import END, START, CompiledGraph, Graph, Thread, reducers
 from dspyer.stores import Memory
-from tests.inspector.asking import TOKEN, get, post
+from tests.inspector.asking import TOKEN, get, post, request
 
 PATIENCE = 10.0
 
@@ -240,6 +240,25 @@ def test_the_end_of_the_server_stops_its_runs(setting: Setting) -> None:
     assert setting.ended() in ("stopped", "completed")
     assert setting.thread().state["sent"] == 5  # what was working was committed
     assert setting.gate.calls == 1
+
+
+def test_repairs_need_the_program() -> None:
+    def find(text: str) -> list[str]:
+        return [] if text.endswith("!") else ["no mark"]
+
+    graph = Graph().add_node("draft", lambda n: {"text": "hello"}, writes=["text"])
+    graph.add_check("loud", find, of="draft", max_fixes=1, fix=lambda text: {"text": f"{text}!"})
+    store = Memory()
+    program = graph.add_path(START, "draft", END).compile(store=store)
+    program.thread("t").run({"n": 1})
+    (repair,) = get(dspyer.inspector.app(store, program, token=TOKEN), "repairs", thread="t")["items"]
+    (example,) = program.thread("t").repairs()
+    assert repair == dict(example.items())
+    assert repair["problems"] == [["no mark"]]
+    reads = dspyer.inspector.app(store, token=TOKEN)
+    refused = request(reads, "GET", "/api/repairs?thread=t", headers={"X-Dspyer-Token": TOKEN})
+    assert refused.status_code == 404
+    assert "--program" in refused.json()["error"]["message"]
 
 
 def test_a_program_needs_the_store_of_its_archive() -> None:
