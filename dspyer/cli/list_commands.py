@@ -10,7 +10,7 @@ import typer
 
 from dspyer.cli.arguments import JsonOption, KeyFileOption, StoreOption, parse_time
 from dspyer.cli.summaries import print_runs
-from dspyer.cli.terminal import note, write_json
+from dspyer.cli.terminal import note, shell_word, write_json
 
 
 class Status(StrEnum):
@@ -119,4 +119,4 @@ def _list(
         else:
             note(f"no {what}")
         if page.next is not None:
-            note(f"there are more: --after {page.next}")
+            note(f"there are more: --after {shell_word(page.next)}")

@@ -156,8 +156,7 @@ def stats(
     as_json: JsonOption = False,
 ) -> None:
     """Show how reliable the nodes of a thread were, and what they cost."""
-    with _thread(thread, store, key_file) as opened:
-        t: Any = opened
+    with _thread(thread, store, key_file) as t:
         found = t.stats(run)
         if as_json:
             write_json(found.to_dict())

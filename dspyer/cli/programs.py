@@ -140,12 +140,10 @@ class Played(NamedTuple):
     Attributes:
         info: the JSON form of its `RunInfo`.
         outputs: the JSON form of its outputs; None if it is not completed.
-        next_command: the command that continues it; "" for none.
     """
 
     info: dict[str, Any]
     outputs: dict[str, Any] | None
-    next_command: str = ""
 
 
 def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None = None) -> Played:

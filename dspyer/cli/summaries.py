@@ -12,6 +12,7 @@ from dspyer.cli.terminal import (
     Styled,
     cost_text,
     duration_text,
+    shell_word,
     time_text,
     value_text,
     visible,
@@ -123,6 +124,20 @@ def print_run(info: Record) -> None:
         write_wrapped(Styled(f"failure: {failure_text(info['failure'])}", "red"))
     for question in info["questions"]:
         write_wrapped(Styled(f"question {question_text(question)}", "yellow"))
+    command = _next_command(info)
+    if command:
+        write(f"go on with: {visible(command)}")
+
+
+def _next_command(info: Record) -> str:
+    """The command that continues a run, for a shell; "" for none."""
+    if not info["thread"] or info["status"] in ("completed", "running"):
+        return ""
+    keys = [question["key"] for question in info["questions"] if question["answer"] is not None]
+    names = [question["id"] if keys.count(question["key"]) > 1 else question["key"] for question in info["questions"]]
+    answers = "".join([f" --answer {shell_word(name)}=..." for name in names if keys])
+    name = shell_word(info["thread"])
+    return f"dspyer resume{answers} -- {name}" if name.startswith("-") else f"dspyer resume {name}{answers}"
 
 
 def _spent(info: Record) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 import unicodedata
@@ -68,6 +69,18 @@ def _is_shown(char: str) -> bool:
 
 def _escape(char: str) -> str:
     return char.encode("unicode_escape").decode()
+
+
+def shell_word(text: str) -> str:
+    """The text as one word of a shell, with control characters as escapes of `$'...'`.
+
+    Example:
+        >>> print(shell_word("a b"), shell_word("a\x1b[2J"))
+        'a b' $'a\x1b[2J'
+    """
+    if visible(text) == text:
+        return shlex.quote(text)
+    return "$'" + visible(text.replace("\\", "\\\\").replace("'", "\\'")) + "'"
 
 
 def width_of(text: str) -> int:
@@ -314,7 +327,7 @@ def duration_text(seconds: float | None) -> str:
     if seconds is None:
         return ""
     seconds = max(0.0, seconds)
-    if 0 < seconds < 0.00995:
+    if 0.00005 <= seconds < 0.00995:
         return f"{seconds * 1000:.1f} ms"
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"

@@ -64,7 +64,7 @@ def test_a_store_that_is_missing_is_never_created(cli: Command, command: list[st
 def test_reading_changes_no_byte(stored: Command) -> None:
     Path("runs.db").chmod(0o400)
     before = Path("runs.db").read_bytes()
-    for command in ON_STORES[:6]:
+    for command in ON_STORES[:8]:
         assert stored(*command).code == 0, command
     assert Path("runs.db").read_bytes() == before
     assert [path.name for path in Path().iterdir()] == ["runs.db"]

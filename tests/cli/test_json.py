@@ -24,6 +24,7 @@ ROWS: list[tuple[list[str], set[str], int]] = [
     (["diff", "t-2", "0", "2"], {"first", "second", "diff"}, 1),
     (["blame", "t-2"], {"path", *COMMIT}, 4),
     (["blame", "t-2", "paid", "amount"], {"path", *COMMIT}, 2),
+    (["stats", "t-2"], {"nodes", "usage", "unknown"}, 1),
     (["graph", "t-2"], {"name", "width", "height", "nodes", "edges"}, 1),
     (["run", GRAPH, "--input", '{"text": "a"}'], {*RUN, "outputs"}, 1),
     (["run", GRAPH, "--input", '{"text": "a"}', "--thread", "new"], {*RUN, "outputs"}, 1),
@@ -34,7 +35,6 @@ ROWS: list[tuple[list[str], set[str], int]] = [
     (["export", "t-2", "t-2.jsonl"], {"thread", "file", "digest"}, 1),
 ]
 BY_THEMSELVES = {
-    "stats": "follows",
     "inspect": "serves until it is stopped: tests/cli/test_inspect.py",
     "stop": "needs a run that works: tests/cli/test_act.py",
     "load": "needs a file: tests/cli/test_files_and_stores.py",

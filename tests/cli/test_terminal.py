@@ -28,6 +28,7 @@ LOOKING = [
     ["log", "t"],
     ["diff", "t", "0", "2"],
     ["blame", "t"],
+    ["stats", "t"],
     ["graph", "t"],
 ]
 
