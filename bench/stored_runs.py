@@ -84,5 +84,9 @@ WORKS = (
         None,
         20,
     ),
+    *[
+        Work(f"inspector: {what} of 10,000 steps", "ms", "inspected", {"commits": 10_000, "what": what}, None, goal)
+        for what, goal in (("first rows", 500), ("jump", 200), ("step", 300))
+    ],
     Work("stored: kill -9 in step 11, steps lost of 10", "steps", "killed", {"steps": 10}, {}, 0),
 )

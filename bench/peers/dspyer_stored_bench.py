@@ -17,8 +17,10 @@ from statistics import median
 from time import perf_counter
 from typing import Annotated, Any
 
+import httpx
 from pydantic import BaseModel
 
+import dspyer.inspector
 from bench.peers.measure import Round, Watch, Work, expect, filler, flushed_write, said, stored_bytes, timed
 from dspyer import END, START, Graph, reducers
 from dspyer.stores import open_store
@@ -199,6 +201,38 @@ def head(commits: int, what: str) -> Round:
     return measure
 
 
+INSPECTED = {
+    "first rows": ["threads", "run?thread=t", "commits?thread=t&count=200"],
+    "jump": ["commits?thread=t&first={at}&count=200"],
+    "step": ["commit?thread=t&id=t.1/trunk:{at}"],
+}
+"""What the inspector's page asks for: to show a run, at a jump, and to open a step."""
+
+
+def inspected(commits: int, what: str) -> Round:
+    """What a page of a long run waits for, of a new app without a server in front: the sum of its requests."""
+    folder = tempfile.mkdtemp()
+    path = str(Path(folder) / "runs.db")
+    with open_store(path) as store:
+        graph = looped(Watch(), commits, unread=list(filler(20)))
+        graph.compile(store=store, max_steps=commits + 1).thread("t").run({"n": 0, **filler(20)})
+
+    async def ask() -> float:
+        headers = {"X-Dspyer-Token": "bench"}
+        transport = httpx.ASGITransport(dspyer.inspector.app(path, token="bench"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
+            if what != "first rows":
+                await client.get("/api/run?thread=t")
+            start = perf_counter()
+            for name in INSPECTED[what]:
+                response = await client.get(f"/api/{name.format(at=commits * 9 // 10)}")
+                expect(response.status_code, 200)
+            return perf_counter() - start
+
+    weakref.finalize(ask, shutil.rmtree, folder, ignore_errors=True)
+    return lambda: asyncio.run(ask())
+
+
 def _killed(path: str, steps: int, calls: Any) -> None:
     def step(n: int) -> dict[str, int]:
         calls.value += 1
@@ -243,5 +277,6 @@ WORKS: dict[str, Work] = {
     "idle_step": idle_step,
     "fork_stored": fork_stored,
     "head": head,
+    "inspected": inspected,
     "killed": killed,
 }
