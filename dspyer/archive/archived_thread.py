@@ -7,11 +7,15 @@ from typing import Any, NamedTuple
 
 import anyio
 
+from dspyer.archive.run_display import StoredRunDisplay, stored_run_display
 from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph, stored_graph
 from dspyer.archive.stored_records import JoinConflict, StoredPost, join_conflicts, stored_posts, stored_stats
 from dspyer.blocking import run_in_thread
+from dspyer.display.report import describe_run
+from dspyer.display.run_picture import draw_run
 from dspyer.display.stats import Stats
+from dspyer.display.timeline import Timeline
 from dspyer.errors import ThreadError
 from dspyer.events import Commit, MergedConflict, Question
 from dspyer.failure import Failure
@@ -205,6 +209,34 @@ class ArchivedThread:
         """The LM calls of a commit, or of an execution that has failed (`info.failure.execution`)."""
         del commit
         return ()
+
+    def report(self, run: str | None = None) -> str:
+        """A run in words, as `run.report()` gives it; `run` as in `info`.
+
+        It says what is stored: values that `compile(redact=...)` hides are shown, the reason of a stop is not, and
+        conflicts that ended the run are told by their error alone.
+        """
+        shown = self._shown(run)
+        return describe_run(shown.rows, shown.facts)
+
+    def to_svg(self, run: str | None = None) -> str:
+        """A run as a picture by steps, as `run.to_svg()` draws it; `run` as in `info`."""
+        shown = self._shown(run)
+        return draw_run(shown.rows, f"run {shown.facts.status}")
+
+    def timeline(self, run: str | None = None) -> Timeline:
+        """A run by time, as `run.timeline()` gives it; `run` as in `info`."""
+        shown = self._shown(run)
+        return Timeline(shown.rows, shown.ended)
+
+    def _shown(self, run: str | None) -> StoredRunDisplay:
+        listed = self._listed(run)
+        info = run_info(self._reader, listed)
+        commits = self.history(run=info.run_id)
+        reader = self._reader_of(listed)
+        joins = {one.id: reader.entry(one.id).conflicts for one in commits if one.node.startswith("join:")}
+        rows = read_run(self._reader.store, Point(listed.run.id, listed.last))
+        return stored_run_display(info, commits, joins, self.failures(info.run_id), rows)
 
     async def follow(self, after: int | str | None = None, *, interval: float = 0.2) -> AsyncIterator[Commit]:
         """Yields the commits of the thread as they are written. It never ends: close it, or cancel its task.

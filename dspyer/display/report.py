@@ -9,9 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
-from typing import Any
+from typing import Any, NamedTuple
 
-from dspyer.display.run_rows import SHOWN, DisplayRow, leaves_of, one_line, outcome, row_label, seconds, written
+from dspyer.display.run_rows import (
+    SHOWN,
+    DisplayRow,
+    ErrorText,
+    leaves_of,
+    one_line,
+    outcome,
+    row_label,
+    seconds,
+    written,
+)
 from dspyer.display.tokens import total_of
 from dspyer.events import BranchPath, Committed, Event, ItemFinished, NodeStarted, RunStarted
 from dspyer.scheduler.run_state import path_text
@@ -23,23 +33,44 @@ ROWS = 400  # commits that are listed: the first and the last half of them
 _MARKS = {"failed": "✗", "waits for an answer": "?", "was not started": "○"}
 
 
-def describe_run(
-    rows: Sequence[DisplayRow],
-    events: Sequence[Event],
-    *,
-    status: str,
-    duration: float,
-    usage: Mapping[str, Mapping[str, Any]],
-    error: BaseException | None,
-) -> str:
-    """The report of a run, at most 100 columns wide: one line that sums it up, its commits, and its error.
+class MapCount(NamedTuple):
+    """The items of a map: how many have a result, have failed, and are left; None if that is not known."""
 
-    `events` are those of the attempt that ended (a resumed run has rows of earlier attempts too), `duration` is in
-    seconds, `usage` has the tokens by language model.
+    node: str
+    completed: int
+    failed: int = 0
+    left: int | None = None
+
+
+class RunFacts(NamedTuple):
+    """What the first line of a report says of a run.
+
+    Attributes:
+        graph: name of its graph.
+        status: how it has ended.
+        seconds: how long it took.
+        calls: node calls; None if that is not known.
+        usage: tokens by language model.
+        maps: the items of its maps.
+        error: why it is not completed; None for one that is, or that waits for answers.
+        since_resumed: whether seconds, calls, usage and maps are those since the run was last resumed.
     """
+
+    graph: str
+    status: str
+    seconds: float
+    calls: int | None
+    usage: Mapping[str, Mapping[str, Any]]
+    maps: Sequence[MapCount] = ()
+    error: ErrorText | None = None
+    since_resumed: bool = False
+
+
+def describe_run(rows: Sequence[DisplayRow], facts: RunFacts) -> str:
+    """The report of a run, at most 100 columns wide: one line that sums it up, its commits, and its error."""
     lanes = {path: min(first, LANES - 1) for path, (first, _) in leaves_of(rows).items()}
     labels = {row.commit.id: f"{row_label(row.commit)} {row.commit.node}" for row in rows if row.commit}
-    lines = [*wrap(_summary(rows, events, status, duration, usage), WIDTH), ""]
+    lines = [*wrap(_summary(rows, facts), WIDTH), ""]
     active: dict[BranchPath, int] = {}  # the branches that are drawn as bars at this row, with their lanes
     for number, row in enumerate(rows):
         if not ROWS // 2 <= number < len(rows) - ROWS // 2:
@@ -50,60 +81,73 @@ def describe_run(
             active.pop(path, None)
         if row.commit:
             active.update((path, lanes[path]) for path in row.children or (row.branch,))
-    if error is not None:
-        lines += ["", *(line for text in _error_lines(error) for line in wrap(text, WIDTH, subsequent_indent="  "))]
+    if facts.error is not None:
+        texts = _error_lines(facts.error)
+        lines += ["", *(line for text in texts for line in wrap(text, WIDTH, subsequent_indent="  "))]
     return "\n".join(lines)
+
+
+def facts_of_events(
+    events: Sequence[Event],
+    commits: int,
+    *,
+    status: str,
+    duration: float,
+    usage: Mapping[str, Mapping[str, Any]],
+    error: BaseException | None,
+) -> RunFacts:
+    """What the events of a run say of it: of a resumed one they are those of the last process only."""
+    started = next(event for event in events if isinstance(event, RunStarted))
+    own = [event for event in events if event.scope == started.scope]
+    # A resumed run has the commits of all its processes, but the events and tokens of the last one only.
+    resumed = sum(isinstance(event, Committed) for event in own) < commits
+    return RunFacts(
+        started.graph,
+        status,
+        duration,
+        sum(isinstance(event, NodeStarted) for event in own),
+        usage,
+        _maps(own, left_is_known=status != "completed" and not resumed),
+        None if error is None else ErrorText.of(error),
+        resumed,
+    )
+
+
+def _maps(events: Sequence[Event], left_is_known: bool) -> list[MapCount]:
+    """The items of each map. How many are left is not known if an earlier process may have finished some."""
+    ended: dict[str, Counter[str]] = {}
+    totals: dict[str, dict[str, int]] = {}  # by node, the number of items of each execution
+    for event in events:
+        if isinstance(event, ItemFinished):
+            ended.setdefault(event.node, Counter())[event.status] += 1
+            totals.setdefault(event.node, {})[event.execution.rpartition("[")[0]] = event.items
+    found = []
+    for node, statuses in ended.items():
+        left = sum(totals[node].values()) - statuses["completed"] - statuses["failed"]
+        found.append(MapCount(node, statuses["completed"], statuses["failed"], left if left_is_known else None))
+    return found
 
 
 # --- the first line
 
 
-def _summary(
-    rows: Sequence[DisplayRow],
-    events: Sequence[Event],
-    status: str,
-    duration: float,
-    usage: Mapping[str, Mapping[str, Any]],
-) -> str:
-    started = next(event for event in events if isinstance(event, RunStarted))
-    calls = sum(1 for event in events if isinstance(event, NodeStarted) and event.scope == started.scope)
+def _summary(rows: Sequence[DisplayRow], facts: RunFacts) -> str:
     commits = sum(row.commit is not None for row in rows)
     conflict_count = sum(len(row.conflicts) for row in rows)
-    facts = [f"graph {started.graph!r}", _count(commits, "commit")]
     conflicts = [_count(conflict_count, "conflict")] if conflict_count else []
-    # A resumed run has the commits of all its attempts, but the events and tokens of the last one only.
-    committed = sum(1 for event in events if isinstance(event, Committed) and event.scope == started.scope)
-    resumed = committed < commits
-    completed = status == "completed"
-    work = [_count(calls, "node call"), *([] if resumed else conflicts)]
-    work += _map_progress(events, started.scope, may_have_left=not completed and not resumed)
-    tokens = sum(total_of(of_model) for of_model in usage.values())
+    whole = [f"graph {facts.graph!r}", _count(commits, "commit")]
+    work = [] if facts.calls is None else [_count(facts.calls, "node call")]
+    work += [] if facts.since_resumed else conflicts
+    for node, completed, failed, left in facts.maps:
+        text = f"{_count(completed, 'item')} of {node!r}" + (f", {failed} failed" if failed else "")
+        work.append(text + (f", {left} left" if left else ""))
+    tokens = sum(total_of(of_model) for of_model in facts.usage.values())
     if tokens:
         work.append(_count(tokens, "token"))
-    text = f"Run {status} {'in' if completed else 'after'} {seconds(duration)}: "
-    if resumed:
-        return f"{text}{', '.join(facts + conflicts)}; since it was resumed: {', '.join(work)}"
-    return text + ", ".join(facts + work)
-
-
-def _map_progress(events: Sequence[Event], scope: tuple[str, ...], *, may_have_left: bool) -> list[str]:
-    """For each map node, how many items it finished.
-
-    How many are left is said only if that is known: an earlier attempt of a resumed run may have finished some.
-    """
-    ended: dict[str, Counter[str]] = {}
-    totals: dict[str, dict[str, int]] = {}  # by node, the number of items of each execution
-    for event in events:
-        if isinstance(event, ItemFinished) and event.scope == scope:
-            ended.setdefault(event.node, Counter())[event.status] += 1
-            totals.setdefault(event.node, {})[event.execution.rpartition("[")[0]] = event.items
-    found = []
-    for node, statuses in ended.items():
-        text = f"{_count(statuses['completed'], 'item')} of {node!r}"
-        failed, left = statuses["failed"], sum(totals[node].values()) - statuses["completed"] - statuses["failed"]
-        text += f", {failed} failed" if failed else ""
-        found.append(text + (f", {left} left" if left and may_have_left else ""))
-    return found
+    text = f"Run {facts.status} {'in' if facts.status == 'completed' else 'after'} {seconds(facts.seconds)}: "
+    if facts.since_resumed:
+        return f"{text}{', '.join(whole + conflicts)}; since it was resumed: {', '.join(work)}"
+    return text + ", ".join(whole + work)
 
 
 def _count(number: int, thing: str) -> str:
@@ -211,10 +255,10 @@ def _facts(row: DisplayRow, labels: Mapping[str, str]) -> list[str]:
     return facts
 
 
-def _error_lines(error: BaseException) -> list[str]:
+def _error_lines(error: ErrorText) -> list[str]:
     """The error on one line, and one line for each of its notes."""
-    text = _clip(one_line(str(error)), 600)
-    return [f"{type(error).__name__}{': ' if text else ''}{text}", *map(one_line, getattr(error, "__notes__", ()))]
+    text = _clip(one_line(error.message), 600)
+    return [f"{error.type}{': ' if text else ''}{text}", *map(one_line, error.notes)]
 
 
 def _clip(text: str, limit: int) -> str:

@@ -272,7 +272,7 @@ def _below(row: DisplayRow) -> list[tuple[str, str]]:
         paths = ", ".join(".".join(map(str, conflict.path)) for conflict in row.conflicts)
         return [(shorten(f"conflict: {paths}", LABEL_LIMIT + 8), "alarm" if row.error else "warning")]
     if row.error:
-        return [(shorten(type(row.error).__name__, LABEL_LIMIT), "alarm")]
+        return [(shorten(row.error.type, LABEL_LIMIT), "alarm")]
     if row.failure:
         return [(shorten(row.failure.type, LABEL_LIMIT), "alarm")]
     if row.questions:
@@ -325,5 +325,5 @@ def _tooltip(row: DisplayRow) -> str:
     elif row.questions:
         facts += [shorten(f"{question.key}: {question.text}", 200) for question in row.questions]
     elif row.error:
-        facts.append(f"{type(row.error).__name__}: {shorten(str(row.error), 200)}")
+        facts.append(f"{row.error.type}: {shorten(row.error.message, 200)}")
     return "; ".join(" ".join(fact.split()) for fact in facts)

@@ -9,16 +9,57 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple
 
-from dspyer.errors import brief
+from dspyer.errors import brief, error_text
 from dspyer.events import BranchPath, Commit, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.message_list import ROLES
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
-from dspyer.scheduler.run_state import FailedBranch
 from dspyer.values.frozen import thaw
 
 SHOWN = 12  # fields of a commit, or authors of a conflict, that are listed
+
+
+class ErrorText(NamedTuple):
+    """What is shown of an exception: of a stored run there is no other trace of it.
+
+    Attributes:
+        type: name of its class.
+        message: its text.
+        notes: its notes.
+    """
+
+    type: str
+    message: str
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorText:
+        """The text of an exception."""
+        return cls(type(error).__name__, error_text(error), tuple(map(str, getattr(error, "__notes__", ()))))
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+
+class FailedAt(NamedTuple):
+    """Where a run has failed.
+
+    Attributes:
+        node: the node, router or join that raised.
+        branch: the branch of its commit, if it had made one.
+        came: the branches that it has stopped.
+        error: what it raised.
+        conflicts: of a join, the conflicts that no policy resolved.
+        execution: id of the execution.
+    """
+
+    node: str
+    branch: BranchPath
+    came: tuple[BranchPath, ...]
+    error: ErrorText
+    conflicts: tuple[MergedConflict, ...] = ()
+    execution: str = ""
 
 
 class DisplayRow(NamedTuple):
@@ -33,7 +74,7 @@ class DisplayRow(NamedTuple):
         children: the branches that start here, empty without a fork.
         commit: the commit, None if there is none.
         conflicts: the conflicts of a join.
-        error: the exception raised instead of a commit; None also for a node that was not started.
+        error: what was raised instead of a commit; None also for a node that was not started.
         questions: the questions asked instead of a commit.
         execution: the id of the execution that failed or asks; "" if nothing was started.
     """
@@ -46,7 +87,7 @@ class DisplayRow(NamedTuple):
     children: tuple[BranchPath, ...] = ()
     commit: Commit | None = None
     conflicts: tuple[MergedConflict, ...] = ()
-    error: BaseException | None = None
+    error: ErrorText | None = None
     questions: tuple[Question, ...] = ()
     execution: str = ""
 
@@ -74,7 +115,7 @@ class DisplayRow(NamedTuple):
 def display_rows(
     commits: Sequence[Commit],
     conflicts: Mapping[str, tuple[MergedConflict, ...]],
-    failures: Iterable[FailedBranch] = (),
+    failures: Iterable[FailedAt] = (),
     questions: Iterable[Question] = (),
     branches: Iterable[BranchPath] = (),
     depth: int = 0,
@@ -140,7 +181,7 @@ def _with_questions(row: DisplayRow, asked: Mapping[BranchPath, Sequence[Questio
     return row._replace(questions=tuple(here), execution=own)
 
 
-def _stops(commits: Sequence[Commit], failures: Iterable[FailedBranch], active: list[BranchPath]) -> list[DisplayRow]:
+def _stops(commits: Sequence[Commit], failures: Iterable[FailedAt], active: list[BranchPath]) -> list[DisplayRow]:
     """Where the active branches of a run were when it ended early."""
     latest: dict[BranchPath, Commit] = {}
     for commit in commits:
@@ -149,10 +190,10 @@ def _stops(commits: Sequence[Commit], failures: Iterable[FailedBranch], active: 
     heads = {path: _head(latest, path) for path in active}
     stops: list[DisplayRow] = []
     stopped: set[BranchPath] = set()
-    for failure in sorted(failures, key=lambda failure: failure.path):
-        came = tuple(branch.path for branch in failure.branches)
+    for failure in sorted(failures, key=lambda failure: failure.branch):
+        came = failure.came
         stopped.update(came)
-        row = _stop(failure.node, failure.path, came, {path: _head(latest, path) for path in came})
+        row = _stop(failure.node, failure.branch, came, {path: _head(latest, path) for path in came})
         stops.append(row._replace(conflicts=failure.conflicts, error=failure.error, execution=failure.execution))
     waiting = [path for path in active if path not in stopped]
     return stops + [_stop(_goal(heads[path], path, commits), path, (path,), heads) for path in waiting]
@@ -180,6 +221,23 @@ def _goal(head: Commit | None, path: BranchPath, commits: Sequence[Commit]) -> s
     if head is None:
         return "START"
     return head.route[path[-1] if len(head.route) > 1 else 0]
+
+
+def active_at_end(commits: Sequence[Commit]) -> dict[BranchPath, str]:
+    """The branches of a run that is not completed, each with the node to which it leads, read from the commits alone.
+
+    One that has reached `END` waits there for the others.
+    """
+    by_id: dict[str, Commit] = {}
+    ways: dict[tuple[str, BranchPath], str] = {}  # by commit and branch, the node to which it leads
+    for commit in commits:
+        behind = [(parent, _came(by_id[parent], commit)) for parent in commit.parents if parent in by_id]
+        goals = [ways.pop(way) for way in behind if way in ways]
+        route = commit.route or tuple(goals[:1])  # a manual commit has no route: it leads where its branch has led
+        paths = _children(commit) if len(commit.route) > 1 else (commit.branch,)
+        ways |= {(commit.id, path): goal for path, goal in zip(paths, route, strict=False)}
+        by_id[commit.id] = commit
+    return {path: goal for (_, path), goal in sorted(ways.items(), key=lambda one: one[0][1])}
 
 
 def leaves_of(rows: Iterable[DisplayRow]) -> dict[BranchPath, tuple[int, int]]:

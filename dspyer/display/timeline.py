@@ -222,7 +222,7 @@ def _bars_and_waits(
 def _text_of(row: DisplayRow) -> str:
     """What an execution, or an attempt before it, has raised; "" for nothing."""
     if row.error is not None:
-        return shorten(f"{type(row.error).__name__}: {row.error}", 200)
+        return shorten(str(row.error), 200)
     if row.failure is not None:
         return shorten(f"{row.failure.type}: {row.failure.message}", 200)
     return row.attempts

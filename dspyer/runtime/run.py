@@ -12,10 +12,10 @@ import dspy
 
 from dspyer.archive.run_info import RunInfo
 from dspyer.display.lanes import Lanes
-from dspyer.display.report import describe_run
+from dspyer.display.report import describe_run, facts_of_events
 from dspyer.display.run_page import run_answer
 from dspyer.display.run_picture import draw_run
-from dspyer.display.run_rows import DisplayRow, display_rows
+from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_rows
 from dspyer.display.stats import FinalFailure, Stats, count_stats
 from dspyer.display.timeline import Timeline
 from dspyer.display.tokens import Count, Tokens, count_tokens
@@ -338,14 +338,15 @@ class Run:
             Run completed in ...: graph 'Graph', 2 commits, 1 node call
             ...
         """
-        return describe_run(
-            self._rows(),
+        facts = facts_of_events(
             self.events,
+            len(self.commits),
             status=self.status,
             duration=self.duration,
             usage=self.usage,
             error=self.error,
         )
+        return describe_run(self._rows(), facts)
 
     def view_tokens(self, count: Count | None = None) -> Tokens:
         """The tokens of what nodes have read: each view compared with the whole field; other inputs are sent whole.
@@ -532,8 +533,19 @@ class Run:
             hide = self._redaction.conflict
             conflicts = {commit: tuple(map(hide, found)) for commit, found in conflicts.items()}
             failures = [failure._replace(conflicts=tuple(map(hide, failure.conflicts))) for failure in failures]
+        failed = [
+            FailedAt(
+                one.node,
+                one.path,
+                tuple([branch.path for branch in one.branches]),
+                ErrorText.of(one.error),
+                one.conflicts,
+                one.execution,
+            )
+            for one in failures
+        ]
         live = () if self.status == "completed" else self.branches
-        return display_rows(self.shown, conflicts, failures, self._asked, live, self._depth)
+        return display_rows(self.shown, conflicts, failed, self._asked, live, self._depth)
 
     def _repr_svg_(self) -> str:
         return self.to_svg()

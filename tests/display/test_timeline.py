@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dspyer.display.run_rows import DisplayRow
+from dspyer.display.run_rows import DisplayRow, ErrorText
 from dspyer.display.timeline import PLOT, Timeline, _Axis, elapsed_text
 from dspyer.events import BranchPath, Commit
 from dspyer.failure import Failure
@@ -29,7 +29,7 @@ def row(made: Commit, came: tuple[BranchPath, ...], children: tuple[BranchPath, 
     return DisplayRow(made.node, made.branch, made.step, came, made.parents, children, made)
 
 
-def forked(error: BaseException | None = None) -> list[DisplayRow]:
+def forked(error: ErrorText | None = None) -> list[DisplayRow]:
     """A fork: `quick` is there after 1 s, `slow` after 4 s with two attempts; `judge` starts 0.5 s after that."""
     lost = Failure(node="slow", type="ConnectionError", message="reset <by> peer", attempt=1)
     commits = [
@@ -67,7 +67,7 @@ def test_bars_are_where_the_commits_were_and_say_what_they_waited_for() -> None:
 
 
 def test_what_failed_lasts_from_what_came_before_it_to_the_end_of_the_run() -> None:
-    timeline = Timeline(forked(ValueError("no <b>such</b>\n\x1b[31mthing")), ended=BEGAN + 6)
+    timeline = Timeline(forked(ErrorText("ValueError", "no <b>such</b>\n\x1b[31mthing")), ended=BEGAN + 6)
     last = timeline.bars[-1]
     assert (last.id, last.node, last.status, last.start, last.seconds) == ("trunk:2", "judge", "failed", 4, 2)
     assert last.failure == "ValueError: no <b>such</b> [31mthing"
