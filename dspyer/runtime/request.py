@@ -230,11 +230,10 @@ class Request:
         return replace(self, spending=outcome.spending)
 
     def with_spans(self, spans: RunSpans | None) -> Request:
-        """The same with the spans of its own run. The observer of the outermost run gets the events for all spans."""
+        """The same with the spans of its own run, to which its events are added."""
         if spans is self.spans:
             return self
-        observe = self.observe if spans is None or self.spans is not None else spans.observer(self.observe)
-        return replace(self, spans=spans, observe=observe)
+        return replace(self, spans=spans, observe=self.observe if spans is None else spans.observer(self.observe))
 
     def recording(self, graph: GraphSpec) -> AbstractContextManager[LMRecorder]:
         """A block that records the LM calls of the run of a graph; those of a stored run get rows."""

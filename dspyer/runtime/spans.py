@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -101,6 +102,10 @@ _CAPTURES: Final = ("true", "span_only", "span_and_event")
 CONTINUED_FOR: Final = 86_400.0
 """Seconds for which a resume continues the trace of its run; after that it begins one that links to it. Backends close
 traces, and what looks at one trace would wait for days."""
+
+
+_publishing: ContextVar[RunSpans | None] = ContextVar("dspyer_publishing", default=None)
+"""The innermost run whose event is being passed to the runs around it."""
 
 
 class _OpenTelemetry:
@@ -289,7 +294,7 @@ class RunSpans:
         self._thread = "" if request.journal is None else request.journal.thread
         self._captures = os.environ.get(CAPTURE, "").strip().lower() in _CAPTURES
         self.hiding: tuple[tuple[Redaction, Redactor], ...] = () if around is None else around.hiding
-        self._runs: dict[tuple[str, ...], RunSpans] = {} if around is None else around._runs
+        self._is_outermost = around is None
         self._running: dict[str, _Running] = {}
         self._span: Span = api.trace.INVALID_SPAN
         self._context = api.context.get_current()
@@ -336,8 +341,6 @@ class RunSpans:
                 self._keep_trace(session)
         except Exception as error:  # noqa: BLE001 - the run counts, not its trace
             self._lose(error)
-        if self._span.is_recording():
-            self._runs[self._scope] = self
         return _Current(api, self._context)
 
     def _links(self, trace: StoredTrace | None, around: Any, current: Context) -> tuple[list[Link], bool]:
@@ -367,7 +370,6 @@ class RunSpans:
 
     def end(self, session: TracedSession, ended: Any) -> None:
         """Ends the span of the run, and those of the executions that nothing was committed of."""
-        self._runs.pop(self._scope, None)
         for execution in list(self._running):
             self._finish(execution, "stopped")
         span = self._span
@@ -375,12 +377,18 @@ class RunSpans:
             if ended is not None and span.is_recording():
                 span.set_attribute(STATUS, ended.status)
                 if ended.status == "failed" and ended.error is not None:
-                    self._failed(span, unwrap_stop_iteration(ended.error))
+                    self._run_failed(span, ended.error)
                 if ended.status == "completed" and self._captures:
                     span.set_attributes({OUTPUT: self._outputs(session.run, session.inputs), OUTPUT_TYPE: _JSON})
         except Exception as error:  # noqa: BLE001 - the run counts, not its trace
             self._lose(error)
         self._end_span(span)
+
+    def _run_failed(self, span: Span, error: BaseException) -> None:
+        if self.hiding and not self._is_outermost:  # it is not redacted yet by the graphs around it
+            self._set_failed(span, type(error).__name__)
+        else:
+            self._failed(span, unwrap_stop_iteration(error))
 
     def _outputs(self, run: RunState, inputs: ImmutableState) -> str:
         state, names = run.trunk_state, self._graph.outputs
@@ -512,21 +520,33 @@ class RunSpans:
     # --- what events add to spans
 
     def observer(self, observe: Observe) -> Observe:
-        """An observer that adds to the spans what the outermost run shows of an event, and passes it on."""
+        """An observer that adds events to the spans, and passes them on.
+
+        Those of a run inside of a node are added by the outermost run, to which they are passed: as it shows them.
+        """
 
         def note(event: Event) -> None:
             add = _ADDERS.get(type(event))
-            if add is not None:
-                spans = self._runs.get(event.scope)
-                if spans is not None:
-                    try:
-                        add(spans, event)
-                    except Exception as error:  # noqa: BLE001 - the run counts, not its trace
-                        spans._lose(error)
+            spans = _publishing.get() or self
+            if add is not None and spans._span.is_recording():
+                try:
+                    add(spans, event)
+                except Exception as error:  # noqa: BLE001 - the run counts, not its trace
+                    spans._lose(error)
             if observe is not ignore:
                 observe(event)
 
-        return note
+        def pass_on(event: Event) -> None:
+            if type(event) not in _ADDERS or _publishing.get() is not None:
+                observe(event)
+                return
+            token = _publishing.set(self)
+            try:
+                observe(event)
+            finally:
+                _publishing.reset(token)
+
+        return note if self._is_outermost else pass_on
 
     def _span_of(self, execution: str) -> Span:
         """The span of an execution or an item that runs; that of the run for any other."""

@@ -443,6 +443,34 @@ def test_what_is_redacted_is_in_no_span(
     assert "[redacted]" in text_of(traces)
 
 
+@pytest.mark.parametrize("how", ["node", "call", "map"])
+def test_what_the_outer_graph_hides_is_in_no_span_of_a_graph_inside_that_fails(
+    traces: Traces, how: str, play: Play
+) -> None:
+    def fail(secret: str) -> Any:
+        raise ValueError(f"refused: {secret}")
+
+    def call(secret: str, helper: CompiledGraph, ctx: Context) -> dict[str, Any]:
+        return {"n": ctx.call(helper, {"secret": secret}).n}
+
+    inside = Graph(Board, inputs=["secret"], name="Inside").add_node("fail", fail, writes=["n"])
+    program = inside.add_path(START, "fail", END).compile()
+    graph = Graph(name="Outer", inputs=["secret"])
+    if how == "node":
+        graph.add_node("sub", program)
+    elif how == "call":
+        graph.add_node("sub", call, writes=["n"], modules={"helper": program})
+    else:
+        graph.add_node("list", lambda secret: {"secrets": [secret]}, writes=["secrets"])
+        graph.add_map("sub", program, over="secrets", item="secret", into="found", retry=2).add_edge("list", "sub")
+    graph.add_edge(START, "list" if how == "map" else "sub").add_edge("sub", END)
+    with no_pauses(), pytest.raises(Exception, match="refused"):
+        play(graph.compile(redact=["secret", "secrets"]), {"secret": SECRET}).raise_error()
+    assert SECRET not in text_of(traces)
+    assert traces.named("invoke_workflow Outer").status.status_code is trace.StatusCode.ERROR
+    assert failure(traces.spans[-1])[0] == "ERROR"
+
+
 def test_without_redaction_the_same_run_shows_it(traces: Traces) -> None:
     with no_pauses():
         leaky().run({"secret": SECRET})
