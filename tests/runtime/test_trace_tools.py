@@ -21,6 +21,8 @@ from dspyer.testing import ScriptedLM
 from tests.persistence.processes import end_of, fork
 from tests.runtime.traces import tracing, tree_of
 
+ROOT = Path(__file__).parents[2]
+
 # --- OpenInference
 
 
@@ -158,9 +160,9 @@ def mlflow_traces() -> Iterator[dict[str, subprocess.Popen[str]]]:
         database = f"sqlite:///{folder.name}/{setting}.db"
         own = {"MLFLOW_USE_DEFAULT_TRACER_PROVIDER": setting, "MLFLOW_ASYNC_TRACE_LOGGING_MAX_INTERVAL_MILLIS": "50"}
         command = [sys.executable, "-c", SCRIPT, database]
-        environment = {**os.environ, **own}
+        environment = {**os.environ, **own, "PYTHONPATH": str(ROOT)}
         found[setting] = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder.name
         )
     yield found
     for process in found.values():
