@@ -14,7 +14,7 @@ from dspyer.cli.terminal import flush, note, write, write_json
 def inspect(
     address: Annotated[
         str | None,
-        typer.Argument(metavar="[STORE]", help="The store, instead of --store.", show_default=False),
+        typer.Argument(metavar="STORE", help="The store, instead of --store.", show_default=False),
     ] = None,
     program: Annotated[
         str | None,

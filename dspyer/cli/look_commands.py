@@ -44,7 +44,7 @@ def show(
     thread: ThreadArgument,
     commit: Annotated[
         str | None,
-        typer.Argument(metavar="[COMMIT]", help="Version or id: show this commit, not the run.", show_default=False),
+        typer.Argument(metavar="COMMIT", help="Version or id: show this commit, not the run.", show_default=False),
     ] = None,
     run: RunOption = None,
     store: StoreOption = None,
@@ -125,7 +125,7 @@ def blame(
     thread: ThreadArgument,
     path: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[PATH]...", help="Paths such as order.id; by default each field.", show_default=False),
+        typer.Argument(metavar="PATH", help="Paths such as order.id; by default each field.", show_default=False),
     ] = None,
     at: Annotated[
         str | None, typer.Option("--at", metavar="COMMIT", help="Who wrote last up to this version or id.")

@@ -185,7 +185,7 @@ def _info_in_memory(run: Run | None, program: CompiledGraph, began: datetime) ->
         began,
         ended,
         run.usage,
-        None,
+        run.cost,
         run.questions,
         next(iter(run.failures), None),
     )

@@ -40,7 +40,7 @@ def inspecting(*arguments: str) -> Iterator[str]:
     assert code == 0
 
 
-@pytest.mark.parametrize("arguments", [["runs.db"]], ids=str)
+@pytest.mark.parametrize("arguments", [["runs.db"], ["--program", "tests.cli.orders:graph"]], ids=str)
 def test_the_first_line_is_the_address(stored: Command, arguments: list[str]) -> None:
     with inspecting(*arguments) as line:
         address, _, token = line.strip().partition("#token=")
