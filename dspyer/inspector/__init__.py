@@ -54,8 +54,8 @@ def app(
 
     Raises:
         ImportError: if the extra is not installed: `pip install 'dspyer[inspect]'`.
-        ValueError: for a token with other characters than letters, digits, `-` and `_`, or if the store is an `Archive`
-            and the program has another store.
+        ValueError: for a host with a port, a token with other characters than letters, digits, `-` and `_`, or an
+            `Archive` of another store than the program's.
 
     Example:
         >>> import dspyer.inspector

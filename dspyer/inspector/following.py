@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -48,12 +49,13 @@ class Watched:
         self.readers: set[asyncio.Event] = set()
         self.failed = ""
         self._thread = thread
+        self._limiter = CapacityLimiter(1)  # of its own: other requests may use all common threads for long reads
 
     async def poll(self) -> None:
         """Poll until cancelled, or until the thread is gone or the store fails."""
         try:
             while self.position != GONE:
-                found = await run_sync(self._thread.position)
+                found = await run_sync(self._thread.position, limiter=self._limiter)
                 if found != self.position:
                     self.position = found
                     self.wake()

@@ -74,7 +74,7 @@ class Guard:
         if len(hosts) != 1:
             return RefusedRequest(400, "HostError", "the request has no Host header, or several")
         host = hosts[0].lower()
-        name = _name_of(host)
+        name = name_of(host)
         if name not in self._hosts and not (self._any_address and _is_address(name)):
             return RefusedRequest(
                 403,
@@ -121,7 +121,7 @@ def _values(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> list[str]:
     return [value.decode("latin-1").strip() for name, value in headers if name == wanted]
 
 
-def _name_of(host: str) -> str:
+def name_of(host: str) -> str:
     """The name in a `Host` header, without its port; an IPv6 address keeps its brackets."""
     if host.startswith("["):
         address, bracket, port = host.partition("]")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping
-from functools import wraps
+from functools import partial, wraps
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,16 +26,28 @@ LARGEST_BODY = 16 * 1024 * 1024
 
 
 class JSONAnswer(Response):
-    """A response of JSON. What JSON has no form for (NaN) is an error here, and not one in the page that reads it."""
+    """A response of JSON."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         """The bytes of the body."""
+        write = partial(json.dumps, allow_nan=False, separators=(",", ":"))
         try:
-            return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+            return write(content, ensure_ascii=False).encode()
         except UnicodeEncodeError:  # a lone surrogate in a name: only its escape can be written
-            return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+            return write(content).encode()
+        except ValueError:  # a figure that is no number, such as the cost of an LM with odd prices
+            return write(_finite(content)).encode()
+
+
+def _finite(value: Any) -> Any:
+    """A JSON value with null for NaN and the infinities, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class RefusedRequest(NamedTuple):

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from dspyer import __version__
 from dspyer.archive.archive import Archive
 from dspyer.inspector.following import Followers
-from dspyer.inspector.guard import Guard, TokenGuard
+from dspyer.inspector.guard import Guard, TokenGuard, name_of
 from dspyer.inspector.json_answers import RefusedRequest, error_response
 from dspyer.inspector.reading import Reading
 from dspyer.stores import Store, open_store
@@ -40,6 +40,9 @@ def make_app(store: Any, program: Any, *, token: str | None, hosts: Sequence[str
     """The app of `dspyer.inspector.app`. Its `state` has the followers, and the actions if there is a program."""
     if token is not None and not re.fullmatch(r"[\w-]+", token, re.ASCII):
         raise ValueError("token: letters, digits, '-' and '_', at least one: it is a part of an address")
+    for host in hosts:
+        if not host or name_of(host.lower()) != host.lower():
+            raise ValueError(f"hosts={host!r}: names or addresses, without ports: 'ops.example.com', '[::1]'")
     archive = store if isinstance(store, Archive) else Archive(store)
     actions = None
     if program is not None:

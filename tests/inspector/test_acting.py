@@ -268,3 +268,6 @@ def test_a_program_needs_the_store_of_its_archive() -> None:
     for token in ("", "a b", "ä", "a/b"):
         with pytest.raises(ValueError, match="token"):
             dspyer.inspector.app(Memory(), token=token)
+    for host in ("", "localhost:8000", "http://localhost", "[::1]:80"):
+        with pytest.raises(ValueError, match="hosts"):
+            dspyer.inspector.app(Memory(), token=TOKEN, hosts=[host])
