@@ -17,10 +17,11 @@ from dspyer.display.run_picture import draw_run
 from dspyer.display.stats import Stats
 from dspyer.display.timeline import Timeline
 from dspyer.errors import ThreadError
-from dspyer.events import Commit, MergedConflict, Question
+from dspyer.events import Commit, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.patch import encode_update
 from dspyer.persistence.leases import is_alive
+from dspyer.persistence.lm_call_reader import stored_calls, usage_in
 from dspyer.persistence.reader import HistoryReader, read_run
 from dspyer.persistence.rows import first_version, run_label
 from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
@@ -47,7 +48,7 @@ class CommitInfo(NamedTuple):
     after: ImmutableState
     diff: Mapping[str, Any]
     blame: Mapping[str, Commit]
-    lm_calls: tuple[Any, ...] = ()
+    lm_calls: tuple[LMCall, ...] = ()
     conflicts: tuple[MergedConflict, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -189,7 +190,11 @@ class ArchivedThread:
             raise LookupError(f"the run {listed.run.id!r} of thread {self.name!r} has stored no graph: no figures")
         commits = self.history(run=listed.run.id)
         begin = self._thread_reader.entry(commits[0].id).before if commits else {}
-        return stored_stats(graph, commits, self.failures(listed.run.id), run_info(self._reader, listed).usage, begin)
+        if listed.last < 0:
+            return stored_stats(graph, commits, (), {}, begin, [])
+        rows = read_run(self._reader.store, Point(listed.run.id, listed.last))
+        usage, calls = usage_in(rows.rows), list(stored_calls([rows]))
+        return stored_stats(graph, commits, self.failures(listed.run.id), usage, begin, calls)
 
     def posts(self, run: str | None = None) -> list[StoredPost]:
         """The posts to the live fields of a run, in order; `run` as in `info`. Reads the whole run."""
@@ -205,10 +210,16 @@ class ArchivedThread:
         joins = frozenset(commit.id for commit in self.history(run=listed.run.id) if len(commit.parents) > 1)
         return join_conflicts(self._reader_of(listed).cache.listed(), joins) if joins else []
 
-    def lm_calls(self, commit: int | str) -> tuple[Any, ...]:
-        """The LM calls of a commit, or of an execution that has failed (`info.failure.execution`)."""
-        del commit
-        return ()
+    def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
+        """The LM calls of a commit, or of an execution that has failed (`info.failure.execution`).
+
+        With those of items and graphs inside of its node. Messages and responses are there if they were recorded; of a
+        graph that redacts values, only as its `record_lm_calls` function has left them.
+
+        Raises:
+            LookupError: if there is no such commit or execution.
+        """
+        return self._thread_reader.lm_calls(commit)
 
     def report(self, run: str | None = None) -> str:
         """A run in words, as `run.report()` gives it; `run` as in `info`.

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.persistence.leases import is_alive
-from dspyer.persistence.lm_usage import add_tokens
+from dspyer.persistence.lm_usage import add_usage
 from dspyer.persistence.reader import HistoryReader, read_run
 from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
 from dspyer.persistence.status import failures_in, questions_at
@@ -108,7 +108,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     steps = headers[-1].steps if listed.status else None
     usage: dict[str, dict[str, Any]] = {}
     for header in headers:
-        add_tokens(usage, header.usage)
+        add_usage(usage, header.usage)
     failures = failures_of_run(reader.store, listed)
     return RunInfo(
         thread.name,

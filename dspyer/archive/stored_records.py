@@ -7,15 +7,16 @@ from typing import Any, NamedTuple
 
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display.stats import FinalFailure, Stats, count_stats, parent_of
-from dspyer.events import BranchPath, Commit, MergedConflict, Posted
+from dspyer.events import BranchPath, Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.patch import update_size
 from dspyer.persistence.history import CommitListing
+from dspyer.persistence.lm_call_reader import unrecorded
 from dspyer.persistence.reader import HistoryReader, RunRows
 from dspyer.persistence.rows import PostHeader, RowKind, read_commit_content, run_label
 
 UNKNOWN = (
-    "a store keeps the tokens of a run when it ends: those of a process that was killed are missing",
+    "of a process that was killed, LM calls are known as far as it had written them",
     "of failures, those are counted that were committed or ended the run",
 )
 
@@ -91,6 +92,7 @@ def stored_stats(
     failures: Sequence[Failure],
     usage: Mapping[str, Mapping[str, Any]],
     begin: Mapping[str, Any],
+    lm_calls: Sequence[LMCall],
 ) -> Stats:
     """The figures of a run, from its commits; `begin` is the state before the first one."""
     return count_stats(
@@ -100,8 +102,8 @@ def stored_stats(
         checks=graph.checks,
         maps=graph.maps,
         items={},
-        lm_calls=None,
+        lm_calls=lm_calls if lm_calls or not usage else None,
         usage=usage,
-        unknown=UNKNOWN,
+        unknown=[*UNKNOWN, *unrecorded(usage, lm_calls)],
         begin=begin,
     )

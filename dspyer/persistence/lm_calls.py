@@ -256,6 +256,19 @@ def _packed_in(row: Row) -> Sequence[PackedCall]:
     return plain[LM_CALLS_INDEX] if len(plain) > LM_CALLS_INDEX else ()
 
 
+def usage_alone(row: Row) -> list[PackedCall]:
+    """Return the LM calls of a row as a redacted export shows them: without messages, response and text of an error."""
+    found = [list(packed[:_TEXTS]) for packed in _packed_in(row)]
+    for packed in found:
+        if len(packed) > _FAILED and packed[_FAILED] != 0:
+            packed[_FAILED] = str(packed[_FAILED]).partition(":")[0]
+    return found
+
+
+_FAILED, _TEXTS = 11, 14
+"""Where a packed call has the error, and its texts."""
+
+
 def calls_of(store: Store, at: Point, execution: str, with_texts: bool = True) -> list[LMCall]:
     """Return the LM calls of an execution of a run, with those of the items, graphs and calls inside of it, in order.
 

@@ -38,7 +38,7 @@ def add_usage(total: dict[str, LMUsage], more: Mapping[str, Mapping[str, Any]]) 
     """
     for model, used in more.items():
         known = total.get(model)
-        costs = [used.get("cost"), *(() if known is None else (known.get("cost"),))]
+        costs = [used.get("cost"), *(() if known is None else (known.get("cost"),))]  # dspyer 0.4 has written none
         into = total.setdefault(model, {})
         add_tokens(into, {name: value for name, value in used.items() if name != "cost"})
         into["cost"] = None if None in costs else sum(costs)

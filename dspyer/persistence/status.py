@@ -10,9 +10,8 @@ from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.leases import is_alive
-from dspyer.persistence.lm_usage import add_tokens
-from dspyer.persistence.reader import HistoryReader, ending_row, newest_rows, read_runs
-from dspyer.persistence.rows import CommitHeader, EndHeader, RowKind
+from dspyer.persistence.reader import HistoryReader, ending_row, newest_rows
+from dspyer.persistence.rows import CommitHeader, RowKind
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, Store
 
@@ -53,18 +52,6 @@ def failures_in(store: Store, end: Row | None) -> tuple[Failure, ...]:
 def last_end(store: Store, at: Point) -> Row | None:
     """The row that says how the run up to `at` ended; None if it has not ended, or was resumed since."""
     return ending_row(row for _, row in newest_rows(store, at))
-
-
-def usage_of(store: Store, thread: str) -> dict[str, dict[str, Any]]:
-    """The tokens of all runs of a thread by language model, as far as the runs have written their end."""
-    row = store.thread(thread)
-    total: dict[str, dict[str, Any]] = {}
-    if row is not None and row.head is not None:
-        for run in read_runs(store, [row.head], row.root):
-            for end in run.rows:
-                if end.kind == RowKind.END:
-                    add_tokens(total, EndHeader.parse(end.header).usage)
-    return total
 
 
 class HasState(Protocol):

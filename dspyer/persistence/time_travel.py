@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any
 
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import Commit
+from dspyer.events import Commit, LMCall
 from dspyer.patch import Replace
 from dspyer.persistence.history import CommitListing, History, inner_commits
 from dspyer.persistence.history_parts import (
@@ -27,6 +27,7 @@ from dspyer.persistence.history_parts import (
     recovered_block,
     runs_back,
 )
+from dspyer.persistence.lm_call_reader import lm_calls_of
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.recovery import recover_state
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
@@ -194,7 +195,7 @@ class ThreadReader:
 
     def _commits_inside(self, version: int | str) -> list[Commit]:
         """The commits of the graph inside of a node."""
-        outer = self._id_of(version) if isinstance(version, int) else version
+        outer = self.id_of(version) if isinstance(version, int) else version
         listed = self.cache.listed()
         found: list[Commit] = []
         for run in read_runs(self._reader.store, listed.heads):
@@ -205,7 +206,18 @@ class ThreadReader:
                     found += inner_commits(self._reader, run, tuple(execution.split("/")))
         return found
 
-    def _id_of(self, version: int) -> str:
+    def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
+        """The LM calls of a commit, by version or id; or of an execution that has failed, by its id."""
+        name = self.id_of(commit) if isinstance(commit, int) else commit
+        return lm_calls_of(self._reader.store, self._thread, name)
+
+    def runs(self) -> list[RunRows]:
+        """The rows of all runs in the history of the thread."""
+        row = self._reader.store.thread(self._thread)
+        return [] if row is None or row.head is None else read_runs(self._reader.store, [row.head], row.root)
+
+    def id_of(self, version: int) -> str:
+        """The id of the commit of a version."""
         page = self.history(None, version, 1, newest=False)
         if page and page[0].version == version:
             return page[0].id

@@ -24,6 +24,7 @@ from dspyer.display.redaction import HIDDEN, Redaction
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, ThreadError
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import LEASE, leases, new_owner
+from dspyer.persistence.lm_calls import usage_alone
 from dspyer.persistence.reader import HistoryReader, cyclic_history
 from dspyer.persistence.rows import COMMITS, CommitContent, RowKind, encode_commit_content, read_commit_content
 from dspyer.persistence.snapshots import check_snapshot, chunk_id
@@ -130,7 +131,9 @@ def _shown_row(redaction: Redaction, reader: HistoryReader, row: Row) -> Any:
     if row.kind in (RowKind.OPEN, *COMMITS):
         written = read_commit_content(row.content, reader.fetch, reader.decode)
         patch = None if written.patch is None else redaction.patch(written.patch)
-        return encode_commit_content(CommitContent(patch))
+        return encode_commit_content(CommitContent(patch, lm_calls=tuple(usage_alone(row))))
+    if row.kind == RowKind.LM_CALL:
+        return usage_alone(row)
     if row.kind == RowKind.END and row.content is not None:
         failures = row.content.value(reader.fetch, lambda plain: plain)
         return [{**failure, "message": HIDDEN, "traceback": HIDDEN} for failure in failures]

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -23,6 +23,7 @@ from dspyer.persistence.rows import end_row
 from dspyer.persistence.time_travel import ThreadReader
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
+from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores.base import Change, Point
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.graph_changes import AllowChanged
@@ -38,10 +39,35 @@ def new_request(resources: Resources, live: bool, budget: Budget | None, tokens:
     return Request(resources_of(resources), live=live, budget=Budget.of(budget), tokens=rules)
 
 
+class Play(NamedTuple):
+    """A run to play: with which inputs, under which lock, and as which request."""
+
+    player: RunPlayer
+    inputs: Mapping[str, Any]
+    lock: ThreadLock
+    request: Request
+
+    def run(self) -> Run:
+        """Play it."""
+        return self.player.play(self.inputs, self.lock)
+
+    async def arun(self) -> Run:
+        """Play it in async code."""
+        return await self.player.aplay(self.inputs, self.lock)
+
+    def stream(self) -> Events:
+        """Its events; it begins with the first one that is asked for."""
+        return Events(lambda queue: self.player.play(self.inputs, self.lock, queue), self.request)
+
+    def astream(self) -> AsyncEvents:
+        """The same in async code."""
+        return AsyncEvents(lambda queue: self.player.aplay(self.inputs, self.lock, queue), self.request)
+
+
 class RunPlayer:
     """Plays the runs of one thread.
 
-    A `lock_...` method checks a call, and returns the lock under which `play` or `aplay` plays its run.
+    `new`, `last` and `rerun` check a call, and return the run to play.
     """
 
     def __init__(
@@ -52,7 +78,7 @@ class RunPlayer:
         self._reader = reader
         self._merge_on_finish = merge_on_finish
 
-    def lock_new(
+    def new(
         self,
         inputs: Mapping[str, Any],
         request: Request,
@@ -60,29 +86,29 @@ class RunPlayer:
         take_over: bool,
         on_conflict: str,
         lock_timeout: float,
-    ) -> ThreadLock:
-        """The lock for a new run."""
+    ) -> Play:
+        """The play of a new run."""
         self._program._check_resources(request)
         acquire = partial(self._starter.start_new, inputs, request, abandon=abandon, take_over=take_over)
         if on_conflict == "merge":
             acquire = partial(self._merge_on_finish.start, inputs, request, abandon=abandon)
-        return ThreadLock(acquire, request, on_conflict, lock_timeout)
+        return Play(self, inputs, ThreadLock(acquire, request, on_conflict, lock_timeout), request)
 
-    def lock_last(
+    def last(
         self, answers: AnswersByKey, request: Request, take_over: bool, max_resumes: int, allow: AllowChanged
-    ) -> ThreadLock:
-        """The lock for the last run, to be resumed."""
+    ) -> Play:
+        """The play of the last run, to be resumed."""
         self._program._check_resources(request)
         resume = self._starter.resume_last
         acquire = partial(resume, answers, request, take_over=take_over, max_resumes=max_resumes, allow=allow)
-        return ThreadLock(acquire, request, "raise", 0.0)
+        return Play(self, {}, ThreadLock(acquire, request, "raise", 0.0), request)
 
-    def lock_rerun(self, version: int | str, request: Request, take_over: bool) -> ThreadLock:
-        """The lock for a run that repeats what came after a commit."""
+    def rerun(self, version: int | str, request: Request, take_over: bool) -> Play:
+        """The play of a run that repeats what came after a commit."""
         self._program._check_resources(request)
         first_write = partial(first_write_of_rerun, self._starter, self._reader, version)
         acquire = partial(self._starter.acquire, first_write, request, take_over=take_over)
-        return ThreadLock(acquire, request, "raise", 0.0)
+        return Play(self, {}, ThreadLock(acquire, request, "raise", 0.0), request)
 
     # These hold no run in a variable: the traceback of its error refers to their frames, and would keep it alive.
 

@@ -1,7 +1,4 @@
-"""The handle of a stored conversation: `program.thread("t-42")`.
-
-`Thread` holds the documented methods, each a few lines that call the module in which the work is done.
-"""
+"""The handle of a stored conversation, `program.thread("t-42")`: its methods call the modules that do the work."""
 
 from __future__ import annotations
 
@@ -13,9 +10,11 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.display.stats import Stats
-from dspyer.events import Commit, Question
+from dspyer.events import Commit, LMCall, Question
 from dspyer.failure import Failure
-from dspyer.persistence.status import failures_of, shown_questions, status_of, usage_of
+from dspyer.persistence.lm_call_reader import stored_usage
+from dspyer.persistence.lm_usage import total_cost
+from dspyer.persistence.status import failures_of, shown_questions, status_of
 from dspyer.persistence.time_travel import Moment
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
@@ -35,7 +34,7 @@ from dspyer.threads.thread_stats import stats_of_history
 
 
 class Thread:
-    """A named conversation: runs over one state, kept in the store of the program. Made by `program.thread(name)`.
+    """A named conversation: runs over one state, kept in the store of the program. `program.thread(name)` makes it.
 
     Attributes:
         name: its name.
@@ -103,8 +102,7 @@ class Thread:
             'Hello Ada'
         """
         request = new_request(resources, live, budget)
-        lock = self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
-        return self._player.play(inputs, lock)
+        return self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout).run()
 
     async def arun(
         self,
@@ -129,8 +127,7 @@ class Thread:
             'Hello Ada'
         """
         request = new_request(resources, live, budget)
-        lock = self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
-        return await self._player.aplay(inputs, lock)
+        return await self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout).arun()
 
     def stream(
         self,
@@ -166,8 +163,7 @@ class Thread:
             ['RunStarted', 'Committed', 'NodeStarted', 'Committed', 'RunEnded']
         """
         request = new_request(resources, live, budget, tokens)
-        lock = self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
-        return Events(lambda queue: self._player.play(inputs, lock, queue), request)
+        return self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout).stream()
 
     def astream(
         self,
@@ -195,8 +191,7 @@ class Thread:
             'RunEnded'
         """
         request = new_request(resources, live, budget, tokens)
-        lock = self._player.lock_new(inputs, request, abandon, take_over, on_conflict, lock_timeout)
-        return AsyncEvents(lambda queue: self._player.aplay(inputs, lock, queue), request)
+        return self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout).astream()
 
     def resume(
         self,
@@ -240,8 +235,7 @@ class Thread:
             ('interrupted', True)
         """
         request = new_request(resources, True, budget)
-        lock = self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
-        return self._player.play({}, lock)
+        return self._player.last(answers, request, take_over, max_resumes, allow_changed_graph).run()
 
     async def aresume(
         self,
@@ -264,8 +258,7 @@ class Thread:
             ('interrupted', True)
         """
         request = new_request(resources, True, budget)
-        lock = self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
-        return await self._player.aplay({}, lock)
+        return await self._player.last(answers, request, take_over, max_resumes, allow_changed_graph).arun()
 
     def stream_resume(
         self,
@@ -292,8 +285,7 @@ class Thread:
             ('interrupted', 'RunEnded')
         """
         request = new_request(resources, True, budget, tokens)
-        lock = self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
-        return Events(lambda queue: self._player.play({}, lock, queue), request)
+        return self._player.last(answers, request, take_over, max_resumes, allow_changed_graph).stream()
 
     def astream_resume(
         self,
@@ -319,8 +311,7 @@ class Thread:
             ('interrupted', 'RunEnded')
         """
         request = new_request(resources, True, budget, tokens)
-        lock = self._player.lock_last(answers, request, take_over, max_resumes, allow_changed_graph)
-        return AsyncEvents(lambda queue: self._player.aplay({}, lock, queue), request)
+        return self._player.last(answers, request, take_over, max_resumes, allow_changed_graph).astream()
 
     # --- read
 
@@ -356,8 +347,31 @@ class Thread:
 
     @property
     def usage(self) -> dict[str, dict[str, Any]]:
-        """Tokens by language model, of all runs in the history except killed processes. Reads the whole history."""
-        return usage_of(self._reader.store, self.name)
+        """Tokens, requests and USD by language model, of all runs in the history. Reads the whole history."""
+        return stored_usage(self._thread_reader.runs())
+
+    @property
+    def cost(self) -> float | None:
+        """US dollars that all runs in the history have cost; None if a price is not known. Reads the whole history."""
+        return total_cost(self.usage)
+
+    def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
+        """The LM calls of a commit, with those of items and graphs inside of its node, in the order of their ends.
+
+        Args:
+            commit: version or id of the commit; of an execution that has failed, its id (`Failure.execution`).
+
+        Raises:
+            LookupError: if there is no such commit or execution.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> t = graph.compile(store=":memory:").thread("t-42")
+            >>> t.run({"n": 1}).cost, t.lm_calls(1)
+            (0.0, ())
+        """
+        return self._thread_reader.lm_calls(commit)
 
     @property
     def counts(self) -> dict[str, Counts]:
@@ -384,7 +398,7 @@ class Thread:
             >>> graph.compile(store=":memory:").thread("t-42").stats().to_dict()["nodes"]
             []
         """
-        return stats_of_history(self._program.graph, self.history(), self.failures, self.usage)
+        return stats_of_history(self._program.graph, self.history(), self.failures, self._thread_reader.runs())
 
     def history(
         self,
@@ -571,7 +585,7 @@ class Thread:
             (2, 2)
         """
         request = new_request(resources, True, budget)
-        return self._player.play({}, self._player.lock_rerun(from_version, request, take_over))
+        return self._player.rerun(from_version, request, take_over).run()
 
     async def arerun(
         self,
@@ -592,13 +606,11 @@ class Thread:
             (2, 2)
         """
         request = new_request(resources, True, budget)
-        return await self._player.aplay({}, self._player.lock_rerun(from_version, request, take_over))
+        return await self._player.rerun(from_version, request, take_over).arun()
 
     def _stream_rerun(self, from_version: int | str) -> Events:
         """Goes back to a commit and yields the events of what happens now: `rerun` for the inspector."""
-        request = new_request(None, True, None)
-        lock = self._player.lock_rerun(from_version, request, take_over=False)
-        return Events(lambda observe: self._player.play({}, lock, observe), request)
+        return self._player.rerun(from_version, new_request(None, True, None), take_over=False).stream()
 
     def stop(self) -> None:
         """Ends the run that works on the thread, in whatever process it is. `resume` continues it.
@@ -681,9 +693,8 @@ class Thread:
             ('join:try-1', 'checked', None)
         """
         check_same_store(self.name, self._store, other.name, other._store)
-        if not self._merger.merge_thread(other._starter, base, policy):
-            return None
-        return self._thread_reader.cache.listed().commits[-1]
+        merged = self._merger.merge_thread(other._starter, base, policy)
+        return self._thread_reader.cache.listed().commits[-1] if merged else None
 
     # --- delete and export
 

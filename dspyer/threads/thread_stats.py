@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from dspyer.display.stats import FinalFailure, Stats, count_stats, parent_of
 from dspyer.events import Commit
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
+from dspyer.persistence.lm_call_reader import stored_calls, stored_usage, unrecorded
+from dspyer.persistence.reader import RunRows
 from dspyer.runtime.run_stats import counted_parts
 
 UNKNOWN = (
-    "a store keeps the tokens of a run when it ends: those of a process that was killed are missing",
-    "tokens of each node, LM calls and USD are known to run.stats() alone",
+    "of a process that was killed, LM calls are known as far as it had written them",
     "of failures, those are counted that were committed or ended the last run",
 )
 
 
 def stats_of_history(
-    graph: GraphSpec, commits: Sequence[Commit], failures: Sequence[Failure], usage: Mapping[str, Mapping[str, Any]]
+    graph: GraphSpec,
+    commits: Sequence[Commit],
+    failures: Sequence[Failure],
+    runs: Sequence[RunRows],
 ) -> Stats:
-    """The figures of the nodes of a thread, from its commits, oldest first, and the failures of its last run."""
+    """The figures of the nodes of a thread: its commits, oldest first, the failures of its last run, and its rows."""
+    usage, calls = stored_usage(runs), list(stored_calls(runs))
     shown = None if graph.redaction is None else [graph.redaction.commit(commit) for commit in commits]
     return count_stats(
         tuple(graph.nodes),
@@ -29,8 +33,8 @@ def stats_of_history(
         [FinalFailure(failure, (), parent_of(failure, commits)) for failure in failures],
         **counted_parts(graph.nodes, graph.topology.schema),
         items={},
-        lm_calls=None,
+        lm_calls=calls if calls or not usage else None,
         usage=usage,
-        unknown=UNKNOWN,
+        unknown=[*UNKNOWN, *unrecorded(usage, calls)],
         shown=shown,
     )

@@ -1,0 +1,135 @@
+"""Stored LM calls of a thread: those of one execution, those of all, and what they sum up to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from dspyer.events import LMCall
+from dspyer.persistence.lm_calls import calls_in, calls_of
+from dspyer.persistence.lm_usage import LMUsage, add_usage, usage_of_calls
+from dspyer.persistence.reader import RunRows, outermost_execution, read_runs
+from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
+from dspyer.persistence.status import failures_in, last_end
+from dspyer.stores.base import Point, Row, Store
+
+PAGE = 64
+"""Rows that are read at once to find a commit."""
+
+
+def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
+    """Return the LM calls of an execution of a thread, with those inside of it.
+
+    Args:
+        store: the store.
+        thread: the thread.
+        name: the id of its commit, or of an execution that has none. Without the label of a run in front, it is one of
+            the last run.
+
+    Raises:
+        LookupError: if there is no such execution.
+    """
+    found = _run_of(store, thread, name)
+    if found is not None:
+        last, execution = found
+        at = _commit_row(store, last, execution)
+        calls = calls_of(store, at or last, execution)
+        if at is not None or calls or _has_failed(store, last, execution):
+            return tuple(calls)
+    raise LookupError(
+        f"thread {thread!r} has no commit {name!r}, no execution of that id has failed, or made an LM call: "
+        "ids are those of t.history(), and Failure.execution"
+    )
+
+
+def _run_of(store: Store, thread: str, name: str) -> tuple[Point, str] | None:
+    """Return the last row of the run of an execution, and the execution's id in that run."""
+    row = store.thread(thread)
+    if row is None or row.head is None:
+        return None
+    runs = {run.id: run_label(run) for run in store.runs(thread)}
+    # Ids are compared by prefix and never split: the name of a thread may hold any character.
+    for run, label in runs.items():
+        if name.startswith(f"{label}/"):
+            return _last_row(store, run, row.head), name.removeprefix(f"{label}/")
+    if outermost_execution(name) == name or "/" not in name.partition(":")[0]:
+        own = row.head, name
+        if _commit_row(store, *own) is not None or ":" in name.partition("/")[0]:
+            return own
+    for one in read_runs(store, [row.head], row.root):  # of a copy: the history of another thread
+        for run, label in one.labels.items():
+            if name.startswith(f"{label}/"):
+                return _last_row(store, run, one.points[-1]), name.removeprefix(f"{label}/")
+    return None
+
+
+def _last_row(store: Store, run: str, head: Point) -> Point:
+    """Return the last row of a run: up to `head`, if that is in it."""
+    return head if head.run == run else Point(run, store.rows(run)[-1].seq)
+
+
+def _commit_row(store: Store, last: Point, execution: str) -> Point | None:
+    """Return the row of a commit. It has at least as many rows before it as its step, which its id has."""
+    text = outermost_execution(execution).rpartition(":")[2].partition("+")[0]
+    first, count = int(text) if text.isdigit() else 0, PAGE
+    while first <= last.seq:
+        for row in store.rows(last.run, first, min(first + count - 1, last.seq)):
+            if row.kind in COMMITS and _execution_of(row) == execution:
+                return Point(last.run, row.seq)
+        first, count = first + count, 2 * count
+    return None
+
+
+def _execution_of(row: Row) -> str:
+    header = CommitHeader.parse(row.header)
+    return "/".join((*header.scope, header.id))
+
+
+def _has_failed(store: Store, last: Point, execution: str) -> bool:
+    failures = failures_in(store, last_end(store, last))
+    return any(failure.execution == execution for failure in failures)
+
+
+def stored_calls(runs: Iterable[RunRows]) -> Iterator[LMCall]:
+    """Yield all LM calls of runs, each with the id of the commit that it belongs to as its execution; no texts."""
+    for run in runs:
+        for row, point in zip(run.rows, run.points, strict=True):
+            for call in calls_in(row):
+                yield call._replace(execution=f"{run.labels[point.run]}/{outermost_execution(call.execution)}")
+
+
+def stored_usage(runs: Iterable[RunRows]) -> dict[str, LMUsage]:
+    """Return what runs have used, by language model.
+
+    A process writes what it has used at the end of its run. Of one that was killed, and of a run that `t.stop()` has
+    ended, the LM calls in its rows are counted instead.
+    """
+    total: dict[str, LMUsage] = {}
+    for run in runs:
+        add_usage(total, usage_in(run.rows))
+    return total
+
+
+def usage_in(rows: Sequence[Row]) -> dict[str, LMUsage]:
+    """Return what the rows of a run say that it has used, by language model."""
+    total: dict[str, LMUsage] = {}
+    since: list[LMCall] = []  # the calls of a process that has not written its end yet
+    for row in rows:
+        if row.kind == RowKind.END:
+            add_usage(total, EndHeader.parse(row.header).usage or usage_of_calls(since))
+            since = []
+        elif row.kind == RowKind.RESUME:
+            add_usage(total, usage_of_calls(since))
+            since = []
+        else:
+            since += calls_in(row)
+    add_usage(total, usage_of_calls(since))
+    return total
+
+
+def unrecorded(usage: Mapping[str, Mapping[str, Any]], calls: Iterable[LMCall]) -> list[str]:
+    """Return a sentence on the LM calls that were counted and not recorded, if there are any."""
+    missing = sum(used.get("total_tokens", 0) for used in usage.values()) - sum(call.tokens for call in calls)
+    if missing <= 0:
+        return []
+    return [f"{missing:,} tokens are of LM calls that were not recorded: the figures of nodes lack them"]
