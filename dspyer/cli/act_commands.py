@@ -130,8 +130,9 @@ def resume(
     budget = budget_of(cost, tokens, requests, seconds)
     loaded = program_on(program, store, key_file)
     t = existing_thread(loaded, thread)
-    names = {name for question in t.questions for name in (question.key, question.id)} if answer else set[str]()
-    answers = parse_answers(answer or (), names)
+    asked = t.questions if answer else ()
+    types = {name: (one.answer or {}).get("type") for one in asked for name in (one.key, one.id)}
+    answers = parse_answers(answer or (), types)
     played = play(
         lambda: t.resume(
             answers or None,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -62,6 +63,9 @@ def version_of(text: str) -> int | str:
     return int(text) if text.isascii() and text.isdigit() else text
 
 
+NO_TYPES: Mapping[str, object] = MappingProxyType({})
+
+
 def parse_value(text: str) -> Any:
     """JSON if the text is JSON, else the text itself.
 
@@ -98,23 +102,25 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def parse_answers(texts: Sequence[str], names: Collection[str] = ()) -> dict[str, Any]:
-    """Answers by the key or id of their question, from texts `key=value`.
+def parse_answers(texts: Sequence[str], types: Mapping[str, object] = NO_TYPES) -> dict[str, Any]:
+    """Answers by the key or id of their question, from texts `key=value`; a value is JSON, else the text itself.
 
-    An id contains the name of a thread, and that may contain `=`: `names`, the keys and ids of the open questions,
-    decide where a key with `=` ends.
+    `types` has the types of the answers, as their JSON schemas say, by the keys and ids of the open questions. Where
+    that is a text, the value is taken as it is. An id contains the name of a thread, and that may contain `=`: the
+    names decide where a key with `=` ends.
     """
     found: dict[str, Any] = {}
     for text in texts:
         ends = [match.start() for match in re.finditer("=", text)]
-        known = [end for end in ends if text[:end] in names]
+        known = [end for end in ends if text[:end] in types]
         if not ends or not (known or ends)[0]:
             raise UsageError(f"--answer {text!r}: give the key or id of the question and the answer, key=value")
         end = (known or ends)[0]
         name = text[:end]
         if name in found:
             raise UsageError(f"--answer: {name!r} is given two answers")
-        found[name] = parse_value(text[end + 1 :])
+        value = text[end + 1 :]
+        found[name] = value if types.get(name) == "string" else parse_value(value)
     return found
 
 

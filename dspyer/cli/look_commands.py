@@ -19,6 +19,7 @@ from dspyer.cli.summaries import (
     print_values,
 )
 from dspyer.cli.terminal import note, visible, write, write_json
+from dspyer.errors import StoreError
 
 if TYPE_CHECKING:
     from dspyer.archive.archived_thread import ArchivedThread
@@ -62,12 +63,12 @@ def show(
             else:
                 print_commit(found)
             return
-        info, state = t.info(run).to_dict(), state_of_run(t, run)
+        info = t.info(run).to_dict()
         if as_json:
-            write_json({**info, "state": state})
+            write_json({**info, "state": state_of_run(t, run)})
         else:
-            print_run(info)
-            print_values("state", state)
+            print_run(info)  # before the state, which may not be readable
+            print_values("state", state_of_run(t, run))
 
 
 def log(
@@ -87,12 +88,10 @@ def log(
     as_json: JsonOption = False,
 ) -> None:
     """List the commits of a thread, the newest first."""
+    from dspyer.cli.store_access import commits_of, is_unreadable
+
     with _thread(thread, store, key_file) as t:
-        if inside is not None:
-            commits = t.history(version_of(inside), run=run)
-        else:
-            commits = t.history(run=run, first=first, count=count, newest=not oldest)
-        found = [commit.to_dict() for commit in commits]
+        found, more = commits_of(t, run, inside, first, count, newest=not oldest)
         if as_json:
             for commit in found:
                 write_json(commit)
@@ -100,6 +99,11 @@ def log(
             print_commits(found)
         else:
             note("no commits")
+        if more is not None:
+            note(f"there are more: --first {more}")
+        unreadable = next((commit["patch"] for commit in found if is_unreadable(commit)), None)
+        if unreadable is not None:
+            raise StoreError(unreadable["value"])
 
 
 def diff(

@@ -13,11 +13,13 @@ from typing import Any
 from dspyer.archive.archive import Archive
 from dspyer.archive.archived_thread import ArchivedThread, state_dict
 from dspyer.archive.opening import is_encrypted
-from dspyer.cli.arguments import UsageError
+from dspyer.cli.arguments import UsageError, version_of
 from dspyer.errors import StoreError, ThreadError
+from dspyer.events import Commit
 from dspyer.patch import encode_update
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.reader import HistoryReader
+from dspyer.persistence.rows import UnreadablePatch
 from dspyer.schema.schema import Schema
 from dspyer.stores.address import SQLITE, open_store
 from dspyer.stores.base import RunQuery, Store
@@ -49,6 +51,35 @@ def state_of_run(t: ArchivedThread, run: str | None) -> dict[str, Any]:
         commits = t.history(run=run, newest=True)
     version = next((commit.version for commit in commits if commit.version is not None), None)
     return {} if version is None else state_dict(t.at(version))
+
+
+UNREADABLE = "unreadable"
+
+
+def commits_of(
+    t: ArchivedThread, run: str | None, inside: str | None, first: int | None, count: int, *, newest: bool
+) -> tuple[list[dict[str, Any]], int | None]:
+    """The JSON form of a page of commits, and the version with which the next page begins; None for the last page."""
+    if inside is not None:
+        found = t.history(version_of(inside), run=run)
+        return [_commit_dict(commit) for commit in (reversed(found) if newest else found)], None
+    found = t.history(run=run, first=first, count=count + 1, newest=newest)
+    more = found[count].version if len(found) > count else None
+    return [_commit_dict(commit) for commit in found[:count]], more
+
+
+def _commit_dict(commit: Commit) -> dict[str, Any]:
+    """The JSON form of a commit; if its patch cannot be read, with the reason as its patch."""
+    found = commit.to_dict()
+    if isinstance(commit.patch, UnreadablePatch):
+        found["patch"] = {"$type": UNREADABLE, "value": commit.patch.error}
+    return found
+
+
+def is_unreadable(commit: Mapping[str, Any]) -> bool:
+    """Whether the patch of a commit cannot be read."""
+    patch = commit["patch"]
+    return isinstance(patch, Mapping) and patch.get("$type") == UNREADABLE
 
 
 def state_at(t: ArchivedThread, version: int | str) -> dict[str, Any]:

@@ -211,6 +211,8 @@ def fields_written(patch: Any) -> list[str]:
     """The fields that the patch of a commit changes."""
     if not isinstance(patch, Mapping):
         return []
+    if patch.get("$type") == "unreadable":
+        return ["(unreadable)"]
     return [str(name) for name, _ in patch["value"]] if patch.get("$type") == "patch" else [str(name) for name in patch]
 
 

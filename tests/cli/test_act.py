@@ -132,7 +132,10 @@ def test_answers_are_json_or_texts_and_ids_may_contain_equals_signs() -> None:
         "eq": "a=b",
         "text": "5",
     }
-    assert parse_answers(["a=b.1/trunk:1/ok=x=y"], {"a=b.1/trunk:1/ok", "ok"}) == {"a=b.1/trunk:1/ok": "x=y"}
+    assert parse_answers(["a=b.1/trunk:1/ok=x=y"], {"a=b.1/trunk:1/ok": None, "ok": None}) == {
+        "a=b.1/trunk:1/ok": "x=y"
+    }
+    assert parse_answers(["code=007", "n=7"], {"code": "string", "n": "integer"}) == {"code": "007", "n": 7}
     with pytest.raises(UsageError):
         parse_answers(["pay"])
 

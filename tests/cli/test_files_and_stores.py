@@ -109,6 +109,22 @@ def test_a_locked_file_can_be_read(stored: Command) -> None:
         connection.close()
 
 
+def test_of_a_damaged_thread_the_structure_is_listed(stored: Command) -> None:
+    with sqlite3.connect("runs.db") as connection:
+        connection.execute(
+            "UPDATE entry SET content = 'no JSON' WHERE id = (SELECT key << 32 | 2 FROM run WHERE thread = 't-2')"
+        )
+    connection.close()
+    log, shown = stored("log", "t-2"), stored("show", "t-2")
+    assert (log.code, shown.code) == (5, 5)
+    assert log.out.count("(unreadable)") == 2  # and the first commit is there
+    assert "t-2" in shown.out
+    assert "Traceback" not in log.err + shown.err
+    patches = [record["patch"] for record in stored("log", "t-2", "--json").records]
+    assert [patch.get("$type") for patch in patches] == ["unreadable", "unreadable", None]
+    assert stored("show", "t-1").code == 0
+
+
 # --- encryption
 
 

@@ -226,6 +226,9 @@ def test_pages_of_a_log(stored: Command) -> None:
     assert versions("--oldest") == [0, 1, 2]
     assert versions("--count", "2") == [2, 1]
     assert versions("--first", "1") == [1, 0]
+    assert stored("log", "t-2", "--count", "2").err == "there are more: --first 0\n"
+    assert stored("log", "t-2", "--count", "2", "--oldest").err == "there are more: --first 2\n"
+    assert stored("log", "t-2", "--count", "3").err == ""
 
 
 # --- real streams
