@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import anyio
@@ -20,13 +20,14 @@ from dspyer.errors import ThreadError
 from dspyer.events import Commit, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.patch import encode_update
+from dspyer.persistence.history_parts import runs_back
 from dspyer.persistence.leases import is_alive
 from dspyer.persistence.lm_call_reader import stored_calls, usage_in
 from dspyer.persistence.reader import HistoryReader, read_run
 from dspyer.persistence.rows import first_version, run_label
 from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
 from dspyer.state import ImmutableState
-from dspyer.stores.base import ListedRun, Point, RunQuery, listed_run
+from dspyer.stores.base import ListedRun, Point, RunQuery, RunRow, ThreadRow, listed_run
 from dspyer.values import json as encoding
 
 
@@ -166,7 +167,7 @@ class ArchivedThread:
             after,
             found.before.diff(after),
             blame,
-            self.lm_calls(found.commit.id),
+            tuple(self.lm_calls(found.commit.id)),
             found.conflicts,
         )
 
@@ -297,15 +298,35 @@ class ArchivedThread:
             if last is None:
                 raise LookupError(f"the thread {self.name!r} has no run")
             return last
-        runs = {one.id: one for one in store.runs(self.name)}
-        if thread.head is not None and (head := store.run(thread.head.run)) is not None:
-            runs.setdefault(head.id, head)
-        found = runs.get(run) or next((one for one in runs.values() if run_label(one) == run), None)
-        found = found or store.run(run)
+        (listed,) = store.list_runs(RunQuery(self.name, run=run, limit=1)) or (None,)
+        if listed is not None:
+            return listed
+        found = next((one for one in self._runs_back(thread) if run in (one.id, run_label(one))), None)
         if found is None:
-            labels = ", ".join(run_label(one) for one in list(runs.values())[-3:])
+            labels = ", ".join(dict.fromkeys(run_label(one) for one in store.runs(self.name)[-3:]))
             raise LookupError(f"the thread {self.name!r} has no run {run!r}; the last ones: {labels or 'none'}")
-        return listed_run(thread, found, store.rows(found.id))
+        (listed,) = store.list_runs(RunQuery(found.thread, run=found.id, limit=1)) or (None,)
+        # A run that was made for a thread that was deleted is in no list.
+        listed = listed or listed_run(thread, found, store.rows(found.id))
+        return listed._replace(thread=thread)
+
+    def _runs_back(self, thread: ThreadRow) -> Iterator[RunRow]:
+        """The runs that were made for the thread, newest first, then those that it continues."""
+        store = self._reader.store
+        own = store.runs(self.name)[::-1]
+        yield from own
+        known = {one.id for one in own}
+        for span in runs_back(store, thread.head, thread.root):
+            yield from (one for one in (span.run, span.oldest) if one.id not in known)
+
+    def _part_of(self, execution: str) -> tuple[RunRow | None, str]:
+        """The part of a run that an execution belongs to by the label in front, and its id there."""
+        row = self._reader.store.thread(self.name)
+        for run in () if row is None else self._runs_back(row):
+            if execution.startswith(f"{run_label(run)}/"):
+                return run, execution.removeprefix(f"{run_label(run)}/")
+        head = None if row is None or row.head is None else self._reader.store.run(row.head.run)
+        return head, execution
 
     def _reader_of(self, listed: ListedRun) -> ThreadReader:
         """Reads a run and what it continues, as if the thread ended with it."""

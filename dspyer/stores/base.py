@@ -190,6 +190,7 @@ class RunQuery(NamedTuple):
         after: only those after this place; None from the first one on.
         limit: the most that are returned.
         last: only the last run of each thread, the one of its head, as far as the thread reaches it.
+        run: only the run of this id; None for all.
     """
 
     thread: str | None = None
@@ -200,6 +201,7 @@ class RunQuery(NamedTuple):
     after: RunPlace | None = None
     limit: int = 100
     last: bool = False
+    run: str | None = None
 
 
 class ListedRun(NamedTuple):
@@ -252,7 +254,8 @@ def start_of(run: RunRow, rows: Sequence[Row]) -> float:
 def is_listed(listed: ListedRun, query: RunQuery) -> bool:
     """Whether a list has a run, whatever its thread and the limit."""
     return (
-        (query.graph is None or listed.run.header.get("graph") == query.graph)
+        (query.run is None or listed.run.id == query.run)
+        and (query.graph is None or listed.run.header.get("graph") == query.graph)
         and (query.statuses is None or listed.status in query.statuses)
         and (query.since is None or listed.started >= query.since)
         and (query.until is None or listed.started < query.until)

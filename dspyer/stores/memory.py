@@ -191,7 +191,7 @@ class Memory(Store):
                     continue
                 heads = [thread.head] if query.last else [Point(run, -1) for run in self._references.runs_of(name)]
                 for head in heads:
-                    if head is not None and head.run in self._runs:
+                    if head is not None and head.run in self._runs and query.run in (None, head.run):
                         last = head.seq if query.last else next(reversed(self._rows[head.run]), -1)
                         found.append(self._listed(thread, self._runs[head.run], last))
             chosen = nlargest(query.limit, [one for one in found if is_listed(one, query)], key=lambda one: one.place)

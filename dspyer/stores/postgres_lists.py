@@ -60,6 +60,7 @@ def _statement(query: RunQuery) -> tuple[str, dict[str, Any]]:
         chosen += [f"head_seq <> {_LAST}"] * query.last  # a copy of a part of a run: see `_listed`
         terms.append(f"({' OR '.join(chosen)})")
     terms += ["thread.name = %(thread)b"] * (query.thread is not None)
+    terms += ["run.id = %(run)b"] * (query.run is not None)
     terms += ["run.graph = %(graph)b"] * (query.graph is not None)
     terms += ["run.started >= %(since)b::float8"] * (query.since is not None)
     terms += ["run.started < %(until)b::float8"] * (query.until is not None)
@@ -68,6 +69,7 @@ def _statement(query: RunQuery) -> tuple[str, dict[str, Any]]:
         terms.append(f"{place} AND run.started <= %(started)b::float8")
     values = {
         "statuses": [encode_text(status) for status in query.statuses or ()],
+        "run": query.run,
         "thread": None if query.thread is None else encode_text(query.thread),
         "graph": None if query.graph is None else encode_text(query.graph),
         "since": query.since,

@@ -56,6 +56,7 @@ def _statement(query: RunQuery) -> tuple[str, list[Any]]:
         values += ended
     for term, value in (
         ("thread.name = ?", query.thread),
+        ("run.id = ?", None if query.run is None else pack_id(query.run)),
         ("run.graph = ?", None if query.graph is None else encode_text(query.graph)),
         ("run.started >= ?", query.since),
         ("run.started < ?", query.until),
