@@ -9,7 +9,7 @@ from typing import Self
 
 from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.archive.opening import open_for_reading
-from dspyer.archive.run_info import Page, RunInfo, failures_of_run, run_info
+from dspyer.archive.run_info import Page, RunInfo, failures_of_run, run_info, unreadable
 from dspyer.errors import ThreadError, list_names, suggestion
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.reader import HistoryReader
@@ -229,7 +229,10 @@ class Archive:
         """Whether the name of the thread, or the message of a failure, has a text in it."""
         if text in listed.thread.name.casefold():
             return True
-        failures = failures_of_run(self._reader.store, listed)
+        try:
+            failures = failures_of_run(self._reader.store, listed)
+        except Exception as error:  # noqa: BLE001 - the list shows it as the failure of the run
+            failures = (unreadable(error),)
         return any(text in f"{failure.type}: {failure.message}".casefold() for failure in failures)
 
 

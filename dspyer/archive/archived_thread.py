@@ -123,11 +123,8 @@ class ArchivedThread:
         if run is None:
             return self._thread_reader.history(inside, first, count, newest)
         listed = self._listed(run)
-        begin, label = first_version(listed.run), f"{run_label(listed.run)}/"
-        found = self._reader_of(listed).history(inside, first, count, newest, floor=begin)
-        if inside is not None:
-            return found
-        return [one for one in found if (one.version >= begin if one.version is not None else one.id.startswith(label))]
+        begin = first_version(listed.run)
+        return self._reader_of(listed).history(inside, first, count, newest, floor=begin)
 
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit, by its version or id."""
@@ -160,7 +157,7 @@ class ArchivedThread:
         """
         found = self._thread_reader.entry(version)
         after = found.after
-        blame = {name: self.blame((name,), found.commit.id) for name in after}
+        blame = self._thread_reader.writers(found.commit.id)
         return CommitInfo(
             found.commit,
             found.before,
@@ -170,6 +167,15 @@ class ArchivedThread:
             tuple(self.lm_calls(found.commit.id)),
             found.conflicts,
         )
+
+    def commit_alone(self, version: int | str) -> Commit:
+        """A commit without the states around it."""
+        return self._thread_reader.entry(version).commit
+
+    def head_run(self) -> RunRow | None:
+        """The last run as its row; None if there is none, or the thread was deleted."""
+        row = self._reader.store.thread(self.name)
+        return None if row is None or row.head is None else self._reader.store.run(row.head.run)
 
     def graph(self, run: str | None = None) -> StoredGraph | None:
         """The graph that made a run; `run` as in `info`.
@@ -257,18 +263,17 @@ class ArchivedThread:
             after: version or id of the last commit that is known; None begins with the first one.
             interval: seconds between two looks at the store.
         """
-        seen: set[str] = set()
-        if after is not None:
-            last = self._thread_reader.entry(after).commit
-            for commit in await run_in_thread(self.history):
-                seen.add(commit.id)
-                if commit.id == last.id:
-                    break
+        news = await run_in_thread(lambda: NewCommits(self, after))
+        position = None
         while True:
-            for commit in await run_in_thread(self.history):
-                if commit.id not in seen:
-                    seen.add(commit.id)
+            now = await run_in_thread(self.position)
+            if not now:
+                raise ThreadError(f"the thread {self.name!r} was deleted")
+            if now != position:
+                for commit in await run_in_thread(news.read):
                     yield commit
+            position = now
+            # Polling: the writer may be any process on any host, and a store sends no messages.
             await anyio.sleep(interval)
 
     def position(self) -> str:
@@ -319,15 +324,6 @@ class ArchivedThread:
         for span in runs_back(store, thread.head, thread.root):
             yield from (one for one in (span.run, span.oldest) if one.id not in known)
 
-    def _part_of(self, execution: str) -> tuple[RunRow | None, str]:
-        """The part of a run that an execution belongs to by the label in front, and its id there."""
-        row = self._reader.store.thread(self.name)
-        for run in () if row is None else self._runs_back(row):
-            if execution.startswith(f"{run_label(run)}/"):
-                return run, execution.removeprefix(f"{run_label(run)}/")
-        head = None if row is None or row.head is None else self._reader.store.run(row.head.run)
-        return head, execution
-
     def _reader_of(self, listed: ListedRun) -> ThreadReader:
         """Reads a run and what it continues, as if the thread ended with it."""
         run, store = listed.run, self._reader.store
@@ -341,3 +337,36 @@ class ArchivedThread:
         if reader is None:
             reader = self._readers[run.id] = ThreadReader(self._reader, self.name, bounds)
         return reader
+
+
+class NewCommits:
+    """The commits of a thread that were not read before, each once. A rerun brings new ones with old versions."""
+
+    def __init__(self, thread: ArchivedThread, after: int | str | None) -> None:
+        self._thread = thread
+        self._run = ""
+        self._version = 0
+        self._seen: set[str] = set()
+        if after is not None:
+            last = thread.commit_alone(after)
+            for commit in thread.history():
+                self._seen.add(commit.id)
+                if commit.id == last.id:
+                    break
+
+    def read(self) -> list[Commit]:
+        """Read them, in the order of the history: from the last version on, or from the beginning of another run."""
+        head = self._thread.head_run()
+        if head is None:
+            return []
+        if head.id != self._run:
+            first = first_version(head) if self._run else 0
+            self._run, self._version = head.id, min(first, self._version) if self._run else 0
+        found = self._thread.history(first=self._version) if not self._version else self._newest()
+        new = [commit for commit in found if commit.id not in self._seen]
+        self._seen.update(commit.id for commit in new)
+        self._version = max([self._version, *(commit.version + 1 for commit in found if commit.version is not None)])
+        return new
+
+    def _newest(self) -> list[Commit]:
+        return self._thread.history(first=self._version, count=1_000_000)

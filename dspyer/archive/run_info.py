@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
+from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.persistence.leases import is_alive
@@ -33,7 +34,8 @@ class RunInfo(NamedTuple):
         usage: what it used by language model, as far as it has written its end.
         cost: US dollars; None if a language model has no price, or the run has written no end.
         questions: its questions that have no answer.
-        failure: the first failure with which it ended, without traceback; None if it did not fail.
+        failure: the first failure with which it ended, without traceback; None if it did not fail. Of a run of which
+            something cannot be read, the reason, with the node `"archive"`.
     """
 
     thread: str
@@ -99,35 +101,61 @@ class Page(Sequence[T], Generic[T]):
 
 
 def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
-    """What a list says of a run."""
-    listed, status = current_status(reader.store, listed)
-    thread, run, started, _, last, ends = listed
-    headers = [EndHeader.parse(row.header) for row in ends]
+    """What a list says of a run. Rows that cannot be read leave gaps, and the reason as its failure."""
+    gaps: list[Exception] = []
+
+    def read(what: Callable[[], T], otherwise: T) -> T:
+        try:
+            return what()
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with this run, the others stay listed
+            gaps.append(error)
+            return otherwise
+
+    store = reader.store
+    listed, status = current_status(store, listed)
+    thread, run, started, ending, last, ends = listed
     at = Point(run.id, last)
-    ended = headers[-1].ended if listed.status else None
-    steps = headers[-1].steps if listed.status else None
+    no_headers: list[EndHeader] = []
+    headers = read(lambda: [EndHeader.parse(row.header) for row in ends], no_headers)
+    if ending and not ends:
+        gaps.append(StoreError(f"the store {store.address!r} has no row of the end of run {run.id!r}: was it removed?"))
+    end = headers[-1] if ending and headers else EndHeader(ending)
     usage: dict[str, dict[str, Any]] = {}
     for header in headers:
         add_usage(usage, header.usage)
-    failures = failures_of_run(reader.store, listed)
+    steps = read(lambda: count_steps(store, at), 0) if end.steps is None else end.steps
+    ended = None
+    if ending:
+        ended = read(lambda: last_time(store, at, started), started) if end.ended is None else end.ended
+    questions: tuple[Question, ...] = ()
+    if status != "completed" and last >= 0:
+        questions = read(lambda: questions_at(reader, at), questions)
+    found: tuple[Failure, ...] = ()
+    found = read(lambda: failures_of_run(store, listed), found)
+    failures = [*(one.model_copy(update={"traceback": ""}) for one in found), *map(unreadable, gaps)]
     return RunInfo(
         thread.name,
         run.id,
         str(run.header.get("graph", "")),
         status,
-        count_steps(reader.store, at) if steps is None else steps,
+        steps,
         datetime.fromtimestamp(started, UTC),
-        None if not listed.status else datetime.fromtimestamp(ended or last_time(reader.store, at, started), UTC),
+        None if ended is None else datetime.fromtimestamp(ended, UTC),
         usage,
-        cost_of(headers) if listed.status else None,
-        questions_at(reader, at) if status != "completed" and last >= 0 else (),
-        failures[0].model_copy(update={"traceback": ""}) if failures else None,
+        cost_of(headers) if ending and headers else None,
+        questions,
+        next(iter(failures), None),
     )
+
+
+def unreadable(error: Exception) -> Failure:
+    """What a list shows of a run of which something cannot be read."""
+    return Failure.of(error, node="archive")
 
 
 def failures_of_run(store: Store, listed: ListedRun) -> tuple[Failure, ...]:
     """The failures with which a run ended. Their executions have the label of the run in front, as ids of commits."""
-    found = failures_in(store, listed.ends[-1]) if listed.status else ()
+    found = failures_in(store, listed.ends[-1]) if listed.status and listed.ends else ()
     label = run_label(listed.run)
     return tuple([one.model_copy(update={"execution": f"{label}/{one.execution}"}) for one in found])
 

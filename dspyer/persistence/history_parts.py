@@ -10,7 +10,8 @@ callers read the whole history (`history`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -34,7 +35,14 @@ from dspyer.persistence.recovery import (
     rows_of_part,
     segments_before,
 )
-from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, first_version
+from dspyer.persistence.rows import (
+    COMMITS,
+    CommitHeader,
+    MapCommitContent,
+    RowKind,
+    first_version,
+    read_commit_content,
+)
 from dspyer.persistence.snapshots import EVERY, LoadedSnapshot, latest_snapshot
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import START
@@ -138,6 +146,11 @@ class Block:
             skipped = snapshot_index is not None
             found |= {ids[index]: entry.state for index, entry in enumerate(folded.entries) if index >= skipped}
         return found
+
+    def number_of(self, commit_id: str) -> int | None:
+        """Return the number of a settled commit; None if it is not in the block."""
+        numbers = (number for number, one in enumerate(self.entries, self.first) if one.commit.id == commit_id)
+        return next(numbers, None)
 
     def entry(self, commit_id: str) -> LoggedCommit | None:
         """Return a commit as the log of its run has it; None if it is not in the block."""
@@ -326,6 +339,95 @@ def _rows_until(store: Store, begin: Point, last: int, commits: int, from_snapsh
                     return rows
         first, count = first + count, 2 * count
     return rows
+
+
+class FieldWalk:
+    """Walks back over the rows before a block, as long as each commit follows the one before it, without a state.
+
+    Iterating yields the number of each commit that has last written some of the fields, with these fields.
+
+    Args:
+        reader: reads rows.
+        at: the row to begin with.
+        number: the number of the last commit up to there.
+        fields: the fields that are looked for.
+
+    Attributes:
+        stopped_at: the number of the commit at which the walk ended before it had found all: a join, for example. None
+            if it reached the beginning.
+    """
+
+    def __init__(self, reader: HistoryReader, at: Point, number: int, fields: Collection[str]) -> None:
+        self.stopped_at: int | None = None
+        self._reader = reader
+        self._at = at
+        self._number = number
+        self._wanted = set(fields)
+        self._marks = _marks(self._wanted)
+
+    def __iter__(self) -> Iterator[tuple[int, set[str]]]:
+        store, at, number = self._reader.store, self._at, self._number
+        ancestry = RunAncestry(store)
+        while self._wanted:
+            run = load_run(store, at.run)
+            ancestry.visit(run.id)
+            first = first_version(run)
+            for _, row in newest_rows(store, at):
+                if row.kind == RowKind.OPEN:  # its patch is that of the first commit of the run
+                    yield from self._written(first, row)
+                elif row.kind in COMMITS and not _is_inner(row):
+                    if not _is_plain(row):
+                        self.stopped_at = number
+                        return
+                    yield from self._written(number, row)
+                    number -= 1
+                if not self._wanted:
+                    return
+            if len(run.parents) != 1:
+                self.stopped_at = first - 1 if run.parents else None
+                return
+            at, number = run.parents[0], first - 1
+
+    def _written(self, number: int, row: Row) -> Iterator[tuple[int, set[str]]]:
+        """The wanted fields that a row has written, which are wanted no longer."""
+        content = row.content
+        if content is None:
+            return
+        # Most rows have none of the fields: their JSON is not parsed then.
+        if content.original is None and not isinstance(content, MapCommitContent):
+            data = content.data
+            if data[:1] == b"[" and not any(mark in data for mark in self._marks):
+                return
+        patch = read_commit_content(content, self._reader.fetch, self._reader.decode).patch or {}
+        found = self._wanted & patch.keys()
+        if found:
+            self._wanted -= found
+            self._marks = _marks(self._wanted)
+            yield number, found
+
+
+def _marks(fields: Iterable[str]) -> list[bytes]:
+    """The fields as they are in JSON."""
+    return [json.dumps(field, ensure_ascii=False).encode("utf-8", "surrogatepass") for field in fields]
+
+
+def _is_inner(row: Row) -> bool:
+    """Whether a commit is one of a graph inside of a node."""
+    return len(row.header) > _LONG and bool(CommitHeader.parse(row.header).scope)
+
+
+def _is_plain(row: Row) -> bool:
+    """Whether a commit continues the one before it, and no other branch is there."""
+    if row.kind not in (RowKind.COMMIT, RowKind.UPDATE):
+        return False
+    if row.kind == RowKind.COMMIT and len(row.header) == _LONG and isinstance(row.header[0], int):
+        return True
+    header = CommitHeader.parse(row.header)
+    return header.settled and header.parents is None and not header.branch
+
+
+_LONG = 6
+"""The length of the header of a commit that is on the trunk, settled, and follows the one before it."""
 
 
 class LinearHistory:

@@ -20,6 +20,7 @@ from dspyer.patch import Replace
 from dspyer.persistence.history import CommitListing, History, inner_commits
 from dspyer.persistence.history_parts import (
     Block,
+    FieldWalk,
     LinearHistory,
     LoggedCommit,
     RunSpan,
@@ -81,7 +82,10 @@ class ThreadReader:
     def history(
         self, inside: int | str | None, first: int | None, count: int | None, newest: bool, floor: int = 0
     ) -> list[Commit]:
-        """The commits of the thread, a page of them from version `floor` on, or those inside of a node."""
+        """The commits of the thread, a page of them, or those inside of a node.
+
+        `floor` is the version with which the last run begins, for the commits of that run alone.
+        """
         if inside is not None:
             if first is not None or count is not None or newest:
                 raise ThreadError("the commits inside of a node have no pages: pass inside= alone")
@@ -89,7 +93,13 @@ class ThreadReader:
         if count is not None and count < 1:
             raise ThreadError(f"count={count}: a page of a history has at least one commit")
         page = None if count is None else self.pages.page(first, count, newest, floor)
-        return cut_page(list(self.cache.listed().commits), first, count, newest) if page is None else page
+        if page is not None:
+            return page
+        listed = self.cache.listed()
+        commits = list(listed.commits)
+        if floor:  # only those of the last run
+            commits = [one for one, at in zip(commits, listed.runs, strict=True) if at == listed.heads[-1]]
+        return cut_page(commits, first, count, newest)
 
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit."""
@@ -139,6 +149,20 @@ class ThreadReader:
                 "joined, or its run was abandoned: see t.at(id)"
             )
         raise LookupError(f"no commit has written {name!r}; fields of the state: {', '.join(state)}")
+
+    def writers(self, version: int | str) -> dict[str, Commit]:
+        """For each field of the state after a commit, the commit that had last written it, in order of the state."""
+        found = self.pages.writers(version)
+        state = self.at(version)
+        if found is None:
+            listed = self.commits_around(version)
+            history, last = listed.history, listed.log_index_of(version)
+            order, found = ancestry(history.log, [last]), {}
+            for field in state:
+                writer = last_writer(history.log, order, [last], (field,), value_at(state, (field,)))
+                if writer is not None:
+                    found[field] = listed.commits[listed.log_indexes.index(writer)]
+        return {field: found[field] for field in state if field in found}
 
     def replay(self) -> ImmutableState:
         """The state at the head, computed from all patches, and compared with every snapshot and digest on the way."""
@@ -368,8 +392,7 @@ class PageReader:
             if found is None:
                 return None
             block, commit_id = found
-            numbers = (number for number, one in enumerate(block.entries, block.first) if one.commit.id == commit_id)
-            last = next(numbers, None)
+            last = block.number_of(commit_id)
             if last is None:
                 return None
             state = block.states[commit_id]
@@ -385,6 +408,43 @@ class PageReader:
             value = value_at(block.state, keys)
             block = line.block(block.first - 1) if block.first else None
         return None
+
+    def writers(self, version: int | str) -> dict[str, Commit] | None:
+        """For each field of the state after a commit, the commit that had last written it."""
+        _, root = self._bounds()
+        found = self._find(version)
+        if found is None:
+            return None
+        block, commit_id = found
+        state = block.states[commit_id]
+        last = block.number_of(commit_id)
+        wanted, writers = set(state), dict[str, Commit]()
+        while wanted:
+            if last is None:
+                return None
+            at_last = block.entries[last - block.first].state
+            for field in list(wanted):
+                writer = _writer_in(block, (field,), value_at(at_last, (field,)), last)
+                if writer is not None:
+                    wanted.remove(field)
+                    written = block.entries[writer - block.first].commit.id
+                    writers[field] = next(commit for commit in block.commits if commit.id == written)
+            if not wanted or block.snapshot_at is None or block.snapshot_at == root:
+                break
+            walk = FieldWalk(self._reader, block.snapshot_at, block.first - 1, wanted)
+            for number, fields in walk:
+                commits = self.page(number, 1, newest=False)
+                if not commits:
+                    return None
+                writers |= dict.fromkeys(fields, commits[0])
+            wanted -= writers.keys()
+            if not wanted or walk.stopped_at is None:
+                break
+            near = self._find(walk.stopped_at)
+            if near is None:
+                return None
+            block, last = near[0], near[0].number_of(near[1])
+        return writers if not wanted else None
 
     def page(self, first: int | None, count: int, newest: bool, floor: int = 0) -> list[Commit] | None:
         """A page of `count` commits from version `first` on; with `newest`, from there back in time to `floor`."""

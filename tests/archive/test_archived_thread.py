@@ -1,0 +1,207 @@
+"""What an archive reads of a thread is what the thread's own program reads, whatever was done to the thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dspyer import END, START, Archive, CompiledGraph, Graph, Thread
+from dspyer.archive.archived_thread import ArchivedThread, state_dict
+from dspyer.errors import ThreadError
+from dspyer.persistence.time_travel import cut_page
+from dspyer.stores import Memory, SQLite, open_store
+from dspyer.stores.base import Store
+from tests.persistence import test_history_parts as parts
+from tests.persistence.kinds import CALLS, INPUTS, KINDS
+
+CHANGES = (
+    parts.forked,
+    parts.resumed,
+    parts.abandoned,
+    parts.by_hand,
+    parts.made_in_the_name_of_a_node,
+    parts.rerun,
+    parts.pruned,
+    parts.merged,
+    parts.landed,
+    parts.without_snapshots,
+)
+
+
+def plain(commits: list[Any]) -> list[dict[str, Any]]:
+    """Commits as JSON: values of classes that the archive does not know are opaque there, and written as before."""
+    return [commit.to_dict() for commit in commits]
+
+
+def check(archive: Archive, thread: Thread) -> None:
+    """Compare an archived thread with what its program reads of it."""
+    there = archive.thread(thread.name)
+    whole = thread.history()
+    assert plain(there.history()) == plain(whole)
+    for newest in (False, True):
+        for first in (None, 0, len(whole) // 2):
+            page = there.history(first=first, count=5, newest=newest)
+            assert plain(page) == plain(cut_page(whole, first, 5, newest)), (first, newest)
+    before: dict[str, dict[str, Any]] = {}
+    for number, commit in enumerate(whole):
+        before[commit.id] = state = state_dict(thread.at(commit.id))
+        if number % 3 and number < len(whole) - 2:
+            continue
+        found = there.commit(commit.id)
+        assert found.to_dict()["after"] == state
+        assert found.to_dict()["before"] == before.get(commit.parents[0] if commit.parents else "", {})
+        assert {name: one.id for name, one in found.blame.items()} == blamed(there, commit.id, state)
+        if commit.version is not None:
+            assert there.commit(commit.version).commit == found.commit
+    for path in {(key,) for commit in whole for key in commit.patch}:
+        assert who(lambda: there.blame(path)) == who(lambda: thread.blame(path)), path
+    check_runs(archive, there, whole)
+
+
+def blamed(there: ArchivedThread, at: str, state: dict[str, Any]) -> dict[str, str]:
+    """The last writers of all fields up to a commit, found in the whole history."""
+    pages, found = there._thread_reader.pages, {}
+    there._thread_reader.pages = type("NoPages", (), {"blame": lambda *_: None})()
+    for name in state:
+        with suppress(LookupError):
+            found[name] = there.blame((name,), at).id
+    there._thread_reader.pages = pages
+    return found
+
+
+def who(read: Callable[[], Any]) -> Any:
+    try:
+        return read().id
+    except LookupError as error:
+        return str(error)
+
+
+def check_runs(archive: Archive, there: ArchivedThread, whole: list[Any]) -> None:
+    """The commits of each run, in pages of any length; together they have all commits of the thread."""
+    listed = archive.runs(thread=there.name, limit=50)
+    seen = set()
+    for info in listed:
+        commits = there.history(run=info.run_id)
+        pruned = any(commit.node == "pruned" for commit in commits)  # then the list has what the run had
+        assert info.steps == len(commits) or pruned, info
+        assert there.info(info.run_id) == info
+        assert len({commit.id for commit in commits}) == len(commits)
+        for newest in (False, True):
+            for count in (1, 4, 100):
+                expected = cut_page(commits, None, count, newest)
+                assert there.history(run=info.run_id, count=count, newest=newest) == expected, (info, newest, count)
+        seen |= {commit.id for commit in commits}
+    own = {commit.id for commit in whole if commit.id.startswith(f"{there.name}.") and commit.node != "pruned"}
+    assert own <= seen
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_an_archive_reads_what_the_program_reads(change: Callable[[Thread], None], tmp_path: Path) -> None:
+    store = SQLite(tmp_path / "runs.db") if change is parts.rerun else Memory()
+    made = parts.program(store)
+    thread = made.thread("t")
+    for question in "xy":
+        thread.run({"q": question}).raise_error()
+    change(thread)
+    archive = Archive(store)
+    check(archive, thread)
+    ids = [commit.id for commit in thread.history()]
+    copy = thread.copy(to="u", at=ids[len(ids) // 2])
+    check(archive, copy)
+    copy.resume() if copy.status == "stopped" else copy.run({"q": "z"})
+    check(archive, made.thread("u"))
+    statuses = {info.thread: info.status for info in archive.threads()}
+    assert statuses == {name: made.thread(name).status for name in store.threads()}
+
+
+@pytest.mark.parametrize("kind", [name for name in KINDS if name != "LM router"])
+def test_an_archive_reads_every_kind_of_graph(kind: str) -> None:
+    store = Memory()
+    made = KINDS[kind].compile("sync", store)
+    thread = made.thread("a/t")
+    for _ in range(2):
+        thread.run(INPUTS).raise_error()
+    CALLS.take()
+    archive = Archive(store)
+    check(archive, thread)
+    graph = archive.thread("a/t").graph()
+    assert graph is not None
+    assert (graph.explain(), graph.to_mermaid(), graph.to_svg()) == (
+        made.graph.explain(),
+        made.graph.to_mermaid(),
+        made.graph.to_svg(),
+    )
+
+
+def test_pages_of_the_three_stores_are_equal(tmp_path: Path, postgres: str) -> None:
+    """The same thread, loaded into each."""
+    made = parts.program(Memory())
+    thread = made.thread("t")
+    for question in "xy":
+        thread.run({"q": question}).raise_error()
+    parts.resumed(thread)
+    parts.rerun(thread)
+    thread.export(tmp_path / "t.jsonl")
+    stores = [open_store(address) for address in (":memory:", tmp_path / "runs.db", postgres)]
+    pages = []
+    for store in stores:
+        parts.program(store).thread("t").load(tmp_path / "t.jsonl")
+        check(Archive(store), parts.program(store).thread("t"))
+        there = Archive(store).thread("t")
+        pages.append([plain(there.history(first=first, count=6)) for first in range(0, 30, 6)])
+        assert [info.to_dict() for info in Archive(store).runs()] == [
+            info.to_dict() for info in Archive(stores[0]).runs()
+        ]
+        store.close()
+    assert pages == [pages[0]] * 3
+    assert any(pages[0])
+
+
+def counter(store: Store | str) -> CompiledGraph:
+    graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+    return graph.compile(store=store)
+
+
+def test_following_a_thread_yields_each_commit_once() -> None:
+    store = Memory()
+    made = counter(store)
+    thread = made.thread("t")
+    thread.run({"n": 1}).raise_error()
+
+    found: list[str] = []
+
+    async def follow() -> None:
+        async for commit in Archive(store).thread("t").follow(after="t.1/trunk:0", interval=0.0):
+            found.append(commit.id)
+            if len(found) == 1:
+                await made.thread("t").arun({"n": 5})
+            elif len(found) == 3:
+                await made.thread("t").arerun(2)  # version 3 again: another commit
+            elif len(found) == 4:
+                made.thread("t").delete()
+
+    with pytest.raises(ThreadError, match="was deleted"):
+        asyncio.run(follow())
+    assert found == ["t.1/trunk:1", "t.2/trunk:0", "t.2/trunk:1", "t.3/trunk:1"]
+
+
+def test_a_commit_that_is_not_there_is_an_error() -> None:
+    store = Memory()
+    counter(store).thread("t").run({"n": 1}).raise_error()
+    there = Archive(store).thread("t")
+    reads: list[Callable[[Any], Any]] = [there.commit, there.at, lambda at: there.blame("n", at)]
+    for read in reads:
+        for missing in (7, "t.1/trunk:9", "x"):
+            with pytest.raises(LookupError):
+                read(missing)
+    reads = [there.info, there.graph, there.failures, lambda run: there.history(run=run)]
+    for read in reads:
+        with pytest.raises(LookupError, match=r"no run 'x'; the last ones: t\.1"):
+            read("x")
+    with pytest.raises(LookupError, match=r"no commit up to 'x' has written|no commit has the id"):
+        there.blame("m", at="x")
