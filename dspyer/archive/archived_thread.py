@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import anyio
@@ -22,7 +22,7 @@ from dspyer.failure import Failure
 from dspyer.patch import encode_update
 from dspyer.persistence.history_parts import runs_back
 from dspyer.persistence.leases import is_alive
-from dspyer.persistence.lm_call_reader import stored_calls, usage_in
+from dspyer.persistence.lm_call_reader import calls_by_commit, stored_calls, usage_in
 from dspyer.persistence.reader import HistoryReader, read_run
 from dspyer.persistence.rows import first_version, run_label
 from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
@@ -255,6 +255,10 @@ class ArchivedThread:
         joins = {one.id: reader.entry(one.id).conflicts for one in commits if one.node.startswith("join:")}
         rows = read_run(self._reader.store, Point(listed.run.id, listed.last))
         return stored_run_display(info, commits, joins, self.failures(info.run_id), rows)
+
+    def lm_calls_of(self, commits: Iterable[Commit]) -> dict[str, list[LMCall]]:
+        """The LM calls of each of some commits, by id, without texts: those of a page of a history at once."""
+        return calls_by_commit(self._reader.store, self.name, commits)
 
     async def follow(self, after: int | str | None = None, *, interval: float = 0.2) -> AsyncIterator[Commit]:
         """Yields the commits of the thread as they are written. It never ends: close it, or cancel its task.

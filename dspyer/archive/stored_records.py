@@ -94,7 +94,11 @@ def stored_stats(
     begin: Mapping[str, Any],
     lm_calls: Sequence[LMCall],
 ) -> Stats:
-    """The figures of a run, from its commits; `begin` is the state before the first one."""
+    """The figures of a run, from its commits.
+
+    `begin` is the state before the first one; the execution of each LM call is that of its visit. A run that has used
+    tokens and has no calls has not recorded them.
+    """
     return count_stats(
         graph.picture.topology.nodes,
         commits,

@@ -6,7 +6,7 @@ The forms are listed in `dspyer/inspector/README.md`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from dspyer.display.graph_svg import GraphDrawing
@@ -18,11 +18,7 @@ class LMCallFigures(Protocol):
     """What one LM call has used."""
 
     @property
-    def execution(self) -> str: ...
-    @property
-    def prompt_tokens(self) -> int | None: ...
-    @property
-    def response_tokens(self) -> int | None: ...
+    def tokens(self) -> int: ...
     @property
     def cost(self) -> float | None: ...
 
@@ -53,7 +49,7 @@ def run_answer(
 
 
 def commit_row(commit: Commit, calls: Sequence[LMCallFigures] | None = None) -> dict[str, Any]:
-    """A commit as one row of a list: no values. `calls` are the LM calls of its execution; None if unknown."""
+    """A commit as one row of a list, without values. `calls` are the LM calls of its execution; None for none."""
     return {
         "id": commit.id,
         "version": commit.version,
@@ -76,23 +72,7 @@ def commit_row(commit: Commit, calls: Sequence[LMCallFigures] | None = None) -> 
 
 
 def lm_figures(calls: Sequence[LMCallFigures]) -> dict[str, Any]:
-    """The sums of some LM calls; a sum is None if one of the calls does not say."""
-    tokens = [
-        None
-        if call.prompt_tokens is None or call.response_tokens is None
-        else call.prompt_tokens + call.response_tokens
-        for call in calls
-    ]
-    return {"calls": len(calls), "tokens": _sum(tokens), "cost": _sum([call.cost for call in calls])}
-
-
-def _sum(figures: Sequence[Any]) -> Any:
-    return None if None in figures else sum(figures)
-
-
-def by_execution(calls: Iterable[LMCallFigures]) -> Mapping[str, list[LMCallFigures]]:
-    """LM calls by the execution of the run's own node that made them, in order."""
-    found: dict[str, list[LMCallFigures]] = {}
-    for call in calls:
-        found.setdefault(call.execution, []).append(call)
-    return found
+    """The sums of some LM calls; the cost is None if one of them has no known price."""
+    costs = [call.cost for call in calls]
+    cost = None if None in costs else sum(cost for cost in costs if cost is not None)
+    return {"calls": len(calls), "tokens": sum(call.tokens for call in calls), "cost": cost}

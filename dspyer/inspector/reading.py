@@ -125,7 +125,9 @@ class Reading:
         count = number(request, "count", 200, 1, MOST_COMMITS)
         newest = request.query_params.get("newest", "") not in ("", "0", "false")
         thread, run = self._thread(request), _optional(request, "run")
-        items = [commit_row(commit) for commit in commits_of(thread, run, first, count, newest)]
+        commits = commits_of(thread, run, first, count, newest)
+        calls = thread.lm_calls_of(commits)
+        items = [commit_row(commit, calls.get(commit.id) or None) for commit in commits]
         return {"items": items, "next": first + count if len(items) == count else None}
 
     def _stats(self, request: Request) -> Any:

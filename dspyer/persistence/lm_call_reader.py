@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from dspyer.events import LMCall
+from dspyer.events import Commit, LMCall
 from dspyer.persistence.lm_calls import calls_in, calls_of
 from dspyer.persistence.lm_usage import LMUsage, add_usage, usage_of_calls
 from dspyer.persistence.reader import RunRows, outermost_execution, read_runs
@@ -40,6 +40,46 @@ def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
         f"thread {thread!r} has no commit {name!r}, no execution of that id has failed, or made an LM call: "
         "ids are those of t.history(), and Failure.execution"
     )
+
+
+def calls_by_commit(store: Store, thread: str, commits: Iterable[Commit]) -> dict[str, list[LMCall]]:
+    """Return the LM calls of each of some commits, without their texts, by the ids of the commits.
+
+    For the commits of one part of a run, one range of rows is read: from the earliest parent on, since an execution
+    begins after its parents.
+    """
+    found: dict[str, list[LMCall]] = {}
+    left = list(commits)
+    while left:
+        place = _run_of(store, thread, left[0].id)
+        here: dict[str, Commit] = {}
+        if place is not None:
+            label = left[0].id.removesuffix(place[1])
+            here = {one.id.removeprefix(label): one for one in left if one.id.startswith(label)}
+            before = {parent for one in here.values() for parent in one.parents} - {one.id for one in here.values()}
+            starts = [_commit_row(store, place[0], parent.removeprefix(label)) for parent in before]
+            # Without a parent in this part of the run, executions may have begun with its first row.
+            first = min([start.seq if start is not None else 0 for start in starts], default=0)
+            _read_calls(store, Point(place[0].run, first), here, found)
+        left = [one for one in left[1:] if one.id not in found]
+    return found
+
+
+def _read_calls(store: Store, at: Point, commits: Mapping[str, Commit], found: dict[str, list[LMCall]]) -> None:
+    """Add the calls of commits, which are given by their local ids, from a row on to the last of these commits."""
+    found |= {commit.id: [] for commit in commits.values()}
+    missing, first, count = set(commits), at.seq, PAGE
+    while missing and (rows := store.rows(at.run, first, first + count - 1)):
+        for row in rows:
+            for call in calls_in(row):
+                commit = commits.get(outermost_execution(call.execution))
+                if commit is not None:
+                    found[commit.id].append(call)
+            if row.kind in COMMITS:
+                missing.discard(_execution_of(row))
+            if not missing:
+                break
+        first, count = first + count, 2 * count
 
 
 def _run_of(store: Store, thread: str, name: str) -> tuple[Point, str] | None:

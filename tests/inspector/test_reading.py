@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
+import dspy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -16,7 +17,7 @@ import dspyer.inspector
 from dspyer import END, START, Archive, CompiledGraph, Context, Graph, live, reducers
 from dspyer.display.cut_values import FEW, ITEMS, TEXT, cut, part_of
 from dspyer.stores import Memory
-from dspyer.testing import no_pauses
+from dspyer.testing import ScriptedLM, no_pauses
 from tests.inspector.asking import TOKEN, get, request
 
 NASTY = "</script><img src=x onerror=alert(1)>\u2028\u202e\x00\x1b[31m'\"`"
@@ -150,6 +151,12 @@ def test_lists_are_filtered_and_paged() -> None:
 # --- live fields, conflicts, figures
 
 
+def without_calls(stats: Any) -> list[dict[str, Any]]:
+    """The figures of the nodes without those of LM calls, which only one of the two may know."""
+    unknown = ("lm_calls", "lm_cached", "fallbacks", "tokens")
+    return [{name: figure for name, figure in node.items() if name not in unknown} for node in stats["nodes"]]
+
+
 class Board(BaseModel):
     notes: Annotated[list[str], reducers.append, live()] = []
     done: bool = False
@@ -201,9 +208,8 @@ def test_conflicts_and_figures() -> None:
     (found,) = get(app, "conflicts", thread="t")["items"]
     assert (found["conflict"]["path"], found["conflict"]["winner"]) == (["n"], "left")
     assert found["commit"] in [row["id"] for row in get(app, "commits", thread="t")["items"]]
+    assert without_calls(get(app, "stats", thread="t")) == without_calls(program.thread("t").stats().to_dict())
     figures = {node["node"]: node for node in get(app, "stats", thread="t")["nodes"]}
-    expected = {node["node"]: node for node in program.thread("t").stats().to_dict()["nodes"]}
-    assert figures == expected
     assert figures["end"]["exceptions"] == {"ZeroDivisionError": 1}
 
 
@@ -218,9 +224,35 @@ def test_figures_of_checks_and_maps_are_those_of_the_program() -> None:
     graph.add_check("loud", find, of="draft", max_fixes=1, fix=lambda text: {"text": f"{text}!"})
     graph.add_path(START, "read", "draft", END)
     store, program = stored(graph, {"docs": [1, "x"]})
-    figures = get(app_of(store), "stats", thread="t")["nodes"]
-    assert figures == program.thread("t").stats().to_dict()["nodes"]
+    figures = without_calls(get(app_of(store), "stats", thread="t"))
+    assert figures == without_calls(program.thread("t").stats().to_dict())
     assert {node["node"]: node["corrected"] for node in figures}["draft"] == 1
+
+
+def test_lm_calls_of_each_step_and_of_the_figures() -> None:
+    lm = ScriptedLM([{"answer": word} for word in ("one", "two", "three", "four")])
+    graph = Graph().add_node("first", dspy.Predict("n -> answer")).add_node("plain", lambda n: {"m": n}, writes=["m"])
+    graph.add_map("each", dspy.Predict("doc -> answer"), over="docs", item="doc", into="answers", max_concurrency=1)
+    graph.add_node("last", lambda m: {"k": 1 / 0}, writes=["k"]).add_path(START, "first", "plain", "each", "last", END)
+    with dspy.context(lm=lm):
+        store, _ = stored(graph, {"n": 1, "docs": ["a", "b"]})
+    app = app_of(store)
+    rows = {row["node"]: row for row in get(app, "commits", thread="t")["items"]}
+    assert {node: row["lm"] and row["lm"]["calls"] for node, row in rows.items()} == {
+        "START": None,
+        "first": 1,
+        "plain": None,
+        "each": 2,
+    }
+    for node in ("first", "each"):
+        calls = get(app, "lm_calls", thread="t", execution=rows[node]["id"])["items"]
+        assert sum(call["tokens"] for call in calls) == rows[node]["lm"]["tokens"] > 0
+        assert get(app, "commit", thread="t", id=rows[node]["id"])["lm_calls"] == calls
+        page = get(app, "commits", thread="t", first=rows[node]["version"], count=1)["items"]
+        assert page == [rows[node]]
+    figures = {node["node"]: node for node in get(app, "stats", thread="t")["nodes"]}
+    assert {name: node["lm_calls"] for name, node in figures.items()} == {"first": 1, "plain": 0, "each": 2, "last": 0}
+    assert figures["each"]["tokens"] == rows["each"]["lm"]["tokens"]
 
 
 # --- sizes
