@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, live, reducers
+from dspyer.errors import MapError
 from dspyer.runtime import spans as module
 from dspyer.testing import no_pauses
 from tests.runtime.conftest import Play
@@ -202,6 +203,25 @@ def test_the_attributes_of_a_stored_run(traces: Traces, play: Play) -> None:
         "dspyer.execution": "trunk:2",
         "dspyer.version": 2,
     }
+
+
+def test_the_session_is_the_thread_or_that_of_the_program(traces: Traces, play: Play) -> None:
+    """The instrumentation of OpenInference puts the session of the context on DSPy's spans."""
+
+    def see() -> dict[str, Any]:
+        return {"n": str(context.get_value("session.id"))}
+
+    program = Graph(name="See").add_node("see", see, writes=["n"]).add_path(START, "see", END).compile(store=":memory:")
+    assert play(program.thread("t-1"), {}).state["n"] == "t-1"
+    own = context.attach(context.set_value("session.id", "web"))
+    try:
+        assert play(program.thread("t-2"), {}).state["n"] == "web"
+    finally:
+        context.detach(own)
+    found = [dict(span.attributes or {}) for span in traces.spans]
+    assert [one["session.id"] for one in found] == ["t-1", "t-1", "web", "web"]
+    assert [one["gen_ai.conversation.id"] for one in found] == ["t-1", "t-1", "t-2", "t-2"]
+    assert context.get_value("session.id") is None
 
 
 def test_nodes_of_graphs_inside_have_ids_below_that_of_their_node(traces: Traces) -> None:
@@ -469,6 +489,44 @@ def test_what_the_outer_graph_hides_is_in_no_span_of_a_graph_inside_that_fails(
     assert SECRET not in text_of(traces)
     assert traces.named("invoke_workflow Outer").status.status_code is trace.StatusCode.ERROR
     assert failure(traces.spans[-1])[0] == "ERROR"
+
+
+class OwnTextError(Exception):
+    """An exception whose text cannot be changed: the redaction replaces it by another one."""
+
+    def __str__(self) -> str:
+        return f"refused: {SECRET}"
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_texts_that_cannot_be_changed_and_short_values_are_hidden_too(
+    traces: Traces, inside: bool, monkeypatch: pytest.MonkeyPatch, play: Play
+) -> None:
+    monkeypatch.setenv(module.CAPTURE, "true")
+
+    def fail(secret: str, n: int) -> Any:
+        raise OwnTextError
+
+    def item(secret: str) -> Any:
+        raise OwnTextError
+
+    graph = Graph(name="Inner", inputs=["secret", "n"]).add_node("list", lambda secret: {"secrets": [secret]})
+    graph.add_map(
+        "map", item, over="secrets", item="secret", into="found", failures="lost", retry=Retry(2, on=OwnTextError)
+    )
+    graph.add_node("fail", fail, writes=["out"]).add_path(START, "list", "map", "fail", END)
+    graph.add_error_edge("map", "fail", on=MapError)
+    hidden = ["secret", "n", "secrets.*", "lost.*.message"]
+    program = graph.compile(redact=None if inside else hidden)
+    if inside:
+        outer = Graph(name="Outer", inputs=["secret", "n"]).add_node("sub", program).add_path(START, "sub", END)
+        program = outer.compile(redact=hidden)
+    with no_pauses(), pytest.raises(Exception, match="redacted"):
+        play(program, {"secret": SECRET, "n": 4711}).raise_error()
+    assert SECRET not in text_of(traces)
+    values = [str(value) for span in traces.spans for value in (span.attributes or {}).values()]
+    assert not [value for value in values if "4711" in value]
+    assert traces.named("attempt 2").status.status_code is trace.StatusCode.ERROR
 
 
 def test_without_redaction_the_same_run_shows_it(traces: Traces) -> None:

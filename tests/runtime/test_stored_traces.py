@@ -19,7 +19,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Run
 from dspyer.persistence.rows import RowKind
 from dspyer.runtime import spans as module
 from dspyer.stores import Memory
-from dspyer.stores.base import Row, Store
+from dspyer.stores.base import Change, Row, Store
 from dspyer.threads.thread import Thread
 from tests.persistence.processes import end_of, fork
 from tests.runtime.traces import Traces, tracing
@@ -90,8 +90,16 @@ def test_a_resume_below_the_span_of_a_request_continues_the_trace_and_links_to_t
     assert resumed.parent is not None
     assert resumed.parent.span_id == begun.context.span_id
     assert [link.context.span_id for link in resumed.links] == [second.get_span_context().span_id]
-    inside = [span for span in traces.spans if span.name == "invoke_node last"]
-    assert not inside[0].links
+
+
+def test_a_graph_inside_of_a_resumed_run_has_no_link_of_its_own(traces: Traces) -> None:
+    inner = Graph(name="Inner").add_node("one", lambda ok: {"n": 1}, writes=["n"]).add_path(START, "one", END)
+    ask = Graph(name="Asks").add_node("ask", lambda ctx: {"ok": ctx.interrupt("ok", "go on?")}, writes=["ok"])
+    thread = ask.add_node("sub", inner.compile()).add_path(START, "ask", "sub", END).compile(store=Memory()).thread("t")
+    thread.run({})
+    with trace.get_tracer("web").start_as_current_span("POST /answers"):
+        thread.resume({"ok": True})
+    assert [len(span.links) for span in traces.spans if span.name.startswith("invoke_workflow")] == [0, 1, 0]
 
 
 def test_a_resume_within_the_trace_is_below_the_current_span(traces: Traces) -> None:
@@ -227,6 +235,36 @@ def plain(store: Store) -> list[Any]:
         if isinstance(kind, str) and kind not in (RowKind.TRACE, RowKind.__module__)
         for row in rows(store, kind)
     ]
+
+
+class Slow(Memory):
+    """Notes when it is asked to write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[int] = []
+
+    def write(self, change: Change) -> int:
+        self.times.append(time.time_ns())
+        return super().write(change)
+
+    def write_now(self, change: Change) -> bool:
+        self.write(change)
+        return True
+
+
+@HOW
+def test_a_traced_run_makes_no_further_write_and_spans_end_before_the_write_of_their_commit(how: str) -> None:
+    stores = Slow(), Slow()
+    run(asks(stores[0], answers={"ok": True}).thread("t"), how)
+    with tracing() as traces:
+        run(asks(stores[1], answers={"ok": True}).thread("t"), how)
+    assert len(stores[0].times) == len(stores[1].times)
+    ends = [span.end_time or 0 for span in traces.spans if span.name.startswith("invoke_node")]
+    first, *_ = (moment for moment in stores[1].times if moment > ends[0])
+    begun = [span.start_time or 0 for span in traces.spans if span.name.startswith("invoke_node")]
+    assert ends[0] < first < begun[1]
+    assert ends[-1] < stores[1].times[-1]
 
 
 @HOW
