@@ -116,6 +116,9 @@ def loops() -> list[Row]:
     size = {"keys": 1, "steps": 1_000}
     retried = (Entry("retry=3", DSPYER, "loop", {**size, "retry": 3}), Entry("without", DSPYER, "loop", size))
     rows.append(Row("A step of a loop with a retry policy that nothing needs", "µs", retried, 1.2, "without"))
+    traced = [Entry(how, DSPYER, "loop", {**size, "tracing": how}) for how in ("recorded", "left out")]
+    entries = (*traced, Entry("without", DSPYER, "loop", size))
+    rows.append(Row("A step of a loop with an OpenTelemetry span", "µs", entries, 65))
     return rows
 
 

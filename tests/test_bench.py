@@ -61,6 +61,7 @@ GRAPH_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("loop", {"keys": 1, "steps": 4}),
     ("loop", {"keys": 100, "steps": 4, "history": True}),
     ("loop", {"keys": 1, "steps": 4, "retry": 3}),
+    *[("loop", {"keys": 1, "steps": 4, "tracing": how}) for how in ("recorded", "left out")],
     ("call", {"keys": 50}),
     ("compile_chain", {"nodes": 3}),
     *[("cached", {"steps": 3, "hits": hits}) for hits in (True, False)],

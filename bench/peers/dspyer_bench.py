@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Any
 
 import dspy
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON
 from pydantic import BaseModel
 
 from bench.peers.handwritten_bench import CHAIN, FOUR, called, evaluated
@@ -16,8 +22,11 @@ from dspyer import END, START, Graph, Send, reducers
 PACKAGES = ["dspyer", "dspy", "pydantic", "pyrsistent", "anyio"]
 
 
-def loop(keys: int, steps: int, history: bool = False, retry: int | None = None) -> Round:
-    """One node in a loop. With history it is a run, whose commits and past states can be read."""
+def loop(keys: int, steps: int, history: bool = False, retry: int | None = None, tracing: str | None = None) -> Round:
+    """One node in a loop. With history it is a run, whose commits and past states can be read.
+
+    `tracing` is None for a program that does not trace, `"recorded"`, or `"left out"` by a sampler.
+    """
     watch = Watch()
 
     def step(n: int) -> dict[str, int]:
@@ -37,12 +46,32 @@ def loop(keys: int, steps: int, history: bool = False, retry: int | None = None)
             value = watch.per(steps)
             expect((run.state["n"], run.at(steps // 2)["n"]), (steps, steps // 2))
             return value
-        result = program(**inputs)
+        with nullcontext() if tracing is None else traced(tracing):
+            result = program(**inputs)
         value = watch.per(steps)
         expect(result["n"], steps)
         return value
 
     return measure
+
+
+class Dropped(SpanExporter):
+    """An exporter that drops the spans: what it costs to send them is not dspyer's."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        return SpanExportResult.SUCCESS
+
+
+@contextmanager
+def traced(how: str) -> Iterator[None]:
+    """A block in which the program has a tracer provider."""
+    provider = TracerProvider(sampler=ALWAYS_ON if how == "recorded" else ALWAYS_OFF, shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(Dropped()))
+    trace._TRACER_PROVIDER = provider
+    try:
+        yield
+    finally:
+        trace._TRACER_PROVIDER = None
 
 
 def step_of(n: int) -> dict[str, int]:
