@@ -14,6 +14,7 @@ from dspyer.events import (
     Asked,
     AttemptFailed,
     BranchPath,
+    Commit,
     Committed,
     Doing,
     Event,
@@ -138,6 +139,23 @@ class RunningGraph:
     ended: dict[str, EndedVisits] = field(default_factory=dict)
     running: dict[str, RunningNode] = field(default_factory=dict)
 
+    def begin(self, event: NodeStarted, at: float) -> None:
+        """Notes that a node has started."""
+        if event.node not in self.ended:
+            self.ended[event.node] = EndedVisits()
+        self.running[event.execution] = RunningNode(event.node, event.branch, event.visit, at)
+
+    def commit(self, commit: Commit) -> None:
+        """Notes that a node has committed; of a join, or after a failure that an edge takes, nothing runs any more."""
+        node = self.running.pop(commit.id, None)
+        if node is not None and commit.failure is None:
+            visits = self.ended[commit.node]
+            visits.done += 1
+            visits.seconds += commit.duration
+            if node.items is not None:
+                visits.items["items"] += node.items.total
+                visits.items["failed"] += node.items.ended["failed"]
+
 
 @dataclass(slots=True)
 class RunningRun:
@@ -184,19 +202,28 @@ class RunningRuns:
 
     def note(self, at: float, run_id: str, event: Event | LMUse) -> None:
         """Counts an event, or an LM call, of the outermost run `run_id`, that arrived `at` a time in seconds."""
-        if isinstance(event, RunStarted) and not event.scope:
-            self.runs[run_id] = RunningRun(RunningGraph(event.graph), at)
-            return
         run = self.runs.get(run_id)
         if run is None:
-            return  # it began before the display did
+            if isinstance(event, RunStarted) and not event.scope:
+                self.runs[run_id] = RunningRun(RunningGraph(event.graph), at)
+            return  # any other one belongs to a run that began before the display did
         if isinstance(event, LMUse):
             run.spent.add(event)
             self.spent.add(event)
+            return
+        graph = _graph_at(run, event.scope) if event.scope else run.graph
+        if graph is None:
+            return
+        if isinstance(event, NodeStarted):
+            if event.node != "START":
+                graph.begin(event, at)
+        elif isinstance(event, Committed):
+            run.commits += not event.scope
+            graph.commit(event.commit)
         elif isinstance(event, RunEnded) and not event.scope:
             self._end(run_id, run, event.status, at)
         else:
-            _note(run, at, event)
+            _note(run, graph, at, event)
 
     def _end(self, run_id: str, run: RunningRun, status: str, at: float) -> None:
         run.status, run.ended = status, at
@@ -208,28 +235,11 @@ class RunningRuns:
             self.failed.append(run)
 
 
-def _note(run: RunningRun, at: float, event: Event) -> None:
-    """Counts an event of a run that runs."""
-    graph = _graph_at(run, event.scope)
-    if graph is None:
-        return
+def _note(run: RunningRun, graph: RunningGraph, at: float, event: Event) -> None:
+    """Counts an event that is rarer than starts and commits of nodes."""
     match event:
         case RunEnded() | RunStarted():
             _open_or_close(run, event)
-        case NodeStarted():
-            if event.node != "START":
-                graph.ended.setdefault(event.node, EndedVisits())
-                graph.running[event.execution] = RunningNode(event.node, event.branch, event.visit, at)
-        case Committed():
-            run.commits += not event.scope
-            node = graph.running.pop(event.commit.id, None)
-            visits = graph.ended.get(event.commit.node)
-            if node is not None and visits is not None and event.commit.failure is None:
-                visits.done += 1
-                visits.seconds += event.commit.duration
-                if node.items is not None:
-                    visits.items["items"] += node.items.total
-                    visits.items["failed"] += node.items.ended["failed"]
         case NodeFailed():
             graph.running.pop(event.execution, None)
             graph.ended.setdefault(event.node, EndedVisits()).failed += 1

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import io
 import logging
+import os
+import pty
+import re
+import struct
+import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,7 +65,7 @@ class Watched:
         """Wait until a picture has the text."""
         shown = threading.Event()
         self._wanted.append((text, shown))
-        assert shown.wait(5), f"never shown: {text}. Last: {self.pictures[-1:]}"
+        assert shown.wait(20), f"never shown: {text}. Last: {self.pictures[-1:]}"
 
     def open(self) -> None:
         """Begin."""
@@ -149,18 +158,21 @@ def test_items_of_a_map_with_the_time_left() -> None:
 
 
 def test_graphs_inside_of_nodes_and_items_are_branches_of_the_tree() -> None:
+    both_shown = threading.Event()
     with watched() as screen:
 
         def inner(doc: int) -> dict[str, Any]:
-            if doc < 2:
-                screen.wait_for("[0] Inner\n   │  └─ ● inner · ")
+            if doc == 0:
+                screen.wait_for("   └─ [1] Inner\n      └─ ● inner · ")
+                both_shown.set()
+            assert doc > 1 or both_shown.wait(20)
             return {"fact": doc}
 
         program = chain(inner, name="Inner")
         graph = Graph(name="Outer").add_map("read", program, over="docs", item="doc", into="facts", max_concurrency=2)
         run = graph.add_path(START, "read", END).compile(max_concurrency=4).run({"docs": [0, 1, 2]})
     assert run.status == "completed", run.error
-    assert any("   └─ [1] Inner\n      └─ ● inner · " in picture for picture in screen.pictures)
+    assert any("   ├─ [0] Inner\n   │  └─ ● inner · " in picture for picture in screen.pictures)
 
 
 def test_tokens_and_cost_of_lm_calls() -> None:
@@ -456,6 +468,67 @@ def test_a_forked_process_gets_its_streams_back(monkeypatch: pytest.MonkeyPatch)
         print("from the child")
         assert chain(work_once).run({}).status == "completed"
     assert out.getvalue() == "from the child\n"
+
+
+SCRIPT = """
+import sys, time
+import dspyer
+from dspyer import END, START, Graph
+
+def talk(n, ctx: dspyer.Context):
+    ctx.doing("counts [red]tides[/red]")
+    print("said on stdout")
+    print("said on stderr", file=sys.stderr)
+    until = time.monotonic() + 20
+    while "counts" not in open(sys.argv[1], errors="replace").read():  # what the terminal has got
+        assert time.monotonic() < until
+    return {"n": n + 1}
+
+program = Graph(name="Pty").add_node(talk).add_path(START, "talk", END).compile()
+with dspyer.progress():
+    program(n=1)
+print("the end")
+"""
+
+
+def in_terminal(got: Path, out: int | None) -> tuple[subprocess.Popen[bytes], threading.Thread]:
+    """A process whose stderr is a terminal of 80 columns, and the thread that writes to a file what that gets."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    got.touch()
+    env = {name: value for name, value in os.environ.items() if name not in ("CI", "NO_COLOR")} | {"TERM": "xterm"}
+    command = [sys.executable, "-c", SCRIPT, str(got)]
+    process = subprocess.Popen(command, stdout=theirs if out is None else out, stderr=theirs, stdin=theirs, env=env)
+    os.close(theirs)
+
+    def read() -> None:
+        with contextlib.suppress(OSError), got.open("ab", buffering=0) as file:  # an error: the other side is closed
+            while data := os.read(ours, 65536):
+                file.write(data)
+        os.close(ours)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    return process, thread
+
+
+def test_a_real_terminal(tmp_path: Path) -> None:
+    """What a process prints on stdout comes above the display. A pipe gets exactly what is printed."""
+    both = [in_terminal(tmp_path / "pipe", subprocess.PIPE), in_terminal(tmp_path / "terminal", None)]
+    piped, _ = both[0][0].communicate(timeout=60)
+    for process, thread in both:
+        assert process.wait(60) == 0, (tmp_path / "pipe").read_text()
+        thread.join()
+    assert piped == b"said on stdout\nthe end\n"
+    texts = [tmp_path.joinpath(name).read_bytes().decode() for name in ("pipe", "terminal")]
+    for text in texts:
+        assert "● \x1b[0m\x1b[1mPty" in text
+        assert "counts [red]tides[/red]" in text
+        assert "said on stderr\r\n" in text
+        assert "✓ Pty · completed · " in re.sub(r"\x1b\[[\d;?]*\w", "", text)
+    assert "stdout" not in texts[0]
+    assert "said on stdout\r\n" in texts[1]
+    assert texts[1].endswith("the end\r\n")
 
 
 # --- a notebook
