@@ -3,7 +3,8 @@
 python examples/batch.py                                   # the server is a local one, in this file
 
 The map goes on although documents fail, each item is retried on its own, a budget stops the run twice, and the thread
-keeps what was done: no document that was read is sent again.
+keeps what was done: no document that was read is sent again. On a terminal, a live display shows the documents that are
+read, and the time that is left.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import dspy
 from pydantic import BaseModel
 from tenacity import wait_fixed
 
+import dspyer
 from dspyer import END, START, Budget, CompiledGraph, Failure, Graph, Retry, lms
 from dspyer.errors import RunStoppedError
 
@@ -128,7 +130,7 @@ def language_model(server: Server) -> dspy.LM:
 
 def main(server: Server) -> None:
     """Reads the documents: stopped by budgets, resumed, and complete at last."""
-    with tempfile.TemporaryDirectory() as folder, dspy.context(lm=language_model(server)):
+    with tempfile.TemporaryDirectory() as folder, dspy.context(lm=language_model(server)), dspyer.progress():
         thread = build(str(Path(folder) / "batch.db")).thread("corpus-7")
         run = thread.run({"docs": DOCUMENTS}, budget=Budget(requests=90))
         while run.status == "stopped":

@@ -202,11 +202,13 @@ def test_a_failed_run_says_why() -> None:
 
 
 def test_many_runs_at_once_are_one_screen() -> None:
-    begun = threading.Barrier(12)
+    begun, all_shown = threading.Barrier(12), threading.Event()
 
     def work(text: str) -> dict[str, Any]:
-        begun.wait(20)
-        screen.wait_for("12 running")
+        if begun.wait(20) == 0 and not all_shown.is_set():
+            screen.wait_for("12 running")
+            all_shown.set()
+        assert all_shown.wait(20)
         return {"answer": text}
 
     program = chain(work, name="Answer")
