@@ -12,6 +12,21 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from dspyer.display.board import Board
+from dspyer.display.running import LMUse, RunningRuns
+from dspyer.events import (
+    AttemptFailed,
+    Commit,
+    Committed,
+    Doing,
+    ItemFinished,
+    ItemStarted,
+    NodeStarted,
+    RunStarted,
+)
+
 OUT = Path(__file__).parent.parent / "img"
 
 STYLE = """
@@ -286,12 +301,46 @@ def one_call() -> None:
     p.save()
 
 
+def progress() -> None:
+    """What a terminal shows during a run: the lines of the display, from events at given times."""
+    events: list[tuple[float, Any]] = [
+        (0.0, RunStarted("run", "Report")),
+        (0.0, NodeStarted("plan", (), 1, "trunk:1")),
+        (1.4, Committed(Commit("trunk:1", 1, "plan", (), 1, 1, {}, (), duration=1.4))),
+        (1.4, NodeStarted("read", (0,), 1, "0:0")),
+        (1.4, NodeStarted("write", (1,), 1, "1:0")),
+        *[(1.5, ItemStarted("read", (0,), f"0:0[{item}]", item, 200)) for item in range(153)],
+        *[(9.0, ItemFinished("read", (0,), f"0:0[{item}]", item, 200, "completed")) for item in range(134)],
+        *[(9.0, ItemFinished("read", (0,), f"0:0[{item}]", item, 200, "failed")) for item in range(134, 137)],
+        (5.2, AttemptFailed("write", (1,), "1:0", 1, TimeoutError(), 0.5)),
+        (6.0, RunStarted("inner", "Writer", scope=("1:0",))),
+        (6.0, NodeStarted("draft", (), 1, "trunk:1", ("1:0",))),
+        (8.1, Committed(Commit("trunk:1", 1, "draft", (), 1, 1, {}, (), duration=2.1), scope=("1:0",))),
+        (8.1, NodeStarted("polish", (), 2, "trunk:2", ("1:0",))),
+        (8.3, Doing("polish", (), "trunk:2", "shortens the second paragraph", ("1:0",))),
+        *[(8.0, LMUse(412, 0.00061)) for _ in range(141)],
+    ]
+    runs = RunningRuns(0.0)
+    for at, event in events:
+        runs.note(at, "run", event)
+    file = io.StringIO()
+    Console(file=file, width=104, height=30).print(Board(runs, 10.2))
+    lines = file.getvalue().splitlines()
+    p = Picture(
+        "progress", 830, 34 + 21 * len(lines), "A terminal during a run: nodes, branches, and the items of a map"
+    )
+    for number, line in enumerate(lines):
+        p.text(24, 32 + 21 * number, line, "code")
+    p.save()
+
+
 # Pictures that the library draws itself: the page whose first blocks are run, how many of them, and what is drawn then.
 DRAWN = {
     "run": ("README.md", 4, "run"),
     "research": ("docs/guides/looking.md", 1, "program.graph"),
     "self-correction": ("docs/guides/self-correction.md", 1, "program.graph"),
     "research-run": ("docs/guides/looking.md", 1, "run"),
+    "timeline": ("docs/guides/looking.md", 5, "timeline"),
 }
 
 
@@ -308,7 +357,7 @@ def drawn(page: str, blocks: int, name: str) -> str:
 
 if __name__ == "__main__":
     OUT.mkdir(exist_ok=True)
-    for draw in (rounds, three_way, sharing, layers, one_call):
+    for draw in (rounds, three_way, sharing, layers, one_call, progress):
         draw()
     for file, source in DRAWN.items():
         OUT.joinpath(f"{file}.svg").write_text(drawn(*source))
