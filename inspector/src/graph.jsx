@@ -35,11 +35,11 @@ function Shape({ node }) {
   );
 }
 
-function GraphNode({ node, visits, current, failed, onPick }) {
-  const classes = ["gnode", visits ? "ran" : "idle", current && "current", failed && "bad"].filter(Boolean).join(" ");
-  const facts = [node.name, node.kind, visits ? `ran ${plural(visits, "time")}` : "did not run", failed && "failed"];
-  const words = facts.filter(Boolean).join(", ");
+function GraphNode({ node, visits, current, failed, asks, onPick }) {
+  const classes = ["gnode", visits || asks ? "ran" : "idle", current && "current", failed && "bad", asks && "asks"].filter(Boolean).join(" ");
   const two = node.kind !== "end" && node.kind !== "function";
+  const facts = [two ? `${node.label} ${node.kind}` : node.label, visits ? `ran ${plural(visits, "time")}` : "did not run", failed && "failed", asks && "waits for an answer"];
+  const words = facts.filter(Boolean).join(", ");
   return (
     <g
       class={classes}
@@ -55,12 +55,12 @@ function GraphNode({ node, visits, current, failed, onPick }) {
         onPick();
       }}
     >
-      <title>{words}</title>
+      <title>{node.label === node.name ? words : `${node.name}: ${words}`}</title>
       <Shape node={node} />
-      <text x={node.x} y={two ? node.y - 3 : node.y + 4}>{node.label}</text>
-      {two && <text x={node.x} y={node.y + 13} class="kind">{node.kind}</text>}
+      <text x={node.x} y={two ? node.y - 3 : node.y + 4}>{node.label}</text>{" "}
+      {two && <text x={node.x} y={node.y + 13} class="kind" aria-hidden="true">{node.kind}</text>}
       {visits > 1 && (
-        <g class="times">
+        <g class="times" aria-hidden="true">
           <rect x={node.x + node.w / 2 - 12} y={node.y - node.h / 2 - 9} width={16 + 6.5 * count(visits).length} height="17" rx="8.5" />
           <text x={node.x + node.w / 2 - 4 + 3.25 * count(visits).length} y={node.y - node.h / 2 + 3.5}>×{count(visits)}</text>
         </g>
@@ -86,6 +86,7 @@ export function GraphView({ data, steps, entries, selected, onSelect }) {
   const at = entry?.row?.node ?? entry?.failure?.node ?? entry?.question?.node;
   const current = at?.replace(/^join:/, "");
   const failed = new Set((data.failures ?? []).map((failure) => failure.node));
+  const asking = new Set((data.questions ?? []).map((question) => question.node));
   const pick = (name) => () => {
     const end = entries.ends.findIndex((one) => (one.failure ?? one.question).node === name);
     if (end >= 0) return onSelect(steps.count + end);
@@ -101,12 +102,12 @@ export function GraphView({ data, steps, entries, selected, onSelect }) {
   return (
     <div class="graphview">
       <div class="listbar">
-        <span class="quiet">{ready ? "Bold: the path taken. A node leads to its last visit." : "Reading the path…"}</span>
+        <span class="quiet">Bold: the path taken. A node leads to its last visit.</span>
         <label class="check">
           <input type="checkbox" checked={asOf} onChange={(event) => setAsOf(event.target.checked)} /> Up to the selected step
         </label>
       </div>
-      <div class="canvas" tabIndex={0} role="group" aria-label={`Graph ${graph.name ?? data.info.graph}`}>
+      <div class="canvas" aria-busy={!ready} tabIndex={0} role="group" aria-label={`Graph ${graph.name ?? data.info.graph}`}>
         <svg width={graph.width} height={graph.height} viewBox={`0 0 ${graph.width} ${graph.height}`}>
           <defs>
             <marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto-start-reverse">
@@ -137,6 +138,7 @@ export function GraphView({ data, steps, entries, selected, onSelect }) {
               visits={path.nodes.get(node.name) ?? 0}
               current={node.name === current}
               failed={failed.has(node.name)}
+              asks={asking.has(node.name)}
               onPick={pick(node.name)}
             />
           ))}

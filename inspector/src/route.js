@@ -19,11 +19,9 @@ export function href(page, params = {}) {
 export function go(page, params, { replace = false } = {}) {
   const address = href(page, params);
   if (address === location.hash) return;
-  if (!replace) {
-    location.hash = address;
-    return;
-  }
-  history.replaceState(history.state, "", address);
+  // At once, and not when the browser's own event comes: the next key builds on this address.
+  if (replace) history.replaceState(history.state, "", address);
+  else history.pushState(null, "", address);
   dispatchEvent(new HashChangeEvent("hashchange"));
 }
 

@@ -71,8 +71,8 @@ function Head({ data, steps, about, onChanged, end, onShow }) {
       <div class="title">
         {!embedded && <a class="crumb" href={href("runs", { thread: info.thread })}>Runs of</a>}
         <h1>{info.thread || info.graph}</h1>
-        <span class="runid" title={`run ${info.run_id}`}>{label}</span>
         <Status status={info.status} />
+        <span class="runid" title={`run ${info.run_id}`}>{label}</span>
         <span class="room" />
         {!embedded && <CopyLink />}
         <Actions data={data} about={about} onChanged={onChanged} />

@@ -29,7 +29,7 @@ function Section({ title, note, children, open = true, id }) {
 
 const sum = (calls, name) => calls.reduce((total, call) => total + (call[name] ?? 0), 0);
 
-export function LMCalls({ calls }) {
+function LMCalls({ calls }) {
   if (!calls.length) return null;
   const cost = calls.some((call) => call.cost == null) ? null : sum(calls, "cost");
   const note = `${count(calls.length)} · ${count(sum(calls, "prompt_tokens") + sum(calls, "response_tokens"))} tokens · ${usd(cost)}`;
@@ -108,7 +108,7 @@ function Changes({ before, after, diff }) {
   );
 }
 
-export function State({ title, state, blame, onShow, note, open }) {
+function State({ title, state, blame, onShow, note, open = true }) {
   const fields = Object.entries(fieldsOf(state));
   return (
     <Section title={title} note={note ?? plural(fields.length, "field")} open={open}>
@@ -246,7 +246,7 @@ function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, a
         <Changes key={`c${commit.id}`} before={step.before} after={step.after} diff={fieldsOf(step.diff)} />
         <LMCalls key={`l${commit.id}`} calls={calls} />
         {commit.live && <Exchange live={commit.live} />}
-        <State key={`a${commit.id}`} title="State after" state={step.after} blame={step.blame} onShow={onShow} open={!calls.length || commit.node === "START"} />
+        <State key={`a${commit.id}`} title="State after" state={step.after} blame={step.blame} onShow={onShow} />
         {step.before && <State key={`b${commit.id}`} title={join ? "State before, of its first branch" : "State before: what it could read"} state={step.before} onShow={onShow} open={false} />}
       </div>
     </div>
