@@ -488,22 +488,20 @@ class Run:
             started=datetime.fromtimestamp(self._ended - self.duration, UTC),
             ended=datetime.fromtimestamp(self._ended, UTC),
             usage=self.usage,
-            cost=getattr(self, "cost", None),
+            cost=self.cost,
             questions=self._asked,
             failure=outside[0] if outside else None,
         )
         answer = run_answer(
             info, graph.drawing(), graph.topology.schema.field_shapes, self._asked, outside, len(self.commits)
         )
-        written = RunWriter(
-            self._redaction, self._redactor, keeps_texts=callable(getattr(graph, "record_lm_calls", None))
-        )
+        written = RunWriter(self._redaction, self._redactor, keeps_texts=callable(graph.record_lm_calls))
         return written.write(
             path,
             {**answer, "stats": self.stats().to_dict()},
             self._entries,
             self.shown,
-            getattr(self, "lm_calls", ()),
+            self.lm_calls,
             [event for event in self.events if len(event.scope) == self._depth],
             self.repairs(),
         )

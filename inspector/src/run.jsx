@@ -197,7 +197,8 @@ export function RunPage({ params, about }) {
   };
 
   if (error && !data) return <main id="main" tabIndex={-1}><Problem error={error} /></main>;
-  if (!data) return <main id="main" class="run waiting" aria-busy="true" tabIndex={-1} />;
+  // Both before anything is shown: what can be done has a place in the head.
+  if (!data || !about) return <main id="main" class="run waiting" aria-busy="true" tabIndex={-1} />;
   const chosen = views.some(({ id }) => id === params.view) ? params.view : "steps";
   const View = VIEWS[chosen];
   const shared = { thread, run, data, steps, entries, selected: index, onSelect: select, onShow: show, onOpen: open, opened };

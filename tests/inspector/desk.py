@@ -63,7 +63,7 @@ def long_graph(steps: int) -> Graph:
 
 def fill(path: Path) -> CompiledGraph:
     """Fill a store; gives the program that acts."""
-    program = desk_graph().compile(store=str(path))
+    program = desk_graph().compile(store=str(path), record_lm_calls="full")
     texts = {
         "waits-1": "a letter",
         "waits-2": "a card",

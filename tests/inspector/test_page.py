@@ -25,7 +25,9 @@ document.addEventListener("securitypolicyviolation", (event) => {
 });
 window.shifts = [];
 new PerformanceObserver((list) => {
-  for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifts.push([entry.value, location.hash]);
+  for (const entry of list.getEntries()) {
+    if (!entry.hadRecentInput) window.shifts.push(entry.sources.map((one) => one.node?.outerHTML?.slice(0, 120)));
+  }
 }).observe({ type: "layout-shift", buffered: true });
 """
 
