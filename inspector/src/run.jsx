@@ -1,6 +1,6 @@
 // One run: its head, its views (steps, graph, timeline, ...) and the selected step beside them.
 
-import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Actions } from "./acts.jsx";
 import { follow, token } from "./api.js";
 import { embedded } from "./embedded.js";
@@ -155,13 +155,18 @@ export function RunPage({ params, about }) {
   const [opened, setOpened] = useState(false);
   // Without a step in the address, the last entry is shown beside the list: a failure, a question, or the last commit.
   const auto = wide && !params.step && entries.size > 0;
-  const index = params.step ? entries.indexOf(params.step) : auto ? entries.size - 1 : -1;
-  const entry = index >= 0 ? entries.at(index) : params.step ? unread(params.step) : null;
+  const [pending, setPending] = useState(null); // selected, and not read yet
+  const index = pending ?? (params.step ? entries.indexOf(params.step) : auto ? entries.size - 1 : -1);
+  const entry = index >= 0 && pending === null ? entries.at(index) : params.step ? unread(params.step) : null;
   const select = (i, how = { replace: Boolean(params.step) }) => {
     const chosen = entries.at(i);
+    setPending(chosen ? null : i);
     if (chosen) show(chosen.id, how);
     else steps.want(i, i);
   };
+  useLayoutEffect(() => {
+    if (pending !== null && entries.at(pending)) select(pending);
+  });
   const show = (id, how) => {
     const { page: _page, ...rest } = params;
     go("run", { ...rest, step: id }, how);
