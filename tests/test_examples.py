@@ -52,6 +52,15 @@ SHOWN = {
         "to be looked at: 2 x ticket 9.00; fee 1.00; total 24.00 -- the lines miss the total by 5.00",
         "extract           5     80.0 %    20.0 %",
     ],
+    "read.py": [
+        "  bob failed",
+        "  bob, 2 steps, 0.000022 USD: look_up (execution bob.1/trunk:2, attempt 1): KeyError: 'A-71'",
+        "  and written       {'order': 'A-71'}",
+        "  it had asked      scripted, 2 messages, 105 tokens",
+        "  order comes from  find",
+        "  completed: We are sorry. 40.0 are on their way to you.",
+        "  try-1 completed, 5 steps",
+    ],
     "tracing.py": [
         "    invoke_node limits (the server is busy)",
         "      attempt 2",
