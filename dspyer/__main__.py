@@ -16,13 +16,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: always, with the exit code.
     """
     try:
-        from dspyer.cli.app import make_app  # only here: an extra installs typer
+        from dspyer.cli.app import make_command  # only here: an extra installs typer
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] not in ("typer", "click"):
             raise
         print("dspyer: the command line needs another package: pip install 'dspyer[cli]'", file=sys.stderr)  # noqa: T201
         sys.exit(2)
-    make_app()(None if arguments is None else list(arguments), prog_name="dspyer")
+    make_command().main(None if arguments is None else list(arguments), prog_name="dspyer")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,12 @@ import sys
 import traceback
 from collections.abc import Callable
 from enum import IntEnum
-from functools import wraps
+from functools import cache, wraps
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from dspyer import __version__
 from dspyer.cli import act_commands, file_commands, inspect_command, list_commands, look_commands
@@ -105,6 +106,12 @@ def make_app() -> typer.Typer:
         for name, function in commands.items():
             app.command(name)(_guarded(function))
     return app
+
+
+@cache
+def make_command() -> Any:
+    """The app as one command, which is built once: `main(args, prog_name)` runs it."""
+    return get_command(make_app())
 
 
 def _print_version(asked: bool) -> None:
