@@ -12,7 +12,7 @@ from dspyer.cli.app import COMMANDS
 from dspyer.stores import SQLite
 from dspyer.stores.encrypted import Encrypted
 from tests.cli.conftest import Command
-from tests.cli.orders import GRAPH
+from tests.cli.orders import GRAPH, graph
 
 ARGUMENTS = {
     "runs": [],
@@ -174,7 +174,9 @@ def test_a_key_in_the_environment_does_not_change_a_store_that_is_not_encrypted(
 
 def test_an_empty_store_becomes_encrypted_if_there_is_a_key(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     with SQLite("runs.db") as store:
-        store.threads()
+        thread = graph.compile(store=store).thread("gone")
+        thread.run({"text": "x"})
+        thread.delete()
     monkeypatch.setenv("DSPYER_STORE_KEY", Encrypted.new_key())
     assert cli("run", GRAPH, "--input", '{"text": "secret"}', "--thread", "t").code == 3
     assert b"secret" not in Path("runs.db").read_bytes()
