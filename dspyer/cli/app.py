@@ -48,7 +48,7 @@ REFUSALS = (DspyerError, LookupError, ValueError, TypeError, OSError, ImportErro
 """What a command raises for a bad name, limit, version or file, or for an extra that is not installed."""
 
 Function = Callable[..., str | None]
-"""A command. It returns the status of the run that it made, if it made one."""
+"""A command. If it made a run, it returns how that ended: a key of `STATUS_CODES`."""
 
 COMMANDS: dict[str, dict[str, Function]] = {
     "Look at stored runs": {

@@ -140,10 +140,12 @@ class Played(NamedTuple):
     Attributes:
         info: the JSON form of its `RunInfo`.
         outputs: the JSON form of its outputs; None if it is not completed.
+        status: how it ended, `"stopped"` if a signal has stopped it.
     """
 
     info: dict[str, Any]
     outputs: dict[str, Any] | None
+    status: str
 
 
 def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None = None) -> Played:
@@ -161,15 +163,20 @@ def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None
         note("dspyer: the run was stopped by a signal")
     finally:
         signal.signal(signal.SIGTERM, before)
-    outputs = None if run is None else _outputs(run)
-    if thread is None:
-        return Played({**_info_in_memory(run, program, began).to_dict(), "thread": None}, outputs)
-    return Played(_info_in_store(run, program, thread).to_dict(), outputs)
+    in_memory = _info_in_memory(run, program, began)
+    if thread is None or thread.status == "new":  # a signal has ended it before it began
+        info = {**in_memory.to_dict(), "thread": None}
+    else:
+        info = _info_in_store(in_memory, program, thread).to_dict()
+    return Played(info, None if run is None else _outputs(run), in_memory.status)
 
 
-def _info_in_store(run: Run | None, program: CompiledGraph, thread: Thread) -> RunInfo:
+def _info_in_store(in_memory: RunInfo, program: CompiledGraph, thread: Thread) -> RunInfo:
     with archive_of(program) as archive:
-        return archive.thread(thread.name).info(None if run is None else run.run_id)
+        info = archive.thread(thread.name).info(in_memory.run_id or None)
+    if program.graph.redaction is None:
+        return info
+    return info._replace(questions=in_memory.questions, failure=in_memory.failure)  # the store has them unredacted
 
 
 def _info_in_memory(run: Run | None, program: CompiledGraph, began: datetime) -> RunInfo:

@@ -144,7 +144,7 @@ def _spent(info: Record) -> str:
     tokens = sum(of_model.get("total_tokens") or 0 for of_model in info["usage"].values())
     if info["cost"] is None:
         return f"{tokens:,} tokens, cost not known" if tokens else ""
-    return f"{cost_text(info['cost'])} USD, {tokens:,} tokens" if tokens else ""
+    return f"{cost_text(info['cost'])} USD, {tokens:,} tokens" if tokens or info["cost"] else ""
 
 
 def failure_text(failure: Record) -> str:
@@ -162,14 +162,14 @@ def question_text(question: Record) -> str:
 
 
 def print_result(played: Played, as_json: bool) -> str:
-    """A run that a command has made, with its outputs; return its status."""
+    """A run that a command has made, with its outputs; return how it ended."""
     if as_json:
         write_json({**played.info, "outputs": played.outputs})
     else:
         print_run(played.info)
         if played.outputs is not None:
             print_values("outputs", played.outputs)
-    return str(played.info["status"])
+    return played.status
 
 
 def print_values(title: str, values: Record) -> None:

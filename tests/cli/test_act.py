@@ -162,6 +162,14 @@ def test_a_patch_may_delete(stored: Command) -> None:
     assert stored("copy", "t", "v", "--patch", '{"a": {"$type": "no"}}').code == 2
 
 
+def test_a_run_hides_what_its_program_redacts(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(orders, "secretive", orders.graph.compile(redact=["text"]), raising=False)
+    for arguments in ([], ["--thread", "t"]):
+        done = cli("run", "tests.cli.orders:secretive", "--input", '{"text": "boom and secret"}', *arguments)
+        assert done.code == 1
+        assert "secret" not in done.out.replace("secretive", "")
+
+
 # --- signals
 
 
