@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any, NamedTuple
 
 import pytest
@@ -131,6 +132,17 @@ def test_two_tabs_at_once(setting: Setting) -> None:
     again = post(setting.app, "answer", thread="t", answers={"pay": True})
     assert again.status_code == 409
     assert "nothing to resume" in again.json()["error"]["message"]
+
+
+def test_many_tabs_at_the_same_moment(setting: Setting) -> None:
+    setting.asked()
+    setting.gate.open.clear()
+    with ThreadPoolExecutor(6) as tabs:
+        found = list(tabs.map(lambda _: post(setting.app, "answer", thread="t", answers={"pay": True}), range(6)))
+    assert sorted(response.status_code for response in found) == [200, 409, 409, 409, 409, 409]
+    setting.gate.open.set()
+    assert setting.ended() == "completed"
+    assert setting.gate.calls == 1
 
 
 def test_stop_and_resume(setting: Setting) -> None:

@@ -255,6 +255,20 @@ def test_lm_calls_of_each_step_and_of_the_figures() -> None:
     assert figures["each"]["tokens"] == rows["each"]["lm"]["tokens"]
 
 
+def test_texts_of_lm_calls_are_shown_as_the_program_has_decided() -> None:
+    shown = []
+    for redact in (None, "answer"):
+        graph = Graph().add_node("ask", dspy.Predict("n -> answer")).add_path(START, "ask", END)
+        store = Memory()
+        with dspy.context(lm=ScriptedLM([{"answer": "secret"}])):
+            graph.compile(store=store, record_lm_calls="full", redact=redact).thread("t").run({"n": 1})
+        app = app_of(store)
+        execution = get(app, "commits", thread="t")["items"][1]["id"]
+        (call,) = get(app, "lm_calls", thread="t", execution=execution)["items"]
+        shown.append((call["messages"] is not None, "secret" in str(call["response"])))
+    assert shown == [(True, True), (False, False)]
+
+
 # --- sizes
 
 
