@@ -38,6 +38,17 @@ def cut(value: Any, path: JSONPath = ()) -> Any:
     return _Cutter().cut(value, path)
 
 
+def cut_all(values: Sequence[Any], path: JSONPath = (), first: int = 0) -> list[Any]:
+    """The values of a list, whose first one has the place `first`, cut as one answer; the list itself is not cut.
+
+    Example:
+        >>> cut_all(["a", "x" * 30_000])[1]["path"]
+        [1]
+    """
+    cutter = _Cutter()
+    return [cutter.cut(value, (*path, place)) for place, value in enumerate(values, first)]
+
+
 def part_of(value: Any, path: Sequence[str | int], first: int, most: int = PART) -> dict[str, Any]:
     """A part of the value at a path: `most` characters of a text, `ITEMS` of a list or mapping; these are cut again.
 
@@ -55,8 +66,7 @@ def part_of(value: Any, path: Sequence[str | int], first: int, most: int = PART)
     if kind == "text":
         found, length = value[first:end], len(value)
     elif kind == "list":
-        cutter, length = _Cutter(), len(value)
-        found = [cutter.cut(item, (*here, number)) for number, item in enumerate(value[first:end], first)]
+        found, length = cut_all(value[first:end], here, first), len(value)
     elif kind == "mapping":
         cutter, length = _Cutter(), len(value)
         found = {key: cutter.cut(value[key], (*here, key)) for key in list(value)[first:end]}

@@ -105,8 +105,8 @@ def answered(make: Callable[[Request], Awaitable[Any]]) -> Answer:
         try:
             found = await make(request)
             return found if isinstance(found, Response) else JSONAnswer(found)
-        except ClientDisconnect:
-            raise
+        except ClientDisconnect:  # in the middle of its request: this answer is sent to no one
+            return RefusedRequest(400, "RequestError", "the request ended before its body did").response()
         except Exception as error:  # noqa: BLE001 - logged, and answered without what it says
             return error_response(error)
 

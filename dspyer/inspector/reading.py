@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from dspyer.archive.archive import Archive
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.display.cut_values import cut, part_of
+from dspyer.display.cut_values import cut, cut_all, part_of
 from dspyer.display.run_page import HasDict, commit_row, run_answer
 from dspyer.errors import ThreadError
 from dspyer.events import Commit
@@ -21,6 +21,7 @@ from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, 
 
 MOST_RUNS = 500
 MOST_COMMITS = 2_000
+MOST_ITEMS = 10_000
 KEPT = 16
 """Threads whose readers are kept: a page asks for many parts of one thread."""
 
@@ -104,7 +105,7 @@ class Reading:
             page = listing(**filters, **times, limit=limit)
         except ValueError as error:  # no such status, or a cursor that is none
             raise RefusedError(400, str(error)) from None
-        return {"items": [cut(info.to_dict(), ("items", place)) for place, info in enumerate(page)], "next": page.next}
+        return {"items": cut_all([info.to_dict() for info in page], ("items",)), "next": page.next}
 
     # --- one run
 
@@ -185,9 +186,13 @@ def _items(records: Iterable[HasDict]) -> dict[str, Any]:
 def _cutting(read: Callable[[Request], Any]) -> Callable[[Request], Any]:
     def read_and_cut(request: Request) -> Any:
         found = read(request)
-        if isinstance(found, dict) and list(found) == ["items"]:  # the list itself is the page's, not a value
-            return {"items": [cut(item, ("items", place)) for place, item in enumerate(found["items"])]}
-        return cut(found)
+        if not isinstance(found, dict) or list(found) != ["items"]:
+            return cut(found)
+        # The list itself is the page's and no value: it comes in pages.
+        first, items = number(request, "first", 0), found["items"]
+        end = first + number(request, "count", MOST_ITEMS, 1, MOST_ITEMS)
+        shown = cut_all(items[first:end], ("items",), first)
+        return {"items": shown, "next": end if end < len(items) else None}
 
     return read_and_cut
 

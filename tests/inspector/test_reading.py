@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 import dspyer.inspector
 from dspyer import END, START, Archive, CompiledGraph, Context, Graph, live, reducers
-from dspyer.display.cut_values import FEW, ITEMS, TEXT, cut, part_of
+from dspyer.display.cut_values import FEW, ITEMS, TEXT, cut, cut_all, part_of
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.inspector.asking import TOKEN, get, request
@@ -92,9 +92,9 @@ def test_every_answer_is_json_and_says_what_the_archive_says(
     assert [row["writes"] for row in rows] == [list(commit.patch) for commit in thread.history()]
     for row in rows:
         assert get(app, "commit", thread=name, id=row["id"]) == thread.commit(row["id"]).to_dict()
-        assert get(app, "lm_calls", thread=name, execution=row["id"]) == {"items": []}
+        assert get(app, "lm_calls", thread=name, execution=row["id"]) == {"items": [], "next": None}
     assert get(app, "stats", thread=name) == thread.stats().to_dict()
-    assert get(app, "posts", thread=name) == {"items": []}
+    assert get(app, "posts", thread=name) == {"items": [], "next": None}
     conflicts = get(app, "conflicts", thread=name)["items"]
     assert conflicts == [found.to_dict() for found in thread.conflicts()]
 
@@ -178,6 +178,8 @@ def test_posts_to_live_fields() -> None:
     ]
     row = get(app, "commits", thread="t")["items"][1]
     assert posts[0]["execution"] == row["id"]
+    pages = [get(app, "posts", thread="t", first=first, count=1) for first in range(3)]
+    assert [(page["items"], page["next"]) for page in pages] == [([posts[0]], 1), ([posts[1]], None), ([], None)]
     assert row["started"] - 1 <= posts[0]["time"] <= posts[1]["time"] <= row["started"] + row["duration"] + 1
     assert get(app, "run", thread="t")["fields"][0]["live"]
 
@@ -308,6 +310,12 @@ def test_a_large_value_is_cut_and_can_be_had_in_parts() -> None:
 @settings(max_examples=50)
 def test_what_is_small_is_not_cut(value: Any) -> None:
     assert cut(value) == value
+
+
+def test_a_list_is_bounded_as_one_answer() -> None:
+    shown = cut_all(["x" * TEXT] * 900, ("items",), 5)
+    assert len(json.dumps(shown)) < 1_500_000
+    assert (shown[0], shown[-1]["path"], shown[-1]["value"]) == ("x" * TEXT, ["items", 904], "x" * FEW)
 
 
 def test_an_answer_has_a_largest_size() -> None:
