@@ -25,7 +25,7 @@ TREES = 3  # runs that are shown with their nodes; of more of them, each has a l
 LATEST = 8  # runs that have a line then
 SHOWN_ITEMS = 3  # items of a map whose graphs are shown
 BAR = 24  # characters of the bar of a map
-LEAST_LINES = 6
+LEAST_LINES = 2
 MOST_LINES = 40
 
 
@@ -96,7 +96,7 @@ def _board(runs: RunningRuns, now: float, signs: _Signs, room: int, last: bool) 
         lines += [_short(run, now, signs) for run in shown[-count:]]
         if len(shown) > count:
             lines.append(Text(f"{signs.more} and {len(shown) - count:,} more", "dim"))
-    return [*lines, *failed]
+    return [*lines, *failed][:room]
 
 
 # --- lines of runs

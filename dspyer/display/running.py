@@ -149,7 +149,7 @@ class RunningGraph:
         """Notes that a node has committed; of a join, or after a failure that an edge takes, nothing runs any more."""
         node = self.running.pop(commit.id, None)
         if node is not None and commit.failure is None:
-            visits = self.ended[commit.node]
+            visits = self.ended[node.node]
             visits.done += 1
             visits.seconds += commit.duration
             if node.items is not None:
@@ -202,11 +202,12 @@ class RunningRuns:
 
     def note(self, at: float, run_id: str, event: Event | LMUse) -> None:
         """Counts an event, or an LM call, of the outermost run `run_id`, that arrived `at` a time in seconds."""
+        if isinstance(event, RunStarted) and not event.scope:
+            self.runs[run_id] = RunningRun(RunningGraph(event.graph), at)
+            return
         run = self.runs.get(run_id)
         if run is None:
-            if isinstance(event, RunStarted) and not event.scope:
-                self.runs[run_id] = RunningRun(RunningGraph(event.graph), at)
-            return  # any other one belongs to a run that began before the display did
+            return  # it began before the display did
         if isinstance(event, LMUse):
             run.spent.add(event)
             self.spent.add(event)
