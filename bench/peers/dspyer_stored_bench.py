@@ -22,7 +22,7 @@ from pydantic import BaseModel
 
 import dspyer.inspector
 from bench.peers.measure import Round, Watch, Work, expect, filler, flushed_write, said, stored_bytes, timed
-from dspyer import END, START, Graph, reducers
+from dspyer import END, START, Archive, Graph, reducers
 from dspyer.stores import open_store
 
 PACKAGES: list[str] = []
@@ -201,6 +201,26 @@ def head(commits: int, what: str) -> Round:
     return measure
 
 
+def archived(threads: int, what: str) -> Round:
+    """What an archive needs for a list of threads, or for a filter that finds one of them, with a new connection."""
+    folder = tempfile.mkdtemp()
+    path = str(Path(folder) / "runs.db")
+    with open_store(path) as store:
+        program = looped(Watch(), 3).compile(store=store)
+        for number in range(threads):
+            program.thread(f"t-{number}").run({"n": 0})
+    query: dict[str, Any] = {"limit": threads} if what == "list" else {"text": f"T-{threads - 1}", "limit": threads}
+
+    def measure() -> float:
+        with Archive(path) as archive:
+            return timed(
+                lambda: len(archive.threads(**query)), 1, lambda found: expect(found, threads if what == "list" else 1)
+            )
+
+    weakref.finalize(measure, shutil.rmtree, folder, ignore_errors=True)
+    return measure
+
+
 INSPECTED = {
     "first rows": ["threads", "run?thread=t", "commits?thread=t&count=200"],
     "jump": ["commits?thread=t&first={at}&count=200"],
@@ -277,6 +297,7 @@ WORKS: dict[str, Work] = {
     "idle_step": idle_step,
     "fork_stored": fork_stored,
     "head": head,
+    "archived": archived,
     "inspected": inspected,
     "killed": killed,
 }
