@@ -179,7 +179,7 @@ class _SharedDisplay:
     def leave(self) -> None:
         """Closes it after the last one."""
         with self._lock:
-            self._blocks -= 1
+            self._blocks = max(0, self._blocks - 1)  # a forked process leaves blocks that it has not entered
             if not self._blocks and self._shown is not None:
                 shown, self._shown, self._display = self._shown, None, None
                 shown.__exit__(None, None, None)

@@ -101,14 +101,16 @@ class TerminalScreen:
     def show(self, runs: RunningRuns, now: float) -> None:
         """Draws what runs."""
         with self._lock:
-            assert self._live is not None
+            if self._live is None:
+                return  # a print has found that the terminal is gone
             begun = [_decoded(text) for lines in self._replaced.values() if (text := lines.begun)]
             self._live.update(Group(*begun, Board(runs, now)), refresh=True)
 
     def close(self, runs: RunningRuns, now: float) -> None:
         """Ends the display, and leaves the last lines."""
         with self._lock:
-            assert self._live is not None
+            if self._live is None:
+                return
             self._live.stop()
             self._live = None
             self._console.print(Board(runs, now, last=True))
