@@ -8,7 +8,7 @@ from typing import Any
 from dspyer.events import Commit, LMCall
 from dspyer.persistence.lm_calls import calls_in, calls_of
 from dspyer.persistence.lm_usage import LMUsage, add_usage, usage_of_calls
-from dspyer.persistence.reader import RunRows, outermost_execution, read_runs
+from dspyer.persistence.reader import RunRows, load_run, outermost_execution, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
 from dspyer.persistence.status import failures_in, last_end
 from dspyer.stores.base import Point, Row, Store
@@ -109,9 +109,10 @@ def _last_row(store: Store, run: str, head: Point) -> Point:
 
 
 def _commit_row(store: Store, last: Point, execution: str) -> Point | None:
-    """Return the row of a commit. It has at least as many rows before it as its step, which its id has."""
+    """Return the row of a commit. In a whole run it has at least as many rows before it as its id says."""
     text = outermost_execution(execution).rpartition(":")[2].partition("+")[0]
-    first, count = int(text) if text.isdigit() else 0, PAGE
+    is_whole = text.isdigit() and not load_run(store, last.run).header.get("continues")
+    first, count = int(text) if is_whole else 0, PAGE
     while first <= last.seq:
         for row in store.rows(last.run, first, min(first + count - 1, last.seq)):
             if row.kind in COMMITS and _execution_of(row) == execution:

@@ -233,7 +233,12 @@ class ThreadReader:
     def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
         """The LM calls of a commit, by version or id; or of an execution that has failed, by its id."""
         name = self.id_of(commit) if isinstance(commit, int) else commit
-        return lm_calls_of(self._reader.store, self._thread, name)
+        try:
+            return lm_calls_of(self._reader.store, self._thread, name)
+        except LookupError:
+            if self.commits_around(name).has(name):  # one without a row: of pruned history, or a manual one
+                return ()
+            raise
 
     def runs(self) -> list[RunRows]:
         """The rows of all runs in the history of the thread."""
