@@ -27,12 +27,14 @@ function Section({ title, note, children, open = true, id }) {
 
 // --- language models
 
+const price = (cost) => (cost == null ? "no price" : usd(cost));
+
 const sum = (calls, name) => calls.reduce((total, call) => total + (call[name] ?? 0), 0);
 
 function LMCalls({ calls }) {
   if (!calls.length) return null;
   const cost = calls.some((call) => call.cost == null) ? null : sum(calls, "cost");
-  const note = `${count(calls.length)} · ${count(sum(calls, "prompt_tokens") + sum(calls, "response_tokens"))} tokens · ${usd(cost)}`;
+  const note = `${count(calls.length)} · ${count(sum(calls, "prompt_tokens") + sum(calls, "response_tokens"))} tokens · ${price(cost)}`;
   return (
     <Section title="LM calls" note={note}>
       <ol class="calls">{calls.map((call, i) => <LMCall key={i} call={call} open={calls.length <= 3} />)}</ol>
@@ -44,7 +46,7 @@ function LMCall({ call, open: start }) {
   const [open, setOpen] = useState(start);
   const facts = [
     `${count(call.prompt_tokens)} in, ${count(call.response_tokens)} out`,
-    usd(call.cost),
+    price(call.cost),
     seconds(call.seconds),
     call.cached && "from the cache",
     call.attempt > 1 && `attempt ${call.attempt}`,

@@ -2,6 +2,7 @@
 
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
+const HEAD = 26; // pixels of the head, which stays in sight
 const OVER = 8; // rows above and below those in sight
 
 export function VirtualList({ label, size, rowHeight, selected, onSelect, onOpen, render, onRange, head, stick }) {
@@ -28,7 +29,7 @@ export function VirtualList({ label, size, rowHeight, selected, onSelect, onOpen
     const [top, first] = [selected * rowHeight, placed.current === null];
     if (first) el.scrollTop = top - el.clientHeight + rowHeight * 3;
     else if (top < el.scrollTop) el.scrollTop = top;
-    else if (top + rowHeight > el.scrollTop + el.clientHeight) el.scrollTop = top + rowHeight - el.clientHeight;
+    else if (top + rowHeight + HEAD > el.scrollTop + el.clientHeight) el.scrollTop = top + rowHeight + HEAD - el.clientHeight;
     placed.current = selected;
     seen();
   }, [selected, size]);
@@ -71,7 +72,6 @@ export function VirtualList({ label, size, rowHeight, selected, onSelect, onOpen
   const active = selected >= from && selected < to ? `row-${selected}` : undefined;
   return (
     <div class="vlist">
-      {head}
       <div
         class="scroller"
         ref={ref}
@@ -83,6 +83,7 @@ export function VirtualList({ label, size, rowHeight, selected, onSelect, onOpen
         onScroll={seen}
         onKeyDown={pressed}
       >
+        {head}
         <div class="space" role="rowgroup" style={{ height: `${size * rowHeight}px` }}>{rows}</div>
       </div>
     </div>

@@ -1,0 +1,205 @@
+"""Makes the pictures of the inspector: `python docs/pictures/screens.py` writes docs/img/inspector-*.png.
+
+It fills a store with runs of a support desk, whose language model is a script, serves it as `dspyer inspect` does, and
+takes the pictures with Chromium. Look at them in light and dark, wide and narrow, before you commit them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import dspy
+from playwright.sync_api import sync_playwright
+from pydantic import BaseModel
+
+import dspyer.inspector
+from dspyer import END, START, Budget, Graph, live, reducers
+from dspyer.testing import ScriptedLM
+
+OUT = Path(__file__).parent.parent / "img"
+CHROMIUM = "/usr/bin/chromium"
+MODEL = "openai/gpt-5-mini"
+
+
+class Case(BaseModel):
+    message: str
+    customer: dict[str, Any] = {}
+    orders: list[dict[str, Any]] = []
+    notes: Annotated[list[str], reducers.extend, live] = []
+    risk: float = 0.0
+    reply: str = ""
+    problems: list[str] = []
+    tries: int = 0
+    refund: float = 0.0
+    approved: bool = False
+    sent: str = ""
+
+
+def look_up(message):
+    assert "A-17" in message
+    time.sleep(0.05)
+    found = [
+        {"id": "A-17", "item": "heat pump NX-3", "price": 1249.0, "delivered": "2026-11-06", "promised": "2026-10-23"},
+        {"id": "A-22", "item": "filter set", "price": 39.5, "delivered": "2026-11-20", "promised": "2026-11-20"},
+    ]
+    return {
+        "customer": {"name": "Ann Lee", "tier": "gold", "since": 2019, "city": "Oslo"},
+        "orders": found,
+    }
+
+
+def check_orders(orders, ctx):
+    for order in orders:
+        time.sleep(0.03)
+        late = order["delivered"] > order["promised"]
+        ctx.post("notes", [f"{order['id']}: {'two weeks late' if late else 'in time'}"])
+
+
+def rate(customer, ctx):
+    time.sleep(0.02)
+    heard = [entry.value for entry in ctx.live("notes")]
+    ctx.post("notes", [f"risk from {len(heard)} notes"])
+    return {"risk": 0.2 if customer["tier"] == "gold" else 0.6}
+
+
+def too_long(reply):
+    return ["The reply is longer than 60 words."] if len(reply.split()) > 60 else []
+
+
+def decide(tries):
+    return {"tries": tries + 1, "refund": 120.0}
+
+
+def send(approved, reply, refund):
+    return {"sent": f"{reply} Refund: {refund:.2f} EUR." if approved else reply}
+
+
+def make_graph() -> Graph:
+    """The graph of the support desk."""
+    graph = Graph(Case, name="Support")
+    graph.add_node("look_up", look_up, writes=["customer", "orders"])
+    graph.add_node("check_orders", check_orders, reads=["orders"], writes=["notes"])
+    graph.add_node("rate", rate, reads=["customer", "notes"], writes=["notes", "risk"])
+    graph.add_node("draft", dspy.Predict("message, customer, orders, notes: list[str] -> reply"), retry=2)
+    graph.add_check("short", too_long, of="draft", max_fixes=2)
+    graph.add_node("decide", decide, writes=["tries", "refund"])
+    graph.add_interrupt(
+        "approve", question="Refund 120 EUR to Ann Lee for order A-17, two weeks late?", answer=bool, into="approved"
+    )
+    graph.add_node("send", send, writes=["sent"])
+    graph.add_path(START, "look_up")
+    graph.add_edge("look_up", ["check_orders", "rate"])
+    graph.add_edge(["check_orders", "rate"], "draft")
+    graph.add_edge("draft", "decide")
+    graph.add_conditional_edges(
+        "decide", lambda refund: "ask" if refund > 50 else "send", {"ask": "approve", "send": "send"}
+    )
+    graph.add_path("approve", "send", END)
+    return graph
+
+
+LONG = "We are very sorry for the delay of your heat pump. " * 8
+SHORT = "We are sorry that your heat pump came two weeks late. We refund 120 EUR of its price to your card today."
+ASKED = "My heat pump NX-3 (order A-17) came two weeks late, and nobody told me. What will you do about it?"
+
+
+def answers(*found: Any) -> ScriptedLM:
+    """A language model that gives these drafts."""
+    return ScriptedLM([one if isinstance(one, Exception) else {"reply": one} for one in found], model=MODEL)
+
+
+def fill(path: Path) -> None:
+    """A store with runs of each status."""
+    program = make_graph().compile(
+        store=str(path), record_lm_calls="full", budget=Budget(cost=1, prices={MODEL: (0.25, 2.0)})
+    )
+    for number in (4698, 4699, 4702, 4703):
+        with answers(SHORT):
+            t = program.thread(f"case-{number}")
+            t.run({"message": ASKED})
+            t.resume({"approve": number != 4702})
+    slow = dspy.LMTimeoutError("the server sent nothing for 60 s", model=MODEL)
+    limit = dspy.LMRateLimitError("429 Too Many Requests: 30,000 tokens per minute are used up", model=MODEL)
+    with answers(slow, limit):
+        program.thread("case-4711").run({"message": ASKED})
+    with answers(slow, LONG, SHORT):
+        program.thread("case-4712").run({"message": ASKED})
+
+
+def serve(path: Path, program: Any = None) -> str:
+    """The address of the inspector, with its token."""
+    said: list[str] = []
+    ready = threading.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        ready.set()
+
+    serving = threading.Thread(
+        target=dspyer.inspector.inspect, args=(str(path), program), kwargs={"browser": False, "say": say}, daemon=True
+    )
+    serving.start()
+    assert ready.wait(20)
+    return said[0]
+
+
+WIDE, PHONE = (1280, 800), (380, 760)
+SHOTS = {  # name -> (page, size, what is pressed before)
+    "runs": ("/runs", WIDE, ()),
+    "failed": ("/run?thread=case-4711", WIDE, ()),
+    "step": ("/run?thread=case-4712&step=case-4712.1/trunk:5", WIDE, ()),
+    "graph": ("/run?thread=case-4712&view=graph", WIDE, ()),
+    "timeline": ("/run?thread=case-4712&view=timeline", WIDE, ()),
+    "copy": ("/run?thread=case-4703&step=case-4703.1/trunk:6", WIDE, ("Copy…", "refund")),
+    "phone": ("/run?thread=case-4711", PHONE, ()),
+}
+BOTH = ("failed", "step")  # in light and dark
+
+
+def shoot(address: str) -> None:
+    """Take the pictures."""
+    base, token = address.split("/#token=")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        for scheme in ("light", "dark"):
+            for name, (route, size, pressed) in SHOTS.items():
+                if scheme == "dark" and name not in BOTH:
+                    continue
+                context = browser.new_context(
+                    viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, timezone_id="UTC"
+                )
+                page = context.new_page()
+                page.goto(f"{base}/#token={token}{route}")
+                page.wait_for_selector("a.row, .panebody .part, [role=row]")
+                page.wait_for_load_state()
+                page.wait_for_timeout(600)
+                for button in pressed:
+                    page.get_by_role("button", name=button).first.click()
+                page.evaluate("document.querySelector('.store').firstChild.textContent = 'runs.db'")
+                page.mouse.move(1, 1)
+                page.wait_for_timeout(200)
+                suffix = "-dark" if scheme == "dark" else ""
+                page.screenshot(path=OUT / f"inspector-{name}{suffix}.png")
+                context.close()
+        browser.close()
+
+
+def main() -> None:
+    """Write the pictures; with `--serve`, print the address instead and wait."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "runs.db"
+        fill(path)
+        address = serve(path, make_graph().compile(store=str(path)))
+        if "--serve" in sys.argv:
+            print(address, flush=True)  # noqa: T201 - for the one who looks at it by hand
+            threading.Event().wait()
+        shoot(address)
+
+
+if __name__ == "__main__":
+    main()
