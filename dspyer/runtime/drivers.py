@@ -67,7 +67,7 @@ def drive(session: Session, **overrides: Any) -> None:
 def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Executing) -> None:
     work = run_script if session.spending is None else partial(run_within, session.spending, run_script)
     while True:
-        if session.queue is not None:
+        if session.queue is not None and not session.stopped:
             session.queue.wait_for_room()
         started = session.start_ready()
         if session.pending is not None and _must_not_start(session, started, _write(session)):
@@ -182,7 +182,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
     while True:
         if cancellation_count() > before:
             raise asyncio.CancelledError  # it was held back while a sync node worked
-        if session.queue is not None:
+        if session.queue is not None and not session.stopped:
             await session.queue.room()
         started = session.start_ready()
         if session.pending is not None:

@@ -290,7 +290,10 @@ class AsyncEvents(AsyncIterator[Event]):
             event = await self._next()
             if event is not None:
                 return event
-            self._raise_at_end()
+            try:
+                self._raise_at_end()
+            finally:
+                del self  # as in Events.__next__
         raise StopAsyncIteration
 
     def _begin(self) -> bool:
@@ -353,7 +356,11 @@ class AsyncEvents(AsyncIterator[Event]):
                 await self._end(CANCELLED)
                 raise
             if not len(self._queue):
-                self._raise_at_end()
+                try:
+                    self._raise_at_end()
+                except BaseException:
+                    del self  # as in Events.__next__
+                    raise
         return self
 
     def sse(self, heartbeat: float | None = 15.0) -> AsyncIterator[bytes]:
@@ -472,7 +479,7 @@ def _begin(work: AsyncWork, request: Request, queue: EventQueue[Event]) -> async
     """Begins the run in a task that does not refer to the stream."""
     _dropped.serve()
 
-    async def drive() -> Run:
+    async def play() -> Run:
         try:
             with request.stop_signal.on_stop(queue.stop_waiting_for):
                 return await work(queue)
@@ -482,6 +489,21 @@ def _begin(work: AsyncWork, request: Request, queue: EventQueue[Event]) -> async
             if run is None:
                 raise
             return run
+
+    async def drive() -> Run:
+        # A task around that of the run: a cancellation arrives here at once. Inside it may be held back by a sync node,
+        # which may wait for the reader.
+        playing = asyncio.ensure_future(play())
+        while not playing.done():
+            try:
+                await asyncio.wait([playing])
+            except asyncio.CancelledError:
+                queue.stop_waiting_for(CANCELLED)
+                playing.cancel()
+        try:
+            return playing.result()
+        finally:
+            del playing  # the traceback of its error refers to this frame
 
     def ended(task: asyncio.Task[Run]) -> None:
         _tasks.discard(task)
