@@ -25,7 +25,7 @@ class Finder:
         return getattr(self.finder, name)
 
     def find_spec(self, name, path=None, target=None):
-        extra = name.partition(".")[0] in {"numpy", "optuna", "pandas", "pytest", "hypothesis"}
+        extra = name.partition(".")[0] in {"numpy", "optuna", "pandas", "pytest", "hypothesis", "opentelemetry"}
         return None if extra else self.finder.find_spec(name, path, target)
 
 sys.meta_path[:] = map(Finder, sys.meta_path)
@@ -120,6 +120,7 @@ def loaded():
     return sorted({name.split(".")[1] for name in sys.modules if name.startswith(("dspyer.agents", "dspyer.search"))})
 graph = dspyer.Graph().add_node("double", lambda n: {"n": 2 * n}, writes=["n"])
 graph.add_path(dspyer.START, "double", dspyer.END).compile()(n=2)
+assert "opentelemetry" not in sys.modules, "the program does not trace"
 print(loaded())
 dspyer.search
 print(loaded())

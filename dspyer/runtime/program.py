@@ -525,7 +525,7 @@ class CompiledGraph(dspy.Module):
         request = (asked or Request(keeps_events=False)).with_spending(graph.budget)
         run_start = request.run_start or self._run_start(inputs, request)
         resources = self._check_resources(request)
-        request = request.with_spans(run_spans(graph, request, run_start.run_id))
+        request = request.with_spans(run_spans(graph, request, run_start.run_id, run_start.label))
         kind = LiveSession if graph.topology.schema.live_fields and request.live else Session
         session = kind(self, graph, run_start, request, resources, first_of(request.answer, graph.answer))
         request.outcome.sessions.append(session)

@@ -194,10 +194,15 @@ class TracedSession(Protocol):
         """The id of an execution within the outermost run."""
 
 
-def run_spans(graph: GraphSpec, request: TracedRequest, run_id: str) -> RunSpans | None:
+def run_spans(graph: GraphSpec, request: TracedRequest, run_id: str, label: tuple[str, ...]) -> RunSpans | None:
     """The spans of a run that begins; None if the program does not trace. Asked once per run."""
     found = _tracing()
-    return None if found is None else RunSpans(*found, graph, request, run_id)
+    if found is None:
+        return None
+    thread = "" if request.journal is None else request.journal.thread
+    if not thread and label:  # the run is merged into its thread at its end
+        thread = label[0].rpartition(".")[0]
+    return RunSpans(*found, graph, request, run_id, thread)
 
 
 def run_span(session: TracedSession, outcome: Any) -> AbstractContextManager[None]:
@@ -282,7 +287,7 @@ class RunSpans:
     """
 
     def __init__(
-        self, api: _OpenTelemetry, tracer: Tracer, graph: GraphSpec, request: TracedRequest, run_id: str
+        self, api: _OpenTelemetry, tracer: Tracer, graph: GraphSpec, request: TracedRequest, run_id: str, thread: str
     ) -> None:
         around = request.spans
         self._api = api
@@ -291,7 +296,7 @@ class RunSpans:
         self._run_id = run_id
         self._scope = request.scope
         self._stored = request.journal is not None and not request.scope
-        self._thread = "" if request.journal is None else request.journal.thread
+        self._thread = thread
         self._captures = os.environ.get(CAPTURE, "").strip().lower() in _CAPTURES
         self.hiding: tuple[tuple[Redaction, Redactor], ...] = () if around is None else around.hiding
         self._is_outermost = around is None

@@ -150,6 +150,14 @@ def test_a_rerun_and_a_copy_begin_traces_that_link_to_the_original(traces: Trace
     assert (copied.attributes or {})["session.id"] == "copy"
 
 
+def test_a_run_that_is_merged_into_its_thread_at_its_end_belongs_to_it(traces: Traces) -> None:
+    program = asks(Memory(), answers={"ok": True})
+    for name in ("t.1", "t.1", "copy"):
+        assert program.thread(name).run({}, on_conflict="merge").status == "completed"
+    found = [(span.attributes or {})["session.id"] for span in traces.spans if span.parent is None]
+    assert found == ["t.1", "t.1", "copy"]
+
+
 def test_a_run_without_a_trace_that_is_resumed_with_one_begins_one() -> None:
     store = Memory()
     thread = asks(store).thread("t")
@@ -292,9 +300,10 @@ def test_a_traced_thread_is_read_exported_and_loaded(traces: Traces, tmp_path: P
     thread.run({})
     assert thread.at(1)["n"] == thread.at(thread.history()[1].id)["n"] == 1
     thread.export(tmp_path / "t.zip")
-    other = asks(Memory())
-    loaded = other.thread("t")
-    loaded.load(tmp_path / "t.zip")
-    assert loaded.status == "interrupted"
-    assert loaded.resume({"ok": True}).status == "completed"
-    assert len({span.context.trace_id for span in traces.spans}) == 1
+    for name, number in (("t", 1), ("u", 2)):  # under another name it is a copy
+        loaded = asks(Memory()).thread(name)
+        loaded.load(tmp_path / "t.zip")
+        assert loaded.status == "interrupted"
+        assert loaded.resume({"ok": True}).status == "completed"
+        assert len({span.context.trace_id for span in traces.spans}) == number
+        assert (traces.spans[-1].attributes or {})["session.id"] == name
