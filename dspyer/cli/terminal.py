@@ -75,8 +75,8 @@ def shell_word(text: str) -> str:
     """The text as one word of a shell, with control characters as escapes of `$'...'`.
 
     Example:
-        >>> print(shell_word("a b"), shell_word("a\x1b[2J"))
-        'a b' $'a\x1b[2J'
+        >>> print(shell_word("a b"), shell_word("a\\x1b[2J"))
+        'a b' $'a\\x1b[2J'
     """
     if visible(text) == text:
         return shlex.quote(text)
