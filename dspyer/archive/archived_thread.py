@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
@@ -13,6 +15,8 @@ from dspyer.archive.stored_graph import StoredGraph, stored_graph
 from dspyer.archive.stored_records import JoinConflict, StoredPost, join_conflicts, stored_posts, stored_stats
 from dspyer.blocking import run_in_thread
 from dspyer.display.report import describe_run
+from dspyer.display.run_file import RunFile, shown_places
+from dspyer.display.run_page import commit_row, run_answer
 from dspyer.display.run_picture import draw_run
 from dspyer.display.stats import Stats
 from dspyer.display.timeline import Timeline
@@ -241,6 +245,35 @@ class ArchivedThread:
         """A run as a picture by steps, as `run.to_svg()` draws it; `run` as in `info`."""
         shown = self._shown(run)
         return draw_run(shown.rows, f"run {shown.facts.status}")
+
+    def to_html(self, path: str | os.PathLike[str], run: str | None = None) -> Path:
+        """Write a run as one HTML file, as `Run.to_html` does, with its values as they are stored.
+
+        A program's `redact` is not stored, so nothing is redacted here: texts are hidden where they were not recorded.
+        `run` is as in `info`. Returns the path.
+        """
+        info, graph = self.info(run), self.graph(run)
+        commits = self.history(run=info.run_id)
+        answer = run_answer(
+            info,
+            None if graph is None else graph.drawing(),
+            () if graph is None else graph.fields,
+            info.questions,
+            failures := self.failures(run),
+            len(commits),
+        )
+        file = RunFile({**answer, "stats": self.stats(run).to_dict()}, len(commits))
+        shown = [commits[place] for place in shown_places(len(commits))]
+        calls = self.lm_calls_of(shown)
+        for commit in shown:
+            step = self.commit(commit.id).to_dict()
+            file.add_step(commit_row(commit, calls.get(commit.id, [])), step)
+        file.add_lists(
+            lm_calls={one.execution: [call.to_dict() for call in self.lm_calls(one.execution)] for one in failures},
+            posts=[post.to_dict() for post in self.posts(run)],
+            conflicts=[found.to_dict() for found in self.conflicts(run)],
+        )
+        return file.write(path)
 
     def timeline(self, run: str | None = None) -> Timeline:
         """A run by time, as `run.timeline()` gives it; `run` as in `info`."""

@@ -108,6 +108,22 @@ def test_blame_is_that_of_each_step(tmp_path: Path) -> None:
         }, commit.id
 
 
+def test_a_stored_run_gives_the_same_file(tmp_path: Path) -> None:
+    store = Memory()
+    live_steps = steps_in(forked(store).to_html(tmp_path / "live.html"))
+    path = Archive(store).thread("t").to_html(tmp_path / "stored.html")
+    assert path == tmp_path / "stored.html"
+    stored_steps = steps_in(path)
+    assert [label.rpartition("/")[2] for label in stored_steps] == list(live_steps)
+    for label, step in stored_steps.items():
+        same = live_steps[label.rpartition("/")[2]]
+        assert (step["after"], step["diff"]) == (same["after"], same["diff"])
+    data = data_in(path)
+    lists = {name: value_at(data, place) for name, place in data["lists"].items()}
+    assert [found["conflict"]["path"] for found in lists["conflicts"]] == [["both"]]
+    assert len(lists["posts"]) == 3
+
+
 def test_no_text_ends_its_script(tmp_path: Path) -> None:
     path = forked().to_html(tmp_path / "run.html")
     text = path.read_text()
