@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 
@@ -19,6 +20,12 @@ settings.register_profile(
     "dspyer", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
 )
 settings.load_profile("dspyer")
+
+
+def pytest_collection_finish() -> None:
+    """Leaves modules and collected tests out of every later garbage collection: they take 0.3 s each time, and stay."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
