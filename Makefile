@@ -41,6 +41,8 @@ demo: $(READY)
 	$(BIN)/python examples/killed.py
 	@echo; echo "A question ends the process; the answer reaches another one (examples/approval.py)"; echo
 	$(BIN)/python examples/approval.py
+	@echo; echo "Stored runs to look at (examples/look.py)"; echo
+	$(BIN)/python examples/look.py
 
 test: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal

@@ -1,11 +1,11 @@
 """Stored runs to look at: two that are done, one that failed, one that waits for an answer.
 
-python examples/look.py            # makes demo.db here, and says how to look at it with the command line and in a browser
+python examples/look.py            # makes demo.db here, and says how to look at it in a terminal and in a browser
 """
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ def desk() -> CompiledGraph:
     graph.add_edge("draft", "approve")
     graph.add_conditional_edges("approve", "approved", {True: "send", False: "refuse"})
     graph.add_edge(["send", "refuse"], END)
-    return graph.compile(store=FILE)
+    return graph.compile(store=FILE, record_lm_calls="full")
 
 
 def make() -> None:
@@ -94,12 +94,12 @@ def make() -> None:
 
 
 def main() -> None:
-    command = f"{Path(sys.executable).parent / 'dspyer'}" if shutil.which("dspyer") is None else "dspyer"
     print(f"Four tickets, in {FILE}:")
     make()
-    print("\nLook at them in the terminal, and in a browser, where you can answer, edit a copy and run on:")
+    command = os.path.relpath(Path(sys.executable).parent / "dspyer")
+    print("\nLook at them in the terminal, or in a browser, where you can answer, edit a copy and run on:")
     print(f"  {command} runs --store {FILE}")
-    print(f"  PYTHONPATH=examples {command} inspect {FILE} --program look:desk")
+    print(f"  PYTHONPATH={os.path.relpath(Path(__file__).parent)} {command} inspect {FILE} --program look:desk")
 
 
 if __name__ == "__main__":

@@ -122,6 +122,13 @@ SHOWN = {
         "requests: 196 answered, ",
         "0 documents were read twice",
     ],
+    "look.py": [
+        "  tallow-T328      completed    a letter of ",
+        "  quillbox-T313    completed    nothing was sent",
+        "  parcelhen-T332   interrupted  Send this? send the instructions, and take 12.00 off the next invoice.",
+        "  rotawing-T335    failed       the price list does not know 'rotawing' yet",
+        "inspect demo.db --program look:desk",
+    ],
     "approval.py": [
         "interrupted after 5 commits",
         "approve: Send this? end the contract, since you wrote: ",
