@@ -11,7 +11,7 @@ export LITELLM_LOCAL_MODEL_COST_MAP := True
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types docs docs-serve check bench format clean
+.PHONY: help setup demo browser test lint types docs docs-serve check bench format clean
 
 help:
 	@echo "make demo        a graph runs, is tuned, is killed and resumed, asks a question; an agent works; offline"
@@ -44,7 +44,13 @@ demo: $(READY)
 	@echo; echo "Stored runs to look at (examples/look.py)"; echo
 	$(BIN)/python examples/look.py
 
-test: $(READY)
+# The tests drive a browser: the distribution's, since Playwright downloads its own from elsewhere.
+browser:
+	@test -n "$$DSPYER_NO_BROWSER$$DSPYER_CHROMIUM" || command -v chromium >/dev/null \
+		|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
+		|| echo "no Chromium: apt-get install chromium, or set DSPYER_CHROMIUM=path, or DSPYER_NO_BROWSER=1 to leave these tests out"
+
+test: $(READY) browser
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(READY)
