@@ -457,7 +457,9 @@ class Run:
         The page shows what `dspyer inspect` shows of a run: the graph with the path taken, the steps with their states
         and differences, a timeline, attempts, failures, LM calls and costs. It loads nothing from elsewhere. Values are
         redacted as in events; with `redact`, prompts and responses are left out. Above 500 commits it has the first and
-        the last 250 and says how many are between; texts of more than 20,000 characters are cut.
+        the last 250 and says how many are between; texts of more than 20,000 characters are cut. A resumed run has its
+        steps from the beginning, but tokens, costs and LM calls only of what this process has done:
+        `Archive(...).thread(name).to_html(path)` has those of all.
 
         Args:
             path: the file; one that is there is replaced.
@@ -479,13 +481,15 @@ class Run:
         """
         graph = self._graph
         outside = [failed.failure for failed in self._failures]
+        # A resumed run began before this process did.
+        began = min([self._ended - self.duration, *[commit.started for commit in self.commits if commit.started]])
         info = RunInfo(
             thread="",
             run_id=self.run_id,
             graph=graph.name,
             status=self.status,
             steps=len(self.commits),
-            started=datetime.fromtimestamp(self._ended - self.duration, UTC),
+            started=datetime.fromtimestamp(began, UTC),
             ended=datetime.fromtimestamp(self._ended, UTC),
             usage=self.usage,
             cost=self.cost,

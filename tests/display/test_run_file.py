@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -190,3 +191,14 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         run.to_html(tmp_path / "run.html")
     assert [path.name for path in tmp_path.iterdir()] == ["run.html"]
+
+
+def test_the_time_of_a_resumed_run_begins_with_its_first_step(tmp_path: Path) -> None:
+    """The timeline has the steps of earlier processes too."""
+    graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"])
+    graph.add_interrupt("ask", question="continue?", answer=bool, into="go").add_path(START, "add", "ask", END)
+    thread = graph.compile(store=Memory()).thread("t")
+    first = thread.run({"n": 1})
+    resumed = thread.resume({"ask": True})
+    info = data_in(resumed.to_html(tmp_path / "run.html"))["run"]["info"]
+    assert datetime.fromisoformat(info["started"]).timestamp() == pytest.approx(first.commits[0].started, abs=1e-3)
