@@ -192,8 +192,7 @@ class CompiledGraph(dspy.Module):
             With the tokens of the LMs:
 
             >>> import dspy
-            >>> from dspyer.event_queue import EventQueue
-        from dspyer.events import Event, Token
+            >>> from dspyer.events import Token
             >>> from dspyer.testing import ScriptedLM
             >>> graph = Graph().add_node("answer", dspy.Predict("question -> answer")).add_path(START, "answer", END)
             >>> with dspy.context(lm=ScriptedLM([{"answer": "in the north"}])):
