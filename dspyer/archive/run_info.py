@@ -10,7 +10,7 @@ from dspyer.errors import StoreError
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.persistence.leases import is_alive
-from dspyer.persistence.lm_usage import add_usage
+from dspyer.persistence.lm_usage import sum_usage, total_cost
 from dspyer.persistence.reader import HistoryReader, read_run
 from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
 from dspyer.persistence.status import failures_in, questions_at
@@ -120,9 +120,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     if ending and not ends:
         gaps.append(StoreError(f"the store {store.address!r} has no row of the end of run {run.id!r}: was it removed?"))
     end = headers[-1] if ending and headers else EndHeader(ending)
-    usage: dict[str, dict[str, Any]] = {}
-    for header in headers:
-        add_usage(usage, header.usage)
+    usage = sum_usage(used for header in headers for used in (header.before, header.usage))
     steps = read(lambda: count_steps(store, at), 0) if end.steps is None else end.steps
     ended = None
     if ending:
@@ -142,7 +140,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
         datetime.fromtimestamp(started, UTC),
         None if ended is None else datetime.fromtimestamp(ended, UTC),
         usage,
-        cost_of(headers) if ending and headers else None,
+        total_cost(usage) if ending and headers else None,
         questions,
         next(iter(failures), None),
     )
@@ -197,9 +195,3 @@ def last_time(store: Store, at: Point, started: float) -> float:
             header = CommitHeader.parse(row.header)
             return header.started / 1_000 + header.duration / 1_000_000
     return started
-
-
-def cost_of(ends: Sequence[EndHeader]) -> float | None:
-    """US dollars of a run; None if a language model has no price."""
-    costs = [used.get("cost") for end in ends for used in end.usage.values()]
-    return None if any(cost is None for cost in costs) else float(sum(costs))

@@ -71,6 +71,7 @@ class LMRecorder:
     Args:
         log: gets the calls that are to be stored; None for none.
         prices: prices that come before those of DSPy.
+        keeps_texts: whether to keep messages and responses for the run around this one, whose log wants them.
 
     Attributes:
         usages: the calls in the order in which they ended, without messages and responses.
@@ -78,15 +79,21 @@ class LMRecorder:
         tracker: DSPy's usage tracker of the run.
     """
 
-    def __init__(self, log: CallLog | None = None, prices: Prices = NO_PRICES) -> None:
+    def __init__(self, log: CallLog | None = None, prices: Prices = NO_PRICES, *, keeps_texts: bool = False) -> None:
         self.log = log
+        self.prices = prices
         self.usages: list[LMCall] = []
         self.calls: list[LMCall] = []
-        self._prices = prices
+        self._kept: list[LMCall] | None = [] if keeps_texts else None
         self._begun: dict[str, _Begun] = {}  # by DSPy's id of the call
         self.tracker = RunUsage(self._begun)
         self._names: dict[int, tuple[Any, dict[int, str]]] = {}  # of predictors, by id of their program, which is kept
         self._lock = Lock()
+
+    @property
+    def wants_texts(self) -> bool:
+        """Whether the log, or that of a run around this one, wants messages and responses."""
+        return self._kept is not None or (self.log is not None and self.log.wants_texts)
 
     # --- what DSPy calls
 
@@ -125,7 +132,7 @@ class LMRecorder:
             entry.get("response_model"),
             sum(one.prompt for one in counts),
             sum(one.response for one in counts),
-            cost_of(lm, self._prices, begun.entry, usages) if usages else 0.0,
+            cost_of(lm, self.prices, begun.entry, usages) if usages else 0.0,
             time.perf_counter() - begun.clock,
             begun.began,
             cached,
@@ -135,18 +142,24 @@ class LMRecorder:
             requests=requests_of(begun.asked, begun.entry, usages, error is not None),
             fallback=bool(entry.get(FALLBACK, False)),
         )
+        whole = call
+        if self.wants_texts:
+            whole = call._replace(messages=_messages(begun), response=_response(entry.get("outputs", outputs)))
+            if error is not None:
+                whole = whole._replace(failed=f"{call.failed}: {error_text(error)}", response=None)
+        self._add(call, whole)
+
+    def _add(self, call: LMCall, whole: LMCall) -> None:
+        """Add a call, which is `whole` with messages and response; log, run and the run around it get what they may."""
         log, shown = self.log, call
         if log is not None:
-            if log.wants_texts:
-                whole = call._replace(messages=_messages(begun), response=_response(entry.get("outputs", outputs)))
-                if error is not None:
-                    whole = whole._replace(failed=f"{call.failed}: {error_text(error)}", response=None)
-                shown = log.add(whole)
-            else:
-                log.add(call)
+            logged = log.add(whole if log.wants_texts else call)
+            shown = logged if log.wants_texts else call
         with self._lock:
             self.usages.append(call)
             self.calls.append(shown)
+            if self._kept is not None:
+                self._kept.append(whole)
 
     def _name(self, begun: _Begun) -> str:
         """The name of the predictor in its program; of one that the program does not have, that of its class."""
@@ -179,13 +192,11 @@ class LMRecorder:
         """Adds the calls of a run that was made by code of a node: they are calls of that node."""
         for model, entries in list(inner.tracker.usage_data.items()):
             self.tracker.usage_data[model] += entries
-        for call in inner.usages:
-            own = call._replace(execution=here.id, node=here.node, attempt=here.attempt)
-            with self._lock:
-                self.usages.append(own)
-                self.calls.append(own)
-            if self.log is not None:
-                self.log.add(own)
+        # A node that was left running may add some meanwhile.
+        calls = list(zip(list(inner.usages), list(inner.usages if inner._kept is None else inner._kept), strict=False))
+        for both in calls:
+            call, whole = [one._replace(execution=here.id, node=here.node, attempt=here.attempt) for one in both]
+            self._add(call, whole)
 
 
 class _NamedLM(NamedTuple):
@@ -303,7 +314,10 @@ def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> I
         modules = [one for one in modules if one not in around]
         left = [one for one in callbacks if one not in around]
         callbacks = LMCallbacks(left) if isinstance(callbacks, LMCallbacks) else left
-    recorder, before = LMRecorder(log, prices), executing.get()
+    for one in around:
+        prices = {**one.recorder.prices, **prices}
+    keeps_texts = any(one.recorder.wants_texts for one in around)
+    recorder, before = LMRecorder(log, prices, keeps_texts=keeps_texts), executing.get()
     listener = LMListener(recorder)
     here = before or Executing()
     place = Executing(here.id, here.node, here.program, here.attempt)

@@ -103,6 +103,8 @@ class ExecutionRecords:
         kept: the runs inside of nodes that may be attempted again, by scope, until the node commits. Not stored.
         trace: the trace that the run is a part of; None if it was not traced.
         lm_calls: the LM calls that are not written yet; None if none are to be written.
+        used_before: what processes have used that worked on the run since its last end, and were killed. Not stored
+            before its next end.
         resumes: how often the run was resumed since its last rerun.
         fetch_and_decode: the functions that read contents of its rows: one loads blobs, one decodes values.
     """
@@ -117,6 +119,7 @@ class ExecutionRecords:
         self.new_responses: dict[RecordKey, int] = {}
         self.kept: dict[tuple[str, ...], KeptRun] = {}
         self.lm_calls: LMCallLog | None = None
+        self.used_before: dict[str, Any] = {}
         self.resumes = 0
         self.trace: StoredTrace | None = None
         self.fetch_and_decode: tuple[Fetch, Decode] = (_no_blobs, encoding.decode)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from dspyer.errors import StoreError
 from dspyer.events import Commit, LMCall
 from dspyer.persistence.lm_calls import calls_in, calls_of
-from dspyer.persistence.lm_usage import LMUsage, add_usage, usage_of_calls
+from dspyer.persistence.lm_usage import LMUsage, add_usage, sum_usage, usage_of_calls
 from dspyer.persistence.reader import RunRows, load_run, outermost_execution, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
 from dspyer.persistence.status import failures_in, last_end
@@ -145,10 +147,7 @@ def stored_usage(runs: Iterable[RunRows]) -> dict[str, LMUsage]:
     A process writes what it has used at the end of its run. Of one that was killed, and of a run that `t.stop()` has
     ended, the LM calls in its rows are counted instead.
     """
-    total: dict[str, LMUsage] = {}
-    for run in runs:
-        add_usage(total, usage_in(run.rows))
-    return total
+    return sum_usage(usage_in(run.rows) for run in runs)
 
 
 def usage_in(rows: Sequence[Row]) -> dict[str, LMUsage]:
@@ -166,6 +165,24 @@ def usage_in(rows: Sequence[Row]) -> dict[str, LMUsage]:
             since += calls_in(row)
     add_usage(total, usage_of_calls(since))
     return total
+
+
+def usage_without_end(rows: Sequence[Row]) -> tuple[dict[str, LMUsage], dict[str, LMUsage]]:
+    """Return what a run has used since its last end: in processes before the last one, and in the last one.
+
+    Calls that cannot be read count nothing: a run with such a row can be resumed and stopped.
+    """
+    before: dict[str, LMUsage] = {}
+    since: list[LMCall] = []
+    for row in rows:
+        if row.kind in (RowKind.END, RowKind.RESUME):
+            add_usage(before, usage_of_calls(since))
+            since = []
+        if row.kind == RowKind.END:
+            before = {}
+        with suppress(StoreError, ValueError):
+            since += calls_in(row)
+    return before, usage_of_calls(since)
 
 
 def unrecorded(usage: Mapping[str, Mapping[str, Any]], calls: Iterable[LMCall]) -> list[str]:

@@ -44,6 +44,14 @@ def add_usage(total: dict[str, LMUsage], more: Mapping[str, Mapping[str, Any]]) 
         into["cost"] = None if None in costs else sum(costs)
 
 
+def sum_usage(parts: Iterable[Mapping[str, Mapping[str, Any]]]) -> dict[str, LMUsage]:
+    """The sum of several usages of language models."""
+    total: dict[str, LMUsage] = {}
+    for part in parts:
+        add_usage(total, part)
+    return total
+
+
 def usage_of_calls(calls: Iterable[LMCall]) -> dict[str, LMUsage]:
     """The usage of LM calls by language model.
 

@@ -83,6 +83,10 @@ class RunRows(NamedTuple):
         end = ending_row(reversed(self.rows))
         return None if end is None else str(end.header[0])
 
+    def rows_of_newest_part(self) -> list[Row]:
+        """Return the rows of its newest part."""
+        return [row for row, point in zip(self.rows, self.points, strict=True) if point.run == self.run.id]
+
     def own_commits(self) -> Iterator[tuple[Row, CommitHeader]]:
         """Yield the rows of its own commits, without those of graphs inside its nodes."""
         for row in self.rows:

@@ -388,6 +388,7 @@ def end_row(
     failures: Iterable[tuple[Failure, BaseException]],
     usage: Mapping[str, Any] | None = None,
     steps: int | None = None,
+    before: Mapping[str, Any] | None = None,
 ) -> NewRow:
     """Build the row of the end of a run, with the time.
 
@@ -397,9 +398,11 @@ def end_row(
         failures: each failure with its exception, of which the traceback is stored as text.
         usage: tokens by language model, of the calls since the run was started or resumed.
         steps: how many commits the run has, without those of graphs inside its nodes; None if that is not known.
+        before: what processes have used that worked on the run since its last end, and have written none.
     """
     failed = [failure.stored_with(error) for failure, error in failures]
-    header = (status, fingerprint, dict(usage) if usage else None, int(time() * 1_000) - TIME_ORIGIN, steps)
+    ended = int(time() * 1_000) - TIME_ORIGIN
+    header = (status, fingerprint, dict(usage) if usage else None, ended, steps, *([dict(before)] if before else ()))
     return NewRow(RowKind.END, header, Content(failed, list) if failed else None)
 
 
@@ -412,6 +415,7 @@ class EndHeader(NamedTuple):
         usage: what it used by language model, since it was started or resumed.
         ended: seconds since the Unix epoch; None in rows of dspyer 0.5 or earlier, as the number of commits.
         steps: how many commits it has; None if that is not known.
+        before: what processes have used that were killed since the end before this one: lists read no other rows.
     """
 
     status: str
@@ -419,18 +423,19 @@ class EndHeader(NamedTuple):
     usage: Mapping[str, Any] = MappingProxyType({})
     ended: float | None = None
     steps: int | None = None
+    before: Mapping[str, Any] = MappingProxyType({})
 
     @classmethod
     def parse(cls, header: Sequence[Any]) -> EndHeader:
         """Return the header of an end row; raise `StoreError` if it is malformed."""
-        status, fingerprint, usage, ended, steps = (*header, *(None,) * 5)[:5] if header else (None,) * 5
-        if not isinstance(status, str) or not isinstance(usage or {}, Mapping):
+        status, fingerprint, usage, ended, steps, before = (*header, *(None,) * 6)[:6]
+        if not isinstance(status, str) or not all(isinstance(one or {}, Mapping) for one in (usage, before)):
             raise StoreError(
                 f"a row has the header {brief(list(header))}, which is not that of the end of a run: it was changed "
                 "after dspyer wrote it. Restore the store from a backup, or load the thread from an export"
             )
         when = (TIME_ORIGIN + ended) / 1_000 if isinstance(ended, int) else None
-        return cls(status, fingerprint, usage or {}, when, steps if isinstance(steps, int) else None)
+        return cls(status, fingerprint, usage or {}, when, steps if isinstance(steps, int) else None, before or {})
 
 
 def question_row(question: Question) -> NewRow:

@@ -532,7 +532,8 @@ class Session(NotLive):
         rows = self.new_rows()
         if lm_calls is not None:
             rows += lm_calls.all_rows()
-        return [*rows, end_row(self.status, fingerprint, failures, usage_so_far(), len(run.log))]
+        before = self.records.used_before
+        return [*rows, end_row(self.status, fingerprint, failures, usage_so_far(), len(run.log), before)]
 
     def snapshot_state(self, rows: Sequence[NewRow]) -> SnapshotState | None:
         """The state to store as a snapshot with some rows; None if none is due, or the rows end inside a fork."""

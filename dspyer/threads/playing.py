@@ -19,6 +19,8 @@ from dspyer.nodes.binding import resources_of
 from dspyer.nodes.streamed import TokenRules
 from dspyer.persistence.journal import STOPPING
 from dspyer.persistence.leases import is_alive, leases, new_owner
+from dspyer.persistence.lm_call_reader import usage_without_end
+from dspyer.persistence.reader import read_run
 from dspyer.persistence.rows import end_row
 from dspyer.persistence.time_travel import ThreadReader
 from dspyer.runtime.request import Request
@@ -163,7 +165,10 @@ def stop_run(starter: RunStarter) -> None:
         head = starter.load_head()
         at = head.row.head
         if head.last_run is not None and at is not None and head.last_run.status is None:  # else it has ended meanwhile
-            end = end_row("stopped", None, ()).numbered(at.seq + 1)
+            run = read_run(starter.store, at)
+            before, used = usage_without_end(run.rows_of_newest_part())
+            steps = sum(1 for _ in run.own_commits())
+            end = end_row("stopped", None, (), used, steps, before).numbered(at.seq + 1)
             point = Point(at.run, end.seq)
             change = Change(
                 starter.thread, journal.epoch, lease=0.0, head=point, rows_of=at.run, rows=[end], flush=True

@@ -23,6 +23,8 @@ from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import LEASE, is_alive, leases, new_owner
+from dspyer.persistence.lm_call_reader import usage_without_end
+from dspyer.persistence.lm_usage import sum_usage
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
 from dspyer.persistence.recovery import RecoveredState, recover_state
 from dspyer.persistence.replay import replay
@@ -237,6 +239,8 @@ class RunStarter:
         if names is not None or run.thread != self.thread or self.store.rows(run.id, seq, seq):
             run, seq = self.next_part(head, run, head.row.head, names=names), 0
             run_start = run_start._replace(run_id=run.id, label=(run.header["label"],))
+        else:
+            records.used_before = sum_usage(usage_without_end(last.rows_of_newest_part()))
         return FirstWrite(run, seq, rows, run_start, records)
 
     # --- from rows to a run in memory

@@ -15,7 +15,7 @@ import dspy
 import pytest
 from tenacity import wait_none
 
-from dspyer import END, START, Budget, CompiledGraph, Context, Graph, Retry, Run, Thread
+from dspyer import END, START, Archive, Budget, CompiledGraph, Context, Graph, Retry, Run, Thread
 from dspyer.events import LMCall
 from dspyer.lms import reliable
 from dspyer.stores.encrypted import Encrypted
@@ -384,3 +384,86 @@ def test_threads_of_many_runs_do_not_mix_their_calls(server: OpenAIServer, tmp_p
         calls = all_calls(program.thread(f"t{number}"))
         assert sorted(call.node for call in calls) == ["a", "b"]
         assert all(f"number {number}?" in json.dumps(call.messages) for call in calls)
+
+
+def test_calls_of_a_run_in_a_node_have_the_texts_and_the_prices_of_the_run_around_it() -> None:
+    def look_up(question: str) -> dict[str, Any]:
+        inner = Graph(inputs=["question"]).add_node("ask", dspy.Predict("question -> answer"))
+        run = inner.add_path(START, "ask", END).compile().run({"question": f"Ada's {question}"})
+        return {"answer": run.prediction.answer}
+
+    def nested(question: str) -> dict[str, Any]:
+        middle = Graph(inputs=["question"]).add_node("look_up", look_up, writes=["answer"])
+        return {"answer": middle.add_path(START, "look_up", END).compile().run({"question": question}).state["answer"]}
+
+    def without_names(call: LMCall) -> LMCall:
+        hidden = [{**message, "content": message["content"].replace("Ada", "[name]")} for message in call.messages]
+        return call._replace(messages=hidden)
+
+    for node in (look_up, nested):
+        graph = Graph(inputs=["question"]).add_node("node", node, writes=["answer"]).add_path(START, "node", END)
+        budget = Budget(cost=1, prices={"scripted": (1.0, 2.0)})
+        thread = graph.compile(store=":memory:", record_lm_calls=without_names, budget=budget).thread("t")
+        with ScriptedLM([{"answer": "yes"}]):
+            run = thread.run({"question": "house?"})
+        assert run.error is None
+        (call,) = thread.lm_calls(1)
+        assert (call.execution, call.node) == ("trunk:1", "node")
+        assert "[name]'s house?" in json.dumps(call.messages)
+        assert "yes" in call.response
+        assert run.cost == thread.cost == pytest.approx((call.prompt_tokens + 2 * call.response_tokens) / 1e6)
+
+
+def two_steps(then: Callable[[], object], path: Path) -> CompiledGraph:
+    """Asks, does something, and asks again."""
+    graph = Graph(inputs=["question"]).add_node("ask", dspy.Predict("question -> answer"))
+    graph.add_node("then", lambda answer: {"done": bool(then()) or True}, writes=["done"])
+    graph.add_node("again", dspy.Predict("answer -> last"))
+    budget = Budget(cost=1, prices={"scripted": (1.0, 2.0)})
+    return graph.add_path(START, "ask", "then", "again", END).compile(store=path, budget=budget)
+
+
+def test_lists_have_the_cost_of_a_run_that_was_stopped(tmp_path: Path) -> None:
+    program = two_steps(lambda: program.thread("t").stop(), tmp_path / "t.db")
+    with ScriptedLM([{"answer": "yes"}]):
+        run = program.thread("t").run({"question": "why?"})
+    (info,) = Archive(tmp_path / "t.db").runs()
+    assert (info.status, info.steps, info.usage) == ("stopped", 2, run.usage)
+    assert info.cost == program.thread("t").cost == run.cost != 0
+    program = two_steps(lambda: None, tmp_path / "t.db")
+    with ScriptedLM([{"last": "yes"}]):
+        resumed = program.thread("t").resume()
+    (info,) = Archive(tmp_path / "t.db").runs()
+    assert info.cost == program.thread("t").cost == run.cost + resumed.cost
+
+
+@pytest.mark.parametrize("last_stopped", [False, True])
+def test_lists_have_the_cost_of_processes_that_were_killed(tmp_path: Path, last_stopped: bool) -> None:
+    path = tmp_path / "t.db"
+
+    def child() -> None:
+        with ScriptedLM([{"answer": "yes"}]):
+            two_steps(lambda: os._exit(9), path).thread("t").run({"question": "why?"})
+
+    def resumed() -> None:
+        two_steps(lambda: os._exit(9), path).thread("t").resume()
+
+    assert end_of(fork(child)) == end_of(fork(resumed)) == 9
+    (info,) = Archive(path).runs()
+    assert (info.status, info.cost) == ("crashed", None)
+    program = two_steps(lambda: last_stopped and program.thread("t").stop(), path)
+    thread = program.thread("t")
+    with ScriptedLM([] if last_stopped else [{"last": "yes"}]):
+        run = thread.resume()
+    if last_stopped:
+        assert run.status == "stopped"
+        assert list_of(path) == ("stopped", 1, thread.usage, thread.cost)
+        with ScriptedLM([{"last": "yes"}]):
+            run = two_steps(lambda: None, path).thread("t").resume()
+    assert run.status == "completed"
+    assert list_of(path) == ("completed", 2, thread.usage, pytest.approx(thread.cost))
+
+
+def list_of(path: Path) -> tuple[Any, ...]:
+    (info,) = Archive(path).runs()
+    return info.status, info.usage["scripted"]["requests"], info.usage, info.cost
