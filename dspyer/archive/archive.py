@@ -251,11 +251,26 @@ def _query(
         raise ValueError(
             f"no status {status!r}.{suggestion(status, (*ENDED, *OPEN))} It is one of {list_names((*ENDED, *OPEN))}"
         )
-    if limit < 1:
-        raise ValueError(f"limit={limit}: a page has at least one run")
-    # `timestamp` takes a time without a zone as local time.
-    times = [None if time is None else time.timestamp() for time in (since, until)]
-    return RunQuery(thread, graph, None, times[0], times[1], _place(after), limit, last)
+    if not isinstance(limit, int) or limit < 1:
+        raise ValueError(f"limit={limit!r}: a page has at least one run")
+    for option, name in (("graph", graph), ("thread", thread)):
+        if not isinstance(name, str | None):
+            raise TypeError(f"{option}={name!r}: give a name")
+    # No store holds more runs than an index of SQLite or PostgreSQL can count.
+    count = min(limit, 2**31)
+    return RunQuery(thread, graph, None, _seconds("since", since), _seconds("until", until), _place(after), count, last)
+
+
+def _seconds(option: str, time: datetime | None) -> float | None:
+    """The seconds since the Unix epoch of a time, which is local time without a time zone."""
+    if time is None:
+        return None
+    if not isinstance(time, datetime):
+        raise TypeError(f"{option}={time!r}: give a datetime, for example datetime.now() - timedelta(days=1)")
+    try:
+        return time.timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise ValueError(f"{option}={time!r} is too far away to be a local time: give it a time zone") from error
 
 
 def _cursor(place: RunPlace) -> str:

@@ -128,6 +128,15 @@ def test_bad_arguments_are_refused() -> None:
         archive.runs(status="fail")
     with pytest.raises(ValueError, match="limit=0"):
         archive.runs(limit=0)
+    with pytest.raises(ValueError, match=r"limit=2\.5"):
+        archive.runs(limit=2.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"since='2026-01-01': give a datetime"):
+        archive.runs(since="2026-01-01")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="graph=3: give a name"):
+        archive.runs(graph=3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="until=.* too far away to be a local time: give it a time zone"):
+        archive.runs(until=datetime.min)
+    assert list(archive.runs(since=datetime.min.replace(tzinfo=UTC), limit=10**30)) == []
     for cursor in ("x", "1.0", "x,y,z"):
         with pytest.raises(ValueError, match=r"pass page\.next"):
             archive.runs(after=cursor)

@@ -434,7 +434,7 @@ def test_lists_have_the_cost_of_a_run_that_was_stopped(tmp_path: Path) -> None:
     with ScriptedLM([{"last": "yes"}]):
         resumed = program.thread("t").resume()
     (info,) = Archive(tmp_path / "t.db").runs()
-    assert info.cost == program.thread("t").cost == run.cost + resumed.cost
+    assert info.cost == program.thread("t").cost == (run.cost or 0) + (resumed.cost or 0)
 
 
 @pytest.mark.parametrize("last_stopped", [False, True])
@@ -451,7 +451,7 @@ def test_lists_have_the_cost_of_processes_that_were_killed(tmp_path: Path, last_
     assert end_of(fork(child)) == end_of(fork(resumed)) == 9
     (info,) = Archive(path).runs()
     assert (info.status, info.cost) == ("crashed", None)
-    program = two_steps(lambda: last_stopped and program.thread("t").stop(), path)
+    program = two_steps(lambda: program.thread("t").stop() if last_stopped else None, path)
     thread = program.thread("t")
     with ScriptedLM([] if last_stopped else [{"last": "yes"}]):
         run = thread.resume()
