@@ -251,7 +251,7 @@ def _query(
         raise ValueError(
             f"no status {status!r}.{suggestion(status, (*ENDED, *OPEN))} It is one of {list_names((*ENDED, *OPEN))}"
         )
-    if not isinstance(limit, int) or limit < 1:
+    if int(limit) != limit or limit < 1:
         raise ValueError(f"limit={limit!r}: a page has at least one run")
     for option, name in (("graph", graph), ("thread", thread)):
         if not isinstance(name, str | None):

@@ -11,11 +11,14 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from secrets import token_hex
 from threading import Event, Lock, Thread
+from typing import Any
 
 from dspyer.persistence.journal import Journal
 from dspyer.stores.base import Owner, ThreadRow
@@ -25,6 +28,9 @@ LEASE = 30.0
 
 AT = "@"
 """Separates when a process started from the place in which its process id is unique."""
+
+MARK = "worker"
+"""Where the header of a run that owns no thread has the mark of its process."""
 
 
 # --- is the owner alive?
@@ -40,6 +46,28 @@ def is_alive(row: ThreadRow) -> bool:
     if owner.pid == os.getpid():
         return leases.holds(owner.token)
     return _process_exists(owner.pid) and _started(owner.pid) == owner.started
+
+
+def mark_of(owner: Owner) -> list[Any]:
+    """What a run that owns no thread has in its header, so that readers know whether it is at work.
+
+    It is a part of exports: host and boot are digests.
+    """
+    return [_digest(owner.host, owner.started.partition(AT)[2]), owner.pid, _digest(owner.started), owner.token]
+
+
+def is_marked_alive(mark: Sequence[Any]) -> bool | None:
+    """Whether the process that has marked a run is at work on it; None if it is not on this host."""
+    place, pid, started, token = mark
+    if place != _digest(socket.gethostname(), _pid_namespace()):
+        return None
+    if pid == os.getpid():
+        return leases.holds(token)
+    return _process_exists(pid) and _digest(_started(pid)) == started
+
+
+def _digest(*texts: str) -> str:
+    return sha256("\0".join(texts).encode()).hexdigest()[:16]
 
 
 def new_owner() -> Owner:

@@ -18,7 +18,7 @@ from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.failure import Failure
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.leases import is_alive, new_owner
+from dspyer.persistence.leases import MARK, is_alive, leases, mark_of, new_owner
 from dspyer.persistence.reader import read_run
 from dspyer.persistence.rows import end_row
 from dspyer.persistence.snapshots import SnapshotState, new_snapshot
@@ -52,14 +52,21 @@ class MergeOnFinish:
             starter.new_run(starter.load_head(), inputs, request, label)  # refused inputs must not begin a thread
             self._write_first_commit(row)
         head = self._common_head(abandon)
-        first = starter.new_run(head, inputs, request, label)
+        first, owner = starter.new_run(head, inputs, request, label), new_owner()
+        run = first.run._replace(header={**first.run.header, MARK: mark_of(owner)})
         rows = [row.numbered(seq) for seq, row in enumerate(first.rows)]
-        starter.store.write(Change(run=first.run, rows_of=first.run.id, rows=rows))
-        journal = Journal(starter.store, "", 0, first.run.id, len(rows), starter.graph.durability)
+        journal = Journal(starter.store, "", 0, run.id, len(rows), starter.graph.durability)
         if head.encoder is not None:
             journal.continue_after(head.rows_since_snapshot + len(rows), head.encoder)
-        started = replace(request, run_start=first.start, records=first.records, journal=journal)
-        hand_over(OwnedRun(started, journal, new_owner()))
+        # Nothing is renewed: it owns no thread. Readers in this process learn from it that the run is at work.
+        leases.hold(owner.token, journal)
+        try:
+            starter.store.write(Change(run=run, rows_of=run.id, rows=rows))
+            started = replace(request, run_start=first.start, records=first.records, journal=journal)
+            hand_over(OwnedRun(started, journal, owner))
+        except BaseException:
+            leases.let_go(owner.token)
+            raise
 
     def attempts(self, run: Run, lock: ThreadLock) -> Iterator[float]:
         """Merge a finished run that does not own its thread into it; nothing to do for a run that owns it.

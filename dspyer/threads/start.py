@@ -22,7 +22,7 @@ from dspyer.errors import ChangedGraphError, OpenRunError, StoreError, ThreadErr
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.leases import LEASE, is_alive, leases, new_owner
+from dspyer.persistence.leases import LEASE, MARK, is_alive, leases, new_owner
 from dspyer.persistence.lm_call_reader import usage_without_end
 from dspyer.persistence.lm_usage import sum_usage
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
@@ -318,6 +318,7 @@ class RunStarter:
         """
         header = {**run.header, "continues": True, "label": self.next_label(head), "started": round(time(), 3)}
         header.pop("without", None)
+        header.pop(MARK, None)
         if excluded:
             header["without"] = [list(span) for span in excluded]
         header.pop("names", None)

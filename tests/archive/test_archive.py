@@ -6,6 +6,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -18,7 +19,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Archive, CompiledGraph, Graph, Thread
 from dspyer.errors import StoreError, ThreadError
 from dspyer.stores import Memory, SQLite
-from dspyer.stores.base import Store
+from dspyer.stores.base import Change, Row, RunQuery, RunRow, Store
 from dspyer.stores.encrypted import Encrypted
 from tests.stores.older_versions import V1, V2, make_old
 from tests.threads.owned_runs import BackgroundRun, Gate, gated
@@ -134,8 +135,8 @@ def test_bad_arguments_are_refused() -> None:
         archive.runs(since="2026-01-01")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="graph=3: give a name"):
         archive.runs(graph=3)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="until=.* too far away to be a local time: give it a time zone"):
-        archive.runs(until=datetime.min)
+    with pytest.raises(ValueError, match=r"until=.* too far away to be a local time: give it a time zone"):
+        archive.runs(until=datetime(1, 1, 1))  # noqa: DTZ001
     assert list(archive.runs(since=datetime.min.replace(tzinfo=UTC), limit=10**30)) == []
     for cursor in ("x", "1.0", "x,y,z"):
         with pytest.raises(ValueError, match=r"pass page\.next"):
@@ -167,6 +168,34 @@ def test_a_run_is_running_while_its_owner_lives_and_crashed_after_that() -> None
     gate.opened.set()
     run.end()
     assert facts(archive) == [("t", "completed")]
+
+
+def test_a_run_that_will_be_merged_is_running_while_its_process_lives(tmp_path: Path) -> None:
+    path, gate = tmp_path / "runs.db", Gate()
+    program = gated(gate, SQLite(path))
+    program.thread("t").update({"n": 1})
+    archive = Archive(path)
+    run = BackgroundRun(lambda: program.thread("t").run({"n": 1}, on_conflict="merge", abandon=True))
+    assert gate.inside.wait(20)
+    assert facts(archive) == [("t", "running"), ("t", "completed")]
+    assert facts(archive, status="running") == [("t", "running")]
+    statement = "from dspyer import Archive; print([info.status for info in Archive(%r).runs()])"
+    other = subprocess.run([sys.executable, "-c", statement % str(path)], capture_output=True, text=True, check=True)
+    assert other.stdout == "['running', 'completed']\n"
+    (on_this_host,) = [one.run.header["worker"] for one in SQLite(path).list_runs(RunQuery()) if one.status == ""]
+    gate.opened.set()
+    run.end()
+    assert facts(archive) == [("t", "completed")] * 2
+    place, *process = on_this_host
+    for mark, ago, status in (
+        (on_this_host, 0, "crashed"),
+        (["elsewhere", *process], 0, "running"),
+        (["elsewhere", *process], 4000, "crashed"),
+    ):
+        header = {"started": time.time() - ago, "worker": mark}
+        store = Memory()
+        store.write(Change("t", run=RunRow("r", "t", (), header), rows_of="r", rows=[Row(0, "open", ("START",))]))
+        assert facts(Archive(store)) == [("t", status)], (place, mark, ago)
 
 
 def killed(path: Path) -> None:
