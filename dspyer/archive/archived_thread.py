@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import anyio
 
-from dspyer.archive.run_display import StoredRunDisplay, stored_run_display
+from dspyer.archive.run_display import StoppedExecution, StoredRunDisplay, stopped_executions, stored_run_display
 from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph, stored_graph
 from dspyer.archive.stored_records import JoinConflict, StoredPost, join_conflicts, stored_posts, stored_stats
@@ -33,6 +34,8 @@ from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, RunQuery, RunRow, ThreadRow, listed_run
 from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
+from dspyer.values.frozen import FrozenDict
 
 
 class CommitInfo(NamedTuple):
@@ -46,6 +49,7 @@ class CommitInfo(NamedTuple):
         blame: for each field of the state after it, the commit that had last written the field.
         lm_calls: the LM calls of its execution, if its program has recorded them.
         conflicts: of a join, the conflicts of its branches.
+        sent: what a `Send` had brought to it, besides the state before it.
     """
 
     commit: Commit
@@ -55,6 +59,7 @@ class CommitInfo(NamedTuple):
     blame: Mapping[str, Commit]
     lm_calls: tuple[LMCall, ...] = ()
     conflicts: tuple[MergedConflict, ...] = ()
+    sent: Mapping[str, Any] = FrozenDict()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; of the commits that have written the fields, node and id."""
@@ -63,10 +68,55 @@ class CommitInfo(NamedTuple):
             "before": state_dict(self.before),
             "after": state_dict(self.after),
             "diff": {name: encode_update(update) for name, update in self.diff.items()},
-            "blame": {name: {"node": found.node, "commit": found.id} for name, found in self.blame.items()},
+            "blame": blame_dict(self.blame),
             "lm_calls": [call.to_dict() for call in self.lm_calls],
             "conflicts": [conflict.to_dict() for conflict in self.conflicts],
+            "sent": values_dict(self.sent),
         }
+
+
+class ExecutionInfo(NamedTuple):
+    """An execution that has left no commit: it failed, or asks a question.
+
+    Attributes:
+        execution: its id, with the label of its run in front.
+        node: its node; `"join:NAME"` of a join.
+        parents: the ids of the commits that it follows; several of a join.
+        state: the state that its node could read; of a join, that of its first branch.
+        blame: for each field of it, the commit that had last written the field.
+        lm_calls: the LM calls that it has made, if its program has recorded them.
+        sent: what a `Send` has brought to it, besides the state.
+    """
+
+    execution: str
+    node: str
+    parents: tuple[str, ...]
+    state: ImmutableState
+    blame: Mapping[str, Commit]
+    lm_calls: tuple[LMCall, ...] = ()
+    sent: Mapping[str, Any] = FrozenDict()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form; of the commits that have written the fields, node and id."""
+        return {
+            "execution": self.execution,
+            "node": self.node,
+            "parents": list(self.parents),
+            "state": state_dict(self.state),
+            "blame": blame_dict(self.blame),
+            "lm_calls": [call.to_dict() for call in self.lm_calls],
+            "sent": values_dict(self.sent),
+        }
+
+
+def blame_dict(blame: Mapping[str, Commit]) -> dict[str, Any]:
+    """The JSON form of who has written each field: node and id of the commit."""
+    return {name: {"node": found.node, "commit": found.id} for name, found in blame.items()}
+
+
+def values_dict(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON form of some values, by name."""
+    return {name: encoding.encode(freeze(value)) for name, value in values.items()}
 
 
 def state_dict(state: ImmutableState) -> dict[str, Any]:
@@ -170,7 +220,50 @@ class ArchivedThread:
             blame,
             tuple(self.lm_calls(found.commit.id)),
             found.conflicts,
+            self._thread_reader.sent_to(found.commit.parents, found.commit.branch),
         )
+
+    def execution(self, name: str, run: str | None = None) -> ExecutionInfo:
+        """An execution with which a run ended without its commit: what it could read, and its LM calls.
+
+        Of an item of a map, and of a node inside of a graph, this is said of the node of the run around it.
+
+        Args:
+            name: its id, as `info.failure.execution` or `Question.execution` has it.
+            run: as in `info`.
+
+        Raises:
+            LookupError: if the run has not ended there.
+        """
+        info, stopped = self._stopped(run)
+        found = stopped.get(name) or stopped.get(f"{run_label(self._listed(info.run_id).run)}/{name}")
+        if found is None:
+            raise LookupError(f"the run {info.run_id!r} has not ended at {name!r}: see info.failure and info.questions")
+        return self._execution(found, info)
+
+    def _stopped(self, run: str | None) -> tuple[RunInfo, dict[str, StoppedExecution]]:
+        info = self.info(run)
+        return info, stopped_executions(info, self.failures(run), self._last_commits(info.run_id))
+
+    def _execution(self, stopped: StoppedExecution, info: RunInfo) -> ExecutionInfo:
+        name, node, branch, parents = stopped
+        reader, state = self._reader_of(self._listed(info.run_id)), ImmutableState()
+        blame: dict[str, Commit] = {}
+        calls: tuple[LMCall, ...] = ()
+        if parents:
+            state, blame = reader.at(parents[0]), reader.writers(parents[0])
+        with suppress(LookupError):  # it has made none
+            calls = self.lm_calls(name)
+        return ExecutionInfo(name, node, parents, state, blame, calls, reader.sent_to(parents, branch))
+
+    def _last_commits(self, run: str) -> list[Commit]:
+        """The commits of a run from its last settled one on: all that is active at its end has come from that one."""
+        count = 64
+        while True:
+            found = self.history(run=run, newest=True, count=count)
+            if len(found) < count or any(commit.version is not None for commit in found):
+                return found[::-1]
+            count *= 4
 
     def commit_alone(self, version: int | str) -> Commit:
         """A commit without the states around it."""
@@ -259,7 +352,7 @@ class ArchivedThread:
             None if graph is None else graph.drawing(),
             () if graph is None else graph.fields,
             info.questions,
-            failures := self.failures(run),
+            self.failures(run),
             len(commits),
         )
         file = RunFile({**answer, "stats": self.stats(run).to_dict()}, len(commits))
@@ -269,7 +362,7 @@ class ArchivedThread:
             step = self.commit(commit.id).to_dict()
             file.add_step(commit_row(commit, calls.get(commit.id, [])), step)
         file.add_lists(
-            lm_calls={one.execution: [call.to_dict() for call in self.lm_calls(one.execution)] for one in failures},
+            executions={name: self._execution(one, info).to_dict() for name, one in self._stopped(run)[1].items()},
             posts=[post.to_dict() for post in self.posts(run)],
             conflicts=[found.to_dict() for found in self.conflicts(run)],
         )

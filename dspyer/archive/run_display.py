@@ -72,6 +72,49 @@ def stored_run_display(
     return StoredRunDisplay(rows, facts, ended)
 
 
+class StoppedExecution(NamedTuple):
+    """Where a run has ended: an execution that has left no commit.
+
+    Attributes:
+        execution: its id, with the label of its run in front.
+        node: its node; `"join:NAME"` of a join.
+        branch: its branch.
+        parents: the ids of the commits that it follows.
+    """
+
+    execution: str
+    node: str
+    branch: BranchPath
+    parents: tuple[str, ...]
+
+
+def stopped_executions(
+    info: RunInfo, failures: Sequence[Failure], commits: Sequence[Commit]
+) -> dict[str, StoppedExecution]:
+    """Where the executions were that failed or ask, by their id and by those of their questions.
+
+    Args:
+        info: what lists say of the run.
+        failures: those with which it ended.
+        commits: its commits, in canonical order, at least from the last settled one on.
+    """
+    local = [_local(commit) for commit in commits]
+    ids = {own.id: commit.id for own, commit in zip(local, commits, strict=True)}
+    active = {} if info.status == "completed" else active_at_end(local)
+    names = {_own_id(failure.execution): failure.execution for failure in failures}
+    found: dict[str, StoppedExecution] = {}
+    for row in display_rows(local, {}, [_failed_at(one, active) for one in failures], info.questions, active):
+        parents = tuple([ids[parent] for parent in row.parents])
+        if row.error is not None:
+            name = names[row.execution]
+            found[name] = StoppedExecution(name, row.node, row.branch, parents)
+        for question in row.questions:
+            name = f"{question.run}/{question.execution}"
+            node, branch = (question.node, question.branch) if question.key == "after" else (row.node, row.branch)
+            found[name] = found[question.id] = StoppedExecution(name, node, branch, parents)
+    return found
+
+
 def _local(commit: Commit) -> Commit:
     """A commit as its run knows it: without the name of the run in front of ids."""
     return commit._replace(id=_own_id(commit.id), parents=tuple(map(_own_id, commit.parents)))

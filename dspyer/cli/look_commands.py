@@ -15,6 +15,7 @@ from dspyer.cli.summaries import (
     print_changes,
     print_commit,
     print_commits,
+    print_execution,
     print_run,
     print_values,
 )
@@ -45,7 +46,11 @@ def show(
     thread: ThreadArgument,
     commit: Annotated[
         str | None,
-        typer.Argument(metavar="COMMIT", help="Version or id: show this commit, not the run.", show_default=False),
+        typer.Argument(
+            metavar="COMMIT",
+            help="Version or id: show this commit, not the run; or the id of an execution that failed or asks.",
+            show_default=False,
+        ),
     ] = None,
     run: RunOption = None,
     store: StoreOption = None,
@@ -57,11 +62,7 @@ def show(
 
     with _thread(thread, store, key_file) as t:
         if commit is not None:
-            found = t.commit(version_of(commit)).to_dict()
-            if as_json:
-                write_json(found)
-            else:
-                print_commit(found)
+            _show_step(t, commit, run, as_json)
             return
         info = t.info(run).to_dict()
         if as_json:
@@ -69,6 +70,20 @@ def show(
         else:
             print_run(info)  # before the state, which may not be readable
             print_values("state", state_of_run(t, run))
+
+
+def _show_step(t: ArchivedThread, name: str, run: str | None, as_json: bool) -> None:
+    try:
+        found, shown = t.commit(version_of(name)).to_dict(), print_commit
+    except LookupError as error:
+        try:
+            found, shown = t.execution(name, run).to_dict(), print_execution
+        except LookupError:
+            raise error from None
+    if as_json:
+        write_json(found)
+    else:
+        shown(found)
 
 
 def log(

@@ -244,6 +244,18 @@ def print_commit(info: Record) -> None:
         print_calls(info["lm_calls"])
 
 
+def print_execution(info: Record) -> None:
+    """An execution that has left no commit: what it could read, and its LM calls."""
+    after = ", ".join(info["parents"]) or "nothing: it is the first"
+    write_fields([("execution", info["execution"]), ("node", info["node"]), ("after", after)])
+    if info["sent"]:
+        print_values("sent to it", info["sent"])
+    print_values("state of its first branch" if len(info["parents"]) > 1 else "state it could read", info["state"])
+    if info["lm_calls"]:
+        write("LM calls")
+        print_calls(info["lm_calls"])
+
+
 def print_blame(writers: Sequence[Record]) -> None:
     """Paths and the commits that have last written them, as a table."""
     rows = [

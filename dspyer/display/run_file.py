@@ -97,13 +97,13 @@ class RunFile:
         before, after = states["before"] or {}, states["after"] or {}
         changed = dict.fromkeys(name for name in [*after, *before] if before.get(name) != after.get(name))
         commit = {name: value for name, value in step["commit"].items() if name != "patch"}
-        rest = {name: step[name] for name in ("blame", "lm_calls", "conflicts")}
+        rest = {name: step[name] for name in ("blame", "lm_calls", "conflicts", "sent")}
         answer = {"commit": commit, "diff": changed, **cut(rest)}
         self._rows.append(row)
         self._steps[row["id"]] = self._values.place({**answer, "states": states})
 
     def add_lists(self, **lists: Any) -> None:
-        """Add other answers by name: `posts`, `conflicts`, `repairs`, and `lm_calls` by execution."""
+        """Add other answers by name: `posts`, `conflicts`, `repairs`, and `executions` by id."""
         for name, items in lists.items():
             self._lists[name] = self._values.place(cut(items))
 

@@ -60,6 +60,7 @@ class Reading:
         self._valued: dict[str, Callable[[Request], Any]] = {
             "run": self._run,
             "commit": self._commit,
+            "execution": self._execution,
             "lm_calls": self._lm_calls,
             "posts": self._posts,
             "conflicts": self._conflicts,
@@ -144,6 +145,9 @@ class Reading:
 
     def _commit(self, request: Request) -> Any:
         return self._thread(request).commit(text_of(request, "id")).to_dict()
+
+    def _execution(self, request: Request) -> Any:
+        return self._thread(request).execution(text_of(request, "id"), _optional(request, "run")).to_dict()
 
     def _lm_calls(self, request: Request) -> Any:
         return _items(self._thread(request).lm_calls(text_of(request, "execution")))

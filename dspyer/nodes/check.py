@@ -32,7 +32,7 @@ from dspyer.nodes.repair import CheckedCommit, Repair
 from dspyer.nodes.subgraph import build_subgraph
 from dspyer.nodes.sync_async import acall_function, call_function, is_async
 from dspyer.patch import DELETE, apply_value
-from dspyer.scheduler.lineage import Log, LogEntry, is_manual, lineage_counts
+from dspyer.scheduler.lineage import NOTHING_SENT, Log, LogEntry, is_manual, lineage_counts
 from dspyer.scheduler.run_state import Branch
 from dspyer.schema.type_fit import fits, misfit, shown_type
 from dspyer.state import ImmutableState
@@ -45,8 +45,6 @@ PROBLEMS = "problems"
 
 PREVIOUS = "previous_"
 """How the inputs of a fix begin that get the output that was refused."""
-
-NOTHING_SENT: FrozenDict[str, Any] = FrozenDict()
 
 
 @dataclass(frozen=True, slots=True)

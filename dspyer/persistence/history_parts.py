@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dspyer.events import Commit, MergedConflict
 from dspyer.persistence.history import PRUNED
@@ -48,6 +48,7 @@ from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
+from dspyer.values.frozen import FrozenDict
 
 FEW = 8
 """Runs that are read one by one, before all runs of the thread are read at once."""
@@ -57,12 +58,13 @@ PAGE = 64
 
 
 class LoggedCommit(NamedTuple):
-    """A commit with the states before and after it; before a join, that of its first branch."""
+    """A commit with the states before and after it (before a join, that of its first branch), and what it sends."""
 
     commit: Commit
     before: ImmutableState
     after: ImmutableState
     conflicts: tuple[MergedConflict, ...]
+    sends: tuple[FrozenDict[str, Any] | None, ...] = ()
 
 
 class Block:
@@ -162,7 +164,7 @@ class Block:
             for index, entry in enumerate(folded.entries):
                 if ids[index] == commit_id and (index or snapshot_index is None):
                     state = folded.entries[entry.parents[0]].state if entry.parents else before
-                    return LoggedCommit(commit, state, entry.state, entry.conflicts)
+                    return LoggedCommit(commit, state, entry.state, entry.conflicts, entry.sends)
         return None
 
     def _id_before(self) -> str:

@@ -425,7 +425,7 @@ class HistoryReader:
         patch = content.patch or {}
         after = schema.replay(state, patch)
         commit = schema.with_sizes(self._commit(header, content, parents, entries), state, (patch,), after)
-        return LogEntry(commit, after, parents, _NO_COUNTS)
+        return LogEntry(commit, after, parents, _NO_COUNTS, sends=content.overlays)
 
     def _manual_opening(
         self, node: str, patch: Mapping[str, Any], before: ImmutableState, rows: Sequence[Row]

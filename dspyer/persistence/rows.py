@@ -302,7 +302,6 @@ def commit_row(
     entry: LogEntry,
     index: int,
     scope: tuple[str, ...],
-    overlays: Iterable[FrozenDict[str, Any] | None] = (),
     is_opening: bool = False,
     items: MapItems | None = None,
     lm_calls: tuple[Any, ...] = (),
@@ -314,7 +313,6 @@ def commit_row(
         entry: the commit in the log of its run.
         index: its index there.
         scope: local ids of the executions around it.
-        overlays: what a `Send` adds to the state of each branch that it starts.
         is_opening: whether its patch is in the run's open row already, and is not written again.
         items: of a map, which item rows hold its results; None if its own row does.
         lm_calls: the LM calls of the execution, packed.
@@ -339,10 +337,9 @@ def commit_row(
         commit.attempt,
         commit.cached,
     )
-    sent = tuple(overlays)
     content = CommitContent(
         None if is_opening else commit.patch,
-        sent if sent and any(overlay is not None for overlay in sent) else (),
+        entry.sends,
         commit.reason,
         entry.resolutions,
         commit.failure,

@@ -8,14 +8,14 @@ caches it for the `Thread` object.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Any
 
 from dspyer.errors import StoreError, ThreadError
-from dspyer.events import Commit, LMCall
+from dspyer.events import BranchPath, Commit, LMCall
 from dspyer.patch import Replace
 from dspyer.persistence.history import CommitListing, History, inner_commits
 from dspyer.persistence.history_parts import (
@@ -33,9 +33,19 @@ from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.recovery import recover_state
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
 from dspyer.persistence.snapshots import EVERY, latest_snapshot, state_digest
-from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
+from dspyer.scheduler.lineage import (
+    NOTHING_SENT,
+    LogEntry,
+    ancestry,
+    is_manual,
+    last_writer,
+    sent_along,
+    touches,
+    value_at,
+)
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
+from dspyer.values.frozen import FrozenDict
 
 Moment = int | str | Mapping[str, Any]
 """A version, the id of a commit, or a state itself."""
@@ -124,7 +134,16 @@ class ThreadReader:
         index = listed.index_of(version)
         entry = listed.history.log[listed.log_indexes[index]]
         before = listed.history.state(entry.parents[0] if entry.parents else None)
-        return LoggedCommit(listed.commits[index], before, listed.state(index), entry.conflicts)
+        return LoggedCommit(listed.commits[index], before, listed.state(index), entry.conflicts, entry.sends)
+
+    def sent_to(self, parents: Sequence[str], path: BranchPath) -> FrozenDict[str, Any]:
+        """What a `Send` has brought to an execution, by the ids of the commits before it and its branch."""
+        if len(parents) != 1:
+            return NOTHING_SENT
+        found = self.entry(parents[0])
+        while is_manual(found.commit) and len(found.commit.parents) == 1:  # it changes the state, and sends nothing
+            found = self.entry(found.commit.parents[0])
+        return sent_along(found.commit, found.sends, path)
 
     def blame(self, path: str | tuple[Any, ...], at: int | str | None = None) -> Commit:
         """The commit that last wrote a path, up to the head or to the commit `at`."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from dspyer.events import Commit, Event, LMCall
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.lm_calls import NO_CALLS
 from dspyer.persistence.rows import MapItems, NewRow, commit_row
-from dspyer.scheduler.run_state import RunState, Target
-from dspyer.values.frozen import FrozenDict
+from dspyer.scheduler.run_state import RunState
 
 
 class PendingRows:
@@ -26,12 +25,6 @@ class PendingRows:
         self.run = run
         self.events: list[Event] = []
         self.lm_calls: list[LMCall] = []
-        self._overlays: dict[str, tuple[FrozenDict[str, Any] | None, ...]] = {}
-
-    def note_targets(self, execution_id: str, targets: Sequence[Target]) -> None:
-        """Keeps the values that an execution sends to its targets: a commit does not hold them, but its row does."""
-        if len(targets) != 1 or targets[0].overlay is not None:
-            self._overlays[execution_id] = tuple([target.overlay for target in targets])
 
     def commit_rows(
         self,
@@ -50,7 +43,6 @@ class PendingRows:
         for index in range(len(self.run.log), len(run.log)):
             entry = run.log[index]
             commit = entry.commit
-            overlays = self._overlays.pop(commit.id, ()) if self._overlays else ()
             calls = NO_CALLS
             if lm_calls is not None and lm_calls.waits:
                 execution = "/".join((*scope, commit.id))
@@ -58,7 +50,7 @@ class PendingRows:
                 found += lm_calls.rows_inside(execution, self.lm_calls)
                 calls = lm_calls.packed(execution, int(commit.started * 1_000), self.lm_calls)
             is_first = commit.patch is first_patch
-            found.append(commit_row(entry, index, scope, overlays, is_first, items_of(commit), *calls))
+            found.append(commit_row(entry, index, scope, is_first, items_of(commit), *calls))
         return found
 
     def written(self, run: RunState) -> list[Event]:

@@ -505,6 +505,7 @@ class Run:
             {**answer, "stats": self.stats().to_dict()},
             self._entries,
             self.shown,
+            self._rows(),
             self.lm_calls,
             [event for event in self.events if len(event.scope) == self._depth],
             self.repairs(),

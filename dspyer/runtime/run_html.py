@@ -12,9 +12,10 @@ import dspy
 from dspyer.display.redaction import Redaction, Redactor
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row
-from dspyer.events import Commit, Event, LMCall, MergedConflict, Posted, Withdrawn
+from dspyer.display.run_rows import DisplayRow
+from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Posted, Withdrawn
 from dspyer.persistence.reader import outermost_execution
-from dspyer.scheduler.lineage import LogEntry, value_at
+from dspyer.scheduler.lineage import LogEntry, sent_to, value_at
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze, same
@@ -97,11 +98,15 @@ class RunWriter:
         run: Mapping[str, Any],
         log: Sequence[LogEntry],
         shown: Sequence[Commit],
+        rows: Iterable[DisplayRow],
         calls: Iterable[LMCall],
         events: Iterable[Event],
         repairs: Iterable[dspy.Example],
     ) -> Path:
-        """Write the file: the answer to `api/run` with its `stats`, the steps, and what belongs to no step."""
+        """Write the file: the answer to `api/run` with its `stats`, the steps, and what belongs to no step.
+
+        Of `rows`, those without a commit are where the run has ended.
+        """
         file = RunFile(self._hide(run), len(log))
         by_execution: dict[str, list[LMCall]] = {}
         for call in calls:
@@ -113,13 +118,14 @@ class RunWriter:
             step["commit"] = self._hide(shown[index].to_dict())
             step["lm_calls"] = [self._call(call) for call in found]
             file.add_step(self._hide(commit_row(shown[index], found)), step)
-        left_out = {commit.id for commit in shown}
+        places = {entry.commit.id: index for index, entry in enumerate(log)}
+        executions: dict[str, Any] = {}
+        for row in rows:
+            if row.commit is None and (row.error is not None or row.questions):
+                stopped = self._stopped(log, writers, places, row, by_execution.get(row.execution, ()))
+                executions |= dict.fromkeys([row.execution, *(one.id for one in row.questions)], stopped)
         file.add_lists(
-            lm_calls={
-                execution: [self._call(call) for call in found]
-                for execution, found in by_execution.items()
-                if execution not in left_out
-            },
+            executions=executions,
             conflicts=[
                 {"commit": entry.commit.id, "conflict": self._conflict(conflict)}
                 for entry in log
@@ -135,12 +141,33 @@ class RunWriter:
         return {
             "before": self._states.of(log[entry.parents[0]].state) if entry.parents else None,
             "after": self._states.of(entry.state),
-            "blame": {
-                name: {"node": log[writer].commit.node, "commit": log[writer].commit.id}
-                for name, writer in writers.items()
-            },
+            "blame": _blame(log, writers),
+            "sent": self._sent(log, entry.parents, entry.commit.branch),
             "conflicts": [self._conflict(conflict) for conflict in entry.conflicts],
         }
+
+    def _stopped(
+        self,
+        log: Sequence[LogEntry],
+        writers: Sequence[Writers],
+        places: Mapping[str, int],
+        row: DisplayRow,
+        calls: Iterable[LMCall],
+    ) -> dict[str, Any]:
+        """An execution that has left no commit, as `ExecutionInfo` says it."""
+        parents = tuple([places[parent] for parent in row.parents])
+        return {
+            "execution": row.execution,
+            "node": row.node,
+            "parents": list(row.parents),
+            "state": self._states.of(log[parents[0]].state) if parents else {},
+            "blame": _blame(log, writers[parents[0]]) if parents else {},
+            "lm_calls": [self._call(call) for call in calls],
+            "sent": self._sent(log, parents, row.branch),
+        }
+
+    def _sent(self, log: Sequence[LogEntry], parents: tuple[int, ...], path: BranchPath) -> dict[str, Any]:
+        return self._states.of(ImmutableState(sent_to(log, parents, path)))
 
     def _conflict(self, conflict: MergedConflict) -> Any:
         shown = conflict if self._redaction is None else self._redaction.conflict(conflict)
@@ -152,6 +179,11 @@ class RunWriter:
 
     def _hide(self, answer: Any) -> Any:
         return answer if self._redactor is None else self._redactor.redact(answer)
+
+
+def _blame(log: Sequence[LogEntry], writers: Writers) -> dict[str, Any]:
+    authors = {name: log[writer].commit for name, writer in writers.items()}
+    return {name: {"node": author.node, "commit": author.id} for name, author in authors.items()}
 
 
 def posts_of(events: Iterable[Event]) -> list[dict[str, Any]]:

@@ -257,12 +257,8 @@ class Session(NotLive):
         else:
             if execution.node in self.graph.rejecting:
                 log_rejection(self.graph.rejecting[execution.node], outcome, self.redactor)
-            if self.pending is not None:
-                self.pending.note_targets(execution.id, outcome.targets)
-                if execution.branch.head < 0 and self.run_start.first_row is not None:
-                    self.records.queue_row(self.run_start.first_row)
-            if self.kept is not None:
-                self.kept.note_targets(execution.id, outcome.targets)
+            if self.pending is not None and execution.branch.head < 0 and self.run_start.first_row is not None:
+                self.records.queue_row(self.run_start.first_row)
             if self.records.kept:
                 for scope in self.records.kept_within(self.scope, execution.id):
                     self.records.kept.pop(scope, None)

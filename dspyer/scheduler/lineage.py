@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
-from dspyer.events import Commit, MergedConflict
+from dspyer.events import BranchPath, Commit, MergedConflict
 from dspyer.patch import DELETE
 from dspyer.policies import Conflict
 from dspyer.reducers import Updates
@@ -49,7 +49,7 @@ class LogEntry(NamedTuple):
         winners: for a join, the log index of the commit that wrote each resolved value.
         conflicts: for a join, the conflicts that were resolved.
         resolutions: for a join, what the merge policies decided, in the order in which they were asked.
-        sent: the values that its branch takes along, if it continues as the only branch of a `Send`; None otherwise.
+        sends: what a `Send` brings to each branch that starts here, None for one without; empty if none has one.
     """
 
     commit: Commit
@@ -59,13 +59,35 @@ class LogEntry(NamedTuple):
     winners: Mapping[KeyPath, int] = FrozenDict()
     conflicts: tuple[MergedConflict, ...] = ()
     resolutions: tuple[Resolution, ...] = ()
-    sent: FrozenDict[str, Any] | None = None
+    sends: tuple[FrozenDict[str, Any] | None, ...] = ()
+
+    @property
+    def sent(self) -> FrozenDict[str, Any] | None:
+        """The values that its branch takes along, if it continues as the only branch of a `Send`; None otherwise."""
+        return self.sends[0] if len(self.sends) == 1 else None
+
+
+NOTHING_SENT: FrozenDict[str, Any] = FrozenDict()
+
+
+def sent_along(commit: Commit, sends: Sequence[FrozenDict[str, Any] | None], path: BranchPath) -> FrozenDict[str, Any]:
+    """What a `Send` brings to the execution that follows a commit on the branch at `path`; `sends` as in `LogEntry`."""
+    depth = len(commit.branch)
+    index = 0 if len(sends) < 2 else path[depth] if len(path) > depth else len(sends)
+    return (sends[index] if index < len(sends) else None) or NOTHING_SENT
 
 
 class Log(Protocol):
     """The entries of a run by index."""
 
     def __getitem__(self, index: int, /) -> LogEntry: ...
+
+
+def sent_to(log: Log, parents: tuple[int, ...], path: BranchPath) -> FrozenDict[str, Any]:
+    """What a `Send` brings to the execution that follows some commits on the branch at `path`."""
+    while len(parents) == 1 and is_manual(log[parents[0]].commit):  # it changes the state, and sends nothing
+        parents = log[parents[0]].parents
+    return sent_along(log[parents[0]].commit, log[parents[0]].sends, path) if len(parents) == 1 else NOTHING_SENT
 
 
 class ReachableCommit(NamedTuple):

@@ -31,7 +31,7 @@ from dspyer.events import (
 from dspyer.failure import Failure
 from dspyer.patch import seal
 from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup, RecordedResolutions
-from dspyer.scheduler.lineage import LogEntry, extra_counts
+from dspyer.scheduler.lineage import LogEntry, ancestry, extra_counts, is_manual
 from dspyer.scheduler.run_state import (
     NOTHING_READY,
     Branch,
@@ -186,8 +186,9 @@ def advance(
         counts = counts.update(extra)
     one = len(targets) == 1
     entry = LogEntry(commit, outcome.state, (branch.head,) if step else (), None if one else counts)
-    if one and targets[0].overlay is not None:
-        entry = entry._replace(sent=targets[0].overlay)
+    if not one or targets[0].overlay is not None:
+        overlays = tuple([target.overlay for target in targets])
+        entry = entry._replace(sends=overlays) if any(one is not None for one in overlays) else entry
     moved = Branch(path, branch.fork_children, outcome.state, index, execution.id, step, counts)
     log = log.append(entry)
     events: list[Event] = [Committed(commit, first + index)]
@@ -373,7 +374,13 @@ def _join_failed(run: RunState, group: Group, raised: JoinFailedError) -> tuple[
     found: list[Event] = [ConflictFound(conflict) for conflict in raised.conflicts]
     path = min(branch.path for branch in group.branches)
     author = f"join:{group.position[0]}"
-    failure = FailedBranch(path, author, "", raised.error, tuple(group.branches), group.position, raised.conflicts)
+    # The id that its commit would have had, and has if the run is resumed.
+    joined = path_of(collapse_forks([one for branch in group.branches for one in branch.fork_children]))
+    behind = [run.log[index].commit for index in ancestry(run.log, sorted(branch.head for branch in group.branches))]
+    execution = execution_id(joined, sum(one.branch == joined and not is_manual(one) for one in behind))
+    failure = FailedBranch(
+        path, author, execution, raised.error, tuple(group.branches), group.position, raised.conflicts
+    )
     run, failed = _fail(run, failure)
     return run, None, found + failed
 

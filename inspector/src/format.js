@@ -55,6 +55,8 @@ export function ago(date, now = new Date()) {
 // Branches travel as lists of numbers; [] is the trunk.
 export const branchName = (branch) => (branch == null || branch.length === 0 ? "trunk" : branch.join("."));
 
+export const onBranch = (branch) => (branchName(branch) === "trunk" ? "trunk" : `branch ${branchName(branch)}`);
+
 export const first = (text, limit) => (text.length > limit ? `${text.slice(0, limit - 1)}…` : text);
 
 export const firstLine = (text) => String(text ?? "").split("\n", 1)[0];

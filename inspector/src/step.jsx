@@ -3,7 +3,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { AnswerForm, StepActions } from "./acts.jsx";
 import { embedded } from "./embedded.js";
-import { branchName, count, failureText, plural, seconds, usd } from "./format.js";
+import { count, failureText, onBranch, plural, seconds, usd } from "./format.js";
 import { announce, useAnswer } from "./hooks.js";
 import { Clock, Facts, Problem } from "./parts.jsx";
 import { difference, own } from "./shape.js";
@@ -220,7 +220,7 @@ function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, a
     <div class="pane" aria-busy={!current}>
       <PaneHead
         title={commit.node}
-        sub={`${commit.id} · version ${commit.version ?? "open"} · ${branchName(commit.branch)}${commit.visit > 1 ? ` · visit ${commit.visit}` : ""}`}
+        sub={`${commit.id} · version ${commit.version ?? "open"} · ${onBranch(commit.branch)}${commit.visit > 1 ? ` · visit ${commit.visit}` : ""}`}
         {...nav}
       >
         {about?.acts && !embedded && <StepActions step={step} data={data} steps={steps} about={about} onChanged={onChanged} />}
@@ -249,6 +249,7 @@ function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, a
         <LMCalls key={`l${commit.id}`} calls={calls} />
         {commit.live && <Exchange live={commit.live} />}
         <State key={`a${commit.id}`} title="State after" state={step.after} blame={step.blame} onShow={onShow} />
+        <Sent key={`s${commit.id}`} values={step.sent} />
         {step.before && <State key={`b${commit.id}`} title={join ? "State before, of its first branch" : "State before: what it could read"} state={step.before} onShow={onShow} open={false} />}
       </div>
     </div>
@@ -265,39 +266,41 @@ const Exchange = ({ live }) => (
   <Section title="Live fields" note="posts and reads" open={false}><Value value={live} open /></Section>
 );
 
-// The commit before an execution of the same branch: what the node has read.
-function parentOf(execution, steps) {
-  const last = execution.lastIndexOf(":");
-  const number = Number.parseInt(execution.slice(last + 1), 10);
-  const id = number > 0 ? `${execution.slice(0, last)}:${number - 1}` : null;
-  for (const row of [id]) if (row && steps.indexOf(row) >= 0) return row;
-  const bare = (text) => text.split("/").pop();
-  for (let i = steps.count - 1; id && i >= 0; i -= 1) if (steps.at(i) && bare(steps.at(i).id) === bare(id)) return steps.at(i).id;
-  return steps.at(steps.count - 1)?.id ?? null;
-}
+// What a Send has brought to this execution alone.
+const Sent = ({ values }) => (Object.keys(values ?? {}).length ? <State title="Sent to it" state={values} /> : null);
 
-function ReadState({ thread, run, execution, steps, onShow }) {
-  const parent = parentOf(execution, steps);
-  const { data: step } = useAnswer(parent ? "commit" : null, { thread, run, id: parent });
-  if (!step) return null;
+// What an execution without a commit could read, and the LM calls that it has made.
+function Execution({ id, thread, run, question, onShow }) {
+  const { data: found, error } = useAnswer("execution", { thread, run, id });
+  if (error) return <p class="quiet">{error.message}</p>;
+  if (!found) return null;
+  const { parents } = found;
+  const joined = parents.length > 1;
   return (
-    <Source.Provider value={{ of: "commit", thread, run, id: parent }}>
-      <State title="What it could read" note={`the state after ${step.commit.node}`} state={step.after} blame={step.blame} onShow={onShow} open />
+    <Source.Provider value={{ of: "execution", thread, run, id }}>
+      {parents.length > 0 && <Facts items={[["After", <Links ids={parents} onShow={onShow} />]]} />}
+      <LMCalls calls={found.lm_calls} />
+      <Sent values={found.sent} />
+      <State
+        title={joined ? "State of its first branch" : question?.key === "after" ? "State after its node" : "What it could read"}
+        note={question && question.node !== found.node ? `the state of ${found.node}, around it` : undefined}
+        state={found.state}
+        blame={found.blame}
+        onShow={onShow}
+      />
     </Source.Provider>
   );
 }
 
-function FailurePane({ entry, thread, run, selected, entries, onSelect, onShow, steps }) {
+function FailurePane({ entry, thread, run, selected, entries, onSelect, onShow }) {
   const { failure } = entry;
-  const { data: answer } = useAnswer("lm_calls", { thread, run, execution: failure.execution });
-  const calls = answer?.items ?? [];
   const attempts = asList(failure.failed_attempts);
   return (
     <div class="pane">
       <PaneHead
         sign="✕"
         title={`${failure.node} failed`}
-        sub={`${failure.execution} · attempt ${failure.attempt} · ${branchName(failure.branch)} · nothing of it was committed`}
+        sub={`${failure.execution} · attempt ${failure.attempt} · ${onBranch(failure.branch)} · nothing of it was committed`}
         index={selected}
         size={entries.size}
         onSelect={onSelect}
@@ -311,21 +314,20 @@ function FailurePane({ entry, thread, run, selected, entries, onSelect, onShow, 
         </div>
         {failure.traceback && <Traceback text={failure.traceback} />}
         <Attempts failures={attempts} />
-        <Source.Provider value={{ of: "lm_calls", thread, run, execution: failure.execution }}><LMCalls calls={calls} /></Source.Provider>
-        <ReadState thread={thread} run={run} execution={failure.execution} steps={steps} onShow={onShow} />
+        <Execution key={entry.id} id={failure.execution} thread={thread} run={run} onShow={onShow} />
       </div>
     </div>
   );
 }
 
-function QuestionPane({ entry, thread, run, selected, entries, onSelect, onShow, about, onChanged, steps, data }) {
+function QuestionPane({ entry, thread, run, selected, entries, onSelect, onShow, about, onChanged, data }) {
   const { question } = entry;
   return (
     <div class="pane">
       <PaneHead
         sign="?"
         title={`${question.node} asks`}
-        sub={`${question.execution} · ${question.key} · ${branchName(question.branch)}`}
+        sub={`${question.execution} · ${question.key} · ${onBranch(question.branch)}`}
         index={selected}
         size={entries.size}
         onSelect={onSelect}
@@ -340,7 +342,7 @@ function QuestionPane({ entry, thread, run, selected, entries, onSelect, onShow,
             {!embedded && <code>dspyer inspect STORE --program module:graph</code>}
           </p>
         )}
-        <ReadState thread={thread} run={run} execution={question.execution} steps={steps} onShow={onShow} />
+        <Execution key={entry.id} id={question.id} thread={thread} run={run} question={question} onShow={onShow} />
       </div>
     </div>
   );

@@ -34,7 +34,7 @@ export function unpack(data) {
         const state = (refs) => refs && Object.fromEntries(Object.entries(refs).map(([name, place]) => [name, at(place)]));
         return { ...step, before: state(states.before), after: state(states.after) };
       },
-      lm_calls: ({ execution }) => ({ items: own(items("lm_calls").items, execution) ?? [] }),
+      execution: ({ id }) => own(items("executions").items, id) ?? missing(`the execution ${id}`),
       posts: () => items("posts"),
       conflicts: () => items("conflicts"),
       repairs: () => items("repairs"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dspyer.archive.archived_thread import CommitInfo
+from dspyer.archive.archived_thread import CommitInfo, ExecutionInfo
 from dspyer.archive.run_info import RunInfo
 from dspyer.cli.app import COMMANDS
 from dspyer.events import Commit
@@ -20,6 +20,7 @@ ROWS: list[tuple[list[str], set[str], int]] = [
     (["threads"], RUN, 3),
     (["show", "t-1"], {*RUN, "state"}, 1),
     (["show", "t-1", "1"], {*CommitInfo._fields}, 1),
+    (["show", "t-1", "trunk:2"], {*ExecutionInfo._fields}, 1),
     (["log", "t-2"], COMMIT, 3),
     (["diff", "t-2", "0", "2"], {"first", "second", "diff"}, 1),
     (["blame", "t-2"], {"path", *COMMIT}, 4),
