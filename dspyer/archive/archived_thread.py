@@ -180,6 +180,15 @@ class ArchivedThread:
         begin = first_version(listed.run)
         return self._reader_of(listed).history(inside, first, count, newest, floor=begin)
 
+    def state(self, run: str | None = None) -> ImmutableState:
+        """The last state that all branches of a run shared: how the run has left it; `run` as in `info`."""
+        commits = self.history(run=run, newest=True, count=50)
+        if commits and commits[0].version is None:  # in a fork that has not joined, or not readable: then this raises
+            self.at(commits[0].id)
+            commits = self.history(run=run, newest=True)
+        version = next((commit.version for commit in commits if commit.version is not None), None)
+        return ImmutableState({}) if version is None else self.at(version)
+
     def at(self, version: int | str) -> ImmutableState:
         """The state after a commit, by its version or id."""
         return self._thread_reader.at(version)

@@ -12,6 +12,7 @@ import typer
 from dspyer.cli.arguments import JsonOption, KeyFileOption, RunOption, StoreOption, ThreadArgument, version_of
 from dspyer.cli.summaries import (
     print_blame,
+    print_calls,
     print_changes,
     print_commit,
     print_commits,
@@ -53,26 +54,30 @@ def show(
         ),
     ] = None,
     run: RunOption = None,
+    prompts: Annotated[
+        bool, typer.Option("--prompts", help="Also the messages and responses of LM calls, if they were recorded.")
+    ] = False,
     store: StoreOption = None,
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the last run of a thread and its state, or one commit."""
-    from dspyer.cli.store_access import state_of_run
+    """Show the last run of a thread, its state and the LM calls of what failed, or one commit."""
+    from dspyer.cli.store_access import failed_calls, state_of_run
 
     with _thread(thread, store, key_file) as t:
         if commit is not None:
-            _show_step(t, commit, run, as_json)
+            _show_step(t, commit, run, prompts, as_json)
             return
         info = t.info(run).to_dict()
         if as_json:
-            write_json({**info, "state": state_of_run(t, run)})
+            write_json({**info, "state": state_of_run(t, run), "lm_calls": failed_calls(t, run)})
         else:
             print_run(info)  # before the state, which may not be readable
+            print_calls("LM calls of what failed", failed_calls(t, run), prompts)
             print_values("state", state_of_run(t, run))
 
 
-def _show_step(t: ArchivedThread, name: str, run: str | None, as_json: bool) -> None:
+def _show_step(t: ArchivedThread, name: str, run: str | None, prompts: bool, as_json: bool) -> None:
     try:
         found, shown = t.commit(version_of(name)).to_dict(), print_commit
     except LookupError as error:
@@ -83,7 +88,7 @@ def _show_step(t: ArchivedThread, name: str, run: str | None, as_json: bool) -> 
     if as_json:
         write_json(found)
     else:
-        shown(found)
+        shown(found, prompts)
 
 
 def log(

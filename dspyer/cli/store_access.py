@@ -44,13 +44,19 @@ def open_archive(address: str | None, key_file: str | None) -> Archive:
 
 
 def state_of_run(t: ArchivedThread, run: str | None) -> dict[str, Any]:
-    """The JSON form of the last state that all branches of a run shared."""
-    commits = t.history(run=run, newest=True, count=50)
-    if commits and commits[0].version is None:  # in a fork that has not joined, or not readable: then this raises
-        t.at(commits[0].id)
-        commits = t.history(run=run, newest=True)
-    version = next((commit.version for commit in commits if commit.version is not None), None)
-    return {} if version is None else state_dict(t.at(version))
+    """The JSON form of the state that a run has left."""
+    return state_dict(t.state(run))
+
+
+def failed_calls(t: ArchivedThread, run: str | None) -> list[dict[str, Any]]:
+    """The JSON form of the LM calls of the executions that have failed a run: no commit has them."""
+    calls: list[dict[str, Any]] = []
+    for failure in t.failures(run):
+        try:
+            calls += [call.to_dict() for call in t.lm_calls(failure.execution)]
+        except LookupError:  # it has failed before its node was called: a join, a route
+            continue
+    return calls
 
 
 UNREADABLE = "unreadable"
@@ -96,7 +102,7 @@ def writers(t: ArchivedThread, paths: Sequence[str] | None, at: int | str | None
     """The commits that have last written paths of the state, or each of its fields, with the path in front."""
     found = paths
     if found is None:
-        found = list(state_of_run(t, None) if at is None else t.at(at))
+        found = list(t.state() if at is None else t.at(at))
     return [{"path": path, **t.blame(path if paths else (path,), at).to_dict()} for path in found]
 
 

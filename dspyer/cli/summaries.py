@@ -216,7 +216,7 @@ def fields_written(patch: Any) -> list[str]:
     return [str(name) for name, _ in patch["value"]] if patch.get("$type") == "patch" else [str(name) for name in patch]
 
 
-def print_commit(info: Record) -> None:
+def print_commit(info: Record, prompts: bool = False) -> None:
     """One commit: what it is, what it changed, and the LM calls and conflicts of it."""
     commit = info["commit"]
     took = duration_text(commit["duration"])
@@ -239,21 +239,17 @@ def print_commit(info: Record) -> None:
         write_wrapped(f"conflict at {'.'.join(map(str, conflict['path']))}: {conflict['policy']}")
     write("changes")
     print_changes(info["before"], info["after"], indent=2)
-    if info["lm_calls"]:
-        write("LM calls")
-        print_calls(info["lm_calls"])
+    print_calls("LM calls", info["lm_calls"], prompts)
 
 
-def print_execution(info: Record) -> None:
+def print_execution(info: Record, prompts: bool = False) -> None:
     """An execution that has left no commit: what it could read, and its LM calls."""
     after = ", ".join(info["parents"]) or "nothing: it is the first"
     write_fields([("execution", info["execution"]), ("node", info["node"]), ("after", after)])
     if info["sent"]:
         print_values("sent to it", info["sent"])
     print_values("state of its first branch" if len(info["parents"]) > 1 else "state it could read", info["state"])
-    if info["lm_calls"]:
-        write("LM calls")
-        print_calls(info["lm_calls"])
+    print_calls("LM calls", info["lm_calls"], prompts)
 
 
 def print_blame(writers: Sequence[Record]) -> None:
@@ -270,8 +266,11 @@ def print_blame(writers: Sequence[Record]) -> None:
     write_table(BLAME_COLUMNS, rows)
 
 
-def print_calls(calls: Sequence[Record]) -> None:
-    """LM calls as a table."""
+def print_calls(title: str, calls: Sequence[Record], prompts: bool) -> None:
+    """LM calls as a table below a title, if there are any; with `prompts`, their texts below the table."""
+    if not calls:
+        return
+    write(title)
     write_table(
         CALL_COLUMNS,
         [
@@ -286,6 +285,32 @@ def print_calls(calls: Sequence[Record]) -> None:
             for call in calls
         ],
     )
+    if prompts:
+        for number, call in enumerate(calls, 1):
+            _print_texts(f"LM call {number}", call)
+
+
+def _print_texts(title: str, call: Record) -> None:
+    """The messages and the response of an LM call, each below its role."""
+    if call["messages"] is None and call["response"] is None:
+        write(f'{title}: no texts; compile(record_lm_calls="full") records them, and a redacting program hides them')
+        return
+    for role, content in _texts(call):
+        write(f"{title}, {visible(role)}:")
+        for line in (content if isinstance(content, str) else value_text(content)).splitlines():
+            write_wrapped(line, indent=2 if line else 0)
+
+
+def _texts(call: Record) -> Iterator[tuple[str, Any]]:
+    """What was sent and what came back, each with its role; of a message that only calls tools, the calls."""
+    for message in call["messages"] if isinstance(call["messages"], list) else [call["messages"]]:
+        if isinstance(message, Mapping):
+            rest = {name: part for name, part in message.items() if name not in ("role", "content") and part}
+            yield str(message.get("role", "message")), message.get("content") or rest
+        elif message:
+            yield "prompt", message
+    if call["response"]:
+        yield "response", call["response"]
 
 
 # --- differences

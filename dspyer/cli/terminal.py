@@ -340,14 +340,16 @@ def duration_text(seconds: float | None) -> str:
 
 
 def cost_text(cost: float | None) -> str:
-    """US dollars to the digits that matter; "" if the cost is not known.
+    """US dollars to the digits that matter, never as a power of ten; "" if the cost is not known.
 
     Example:
-        >>> cost_text(12.5), cost_text(0.01234), cost_text(0.0)
-        ('12.50', '0.0123', '0')
+        >>> cost_text(12.5), cost_text(0.01234), cost_text(0.0000244), cost_text(0.0)
+        ('12.50', '0.0123', '0.000024', '0')
     """
     if cost is None:
         return ""
     if cost == 0:
         return "0"
-    return f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}" if cost >= 0.0001 else f"{cost:.1e}"
+    if cost < 0.0001:
+        return f"{cost:.6f}" if cost >= 0.0000005 else "<0.000001"
+    return f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}"

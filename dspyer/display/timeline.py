@@ -271,6 +271,11 @@ WIDTH, NAMES = 60, 24  # characters of the bars, and of the longest name
 LINES = 200  # executions that are listed: the first and the last half of them
 
 
+def _executions(timeline: Timeline) -> str:
+    count = len(timeline.bars)
+    return f"{count:,} executions of nodes" if count != 1 else "1 execution of a node"
+
+
 def _as_text(timeline: Timeline) -> str:
     axis = _Axis(timeline.seconds, [(one.start, one.seconds) for one in timeline.pauses], 1.0, WIDTH)
     waits: dict[str, list[TimelineWait]] = {}
@@ -278,7 +283,7 @@ def _as_text(timeline: Timeline) -> str:
         waits.setdefault(wait.id, []).append(wait)
     names = {bar.id: shorten(bar.node, NAMES) for bar in timeline.bars}
     width = max(map(len, names.values()), default=0)
-    lines = [f"{elapsed_text(timeline.seconds)}, {len(timeline.bars):,} executions of nodes"]
+    lines = [f"{elapsed_text(timeline.seconds)}, {_executions(timeline)}"]
     for number, bar in enumerate(timeline.bars):
         if LINES // 2 <= number < len(timeline.bars) - LINES // 2:
             if number == LINES // 2:
@@ -402,7 +407,7 @@ def _draw(timeline: Timeline) -> str:
         between = len(timeline.bars) - len(bars) if hidden is not None and start == hidden[0] else 0
         parts += _pause(left + axis.x(start), left + axis.x(start + took), bottom, took, between)
     width = left + PLOT + (AFTER if named else 0.0) + MARGIN
-    title = f"{len(timeline.bars):,} executions of nodes in {elapsed_text(timeline.seconds)}"
+    title = f"{_executions(timeline)} in {elapsed_text(timeline.seconds)}"
     return document(title, width, bottom + 20, parts)
 
 

@@ -340,7 +340,7 @@ class CommitListing:
         if self.first <= version < self.next_version:
             return self._by_version[version - self.first]
         if not self._by_version:
-            raise LookupError(f"no commit has version {version}: there is none that has a version")
+            raise LookupError(f"no commit has version {version}: no commit has one yet")
         span = f"they go from {self.first} to {self.next_version - 1}"
         raise LookupError(f"no commit has version {version}: {span}; others are known by their id")
 

@@ -161,13 +161,15 @@ class ThreadReader:
         name = ".".join(map(str, keys))
         not_joined = [commit for commit in listed.commits if touches(commit.patch, keys)]
         if at is not None:
-            raise LookupError(f"no commit up to {at!r} has written {name!r}; fields of the state: {', '.join(state)}")
+            raise LookupError(
+                f"no commit up to {at!r} has written {name!r}; fields of the state: {', '.join(state) or 'none'}"
+            )
         if not_joined:
             raise LookupError(
                 f"{name!r} was written by {not_joined[-1].node!r} (commit {not_joined[-1].id!r}), but its branch never "
                 "joined, or its run was abandoned: see t.at(id)"
             )
-        raise LookupError(f"no commit has written {name!r}; fields of the state: {', '.join(state)}")
+        raise LookupError(f"no commit has written {name!r}; fields of the state: {', '.join(state) or 'none'}")
 
     def writers(self, version: int | str) -> dict[str, Commit]:
         """For each field of the state after a commit, the commit that had last written it, in order of the state."""

@@ -326,7 +326,9 @@ def nearest_single_branch(listed: CommitListing, number: int) -> str:
     before = next((listed.commits[i].version for i in range(number - 1, -1, -1) if has_one_branch(i)), None)
     after = next((listed.commits[i].version for i in range(number + 1, len(listed.commits)) if has_one_branch(i)), None)
     found = [str(version) for version in (before, after) if version is not None]
-    return f"Nearest versions with one branch: {' and '.join(found)}" if found else "No version has one branch alone"
+    if not found:
+        return "No version has one branch alone: to change the inputs, start another run with t.run(...)"
+    return f"Nearest versions with one branch: {' and '.join(found)}"
 
 
 def _check_next_node_not_started(starter: RunStarter, prefix: HistoryPrefix, branch: Branch) -> None:

@@ -79,7 +79,8 @@ def refuse_missing(key: object, known: Iterable[object]) -> NoReturn:
         raise UnsetFieldError(f"no key {key!r} among the {len(keys)} here")
     near = suggestion(key, keys) if isinstance(key, str) else ""
     shown = ", ".join(map(repr, keys[:10])) + (", ..." if len(keys) > 10 else "")
-    raise UnsetFieldError(f"no key {key!r} here.{near or f' Known keys: {shown}.' if keys else ''}")
+    known_keys = f" Known keys: {shown}." if keys else " It is empty, as the state of a thread without a run is."
+    raise UnsetFieldError(f"no key {key!r} here.{near or known_keys}")
 
 
 def refuse_change(what: str, advice: str) -> NoReturn:

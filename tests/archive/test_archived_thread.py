@@ -43,6 +43,7 @@ def check(archive: Archive, thread: Thread) -> None:
     there = archive.thread(thread.name)
     whole = thread.history()
     assert plain(there.history()) == plain(whole)
+    assert state_dict(there.state()) == state_dict(thread.state)
     for newest in (False, True):
         for first in (None, 0, len(whole) // 2):
             page = there.history(first=first, count=5, newest=newest)

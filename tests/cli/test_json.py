@@ -18,7 +18,7 @@ COMMIT = {*Commit._fields, "ended"}
 ROWS: list[tuple[list[str], set[str], int]] = [
     (["runs"], RUN, 3),
     (["threads"], RUN, 3),
-    (["show", "t-1"], {*RUN, "state"}, 1),
+    (["show", "t-1"], {*RUN, "state", "lm_calls"}, 1),
     (["show", "t-1", "1"], {*CommitInfo._fields}, 1),
     (["show", "t-1", "trunk:2"], {*ExecutionInfo._fields}, 1),
     (["log", "t-2"], COMMIT, 3),

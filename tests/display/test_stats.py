@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 from tenacity import wait_none
 
-from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry, Run
+from dspyer import END, START, Budget, CompiledGraph, Context, Failure, Graph, Retry, Run
 from dspyer.display.stats import NodeStats, Stats, count_stats
 from dspyer.events import LMCall
 from dspyer.lms import reliable
@@ -430,3 +430,13 @@ class Checked(BaseModel):
     text: str = ""
     n: int = 0
     problems: list[str] = []
+
+
+def test_a_small_cost_is_not_shown_as_nothing() -> None:
+    graph = Graph().add_node("say", dspy.Predict("question -> answer")).add_path(START, "say", END)
+    program = graph.compile(budget=Budget(cost=1, prices={"scripted": (0.15, 0.60)}))
+    with ScriptedLM([{"answer": "The moon."}]):
+        run = program.run({"question": "Why?"})
+    assert run.cost is not None
+    assert 0 < run.cost < 0.0001
+    assert str(run.stats()).splitlines()[1].endswith(f"{run.cost:.6f}")

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from dspyer import END, START, Graph
 from dspyer.display.run_rows import DisplayRow, ErrorText
 from dspyer.display.timeline import PLOT, Timeline, _Axis, elapsed_text
 from dspyer.events import BranchPath, Commit
@@ -133,3 +134,10 @@ def test_a_run_without_any_commit_of_a_node() -> None:
     assert (timeline.bars, timeline.seconds) == ((), 0)
     assert "0 executions" in str(timeline)
     ElementTree.fromstring(timeline.to_svg())
+
+
+def test_one_execution_is_in_the_singular() -> None:
+    graph = Graph(inputs=["n"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+    timeline = graph.compile().run({"n": 1}).timeline()
+    assert str(timeline).partition("\n")[0].endswith(", 1 execution of a node")
+    assert "<title>1 execution of a node in " in timeline.to_svg()

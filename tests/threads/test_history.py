@@ -178,3 +178,15 @@ def test_replay_compares_snapshots_too() -> None:
         thread.replay()
     store.drop_snapshots()
     assert thread.replay()["answer"] == "ask a"
+
+
+def test_the_errors_of_a_thread_without_a_run() -> None:
+    thread = program(Memory()).thread("new")
+    with pytest.raises(
+        KeyError, match=r"no key 'answer' here\. It is empty, as the state of a thread without a run is"
+    ):
+        thread.state["answer"]
+    with pytest.raises(LookupError, match="no commit has version 1: no commit has one yet"):
+        thread.at(1)
+    with pytest.raises(LookupError, match="no commit has written 'answer'; fields of the state: none"):
+        thread.blame("answer")

@@ -246,3 +246,14 @@ def _change(thread: Thread) -> ManualCommit:
     head = thread._starter.load_head()
     assert head.row.head is not None
     return commit_after_run(thread._starter, head, (head.row.head,), {"n": 10})
+
+
+def test_a_run_that_forks_at_once_has_no_version_to_change() -> None:
+    graph = (
+        Graph(inputs=["n"]).add_node("bad", lambda n: n / 0, writes=["a"]).add_node("good", lambda n: None, writes=[])
+    )
+    graph.add_edge(START, ["bad", "good"]).add_edge(["bad", "good"], END)
+    thread = graph.compile(store=Memory()).thread("t")
+    assert thread.run({"n": 1}).status == "failed"
+    with pytest.raises(ThreadError, match=r"No version has one branch alone: .*start another run with t\.run"):
+        thread.copy("c", at=0, patch={"n": 2})

@@ -1,0 +1,66 @@
+"""What a node asked before it failed, in the shell: its LM calls, and their texts if they were recorded."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import dspy
+import pytest
+
+from dspyer import END, START, Graph
+from dspyer.testing import ScriptedLM
+from tests.cli.conftest import Command
+
+Recorded = Literal["usage", "full"]
+
+
+class Refund(dspy.Module):
+    """Asks, and fails with the answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reply = dspy.Predict("order -> reply")
+
+    def forward(self, order: str) -> dspy.Prediction:
+        raise KeyError(self.reply(order=order).reply)
+
+
+def make_failed(recorded: Recorded, **settings: Any) -> None:
+    graph = Graph(name="Support").add_node("note", lambda letter: {"order": letter}, writes=["order"])
+    graph.add_node("refund", Refund(), reads=["order"], writes=["reply"]).add_path(START, "note", "refund", END)
+    program = graph.compile(store="runs.db", record_lm_calls=recorded, **settings)
+    with ScriptedLM([{"reply": "back\x1b[2J"}]):
+        assert program.thread("t").run({"letter": "A-71"}).status == "failed"
+
+
+def test_the_lm_calls_of_what_failed(cli: Command) -> None:
+    make_failed("full")
+    shown = cli("show", "t")
+    assert "LM calls of what failed\nPREDICTOR" in shown.out
+    assert "refund.reply" in shown.out
+    assert "[[ ## reply ## ]]" not in shown.out
+    (call,) = cli("show", "t", "--json").record["lm_calls"]
+    assert (call["node"], call["messages"][-1]["role"]) == ("refund", "user")
+    for execution in ([], ["t.1/trunk:2"]):
+        texts = cli("show", "t", *execution, "--prompts").out
+        assert "LM call 1, user:\n  [[ ## order ## ]]\n  A-71\n" in texts
+        assert "LM call 1, response:\n  [[ ## reply ## ]]\n  back\\x1b[2J\n" in texts
+
+
+@pytest.mark.parametrize(("recorded", "settings"), [("usage", {}), ("full", {"redact": ["reply"]})])
+def test_without_texts(cli: Command, recorded: Recorded, settings: dict[str, Any]) -> None:
+    make_failed(recorded, **settings)
+    shown = cli("show", "t", "--prompts").out
+    assert "refund.reply" in shown
+    assert 'LM call 1: no texts; compile(record_lm_calls="full") records them' in shown
+    assert "A-71\n" not in shown.partition("state")[0]
+
+
+def test_of_a_commit(cli: Command) -> None:
+    graph = Graph(name="Say").add_node("answer", dspy.Predict("question -> answer")).add_path(START, "answer", END)
+    program = graph.compile(store="runs.db", record_lm_calls="full")
+    with ScriptedLM([{"answer": "The moon."}]):
+        program.thread("t").run({"question": "Why?"})
+    assert cli("show", "t", "--json").record["lm_calls"] == []
+    assert "LM calls" not in cli("show", "t", "--prompts").out
+    assert "LM call 1, response:\n  [[ ## answer ## ]]\n  The moon.\n" in cli("show", "t", "1", "--prompts").out
