@@ -54,7 +54,7 @@ def bootstrap_rounds(program: Any, trainset: Examples, lm: NotingLM) -> Any:
 
 def random_search(program: Any, trainset: Examples, lm: NotingLM) -> Any:
     optimizer = dspy.BootstrapFewShotWithRandomSearch(
-        metric=generous, num_candidate_programs=4, num_threads=1, max_bootstrapped_demos=5, max_labeled_demos=6
+        metric=generous, num_candidate_programs=1, num_threads=1, max_bootstrapped_demos=5, max_labeled_demos=6
     )
     return optimizer.compile(program, trainset=trainset)
 
@@ -83,7 +83,7 @@ def mipro(program: Any, trainset: Examples, lm: NotingLM, demos: int = 2, aware:
 
 def gepa(program: Any, trainset: Examples, lm: NotingLM, **options: Any) -> Any:
     settings = {
-        "max_metric_calls": 100,
+        "max_metric_calls": 50,
         "component_selector": "all",
         "reflection_minibatch_size": 3,
         "num_threads": 1,
@@ -167,7 +167,7 @@ ROWS = [
     Row("MIPROv2_zero_shot", functools.partial(mipro, demos=0)),
     Row("MIPROv2_program_aware", functools.partial(mipro, aware=True)),
     Row("GEPA", gepa, "all"),
-    Row("GEPA_one_by_one", functools.partial(gepa, component_selector="round_robin", max_metric_calls=140)),
+    Row("GEPA_one_by_one", functools.partial(gepa, component_selector="round_robin", max_metric_calls=110)),
     Row("SIMBA", simba),
     Row("COPRO", copro),
     Row("InferRules", infer_rules, "all"),

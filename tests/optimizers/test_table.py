@@ -24,9 +24,9 @@ CASES = [
     pytest.param(pair, row, id=f"{pair.name}-{row.name}")
     for pair in PAIRS
     for row in ROWS
-    if row.name in EVERYWHERE
-    or pair.name in ({"chain", "fork", "loop"} if row.name != "GEPA_one_by_one" else {"chain"})
+    if row.name in EVERYWHERE or pair.name in ({"chain", "loop"} if row.name != "GEPA_one_by_one" else {"chain"})
 ]
+SAVED = {"BootstrapFewShot", "GEPA", "BootstrapFinetune"}  # demonstrations, instructions, LMs: all that a file has
 
 
 @dataclass
@@ -85,7 +85,8 @@ def test_graph_and_hand_written_module_are_tuned_alike(pair: Pair, row: Row, tmp
     copied = Tuned(graph.program.deepcopy(), graph.lm, [])
     assert copied.state == graph.state
     assert copied.evaluate(pair) == outcome
-    assert_files_agree(graph, hand, pair, tmp_path)
+    if row.name in SAVED:
+        assert_files_agree(graph, hand, pair, tmp_path)
 
 
 def assert_learned(tuned: Tuned, pair: Pair, row: Row) -> None:

@@ -225,12 +225,12 @@ def test_no_increment_of_eight_processes_is_lost(how: str, tmp_path: Path) -> No
             return
 
     def work() -> None:
-        for _ in range(25):
+        for _ in range(10):
             increment(program.thread("t"))
 
     children = [fork(work) for _ in range(8)]
     assert [end_of(child) for child in children] == [0] * 8
-    assert program.thread("t").state["n"] == 200
+    assert program.thread("t").state["n"] == 80
 
 
 def test_another_process_is_refused_until_the_owner_has_ended(tmp_path: Path) -> None:
