@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import re
@@ -138,6 +139,10 @@ SHOWN = {
 }
 
 
+FEWER = {"optimize.py": {"TEST": 32}}
+"""Constants of examples that take long: a third of the held-out tickets show the gain of an optimizer too."""
+
+
 @pytest.mark.parametrize("name", SHOWN)
 def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
     """S004-30."""
@@ -168,7 +173,12 @@ def run_as_a_program(example: Path, output: Path) -> None:
     sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
     sys.argv = [str(example)]
     sys.path.insert(0, str(example.parent))
-    runpy.run_path(str(example), run_name="__main__")
+    if example.name not in FEWER:
+        runpy.run_path(str(example), run_name="__main__")
+        return
+    module = importlib.import_module(example.stem)
+    vars(module).update(FEWER[example.name])
+    module.main()
 
 
 def assert_tuning_helped(printed: str) -> None:
