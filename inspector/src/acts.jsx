@@ -4,7 +4,7 @@ import { useEffect, useState } from "preact/hooks";
 import { get, post } from "./api.js";
 import { embedded } from "./embedded.js";
 import { plural, usd } from "./format.js";
-import { announce } from "./hooks.js";
+import { announce, useAnswer } from "./hooks.js";
 import { Dialog } from "./parts.jsx";
 import { go } from "./route.js";
 
@@ -157,6 +157,20 @@ export function StepActions({ step, data, steps, about, onChanged }) {
         </Confirm>
       )}
       {asking === "copy" && <CopyDialog step={step} data={data} steps={steps} onClose={close} />}
+    </>
+  );
+}
+
+// The way on from a failure: a copy at the commit that the failed execution followed, with another state.
+export function CopyBefore({ parents, run, data, steps }) {
+  const [asking, setAsking] = useState(false);
+  const { thread } = data.info;
+  const id = parents?.length === 1 ? parents[0] : null;
+  const { data: step } = useAnswer(asking && id ? "commit" : null, { thread, run, id });
+  return (
+    <>
+      <button type="button" disabled={!id} onClick={() => setAsking(true)}>Copy…</button>
+      {asking && step && <CopyDialog step={step} data={data} steps={steps} onClose={() => setAsking(false)} />}
     </>
   );
 }

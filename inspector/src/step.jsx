@@ -1,7 +1,7 @@
 // One step: what it was, what it changed, read, asked and spent.
 
 import { useEffect, useRef, useState } from "preact/hooks";
-import { AnswerForm, StepActions } from "./acts.jsx";
+import { AnswerForm, CopyBefore, StepActions } from "./acts.jsx";
 import { embedded } from "./embedded.js";
 import { count, failureText, onBranch, plural, seconds, usd } from "./format.js";
 import { announce, useAnswer } from "./hooks.js";
@@ -270,10 +270,10 @@ const Exchange = ({ live }) => (
 const Sent = ({ values }) => (Object.keys(values ?? {}).length ? <State title="Sent to it" state={values} /> : null);
 
 // What an execution without a commit could read, and the LM calls that it has made.
-function Execution({ id, thread, run, question, onShow }) {
-  const { data: found, error } = useAnswer("execution", { thread, run, id });
+function Execution({ id, thread, run, answer, question, onShow }) {
+  const { data: found, error, current } = answer;
+  if (!current) return null;
   if (error) return <p class="quiet">{error.message}</p>;
-  if (!found) return null;
   const { parents } = found;
   const joined = parents.length > 1;
   return (
@@ -292,8 +292,10 @@ function Execution({ id, thread, run, question, onShow }) {
   );
 }
 
-function FailurePane({ entry, thread, run, selected, entries, onSelect, onShow }) {
+function FailurePane({ entry, thread, run, selected, entries, onSelect, onShow, about, data, steps }) {
   const { failure } = entry;
+  const answer = useAnswer("execution", { thread, run, id: failure.execution });
+  const parents = answer.current ? answer.data?.parents : null;
   const attempts = asList(failure.failed_attempts);
   return (
     <div class="pane">
@@ -304,7 +306,9 @@ function FailurePane({ entry, thread, run, selected, entries, onSelect, onShow }
         index={selected}
         size={entries.size}
         onSelect={onSelect}
-      />
+      >
+        {about?.acts && !embedded && <CopyBefore key={entry.id} parents={parents} run={run} data={data} steps={steps} />}
+      </PaneHead>
       <div class="panebody" tabIndex={0} role="group" aria-label="Details of the failure">
         <div class="problem">
           <strong>{failure.type}</strong>
@@ -314,7 +318,7 @@ function FailurePane({ entry, thread, run, selected, entries, onSelect, onShow }
         </div>
         {failure.traceback && <Traceback text={failure.traceback} />}
         <Attempts failures={attempts} />
-        <Execution key={entry.id} id={failure.execution} thread={thread} run={run} onShow={onShow} />
+        <Execution key={entry.id} id={failure.execution} thread={thread} run={run} answer={answer} onShow={onShow} />
       </div>
     </div>
   );
@@ -322,6 +326,7 @@ function FailurePane({ entry, thread, run, selected, entries, onSelect, onShow }
 
 function QuestionPane({ entry, thread, run, selected, entries, onSelect, onShow, about, onChanged, data }) {
   const { question } = entry;
+  const answer = useAnswer("execution", { thread, run, id: question.id });
   return (
     <div class="pane">
       <PaneHead
@@ -342,7 +347,7 @@ function QuestionPane({ entry, thread, run, selected, entries, onSelect, onShow,
             {!embedded && <code>dspyer inspect STORE --program module:graph</code>}
           </p>
         )}
-        <Execution key={entry.id} id={question.id} thread={thread} run={run} question={question} onShow={onShow} />
+        <Execution key={entry.id} id={question.id} thread={thread} run={run} answer={answer} question={question} onShow={onShow} />
       </div>
     </div>
   );

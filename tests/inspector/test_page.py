@@ -219,6 +219,20 @@ def test_a_failed_run_says_at_once_what_it_was_doing(tab: Tab) -> None:
     assert "in send" in page.locator(".traceback").inner_text()
 
 
+def test_a_failed_run_goes_on_as_a_corrected_copy(tab: Tab, desk: Served) -> None:
+    page = tab.thread("failed")
+    page.wait_for_selector(".panehead h2:has-text('send failed')")
+    page.get_by_role("button", name="Copy…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Name of the new thread").fill("mended")
+    dialog.get_by_role("button", name="text").click()
+    dialog.get_by_label("text, as JSON").fill('"better"')
+    dialog.get_by_role("button", name="Copy and run").click()
+    status(page, "completed")
+    assert desk.program.thread("mended").state["text"] == "better"
+    assert desk.program.thread("failed").status == "failed"
+
+
 def test_ten_thousand_rows_scroll_and_few_are_elements(tab: Tab) -> None:
     page = tab.thread("long", step="long.1/trunk:0")
     page.wait_for_selector("[role=row] .nodename")
