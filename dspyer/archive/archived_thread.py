@@ -28,7 +28,7 @@ from dspyer.patch import encode_update
 from dspyer.persistence.history_parts import runs_back
 from dspyer.persistence.leases import is_alive
 from dspyer.persistence.lm_call_reader import calls_by_commit, stored_calls, usage_in
-from dspyer.persistence.reader import HistoryReader, read_run
+from dspyer.persistence.reader import HistoryReader, RunRows, read_run
 from dspyer.persistence.rows import first_version, run_label
 from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
 from dspyer.state import ImmutableState
@@ -302,10 +302,10 @@ class ArchivedThread:
         if graph is None:
             raise LookupError(f"the run {listed.run.id!r} of thread {self.name!r} has stored no graph: no figures")
         commits = self.history(run=listed.run.id)
-        begin = self._thread_reader.entry(commits[0].id).before if commits else {}
+        begin = self._reader_of(listed).entry(commits[0].id).before if commits else {}
         if listed.last < 0:
             return stored_stats(graph, commits, (), {}, begin, [])
-        rows = read_run(self._reader.store, Point(listed.run.id, listed.last))
+        rows = self._rows_of(listed)
         usage, calls = usage_in(rows.rows), list(stored_calls([rows]))
         return stored_stats(graph, commits, self.failures(listed.run.id), usage, begin, calls)
 
@@ -314,7 +314,7 @@ class ArchivedThread:
         listed = self._listed(run)
         if listed.last < 0:
             return []
-        rows = read_run(self._reader.store, Point(listed.run.id, listed.last))
+        rows = self._rows_of(listed)
         return stored_posts(self._reader, rows, stored_graph(self._reader.store, listed.run))
 
     def conflicts(self, run: str | None = None) -> list[JoinConflict]:
@@ -388,7 +388,7 @@ class ArchivedThread:
         commits = self.history(run=info.run_id)
         reader = self._reader_of(listed)
         joins = {one.id: reader.entry(one.id).conflicts for one in commits if one.node.startswith("join:")}
-        rows = read_run(self._reader.store, Point(listed.run.id, listed.last))
+        rows = self._rows_of(listed)
         return stored_run_display(info, commits, joins, self.failures(info.run_id), rows)
 
     def lm_calls_of(self, commits: Iterable[Commit]) -> dict[str, list[LMCall]]:
@@ -460,8 +460,16 @@ class ArchivedThread:
         own = store.runs(self.name)[::-1]
         yield from own
         known = {one.id for one in own}
+        last = None if thread.head is None or thread.head.run in known else store.run(thread.head.run)
+        if last is not None:  # of a copy of the commit at which a pruned history begins, there is no run behind it
+            known.add(last.id)
+            yield last
         for span in runs_back(store, thread.head, thread.root):
             yield from (one for one in (span.run, span.oldest) if one.id not in known)
+
+    def _rows_of(self, listed: ListedRun) -> RunRows:
+        """The rows of a run, as far as a pruned history has kept them."""
+        return read_run(self._reader.store, Point(listed.run.id, listed.last), listed.thread.root)
 
     def _reader_of(self, listed: ListedRun) -> ThreadReader:
         """Reads a run and what it continues, as if the thread ended with it."""

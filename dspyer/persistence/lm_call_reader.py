@@ -35,7 +35,8 @@ def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
     if found is not None:
         last, execution = found
         at = _commit_row(store, last, execution)
-        calls = calls_of(store, at or last, execution)
+        row = store.thread(thread)
+        calls = calls_of(store, at or last, execution, root=None if row is None else row.root)
         if at is not None or calls or _has_failed(store, last, execution):
             return tuple(calls)
     raise LookupError(
@@ -59,10 +60,18 @@ def calls_by_commit(store: Store, thread: str, commits: Iterable[Commit]) -> dic
             label = left[0].id.removesuffix(place[1])
             here = {one.id.removeprefix(label): one for one in left if one.id.startswith(label)}
             before = {parent for one in here.values() for parent in one.parents} - {one.id for one in here.values()}
-            starts = [_commit_row(store, place[0], parent.removeprefix(label)) for parent in before]
+            starts = {parent: _commit_row(store, place[0], parent.removeprefix(label)) for parent in before}
             # Without a parent in this part of the run, executions may have begun with its first row.
-            first = min([start.seq if start is not None else 0 for start in starts], default=0)
+            first = min([start.seq if start is not None else 0 for start in starts.values()], default=0)
             _read_calls(store, Point(place[0].run, first), here, found)
+            if load_run(store, place[0].run).header.get("continues"):
+                # They may have begun, and failed, in the part before.
+                for execution, one in here.items():
+                    at = None
+                    if not all(starts.get(parent, True) for parent in one.parents):
+                        at = _commit_row(store, place[0], execution)
+                    if at is not None:
+                        found[one.id] = calls_of(store, at, execution, with_texts=False)
         left = [one for one in left[1:] if one.id not in found]
     return found
 

@@ -269,7 +269,9 @@ _FAILED, _TEXTS = 11, 14
 """Where a packed call has the error, and its texts."""
 
 
-def calls_of(store: Store, at: Point, execution: str, with_texts: bool = True) -> list[LMCall]:
+def calls_of(
+    store: Store, at: Point, execution: str, with_texts: bool = True, root: Point | None = None
+) -> list[LMCall]:
     """Return the LM calls of an execution of a run, with those of the items, graphs and calls inside of it, in order.
 
     Read back from its commit, or from the end of the run, to the last commit before it on its branch.
@@ -279,16 +281,19 @@ def calls_of(store: Store, at: Point, execution: str, with_texts: bool = True) -
         at: the row of its commit; of an execution without one, the last row of the run.
         execution: its id in the run.
         with_texts: whether to read messages and responses.
+        root: the row at which a pruned history begins: nothing before it is there.
     """
     path = branch_path(outermost_execution(execution))
     fetch = store.blobs if with_texts else None
     found: list[LMCall] = []
-    for index, (_, row) in enumerate(newest_rows(store, at)):
+    for index, (run, row) in enumerate(newest_rows(store, at)):
         if row.kind in COMMITS:
             header = CommitHeader.parse(row.header)
             if index and not header.scope and header.branch == path[: len(header.branch)]:
                 break
         found[:0] = [call for call in calls_in(row, fetch) if is_within(call.execution, execution)]
+        if Point(run.id, row.seq) == root:
+            break
     return found
 
 

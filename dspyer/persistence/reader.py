@@ -96,8 +96,13 @@ class RunRows(NamedTuple):
                     yield row, header
 
 
-def read_run(store: Store, at: Point) -> RunRows:
-    """Read the run of a row, up to this row; raise `StoreError` if the run or the row is missing."""
+def read_run(store: Store, at: Point, root: Point | None = None) -> RunRows:
+    """Read the run of a row, up to this row; raise `StoreError` if the run or the row is missing.
+
+    Of the run that ends at `root`, where a pruned history begins, this row alone is read.
+    """
+    if at == root:
+        return _read_root(store, at)
     parts: list[tuple[RunRow, list[Row]]] = []
     run, last = load_run(store, at.run), at.seq
     ancestry = RunAncestry(store, run)
@@ -280,7 +285,7 @@ def read_runs(
         elif at in found and at not in order:
             raise cyclic_history(store, at.run)
         elif at not in found and at not in known:
-            found[at] = read_run(store, at) if at != root else _read_root(store, at)
+            found[at] = read_run(store, at, root)
             stack.append((at, True))
             if at != root:
                 stack.extend((parent, False) for parent in reversed(found[at].parents))
