@@ -43,8 +43,8 @@ class EventQueue(Generic[T]):
     # --- what produces events
 
     def put(self, event: T) -> None:
-        """Add an event, without waiting; none after `close`."""
-        if not self._closed:
+        """Add an event, without waiting; none after `end` or `close`, from a thread that a node has left running."""
+        if not (self._closed or self._ended):
             self._events.append(event)
             self._readers.wake()
 
@@ -67,9 +67,10 @@ class EventQueue(Generic[T]):
             await self._producers.wait_async(lambda: not self.is_full)
 
     def end(self) -> None:
-        """Say that no further event comes: the reader gets what is there, and then None."""
+        """Say that no further event comes: the reader gets what is there, and then None. Nothing waits any more."""
         self._ended = True
         self._readers.wake()
+        self.stop_waiting_for()
 
     def stop_waiting_for(self, reason: str = "") -> None:
         """From now on nothing waits for the reader: the run is stopped, and what still runs must be able to end."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures.thread  # noqa: F401 - it registers its exit handler when imported: ours must come later, to run first
+import gc
 import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -19,7 +20,7 @@ from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import anyio
 import dspy
@@ -40,6 +41,11 @@ AsyncWork = Callable[[EventQueue[Event]], Awaitable[Run]]
 
 _NOT_OVER = "the run of this stream has not ended: read its events to the end, or close the stream, then use stream.run"
 _NOT_BEGUN = "the stream was closed before its run had begun: nothing was started"
+_NOT_HERE = "the run of this stream is in the process that this one was forked from: read its events there"
+_OTHER_LOOP = (
+    "the run of this stream is a task of another event loop, the one on which its first event was asked for: read the "
+    "stream and close it there"
+)
 
 
 def _raise_failure(run: Run) -> None:
@@ -121,9 +127,12 @@ class Events(Iterator[Event]):
         self._reader = threading.current_thread()
         with self._start_lock:  # two readers must not begin two runs
             if self._future is None and not self._exhausted:
-                self._future = _start(self._work, self._request, self._queue)
+                self._future = Future()
+                _start(self._work, self._request, self._queue, self._future)
         if self._future is None or self._exhausted:
             raise StopIteration
+        if _is_elsewhere(self._future):
+            raise RuntimeError(_NOT_HERE)
         event = self._queue.get()
         if event is not None:
             return event
@@ -151,6 +160,8 @@ class Events(Iterator[Event]):
     def _end(self, reason: str) -> None:
         with self._start_lock:
             self._exhausted = True
+        if self._future is not None and _is_elsewhere(self._future):
+            return
         _stop(self._request, reason, self._queue)
         if self._future is not None:
             self._future.exception()
@@ -168,8 +179,9 @@ class Events(Iterator[Event]):
         if future not in _open:  # it has not begun, has ended, or is that of the process that this one was forked from
             return
         _dropped.put(partial(_stop, self._request, DROPPED, self._queue))
-        # The garbage collector may call this in any thread, also in the run's own, which would wait for itself.
-        if threading.current_thread() is self._reader:
+        # The collector may call this in any thread at any time: in the run's own, which would wait for itself, and in
+        # the reader's while that holds a lock which the run needs. So only a reader that drops the stream itself waits.
+        if threading.current_thread() is self._reader and not _collector.is_here():
             future.exception()
 
 
@@ -179,17 +191,26 @@ def _stop(request: Request, reason: str, queue: EventQueue[Event]) -> None:
     queue.close()  # afterwards: what waits for the reader must find the run stopped
 
 
-def _start(work: Work, request: Request, queue: EventQueue[Event]) -> Future[Run]:
+def _start(work: Work, request: Request, queue: EventQueue[Event], future: Future[Run]) -> None:
     """Begins the run in a thread that does not refer to the stream."""
-    future: Future[Run] = Future()
-    _open[future] = request
-    _dropped.serve()
     # Under `dspy.streamify` the LMs send their chunks to its stream, on the loop of its worker thread.
     loop = None if dspy.settings.send_stream is None else loop_of_worker()
-    threading.Thread(
-        target=_drive, args=(copy_context(), loop, work, request, queue, future), name="dspyer-stream", daemon=True
-    ).start()
-    return future
+    _open[future] = request
+    try:
+        _dropped.serve()
+        threading.Thread(
+            target=_drive, args=(copy_context(), loop, work, request, queue, future), name="dspyer-stream", daemon=True
+        ).start()
+    except RuntimeError as error:  # the system has no thread left: the run cannot begin
+        del _open[future]
+        future.set_exception(error)
+        queue.end()
+        del future, queue  # the traceback of an exception refers to this frame
+
+
+def _is_elsewhere(future: Future[Run]) -> bool:
+    """Whether a run goes on in the process that this one was forked from, whose threads are not in this one."""
+    return future not in _open and not future.done()  # in this order: it leaves `_open` once it is done
 
 
 def _drive(
@@ -298,9 +319,13 @@ class AsyncEvents(AsyncIterator[Event]):
 
     def _begin(self) -> bool:
         """Begins the run, once; returns whether its events can be read."""
-        if self._task is None and not self._exhausted:
+        if self._exhausted:
+            return False
+        if self._task is None:
             self._task = _begin(self._work, self._request, self._queue)
-        return not self._exhausted
+        elif _is_of_other_loop(self._task):
+            raise RuntimeError(_OTHER_LOOP)
+        return True
 
     async def _next(self, patience: float | None = None) -> Event | None:
         """The next event, None after the last one; `TimeoutError` after so many seconds without one."""
@@ -448,6 +473,9 @@ class AsyncEvents(AsyncIterator[Event]):
         _stop(self._request, reason, self._queue)
         if self._task is None:
             return
+        if _is_of_other_loop(self._task):
+            _cancel_from_any_thread(self._task)
+            raise RuntimeError(_OTHER_LOOP)
         cancelled: asyncio.CancelledError | None = None
         with anyio.CancelScope(shield=True):
             self._task.cancel()
@@ -522,8 +550,36 @@ _tasks: set[asyncio.Task[Run]] = set()
 def _cancel(request: Request, queue: EventQueue[Event], task: asyncio.Task[Run]) -> None:
     """Stops the run of a dropped stream, from another thread."""
     _stop(request, DROPPED, queue)
+    _cancel_from_any_thread(task)
+
+
+def _cancel_from_any_thread(task: asyncio.Task[Run]) -> None:
     with suppress(RuntimeError):  # the loop has been closed, and its tasks cancelled
         task.get_loop().call_soon_threadsafe(task.cancel)
+
+
+def _is_of_other_loop(task: asyncio.Task[Run]) -> bool:
+    """Whether a run can neither be awaited nor cancelled from here."""
+    return not task.done() and task.get_loop() is not asyncio.get_running_loop()
+
+
+class _Collector:
+    """Tells whether the cyclic garbage collector works in this thread. It works in one thread at a time."""
+
+    def __init__(self) -> None:
+        self._thread = 0
+
+    def note(self, phase: Literal["start", "stop"], info: dict[str, int]) -> None:
+        """Called by the collector before and after its work."""
+        del info
+        self._thread = threading.get_ident() if phase == "start" else 0
+
+    def is_here(self) -> bool:
+        """Whether it does."""
+        return self._thread == threading.get_ident()
+
+
+_collector = _Collector()
 
 
 class _Dropped:
@@ -545,6 +601,8 @@ class _Dropped:
             return
         with self._lock:
             if not self._serves:
+                if _collector.note not in gc.callbacks:  # it is after a fork
+                    gc.callbacks.append(_collector.note)
                 threading.Thread(target=self._serve, name="dropped-streams", daemon=True).start()
                 self._serves = True
 
