@@ -13,7 +13,7 @@ from dspyer.events import BranchPath, Commit, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.persistence.reader import RunRows
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
-from dspyer.scheduler.run_state import path_text
+from dspyer.scheduler.run_state import outermost_execution, path_of_id, path_text
 
 _ALL_KNOWN = ("completed", "failed", "interrupted")
 """How a run has ended in which every execution that was begun has left a row."""
@@ -170,13 +170,8 @@ def _calls(commits: Iterable[Commit], failed: Iterable[FailedAt], questions: Ite
     nodes = [commit.id for commit in commits if commit.node != "START" and not commit.node.startswith("join:")]
     begun = [one for one in failed if not one.node.startswith("join:") and one.error.type not in _NOT_BEGUN]
     nodes += [one.execution for one in begun]
-    nodes += [_base(question.execution) for question in questions if question.key != "after"]
+    nodes += [outermost_execution(question.execution) for question in questions if question.key != "after"]
     return len(set(nodes))
-
-
-def _base(execution: str) -> str:
-    """The execution of the run's own node around another one, or around an item."""
-    return execution.partition("/")[0].partition("[")[0]
 
 
 def _maps(
@@ -187,7 +182,7 @@ def _maps(
     completed, lost = Counter[str](), Counter[str]()
     for row in stored.rows:
         if row.kind == RowKind.ITEM and "/" not in str(row.header[0]):
-            completed[_node_of(_base(str(row.header[0])), nodes, active)] += 1
+            completed[_node_of(outermost_execution(str(row.header[0])), nodes, active)] += 1
         elif row.kind in COMMITS:
             header = CommitHeader.parse(row.header)
             if header.items is not None and not header.scope:
@@ -199,5 +194,4 @@ def _node_of(execution: str, nodes: Mapping[str, str], active: Mapping[BranchPat
     """The node of an execution; of one that has not ended, the one to which its branch led."""
     if execution in nodes:
         return nodes[execution]
-    path = execution.rpartition(":")[0]
-    return active.get(() if path == "trunk" else tuple(map(int, path.split("."))), execution)
+    return active.get(path_of_id(execution), execution)

@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display.stats import FinalFailure, Stats, count_stats, parent_of
-from dspyer.events import BranchPath, Commit, LMCall, MergedConflict, Posted
+from dspyer.events import Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.patch import update_size
 from dspyer.persistence.history import CommitListing
 from dspyer.persistence.lm_call_reader import unrecorded
 from dspyer.persistence.reader import HistoryReader, RunRows
 from dspyer.persistence.rows import PostHeader, RowKind, read_commit_content, run_label
+from dspyer.scheduler.run_state import path_of_id
 
 UNKNOWN = (
     "of a process that was killed, LM calls are known as far as it had written them",
@@ -66,14 +67,9 @@ def stored_posts(reader: HistoryReader, run: RunRows, graph: StoredGraph | None)
             name, how = header.execution, reducers.get(header.field) or "replace"
             execution = f"{run.labels.get(point.run, run_label(run.run))}/{name}"
             size, time = update_size(update), header.time or 0.0
-            post = Posted(header.field, header.node, _branch(name), execution, header.seq, size, update, how, time)
+            post = Posted(header.field, header.node, path_of_id(name), execution, header.seq, size, update, how, time)
             found[header.seq] = StoredPost(post, withdrawn=False)
     return [found[seq] for seq in sorted(found)]
-
-
-def _branch(execution: str) -> BranchPath:
-    path = execution.rpartition(":")[0]
-    return tuple(map(int, path.split("."))) if path.replace(".", "").isdigit() else ()
 
 
 def join_conflicts(listing: CommitListing, ids: frozenset[str]) -> list[JoinConflict]:

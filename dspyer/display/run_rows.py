@@ -15,6 +15,7 @@ from dspyer.failure import Failure
 from dspyer.message_list import ROLES
 from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Updates
+from dspyer.scheduler.run_state import path_of_id
 from dspyer.values.frozen import thaw
 
 SHOWN = 12  # fields of a commit, or authors of a conflict, that are listed
@@ -161,9 +162,7 @@ def _came(parent: Commit, commit: Commit) -> BranchPath:
 
 def _asking(question: Question, depth: int) -> BranchPath:
     """The branch whose node asks. A question of a nested graph, or of an item of a map, belongs to their node."""
-    execution = question.execution.split("/")[depth]
-    path = execution.partition("[")[0].rpartition(":")[0]
-    return () if path == "trunk" else tuple(map(int, path.split(".")))
+    return path_of_id(question.execution.split("/")[depth])
 
 
 def _with_questions(row: DisplayRow, asked: Mapping[BranchPath, Sequence[Question]]) -> DisplayRow:

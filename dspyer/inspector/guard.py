@@ -36,6 +36,7 @@ HEADERS = {
 """The headers of every response, refusals included."""
 
 UNSPECIFIED = ("0.0.0.0", "[::]")
+"""Names that stand for all addresses of the machine."""
 
 
 class Guard:

@@ -14,6 +14,9 @@ from ipaddress import ip_address
 import uvicorn
 from starlette.applications import Starlette
 
+from dspyer.inspector import LOOPBACK
+from dspyer.inspector.guard import UNSPECIFIED
+
 PATIENCE = 2
 """Seconds for which requests may take after Ctrl-C."""
 
@@ -67,10 +70,13 @@ def is_loopback(host: str) -> bool:
 
 def names_of(host: str) -> tuple[str, ...]:
     """The names under which a server bound to an address is reached, as `Guard` takes them."""
-    name = f"[{host}]" if ":" in host else host
-    if is_loopback(host):
-        return (name, "127.0.0.1", "localhost", "[::1]")
-    return (name, "127.0.0.1", "localhost", "[::1]", socket.gethostname())
+    own = () if is_loopback(host) else (socket.gethostname(),)
+    return (_in_address(host), *LOOPBACK, *own)
+
+
+def _in_address(host: str) -> str:
+    """A host as addresses have it: an IPv6 address in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 def bound(host: str, port: int) -> socket.socket:
@@ -96,8 +102,8 @@ def serve(
     with closing(bound(host, port)) as listener:
         app = make_app(token, names_of(host))
         number = listener.getsockname()[1]
-        name = f"[{host}]" if ":" in host else host
-        shown = {"0.0.0.0": socket.gethostname(), "[::]": socket.gethostname()}.get(name, name)
+        name = _in_address(host)
+        shown = socket.gethostname() if name in UNSPECIFIED else name
         address = f"http://{shown}:{number}/#token={token}"
 
         def listening() -> None:

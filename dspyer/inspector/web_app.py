@@ -17,20 +17,19 @@ from starlette.types import Receive, Scope, Send
 
 from dspyer import __version__
 from dspyer.archive.archive import Archive
+from dspyer.display.run_file import PAGE
 from dspyer.inspector.following import Followers
 from dspyer.inspector.guard import Guard, TokenGuard, name_of
 from dspyer.inspector.json_answers import RefusedRequest, error_response
 from dspyer.inspector.reading import Reading
 from dspyer.stores import Store, open_store
 
-PAGE = Path(__file__).parent.parent / "display" / "page"
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-
 
 READS = "the inspector only reads: give it the program, as in dspyer inspect STORE --program module:graph"
 ACTIONS = ("answer", "resume", "stop", "rerun", "copy")

@@ -10,9 +10,10 @@ from dspyer.errors import StoreError
 from dspyer.events import Commit, LMCall
 from dspyer.persistence.lm_calls import calls_in, calls_of
 from dspyer.persistence.lm_usage import LMUsage, add_usage, sum_usage, usage_of_calls
-from dspyer.persistence.reader import RunRows, load_run, outermost_execution, read_runs
+from dspyer.persistence.reader import RunRows, load_run, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
 from dspyer.persistence.status import failures_in, last_end
+from dspyer.scheduler.run_state import outermost_execution
 from dspyer.stores.base import Point, Row, Store
 
 PAGE = 64

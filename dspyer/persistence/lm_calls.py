@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dspyer.errors import StoreError, brief
-from dspyer.events import BranchPath, LMCall
-from dspyer.persistence.reader import newest_rows, outermost_execution
+from dspyer.events import LMCall
+from dspyer.persistence.reader import newest_rows
 from dspyer.persistence.rows import (
     COMMITS,
     LM_CALLS_INDEX,
@@ -29,6 +29,7 @@ from dspyer.persistence.rows import (
     NewRow,
     RowKind,
 )
+from dspyer.scheduler.run_state import path_of_id
 from dspyer.stores.base import Point, Row, Store
 from dspyer.stores.content import Content, Fetch, ReadBudget, blob_id
 
@@ -283,7 +284,7 @@ def calls_of(
         with_texts: whether to read messages and responses.
         root: the row at which a pruned history begins: nothing before it is there.
     """
-    path = branch_path(outermost_execution(execution))
+    path = path_of_id(execution)
     fetch = store.blobs if with_texts else None
     found: list[LMCall] = []
     for index, (run, row) in enumerate(newest_rows(store, at)):
@@ -305,9 +306,3 @@ def is_within(execution: str, outer: str) -> bool:
         (True, False)
     """
     return execution == outer or execution.startswith((f"{outer}/", f"{outer}["))
-
-
-def branch_path(execution: str) -> BranchPath:
-    """Return the path of the branch of an execution, by its id in its run."""
-    path = execution.rpartition(":")[0]
-    return () if path in ("trunk", "") else tuple(map(int, path.split(".")))

@@ -37,6 +37,7 @@ from dspyer.persistence.rows import (
 from dspyer.reducers import BUILT_IN, Reducer
 from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LogEntry
+from dspyer.scheduler.run_state import outermost_execution
 from dspyer.schema.fields import STARTS, Field
 from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
@@ -523,11 +524,6 @@ def rows_left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list
         if not counts:
             dropped.append(index)
     return last, row_ranges(dropped)
-
-
-def outermost_execution(execution: str) -> str:
-    """Return the execution that another one is a part of: `"trunk:2"` of `"trunk:2[0]/trunk:1"`."""
-    return execution.partition("/")[0].partition("[")[0]
 
 
 def row_ranges(indexes: Iterable[int]) -> list[RowRange]:

@@ -52,6 +52,7 @@ from dspyer.events import BranchPath, Commit, Exchange, Question
 from dspyer.failure import Failure
 from dspyer.patch import SealedPatch, decode_update, encode_update
 from dspyer.scheduler.lineage import LogEntry, Resolution
+from dspyer.scheduler.run_state import path_of_id
 from dspyer.stores.base import Row, RunRow
 from dspyer.stores.content import Content, Fetch
 from dspyer.values import json as encoding
@@ -203,8 +204,7 @@ class CommitHeader(NamedTuple):
     @property
     def branch(self) -> BranchPath:
         """The path of its branch."""
-        path = self.id.rpartition(":")[0]
-        return () if path == "trunk" else tuple(map(int, path.split(".")))
+        return path_of_id(self.id)
 
     def pack(self) -> tuple[Any, ...]:
         """Return the header as its row holds it: differences instead of numbers, defaults at the end left out."""

@@ -23,7 +23,6 @@ from rich.text import Text
 
 from dspyer.display.board import Board
 from dspyer.display.running import RunningRuns
-from dspyer.runtime.progress import Screen
 
 logger = logging.getLogger("dspyer")
 
@@ -31,7 +30,7 @@ NOTEBOOK_WIDTH = 100  # characters
 _NO_DISPLAY = ("dumb", "unknown")
 
 
-def screen_of_process() -> Screen | None:
+def screen_of_process() -> TerminalScreen | NotebookScreen | None:
     """The terminal or notebook of this process; None if there is none, and in CI."""
     if os.environ.get("CI", "").lower() not in ("", "0", "false"):
         return None

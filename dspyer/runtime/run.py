@@ -24,14 +24,13 @@ from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.persistence.lm_usage import total_cost
-from dspyer.persistence.reader import outermost_execution
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.run_html import RunWriter
 from dspyer.runtime.run_stats import counted_parts, items_in
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import TokenReads
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
-from dspyer.scheduler.run_state import FailedBranch
+from dspyer.scheduler.run_state import FailedBranch, outermost_execution
 from dspyer.state import ImmutableState
 from dspyer.views import estimate_tokens
 

@@ -59,7 +59,6 @@ from dspyer.persistence.execution_records import (
     RecordKey,
 )
 from dspyer.persistence.lm_call_log import LMCallError, LMCallLog
-from dspyer.persistence.lm_calls import branch_path
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.lineage_order import unfinished_branches
@@ -78,6 +77,7 @@ from dspyer.scheduler.run_state import (
     Suspended,
     Transition,
     last_attempt,
+    path_of_id,
     path_text,
 )
 from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left, plan
@@ -515,7 +515,7 @@ class Session(NotLive):
         elif isinstance(self.write_error, LMCallError):
             call = self.write_error.call
             shown = LMCallError(call, self.write_error.cause)  # without __cause__, which a traceback would show
-            path, execution = branch_path(call.execution), call.execution
+            path, execution = path_of_id(call.execution), call.execution
             failures.append((Failure.of(shown, node=call.node, branch=path, execution=execution), shown))
         if self._refusal is not None and self.status == "failed" and not failures:
             last = run.log[len(run.log) - 1].commit

@@ -187,15 +187,29 @@ def contains_commit(branch: Branch, execution: str) -> bool:
 
     The commits of one path are a chain, numbered from 0, so their count in the lineage decides.
     """
-    text, _, index = execution.rpartition(":")
-    path = () if text == "trunk" else tuple(map(int, text.split(".")))
-    known: int = branch.counts.get(path, 0)
-    return int(index) < known
+    known: int = branch.counts.get(path_of_id(execution), 0)
+    return int(execution.rpartition(":")[2]) < known
 
 
 def path_text(path: BranchPath) -> str:
     """A branch path as ids, reports and errors show it: `"trunk"`, `"1.0"`."""
     return ".".join(map(str, path)) if path else "trunk"
+
+
+def path_of_id(execution: str) -> BranchPath:
+    """The branch path in the id of an execution or commit: that of the run's own node around it; `()` for `""`.
+
+    Example:
+        >>> path_of_id("1.0:2"), path_of_id("1.0:2[0]/trunk:1"), path_of_id("trunk:3")
+        ((1, 0), (1, 0), ())
+    """
+    path = outermost_execution(execution).rpartition(":")[0]
+    return () if path in ("trunk", "") else tuple(map(int, path.split(".")))
+
+
+def outermost_execution(execution: str) -> str:
+    """The execution that another one is a part of: `"trunk:2"` of `"trunk:2[0]/trunk:1"`."""
+    return execution.partition("/")[0].partition("[")[0]
 
 
 def path_of(fork_children: tuple[tuple[ForkPoint, ...], ...]) -> BranchPath:

@@ -18,7 +18,6 @@ from dspyer.persistence.history import CommitListing
 from dspyer.persistence.reader import (
     RowRange,
     RunRows,
-    outermost_execution,
     read_run,
     read_runs,
     row_ranges,
@@ -39,7 +38,7 @@ from dspyer.persistence.rows import (
 )
 from dspyer.persistence.snapshots import state_digest
 from dspyer.persistence.time_travel import ThreadReader
-from dspyer.scheduler.run_state import Branch, active_branches, execution_id
+from dspyer.scheduler.run_state import Branch, active_branches, execution_id, outermost_execution
 from dspyer.scheduler.topology import END
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, Snapshot, Store, ThreadRow
