@@ -27,7 +27,7 @@ from dspyer.failure import Failure
 from dspyer.patch import encode_update
 from dspyer.persistence.history_parts import runs_back
 from dspyer.persistence.leases import is_alive
-from dspyer.persistence.lm_call_reader import calls_by_commit, stored_calls, usage_in
+from dspyer.persistence.lm_call_reader import calls_by_commit
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
 from dspyer.persistence.rows import first_version, run_label
 from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
@@ -303,11 +303,9 @@ class ArchivedThread:
             raise LookupError(f"the run {listed.run.id!r} of thread {self.name!r} has stored no graph: no figures")
         commits = self.history(run=listed.run.id)
         begin = self._reader_of(listed).entry(commits[0].id).before if commits else {}
-        if listed.last < 0:
-            return stored_stats(graph, commits, (), {}, begin, [])
-        rows = self._rows_of(listed)
-        usage, calls = usage_in(rows.rows), list(stored_calls([rows]))
-        return stored_stats(graph, commits, self.failures(listed.run.id), usage, begin, calls)
+        rows = [] if listed.last < 0 else [self._rows_of(listed)]
+        failures, nodes = self.failures(listed.run.id), graph.picture.topology.nodes
+        return stored_stats(nodes, graph.checks, graph.maps, commits, failures, rows, begin)
 
     def posts(self, run: str | None = None) -> list[StoredPost]:
         """The posts to the live fields of a run, in order; `run` as in `info`. Reads the whole run."""

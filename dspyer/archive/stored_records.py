@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dspyer.archive.stored_graph import StoredGraph
-from dspyer.display.stats import FinalFailure, Stats, count_stats, parent_of
-from dspyer.events import Commit, LMCall, MergedConflict, Posted
+from dspyer.display.stats import Checked, FinalFailure, Mapped, Stats, count_stats, parent_of
+from dspyer.events import Commit, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.patch import update_size
 from dspyer.persistence.history import CommitListing
-from dspyer.persistence.lm_call_reader import unrecorded
+from dspyer.persistence.lm_call_reader import stored_calls, stored_usage, unrecorded
 from dspyer.persistence.reader import HistoryReader, RunRows
 from dspyer.persistence.rows import PostHeader, RowKind, read_commit_content, run_label
 from dspyer.scheduler.run_state import path_of_id
 
 UNKNOWN = (
     "of a process that was killed, LM calls are known as far as it had written them",
-    "of failures, those are counted that were committed or ended the run",
+    "of failures, those are counted that were committed or ended the last run",
 )
 
 
@@ -83,27 +83,39 @@ def join_conflicts(listing: CommitListing, ids: frozenset[str]) -> list[JoinConf
 
 
 def stored_stats(
-    graph: StoredGraph,
+    nodes: Sequence[str],
+    checks: Mapping[str, Checked],
+    maps: Mapping[str, Mapped],
     commits: Sequence[Commit],
     failures: Sequence[Failure],
-    usage: Mapping[str, Mapping[str, Any]],
-    begin: Mapping[str, Any],
-    lm_calls: Sequence[LMCall],
+    runs: Iterable[RunRows],
+    begin: Mapping[str, Any] | None = None,
+    shown: Sequence[Commit] | None = None,
 ) -> Stats:
-    """The figures of a run, from its commits.
+    """The figures of the nodes of one or more stored runs.
 
-    `begin` is the state before the first one; the execution of each LM call is that of its visit. A run that has used
-    tokens and has no calls has not recorded them.
+    Args:
+        nodes: the nodes.
+        checks: the checks among them.
+        maps: the maps among them.
+        commits: the commits of the runs, oldest first.
+        failures: those with which the last run ended.
+        runs: the rows of the runs.
+        begin: the state before the first commit; None for an empty one.
+        shown: the commits as they may be shown, if that is not as they are.
     """
+    rows = list(runs)
+    usage, calls = stored_usage(rows), list(stored_calls(rows))
     return count_stats(
-        graph.picture.topology.nodes,
+        nodes,
         commits,
         [FinalFailure(failure, (), parent_of(failure, commits)) for failure in failures],
-        checks=graph.checks,
-        maps=graph.maps,
+        checks=checks,
+        maps=maps,
         items={},
-        lm_calls=lm_calls if lm_calls or not usage else None,
+        lm_calls=calls if calls or not usage else None,  # tokens without a call: the program has recorded none
         usage=usage,
-        unknown=[*UNKNOWN, *unrecorded(usage, lm_calls)],
+        unknown=[*UNKNOWN, *unrecorded(usage, calls)],
         begin=begin,
+        shown=shown,
     )

@@ -10,8 +10,6 @@ from dspyer.cli.terminal import (
     Cell,
     Column,
     Styled,
-    cost_text,
-    duration_text,
     shell_word,
     time_text,
     value_text,
@@ -22,6 +20,7 @@ from dspyer.cli.terminal import (
     write_table,
     write_wrapped,
 )
+from dspyer.display.amounts import cost_text, count_of, duration_text
 
 if TYPE_CHECKING:
     from dspyer.cli.programs import Played
@@ -68,11 +67,6 @@ CALL_COLUMNS = [
 def status_cell(status: str) -> Cell:
     """A status in its colour."""
     return Styled(status, STATUS_STYLES.get(status, ""))
-
-
-def count_of(number: int, thing: str) -> str:
-    """A number of things: `1 run`, `2 runs`."""
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 # --- runs

@@ -288,7 +288,7 @@ def _visible_cell(cell: Cell) -> Cell:
     return visible(cell) if isinstance(cell, str) else Styled(visible(cell.text), cell.style)
 
 
-# --- values, times and amounts
+# --- values and times
 
 
 def value_text(value: object) -> str:
@@ -315,41 +315,3 @@ def time_text(time: float | str | None) -> str:
         return ""
     found = datetime.fromisoformat(time) if isinstance(time, str) else datetime.fromtimestamp(time, UTC)
     return found.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def duration_text(seconds: float | None) -> str:
-    """A duration to two or three digits: `7.1 ms`, `1.2 s`, `3 min 4 s`, `2 h 5 min`; "" for none.
-
-    Example:
-        >>> [duration_text(seconds) for seconds in (0.0071, 1.24, 184, 7500)]
-        ['7.1 ms', '1.2 s', '3 min 4 s', '2 h 5 min']
-    """
-    if seconds is None:
-        return ""
-    seconds = max(0.0, seconds)
-    if 0.00005 <= seconds < 0.00995:
-        return f"{seconds * 1000:.1f} ms"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
-
-
-def cost_text(cost: float | None) -> str:
-    """US dollars to the digits that matter, never as a power of ten; "" if the cost is not known.
-
-    Example:
-        >>> cost_text(12.5), cost_text(0.01234), cost_text(0.0000244), cost_text(0.0)
-        ('12.50', '0.0123', '0.000024', '0')
-    """
-    if cost is None:
-        return ""
-    if cost == 0:
-        return "0"
-    if cost < 0.0001:
-        return f"{cost:.6f}" if cost >= 0.0000005 else "<0.000001"
-    return f"{cost:,.2f}" if cost >= 1 else f"{cost:.3g}"

@@ -8,7 +8,8 @@ from typing import NamedTuple
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from dspyer.display.run_rows import one_line, seconds
+from dspyer.display.amounts import cost_text, count_of, duration_text, elapsed_text
+from dspyer.display.run_rows import one_line
 from dspyer.display.running import (
     EndedVisits,
     LMUseSum,
@@ -18,7 +19,6 @@ from dspyer.display.running import (
     RunningRun,
     RunningRuns,
 )
-from dspyer.display.timeline import elapsed_text
 from dspyer.scheduler.run_state import path_text
 
 TREES = 3  # runs that are shown with their nodes; of more of them, each has a line
@@ -121,11 +121,10 @@ def _summary(runs: RunningRuns, now: float, signs: _Signs) -> Text:
 
 
 def _spent(spent: LMUseSum) -> list[str]:
-    facts = [f"{spent.calls:,} LM call{'' if spent.calls == 1 else 's'}"] if spent.calls else []
-    facts += [f"{spent.tokens:,} tokens"] if spent.tokens else []
+    facts = [count_of(spent.calls, "LM call")] if spent.calls else []
+    facts += [count_of(spent.tokens, "token")] if spent.tokens else []
     if spent.cost:
-        cost = f"{spent.cost:,.2f}" if spent.cost >= 0.1 else f"{spent.cost:.4f}"
-        facts.append(f"{'at least ' if spent.unpriced else ''}{cost} USD")
+        facts.append(f"{'at least ' if spent.unpriced else ''}{cost_text(spent.cost)} USD")
     return facts
 
 
@@ -137,8 +136,8 @@ def _headline(run: RunningRun, now: float, signs: _Signs) -> Text:
     }.get(run.status, (signs.asks, "yellow"))
     text = Text.assemble((f"{mark} ", style), (one_line(run.graph.name), "bold"))
     facts = [] if run.status == "running" else [run.status]
-    facts += [elapsed_text(run.elapsed(now)), f"{run.commits:,} commit{'' if run.commits == 1 else 's'}"]
-    facts += [f"{run.retries:,} retr{'y' if run.retries == 1 else 'ies'}"] if run.retries else []
+    facts += [elapsed_text(run.elapsed(now)), count_of(run.commits, "commit")]
+    facts += [count_of(run.retries, "retry", "retries")] if run.retries else []
     text.append(signs.dot + signs.dot.join([*facts, *_spent(run.spent)]), "dim")
     return text
 
@@ -192,8 +191,8 @@ def _ended(name: str, visits: EndedVisits, signs: _Signs) -> Text:
         mark, style = signs.asks, "yellow"  # it has asked, or was cancelled
     text = Text.assemble((f"{mark} ", style), one_line(name))
     text.append(f" × {visits.done:,}" if visits.done > 1 else "", "dim")
-    facts = [seconds(visits.seconds)] if visits.done else []
-    facts += [f"{visits.items['items']:,} items"] if visits.items["items"] else []
+    facts = [duration_text(visits.seconds)] if visits.done else []
+    facts += [count_of(visits.items["items"], "item")] if visits.items["items"] else []
     facts += [f"{visits.items['failed']:,} of them failed"] if visits.items["failed"] else []
     facts += [f"{visits.failed:,} failed"] if visits.failed else []
     text.append("".join(signs.dot + fact for fact in facts), "dim")
@@ -241,7 +240,7 @@ def _items(items: MapProgress, now: float, signs: _Signs) -> Text:
     facts = [f" {items.done:,} of {items.total:,}"]
     facts += [f"{items.running:,} running"] if items.running else []
     facts += [f"{items.ended['failed']:,} failed"] if items.ended["failed"] else []
-    facts += [f"{items.retries:,} retr{'y' if items.retries == 1 else 'ies'}"] if items.retries else []
+    facts += [count_of(items.retries, "retry", "retries")] if items.retries else []
     remaining = items.remaining(now)
     facts += [f"{_coarse(remaining)} left"] if remaining is not None else []
     text.append(signs.dot.join(facts))

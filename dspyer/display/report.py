@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 from typing import Any, NamedTuple
 
+from dspyer.display.amounts import count_of, duration_text
 from dspyer.display.run_rows import (
     SHOWN,
     DisplayRow,
@@ -19,7 +20,6 @@ from dspyer.display.run_rows import (
     one_line,
     outcome,
     row_label,
-    seconds,
     written,
 )
 from dspyer.display.tokens import total_of
@@ -134,24 +134,20 @@ def _maps(events: Sequence[Event], left_is_known: bool) -> list[MapCount]:
 def _summary(rows: Sequence[DisplayRow], facts: RunFacts) -> str:
     commits = sum(row.commit is not None for row in rows)
     conflict_count = sum(len(row.conflicts) for row in rows)
-    conflicts = [_count(conflict_count, "conflict")] if conflict_count else []
-    whole = [f"graph {facts.graph!r}", _count(commits, "commit")]
-    work = [] if facts.calls is None else [_count(facts.calls, "node call")]
+    conflicts = [count_of(conflict_count, "conflict")] if conflict_count else []
+    whole = [f"graph {facts.graph!r}", count_of(commits, "commit")]
+    work = [] if facts.calls is None else [count_of(facts.calls, "node call")]
     work += [] if facts.since_resumed else conflicts
     for node, completed, failed, left in facts.maps:
-        text = f"{_count(completed, 'item')} of {node!r}" + (f", {failed} failed" if failed else "")
+        text = f"{count_of(completed, 'item')} of {node!r}" + (f", {failed} failed" if failed else "")
         work.append(text + (f", {left} left" if left else ""))
     tokens = sum(total_of(of_model) for of_model in facts.usage.values())
     if tokens:
-        work.append(_count(tokens, "token"))
-    text = f"Run {facts.status} {'in' if facts.status == 'completed' else 'after'} {seconds(facts.seconds)}: "
+        work.append(count_of(tokens, "token"))
+    text = f"Run {facts.status} {'in' if facts.status == 'completed' else 'after'} {duration_text(facts.seconds)}: "
     if facts.since_resumed:
         return f"{text}{', '.join(whole + conflicts)}; since it was resumed: {', '.join(work)}"
     return text + ", ".join(whole + work)
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 # --- the lines of one commit
@@ -228,7 +224,7 @@ def _details(row: DisplayRow) -> str:
         if row.commit.attempt > 1:
             facts.append(f"attempt {row.commit.attempt}")
         if row.commit.duration and not row.node.startswith("join:"):
-            facts.append(seconds(row.commit.duration))
+            facts.append(duration_text(row.commit.duration))
     return f"({', '.join(facts)})"
 
 

@@ -262,18 +262,6 @@ def row_label(commit: Commit) -> str:
     return commit.id if commit.version is None else f"v{commit.version}"
 
 
-def seconds(duration: float) -> str:
-    """A duration, given in seconds, in a fitting unit.
-
-    Example:
-        >>> seconds(0.0000354), seconds(0.25), seconds(75.0)
-        ('35 µs', '250 ms', '75.0 s')
-    """
-    if duration < 0.001:
-        return f"{duration * 1e6:.0f} µs"
-    return f"{duration * 1e3:.0f} ms" if duration < 1 else f"{duration:,.1f} s"
-
-
 def written(commit: Commit, without: Iterable[str] = ()) -> list[str]:
     """What a commit wrote, one field a line; at `START` the fields that begin empty share the last line."""
     if commit.node != "START":

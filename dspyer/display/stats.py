@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
+from dspyer.display.amounts import cost_text
 from dspyer.display.redaction import HIDDEN
 from dspyer.display.tokens import total_of
 from dspyer.events import Commit
@@ -263,12 +264,10 @@ class Stats:
         if seconds:
             tokens = sum(one.rejected_tokens or 0 for one in self.nodes.values())
             cost = math.fsum(one.rejected_cost or 0.0 for one in self.nodes.values())
-            spent = [
-                f"{_seconds(seconds)} s",
-                f"{tokens:,} tokens" * bool(tokens),
-                f"{_dollars(cost)} USD" * bool(cost),
-            ]
-            lines.append(f"spent on outputs that a check refused: {', '.join(filter(None, spent))}")
+            spent = [f"{_seconds(seconds)} s"]
+            spent += [f"{tokens:,} tokens"] if tokens else []
+            spent += [f"{cost_text(cost)} USD"] if cost else []
+            lines.append(f"spent on outputs that a check refused: {', '.join(spent)}")
         if not any(one.tokens for one in self.nodes.values()):
             lines += [f"{total_of(tokens):,} tokens of {name}" for name, tokens in self.usage.items()]
         return [*lines, *self.unknown]
@@ -325,7 +324,7 @@ _COLUMNS = (
     _Column("LM cached", lambda one: str(one.lm_cached or ""), lambda one: one.lm_cached),
     _Column("fallbacks", lambda one: str(one.fallbacks or ""), lambda one: one.fallbacks, alarms=True),
     _Column("tokens", lambda one: f"{one.tokens:,}" if one.tokens else "", lambda one: one.tokens),
-    _Column("USD", lambda one: _dollars(one.cost) if one.cost else "", lambda one: one.cost),
+    _Column("USD", lambda one: cost_text(one.cost) if one.cost else "", lambda one: one.cost),
 )
 
 
@@ -347,10 +346,6 @@ def _number(value: float | None, digits: int) -> str:
 
 def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}" if value < 1 else f"{value:.1f}"
-
-
-def _dollars(cost: float) -> str:
-    return f"{cost:.4f}" if cost >= 0.001 else f"{cost:.6f}"
 
 
 # --- counting

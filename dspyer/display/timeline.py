@@ -11,7 +11,8 @@ from itertools import pairwise
 from math import floor, log10
 from typing import Any, NamedTuple
 
-from dspyer.display.run_rows import DisplayRow, leaves_of, seconds
+from dspyer.display.amounts import duration_text, elapsed_text
+from dspyer.display.run_rows import DisplayRow, leaves_of
 from dspyer.display.svg import SMALL, document, draw_text, escape, fmt, shorten, text_width
 from dspyer.events import BranchPath, record_dict
 from dspyer.scheduler.run_state import path_text
@@ -292,29 +293,14 @@ def _as_text(timeline: Timeline) -> str:
         first, last = floor(axis.x(bar.start)), floor(axis.x(bar.end))
         mark = {"failed": "✗", "handled": "✗", "waiting": "?"}.get(bar.status, "█")
         drawn = " " * min(first, WIDTH - 1) + mark * max(1, last - first)
-        facts = [seconds(bar.seconds)]
+        facts = [duration_text(bar.seconds)]
         facts += [path_text(bar.branch)] if bar.branch else []
         facts += [f"attempt {bar.attempts}"] if bar.attempts > 1 else []
         facts += [f"{bar.status}"] if bar.status != "committed" else []
         for wait in waits.get(bar.id, ()):
-            facts.append(f"waited {seconds(wait.seconds)} for {names.get(wait.waits_for, wait.waits_for)}")
+            facts.append(f"waited {duration_text(wait.seconds)} for {names.get(wait.waits_for, wait.waits_for)}")
         lines.append(f"{names[bar.id].ljust(width)}  {drawn.ljust(WIDTH)}  {', '.join(facts)}")
     return "\n".join(lines)
-
-
-def elapsed_text(elapsed: float) -> str:
-    """A time since a begin, given in seconds, to be read on an axis.
-
-    Example:
-        >>> elapsed_text(0.25), elapsed_text(7.5), elapsed_text(75), elapsed_text(3 * 3600 + 60), elapsed_text(90000)
-        ('250 ms', '7.5 s', '1:15', '3:01:00', '1 d 1:00:00')
-    """
-    if elapsed < 60:
-        return "0" if not elapsed else seconds(elapsed).replace(".0 s", " s")
-    whole = round(elapsed)
-    minutes, hours, days = whole // 60 % 60, whole // 3600 % 24, whole // 86400
-    text = f"{hours}:{minutes:02}:{whole % 60:02}" if whole >= 3600 else f"{minutes}:{whole % 60:02}"
-    return f"{days} d {text}" if days else text
 
 
 # --- as a picture
@@ -463,8 +449,8 @@ def _bar(bar: TimelineBar, left: float, axis: _Axis, middle: float, tall: float,
 
 def _tooltip(bar: TimelineBar) -> str:
     facts = [f"{bar.node}, {bar.status}", f"branch {path_text(bar.branch)}"]
-    facts.append(f"{seconds(bar.seconds)}, from {elapsed_text(bar.start)}")
-    facts += [f"started {seconds(bar.waited)} after what it builds on"] if bar.waited > 0.001 else []
+    facts.append(f"{duration_text(bar.seconds)}, from {elapsed_text(bar.start)}")
+    facts += [f"started {duration_text(bar.waited)} after what it builds on"] if bar.waited > 0.001 else []
     facts += [f"attempt {bar.attempts}"] if bar.attempts > 1 else []
     facts += [bar.failure] if bar.failure else []
     return "; ".join(facts)
@@ -474,7 +460,7 @@ def _wait(wait: TimelineWait, left: float, axis: _Axis, gap: float, other: str) 
     """A branch that waits: a dashed line from the end of its bar to the time of the join."""
     begin, end = left + axis.x(wait.start), left + axis.x(wait.start + wait.seconds)
     y = TOP + gap * (wait.lane + 0.5)
-    meaning = f"branch {path_text(wait.branch)} waited {seconds(wait.seconds)} before {wait.node} for {other}"
+    meaning = f"branch {path_text(wait.branch)} waited {duration_text(wait.seconds)} before {wait.node} for {other}"
     path = f'<path d="M{fmt(begin)} {fmt(y)} H{fmt(end)}" class="line back"/>'
     path += f'<path d="M{fmt(end)} {fmt(y - 6)} V{fmt(y + 6)}" class="line"/>'
     return f"<g><title>{escape(meaning)}</title>{path}</g>"

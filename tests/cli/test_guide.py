@@ -26,8 +26,8 @@ def session() -> Iterator[tuple[str, str]]:
                 yield command, output
 
 
-# Times, durations and random ids differ from run to run, and with them the width of columns.
-CHANGING = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[\d.]+ (ms|s|min)\b|\b[0-9a-f]{32}\b| +")
+# Times, durations and random ids differ from run to run, and with them the width of columns and where a text is cut.
+CHANGING = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d|[\d.]+ (µs|ms|s|min)\b|\b[0-9a-f]{32}\b|,? *…| +")
 
 
 def tidy(output: str) -> list[str]:

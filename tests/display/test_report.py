@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from dspyer import DELETE, END, START, Failure, Graph, Replace, Send, reducers
 from dspyer.display.run_picture import DRAWN, WRAP, draw_run
-from dspyer.display.run_rows import DisplayRow, leaves_of, seconds, writes
+from dspyer.display.run_rows import DisplayRow, leaves_of, writes
 from dspyer.display.svg import FONT_SIZE, SMALL, text_width
 from dspyer.reducers import Updates
 from dspyer.runtime.run import Run
@@ -466,11 +466,6 @@ def test_fields_that_begin_empty_share_a_line() -> None:
     run = graph.compile().run({"text": "hello"})
     assert "START → answer  (step 0, T)\n│   text: 'hello'\n│   tries: 0\n│   empty: remarks, reply\n●" in shown(run)
     assert "empty: remarks, reply" in run.to_svg()
-
-
-@pytest.mark.parametrize(("duration", "text"), [(0.0, "0 µs"), (0.00099, "990 µs"), (0.05, "50 ms"), (90.0, "90.0 s")])
-def test_durations_have_a_fitting_unit(duration: float, text: str) -> None:
-    assert seconds(duration) == text
 
 
 def test_a_failure_that_an_error_edge_wrote_is_shown_as_its_line() -> None:
