@@ -157,10 +157,10 @@ def stored_usage(runs: Iterable[RunRows]) -> dict[str, LMUsage]:
     A process writes what it has used at the end of its run. Of one that was killed, and of a run that `t.stop()` has
     ended, the LM calls in its rows are counted instead.
     """
-    return sum_usage(usage_in(run.rows) for run in runs)
+    return sum_usage(_usage_in(run.rows) for run in runs)
 
 
-def usage_in(rows: Sequence[Row]) -> dict[str, LMUsage]:
+def _usage_in(rows: Sequence[Row]) -> dict[str, LMUsage]:
     """Return what the rows of a run say that it has used, by language model."""
     total: dict[str, LMUsage] = {}
     since: list[LMCall] = []  # the calls of a process that has not written its end yet
