@@ -22,7 +22,7 @@ from dspyer.display.run_picture import draw_run
 from dspyer.display.stats import Stats
 from dspyer.display.timeline import Timeline
 from dspyer.errors import ThreadError
-from dspyer.events import Commit, LMCall, MergedConflict, Question
+from dspyer.events import Commit, LMCall, MergedConflict
 from dspyer.failure import Failure
 from dspyer.patch import encode_update
 from dspyer.persistence.history_parts import runs_back
@@ -129,6 +129,18 @@ class ArchivedThread:
 
     Attributes:
         name: its name.
+
+    Example:
+        >>> from dspyer import END, START, Archive, Graph
+        >>> from dspyer.stores import Memory
+        >>> store = Memory()
+        >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+        >>> run = graph.compile(store=store).thread("t-42").run({"n": 1})
+        >>> thread = Archive(store).thread("t-42")
+        >>> thread.info().status, thread.at(0)["n"], thread.at(1)["n"], thread.diff(0, 1)
+        ('completed', 1, 2, {'n': 2})
+        >>> thread.blame("n").node, thread.commit(1).before["n"], thread.failures(), thread.lm_calls(1)
+        ('add', 1, (), ())
     """
 
     def __init__(self, reader: HistoryReader, name: str) -> None:
@@ -148,10 +160,6 @@ class ArchivedThread:
     def failures(self, run: str | None = None) -> tuple[Failure, ...]:
         """The failures with which a run ended, each with its traceback; `run` as in `info`."""
         return failures_of_run(self._reader.store, self._listed(run))
-
-    def questions(self, run: str | None = None) -> tuple[Question, ...]:
-        """The questions of a run that have no answer; `run` as in `info`."""
-        return self.info(run).questions
 
     def history(
         self,
@@ -274,15 +282,6 @@ class ArchivedThread:
                 return found[::-1]
             count *= 4
 
-    def commit_alone(self, version: int | str) -> Commit:
-        """A commit without the states around it."""
-        return self._thread_reader.entry(version).commit
-
-    def head_run(self) -> RunRow | None:
-        """The last run as its row; None if there is none, or the thread was deleted."""
-        row = self._reader.store.thread(self.name)
-        return None if row is None or row.head is None else self._reader.store.run(row.head.run)
-
     def graph(self, run: str | None = None) -> StoredGraph | None:
         """The graph that made a run; `run` as in `info`.
 
@@ -318,7 +317,10 @@ class ArchivedThread:
     def conflicts(self, run: str | None = None) -> list[JoinConflict]:
         """The conflicts of the joins of a run, in order; `run` as in `info`. Reads the whole run."""
         listed = self._listed(run)
-        joins = frozenset(commit.id for commit in self.history(run=listed.run.id) if len(commit.parents) > 1)
+        return self._conflicts(listed, self.history(run=listed.run.id))
+
+    def _conflicts(self, listed: ListedRun, commits: Iterable[Commit]) -> list[JoinConflict]:
+        joins = frozenset(commit.id for commit in commits if commit.node.startswith("join:"))
         return join_conflicts(self._reader_of(listed).cache.listed(), joins) if joins else []
 
     def lm_calls(self, commit: int | str) -> tuple[LMCall, ...]:
@@ -352,24 +354,16 @@ class ArchivedThread:
         A program's `redact` is not stored, so nothing is redacted here: texts are hidden where they were not recorded.
         `run` is as in `info`. Returns the path.
         """
-        info, graph = self.info(run), self.graph(run)
+        info, stopped = self._stopped(run)
         commits = self.history(run=info.run_id)
-        answer = run_answer(
-            info,
-            None if graph is None else graph.drawing(),
-            () if graph is None else graph.fields,
-            info.questions,
-            self.failures(run),
-            len(commits),
-        )
-        file = RunFile({**answer, "stats": self.stats(run).to_dict()}, len(commits))
+        file = RunFile({**overview(self, run), "stats": self.stats(run).to_dict()}, len(commits))
         shown = [commits[place] for place in shown_places(len(commits))]
         calls = self.lm_calls_of(shown)
         for commit in shown:
             step = self.commit(commit.id).to_dict()
             file.add_step(commit_row(commit, calls.get(commit.id, [])), step)
         file.add_lists(
-            executions={name: self._execution(one, info).to_dict() for name, one in self._stopped(run)[1].items()},
+            executions={name: self._execution(one, info).to_dict() for name, one in stopped.items()},
             posts=[post.to_dict() for post in self.posts(run)],
             conflicts=[found.to_dict() for found in self.conflicts(run)],
         )
@@ -384,10 +378,11 @@ class ArchivedThread:
         listed = self._listed(run)
         info = run_info(self._reader, listed)
         commits = self.history(run=info.run_id)
-        reader = self._reader_of(listed)
-        joins = {one.id: reader.entry(one.id).conflicts for one in commits if one.node.startswith("join:")}
+        conflicts: dict[str, tuple[MergedConflict, ...]] = {}
+        for found in self._conflicts(listed, commits):
+            conflicts[found.commit] = (*conflicts.get(found.commit, ()), found.conflict)
         rows = self._rows_of(listed)
-        return stored_run_display(info, commits, joins, self.failures(info.run_id), rows)
+        return stored_run_display(info, commits, conflicts, self.failures(info.run_id), rows)
 
     def lm_calls_of(self, commits: Iterable[Commit]) -> dict[str, list[LMCall]]:
         """The LM calls of each of some commits, by id, without texts: those of a page of a history at once."""
@@ -484,6 +479,13 @@ class ArchivedThread:
         return reader
 
 
+def overview(thread: ArchivedThread, run: str | None) -> dict[str, Any]:
+    """A run as a whole, as its page shows it; `run` as in `ArchivedThread.info`."""
+    info, graph = thread.info(run), thread.graph(run)
+    drawing, fields = (None, ()) if graph is None else (graph.drawing(), graph.fields)
+    return run_answer(info, drawing, fields, info.questions, thread.failures(run), info.steps)
+
+
 class NewCommits:
     """The commits of a thread that were not read before, each once. A rerun brings new ones with old versions."""
 
@@ -493,7 +495,7 @@ class NewCommits:
         self._version = 0
         self._seen: set[str] = set()
         if after is not None:
-            last = thread.commit_alone(after)
+            last = thread._thread_reader.entry(after).commit
             for commit in thread.history():
                 self._seen.add(commit.id)
                 if commit.id == last.id:
@@ -501,8 +503,12 @@ class NewCommits:
 
     def read(self) -> list[Commit]:
         """Read them, in the order of the history: from the last version on, or from the beginning of another run."""
-        head = self._thread.head_run()
-        if head is None:
+        store, thread = self._thread._reader.store, self._thread.name
+        row = store.thread(thread)
+        if row is None or row.head is None:
+            return []
+        head = store.run(row.head.run)
+        if head is None:  # the thread was deleted meanwhile
             return []
         if head.id != self._run:
             first = first_version(head) if self._run else 0

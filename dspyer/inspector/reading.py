@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from dspyer.archive.archive import Archive
-from dspyer.archive.archived_thread import ArchivedThread
+from dspyer.archive.archived_thread import ArchivedThread, overview
 from dspyer.display.cut_values import cut, cut_all, part_of
-from dspyer.display.run_page import HasDict, commit_row, run_answer
+from dspyer.display.run_page import HasDict, commit_row
 from dspyer.errors import ThreadError
 from dspyer.events import Commit
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
@@ -111,16 +111,7 @@ class Reading:
     # --- one run
 
     def _run(self, request: Request) -> dict[str, Any]:
-        thread, run = self._thread(request), _optional(request, "run")
-        info, graph = thread.info(run), thread.graph(run)
-        return run_answer(
-            info,
-            None if graph is None else graph.drawing(),
-            () if graph is None else graph.fields,
-            info.questions,
-            thread.failures(run),
-            info.steps,
-        )
+        return overview(self._thread(request), _optional(request, "run"))
 
     def _commits(self, request: Request) -> dict[str, Any]:
         first = number(request, "first", 0)

@@ -289,7 +289,7 @@ from dspyer import Archive
 with Archive({str(path)!r}) as archive:
     for info in archive.runs(text="b"):
         thread = archive.thread(info.thread)
-        info.to_dict(), thread.graph().to_svg(), thread.graph().explain(), thread.failures(), thread.questions()
+        info.to_dict(), thread.graph().to_svg(), thread.graph().explain(), thread.failures(), thread.info().questions
         for commit in thread.history():
             step = thread.commit(commit.id).to_dict(), thread.lm_calls(commit.id), thread.blame("name", commit.id)
     print(archive.thread("a").at(1))
