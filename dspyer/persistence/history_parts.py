@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from dspyer.events import Commit, MergedConflict
 from dspyer.persistence.history import PRUNED
 from dspyer.persistence.reader import (
+    INDEX_OF_ITEMS,
     FoldedRun,
     HistoryReader,
     RunAncestry,
@@ -344,9 +345,11 @@ def _rows_until(store: Store, begin: Point, last: int, commits: int, from_snapsh
 
 
 class FieldWalk:
-    """Walks back over the rows before a block, as long as each commit follows the one before it, without a state.
+    """Walks back over the rows before a block, without a state.
 
-    Iterating yields the number of each commit that has last written some of the fields, with these fields.
+    Iterating yields the number of each commit that has last written some of the fields, with these fields. A fork and
+    the join of its branches are passed if at most one of them has written any of the fields: who of several has written
+    what is there in the end only the states tell.
 
     Args:
         reader: reads rows.
@@ -355,8 +358,8 @@ class FieldWalk:
         fields: the fields that are looked for.
 
     Attributes:
-        stopped_at: the number of the commit at which the walk ended before it had found all: a join, for example. None
-            if it reached the beginning.
+        stopped_at: the number of the commit at which the walk ended before it had found all: a join of branches that
+            have written the same field, for example. None if it reached the beginning.
     """
 
     def __init__(self, reader: HistoryReader, at: Point, number: int, fields: Collection[str]) -> None:
@@ -374,38 +377,75 @@ class FieldWalk:
             run = load_run(store, at.run)
             ancestry.visit(run.id)
             first = first_version(run)
+            joined: list[Row] = []  # from a settled commit back to the one before it: what its branches have written
             for _, row in newest_rows(store, at):
                 if row.kind == RowKind.OPEN:  # its patch is that of the first commit of the run
                     yield from self._written(first, row)
                 elif row.kind in COMMITS and not _is_inner(row):
-                    if not _is_plain(row):
-                        self.stopped_at = number
-                        return
-                    yield from self._written(number, row)
+                    if joined and _is_settled(row):
+                        found = self._only_writers(joined)
+                        if found is None:
+                            self.stopped_at = number + len(joined)
+                            return
+                        yield from ((number + len(joined) - place, fields) for place, fields in found)
+                        joined = []
+                    if joined or not _is_plain(row):
+                        if row.kind == RowKind.MERGE or not (joined or _is_settled(row)):
+                            self.stopped_at = number
+                            return
+                        joined.append(row)
+                    else:
+                        yield from self._written(number, row)
                     number -= 1
                 if not self._wanted:
                     return
+            if joined:
+                self.stopped_at = number + len(joined)
+                return
             if len(run.parents) != 1:
                 self.stopped_at = first - 1 if run.parents else None
                 return
             at, number = run.parents[0], first - 1
 
+    def _only_writers(self, rows: list[Row]) -> list[tuple[int, set[str]]] | None:
+        """For the rows of branches and their join, newest first, which of them wrote wanted fields.
+
+        None if a field was written by several: which of them counts depends on the values.
+        """
+        found = [(place, fields) for place, row in enumerate(rows) for fields in [self._fields_of(row)] if fields]
+        every = [field for _, fields in found for field in fields]
+        if len(every) > len(set(every)):
+            return None
+        self._found(set(every))
+        return found
+
     def _written(self, number: int, row: Row) -> Iterator[tuple[int, set[str]]]:
         """The wanted fields that a row has written, which are wanted no longer."""
-        content = row.content
+        found = self._fields_of(row)
+        if found:
+            self._found(found)
+            yield number, found
+
+    def _found(self, fields: set[str]) -> None:
+        if fields:
+            self._wanted -= fields
+            self._marks = _marks(self._wanted)
+
+    def _fields_of(self, row: Row) -> set[str]:
+        """The wanted fields that a row has written."""
+        content, items = row.content, None
         if content is None:
-            return
+            return set()
+        if len(row.header) > INDEX_OF_ITEMS:  # the results of a map are in rows of their own
+            items = CommitHeader.parse(row.header).items
+        of_map = set() if items is None else self._wanted & {items.field}
         # Most rows have none of the fields: their JSON is not parsed then.
         if content.original is None and not isinstance(content, MapCommitContent):
             data = content.data
             if data[:1] == b"[" and not any(mark in data for mark in self._marks):
-                return
+                return of_map
         patch = read_commit_content(content, self._reader.fetch, self._reader.decode).patch or {}
-        found = self._wanted & patch.keys()
-        if found:
-            self._wanted -= found
-            self._marks = _marks(self._wanted)
-            yield number, found
+        return of_map | (self._wanted & patch.keys())
 
 
 def _marks(fields: Iterable[str]) -> list[bytes]:
@@ -426,6 +466,11 @@ def _is_plain(row: Row) -> bool:
         return True
     header = CommitHeader.parse(row.header)
     return header.settled and header.parents is None and not header.branch
+
+
+def _is_settled(row: Row) -> bool:
+    """Whether no other branch was active after a commit: then all later ones descend from it."""
+    return CommitHeader.parse(row.header).settled
 
 
 _LONG = 6

@@ -181,7 +181,7 @@ def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] =
     found: list[Row] = []
     for row in rows:
         header = None
-        if row.kind in COMMITS and len(row.header) > _INDEX_OF_ITEMS:
+        if row.kind in COMMITS and len(row.header) > INDEX_OF_ITEMS:
             header = CommitHeader.parse(row.header)
         if header is None or header.items is None or row.content is None:
             found.append(row)
@@ -198,7 +198,7 @@ def with_map_results(rows: Sequence[Row], earlier: Callable[[], Sequence[Row]] =
     return found
 
 
-_INDEX_OF_ITEMS = 10
+INDEX_OF_ITEMS = 10
 """Where a packed header has its `items`: most headers are shorter, and need not be parsed."""
 
 

@@ -8,7 +8,8 @@ caches it for the `Thread` object.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from threading import Lock
@@ -337,6 +338,31 @@ COMMIT_NAME = re.compile(r"(?:trunk|[0-9]+(?:\.[0-9]+)*):([0-9]+)(?:\+[0-9]+)?")
 """The id of a commit without its run. The group is its step: at least as many commits of the run come before it."""
 
 
+class CommitIndexes:
+    """The indexes of the commits of a run, by their ids without the run: no row is read twice for them.
+
+    Attributes:
+        run: the id of the run.
+    """
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self._indexes: dict[str, int] = {}
+        self._rows = array("q")  # the row of each
+        self._next = 0
+
+    def index_of(self, store: Store, name: str, last: int) -> int | None:
+        """The index of a commit in rows up to `last`; None if there is none."""
+        for row in store.rows(self.run, self._next, last) if self._next <= last else ():
+            self._next = row.seq + 1
+            header = CommitHeader.parse(row.header) if row.kind in COMMITS else None
+            if header is not None and not header.scope:
+                self._indexes.setdefault(header.id, len(self._rows))
+                self._rows.append(row.seq)
+        index = self._indexes.get(name)
+        return None if index is None or self._rows[index] > last else index
+
+
 class PageReader:
     """Reads a state, the author of a value or a page of commits, without the rest of the history.
 
@@ -350,6 +376,10 @@ class PageReader:
         self._bounds = bounds
         # Pairs of a run and a block of it, the last used first. Replaced as a whole, so that no lock is needed.
         self._kept: tuple[tuple[str, Block], ...] = ()
+        # By the snapshot before a block, and where older history was pruned: who had written what before it.
+        self._writers: tuple[tuple[tuple[Point | None, Point | None], dict[str, Commit]], ...] = ()
+        self._ids = CommitIndexes("")
+        self._lock = Lock()
 
     def at(self, version: int | str) -> ImmutableState | None:
         """The state after a commit."""
@@ -380,12 +410,21 @@ class PageReader:
             has_label = name != commit_id
             # A run in several parts has commits with the labels of all of them: only the whole history knows these.
             if found is not None and (has_label or "/" not in commit_id) and span.run is span.oldest:
+                kept = self._kept_with(span, f"{label}/{name}")
+                if kept is not None:
+                    return kept, f"{label}/{name}"
                 index = self._index_of(span, name, int(found[1]))
                 block = None if index is None else self._block(span, span.first + index, root)
                 return None if block is None else (block, f"{label}/{name}")
             if "/" not in commit_id:  # an id without a run is one of the last run
                 return None
         return None
+
+    def _kept_with(self, span: RunSpan, commit_id: str) -> Block | None:
+        """A block that was read before, and has a commit as a settled one: what is said of it there stays true."""
+        run_end = span.first + span.at.seq + 1
+        blocks = [block for run, block in self._kept if run == span.run.id and block.end <= run_end]
+        return next((block for block in blocks if block.number_of(commit_id) is not None), None)
 
     def _index_of(self, span: RunSpan, name: str, step: int) -> int | None:
         """The index of a commit among those of a run, by its id without the run; None if there is none."""
@@ -395,14 +434,10 @@ class PageReader:
             head = CommitHeader.parse(row.header) if row.kind in COMMITS else None
             if head is not None and head.id == name and not head.scope and head.step == step and not head.branch:
                 return step
-        index = -1
-        for row in store.rows(run, 0, last):
-            if row.kind in COMMITS:
-                head = CommitHeader.parse(row.header)
-                index += not head.scope
-                if head.id == name and not head.scope:
-                    return index
-        return None
+        with self._lock:
+            if self._ids.run != run:
+                self._ids = CommitIndexes(run)
+            return self._ids.index_of(store, name, last)
 
     def blame(self, keys: tuple[Any, ...], at: int | str | None = None) -> Commit | None:
         """The commit that last wrote a path, up to the head or to a commit, found by reading back block by block."""
@@ -442,35 +477,56 @@ class PageReader:
         if found is None:
             return None
         block, commit_id = found
-        state = block.states[commit_id]
-        last = block.number_of(commit_id)
-        wanted, writers = set(state), dict[str, Commit]()
+        state, last = block.states[commit_id], block.number_of(commit_id)
+        if last is None:
+            return None
+        writers = _writers_in(block, state, last)
+        wanted = set(state) - writers.keys()
+        if wanted and block.snapshot_at is not None and block.snapshot_at != root:
+            earlier = self._writers_before(block, wanted, root)
+            return None if earlier is None else writers | earlier
+        return None if wanted else writers
+
+    def _writers_before(self, block: Block, fields: set[str], root: Point | None) -> dict[str, Commit] | None:
+        """The commits that had last written some fields before a block; None if one of them is not found.
+
+        They are kept: they are the same for all commits of the block.
+        """
+        key = (block.snapshot_at, root)
+        known = dict(next((found for of, found in self._writers if of == key), {}))
+        wanted = fields - known.keys()
         while wanted:
-            if last is None:
+            if block.snapshot_at is None or block.snapshot_at == root:
                 return None
-            at_last = block.entries[last - block.first].state
-            for field in list(wanted):
-                writer = _writer_in(block, (field,), value_at(at_last, (field,)), last)
-                if writer is not None:
-                    wanted.remove(field)
-                    written = block.entries[writer - block.first].commit.id
-                    writers[field] = next(commit for commit in block.commits if commit.id == written)
-            if not wanted or block.snapshot_at is None or block.snapshot_at == root:
-                break
             walk = FieldWalk(self._reader, block.snapshot_at, block.first - 1, wanted)
-            for number, fields in walk:
-                commits = self.page(number, 1, newest=False)
-                if not commits:
+            for number, found in walk:
+                author = self._commit_at(number)
+                if author is None:
                     return None
-                writers |= dict.fromkeys(fields, commits[0])
-            wanted -= writers.keys()
-            if not wanted or walk.stopped_at is None:
+                known |= dict.fromkeys(found, author)
+            wanted -= known.keys()
+            if not wanted:
                 break
-            near = self._find(walk.stopped_at)
-            if near is None:
+            near = None if walk.stopped_at is None else self._commit_at(walk.stopped_at)
+            place = None if near is None else self._find(near.id)
+            last = None if place is None else place[0].number_of(place[1])
+            if place is None or last is None:
                 return None
-            block, last = near[0], near[0].number_of(near[1])
-        return writers if not wanted else None
+            block = place[0]
+            known |= _writers_in(block, wanted, last)
+            wanted -= known.keys()
+        self._writers = ((key, known), *[one for one in self._writers if one[0] != key][: KEPT_BLOCKS - 1])
+        return {field: known[field] for field in fields}
+
+    def _commit_at(self, number: int) -> Commit | None:
+        """A commit by its number, which inside of a fork is not its version."""
+        head, root = self._bounds()
+        span = self._span(number, head, root)
+        block = None if span is None else self._block(span, number, root)
+        if block is None or number >= block.end:
+            return None
+        commit_id = block.entries[number - block.first].commit.id
+        return next(commit for commit in block.commits if commit.id == commit_id)
 
     def page(self, first: int | None, count: int, newest: bool, floor: int = 0) -> list[Commit] | None:
         """A page of `count` commits from version `first` on; with `newest`, from there back in time to `floor`."""
@@ -534,6 +590,17 @@ def cut_page(commits: list[Commit], first: int | None, count: int | None, newest
         inside = (index for index, v in versions if v is not None and (v <= first if newest else v >= first))
         commits = commits[next(inside, len(commits)) :]
     return commits if count is None else commits[:count]
+
+
+def _writers_in(block: Block, fields: Iterable[str], last: int) -> dict[str, Commit]:
+    """The commits of a block, up to one of them, that have last written some fields."""
+    state, found = block.entries[last - block.first].state, dict[str, Commit]()
+    for field in fields:
+        writer = _writer_in(block, (field,), value_at(state, (field,)), last)
+        if writer is not None:
+            written = block.entries[writer - block.first].commit.id
+            found[field] = next(commit for commit in block.commits if commit.id == written)
+    return found
 
 
 def _writer_in(block: Block, keys: tuple[Any, ...], value: Any, last: int | None = None) -> int | None:
