@@ -88,7 +88,8 @@ def parse_object(option: str, text: str | None) -> dict[str, Any]:
         content = text if source == "the text" else sys.stdin.read() if text == "-" else Path(text).read_text("utf-8")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{option}: {source} cannot be read: {reason}") from error
+        hint = "; JSON begins with a brace" if isinstance(error, FileNotFoundError) else ""
+        raise UsageError(f"{option}: {source} cannot be read: {reason}{hint}") from error
     try:
         found = json.loads(content, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

@@ -123,6 +123,10 @@ class RunFile:
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write the file; it is written beside its place first, so that no half of it is ever there."""
         target = Path(path)
+        if target.is_dir():
+            raise IsADirectoryError(
+                f"{str(target)!r} is a folder: name the file, for example {str(target / 'run.html')!r}"
+            )
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             part.write_text(self.html(), encoding="utf-8", newline="\n")

@@ -245,21 +245,23 @@ class LMWatcher:
         history: where DSPy appends entries; it stays empty.
     """
 
-    def __init__(self, note: Callable[[LMUse], object]) -> None:
-        self.history: Any = _Passed(note)
+    def __init__(self, note: Callable[[LMUse], object], prices: Prices = NO_PRICES) -> None:
+        self.history: Any = _Passed(note, prices)
 
 
 class _Passed(list[Any]):
     """A history that passes on what an entry says of tokens and cost."""
 
-    def __init__(self, note: Callable[[LMUse], object]) -> None:
+    def __init__(self, note: Callable[[LMUse], object], prices: Prices) -> None:
         super().__init__()
         self._note = note
+        self._prices = prices
 
     def append(self, entry: Mapping[str, Any]) -> None:
         """Pass on an entry; a response from a cache has no usage, and costs nothing."""
         usage = entry.get("usage") or {}
-        self._note(LMUse(token_counts(usage).total, entry.get("cost") if usage else 0.0))
+        cost = cost_of(_NamedLM(str(entry.get("model"))), self._prices, entry, [usage]) if usage else 0.0
+        self._note(LMUse(token_counts(usage).total, cost))
 
 
 class RunUsage(UsageTracker):

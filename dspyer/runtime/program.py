@@ -19,7 +19,7 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.dspy_module.executing import executing_id
-from dspyer.dspy_module.lm_records import LMWatcher
+from dspyer.dspy_module.lm_records import NO_PRICES, LMWatcher
 from dspyer.dspy_module.lm_requests import noting_lm_retries
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
@@ -607,7 +607,8 @@ def _settings_inside(session: Session) -> dict[str, Any]:
     found = {REQUEST: None, **(apart_from_tokens() if session.tokens is None else {})}
     if session.graph.policies:
         found["callbacks"] = noting_lm_retries(found.get("callbacks", dspy.settings.callbacks or []))
-    watchers = [] if session.scope else lm_watchers(session.root)
+    prices = NO_PRICES if session.spending is None else session.spending.budget.prices
+    watchers = [] if session.scope else lm_watchers(session.root, prices)
     if watchers:  # an LM call is shown for the innermost of the runs that it is a part of
         modules = dspy.settings.caller_modules or []
         found["caller_modules"] = [*[one for one in modules if not isinstance(one, LMWatcher)], *watchers]

@@ -202,3 +202,10 @@ def test_the_time_of_a_resumed_run_begins_with_its_first_step(tmp_path: Path) ->
     resumed = thread.resume({"ask": True})
     info = data_in(resumed.to_html(tmp_path / "run.html"))["run"]["info"]
     assert datetime.fromisoformat(info["started"]).timestamp() == pytest.approx(first.commits[0].started, abs=1e-3)
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    graph = Graph(inputs=["n"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+    with pytest.raises(IsADirectoryError, match=r"is a folder: name the file, for example '.*run\.html'"):
+        graph.compile().run({"n": 1}).to_html(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -27,7 +27,8 @@ from rich.console import Console
 from tenacity import wait_none
 
 import dspyer
-from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry
+from dspyer import END, START, Budget, CompiledGraph, Context, Failure, Graph, Retry
+from dspyer.display.amounts import cost_text
 from dspyer.display.board import Board
 from dspyer.display.running import RunningRuns
 from dspyer.runtime import progress_screen
@@ -178,12 +179,13 @@ def test_graphs_inside_of_nodes_and_items_are_branches_of_the_tree() -> None:
 def test_tokens_and_cost_of_lm_calls() -> None:
     lm = ScriptedLM([{"answer": "a"}, {"answer": "b"}])
     graph = Graph().add_node("answer", dspy.Predict("question -> answer")).add_path(START, "answer", END)
-    program = graph.compile()
+    program = graph.compile(budget=Budget(cost=1, prices={"scripted": (0.15, 0.60)}))
     with watched() as screen, dspy.context(lm=lm):
         program(question="one?")
-        program.run({"question": "two?"})
+        cost = 2 * (program.run({"question": "two?"}).cost or 0)
     assert "Runs: 2 completed" in screen.closed
     assert "2 LM calls" in screen.closed
+    assert f" {cost_text(cost)} USD" in screen.closed
 
 
 def test_a_failed_run_says_why() -> None:
