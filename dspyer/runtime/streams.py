@@ -535,6 +535,8 @@ def _begin(work: AsyncWork, request: Request, queue: EventQueue[Event]) -> async
 
     def ended(task: asyncio.Task[Run]) -> None:
         _tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # else asyncio logs it as never retrieved if the reader has gone before the end
         queue.end()
 
     task = asyncio.get_running_loop().create_task(drive())

@@ -176,3 +176,28 @@ def test_a_stream_of_another_event_loop_says_so(use: Any, loop_is: str) -> None:
         loop.call_soon_threadsafe(loop.stop)
         serving.join(PATIENCE)
         loop.close()
+
+
+async def aclose_unread(stream: Any) -> None:
+    await stream.aclose()
+
+
+async def adrop_unread(stream: Any) -> None:
+    del stream
+
+
+@pytest.mark.parametrize("leave", [aclose_unread, adrop_unread])
+def test_a_refusal_that_no_reader_has_seen_is_no_complaint_of_asyncio(leave: Any) -> None:
+    complaints: list[Any] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: complaints.append(context))
+        streams = [counting(None).astream({"unknown": 1})]
+        streams[0]._begin()  # as a reader does that is cancelled before it sees more
+        await asyncio.wait([streams[0]._task])
+        await leave(streams.pop())
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert complaints == []
