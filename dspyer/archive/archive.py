@@ -85,7 +85,8 @@ class Archive:
         """The runs of all threads, newest first.
 
         A rerun, and a resume with a changed graph, are runs of their own. Of a deleted thread there are none, even if
-        a copy has kept some.
+        a copy has kept some. A run of which `prune` has kept a part alone, since a rerun begins there, has no end any
+        more: it is listed as crashed.
 
         Args:
             status: only those with this status, as in `Thread.status`.

@@ -14,7 +14,7 @@ from dspyer.persistence.reader import RunRows, load_run, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
 from dspyer.persistence.status import failures_in, last_end
 from dspyer.scheduler.run_state import outermost_execution
-from dspyer.stores.base import Point, Row, Store
+from dspyer.stores.base import Point, Row, RunQuery, Store, ThreadRow
 
 PAGE = 64
 """Rows that are read at once to find a commit."""
@@ -32,11 +32,11 @@ def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
     Raises:
         LookupError: if there is no such execution.
     """
-    found = _run_of(store, thread, name)
+    row = store.thread(thread)
+    found = _run_of(store, row, name, _labels(store, thread))
     if found is not None:
         last, execution = found
         at = _commit_row(store, last, execution)
-        row = store.thread(thread)
         calls = calls_of(store, at or last, execution, root=None if row is None else row.root)
         if at is not None or calls or _has_failed(store, last, execution):
             return tuple(calls)
@@ -54,8 +54,10 @@ def calls_by_commit(store: Store, thread: str, commits: Iterable[Commit]) -> dic
     """
     found: dict[str, list[LMCall]] = {}
     left = list(commits)
+    row = store.thread(thread) if left else None
+    own = _labels(store, thread)
     while left:
-        place = _run_of(store, thread, left[0].id)
+        place = _run_of(store, row, left[0].id, own)
         here: dict[str, Commit] = {}
         if place is not None:
             label = left[0].id.removesuffix(place[1])
@@ -94,12 +96,15 @@ def _read_calls(store: Store, at: Point, commits: Mapping[str, Commit], found: d
         first, count = first + count, 2 * count
 
 
-def _run_of(store: Store, thread: str, name: str) -> tuple[Point, str] | None:
-    """Return the last row of the run of an execution, and the execution's id in that run."""
-    row = store.thread(thread)
+def _labels(store: Store, thread: str) -> dict[str, str]:
+    """Return the labels of the runs that were made for a thread, by id."""
+    return {run.id: run_label(run) for run in store.runs(thread)}
+
+
+def _run_of(store: Store, row: ThreadRow | None, name: str, runs: Mapping[str, str]) -> tuple[Point, str] | None:
+    """Return the last row of the run of an execution, and the execution's id in that run; `runs` are the own labels."""
     if row is None or row.head is None:
         return None
-    runs = {run.id: run_label(run) for run in store.runs(thread)}
     # Ids are compared by prefix and never split: the name of a thread may hold any character.
     for run, label in runs.items():
         if name.startswith(f"{label}/"):
@@ -117,7 +122,11 @@ def _run_of(store: Store, thread: str, name: str) -> tuple[Point, str] | None:
 
 def _last_row(store: Store, run: str, head: Point) -> Point:
     """Return the last row of a run: up to `head`, if that is in it."""
-    return head if head.run == run else Point(run, store.rows(run)[-1].seq)
+    if head.run == run:
+        return head
+    # A list knows the last row without reading the others; it lacks the runs of deleted threads.
+    (listed,) = store.list_runs(RunQuery(run=run, limit=1)) or (None,)
+    return Point(run, store.rows(run)[-1].seq if listed is None else listed.last)
 
 
 def _commit_row(store: Store, last: Point, execution: str) -> Point | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dspy
+import pytest
 
 from dspyer import END, START, Archive, CompiledGraph, Graph, Thread
 from dspyer.stores import Memory
+from dspyer.stores.base import RunRow
 from dspyer.testing import ScriptedLM
 
 
@@ -83,3 +85,25 @@ def test_a_call_of_an_attempt_that_failed_in_the_run_that_a_copy_continues() -> 
         assert program(store).thread("u").resume().status == "completed"
     assert [len(copy.lm_calls(commit.id)) for commit in copy.history()] == [0, 1, 0, 2]
     check(store, copy)
+
+
+def test_a_page_of_many_runs_reads_the_runs_of_the_thread_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Memory()
+    program = Graph(inputs=["question"]).add_node("ask", dspy.Predict("question -> answer"))
+    thread = program.add_path(START, "ask", END).compile(store=store).thread("t")
+    with ScriptedLM([{"answer": "a"}] * 20):
+        for _ in range(20):
+            thread.run({"question": "why?"})
+    reads: list[str] = []
+    runs = store.runs
+
+    def counted(name: str) -> list[RunRow]:
+        reads.append(name)
+        return runs(name)
+
+    monkeypatch.setattr(store, "runs", counted)
+    there = Archive(store).thread("t")
+    history = there.history()
+    reads.clear()
+    assert [len(found) for found in there.lm_calls_of(history).values()] == [0, 1] * 20
+    assert len(reads) == 1
