@@ -5,6 +5,7 @@ import { get, post } from "./api.js";
 import { embedded } from "./embedded.js";
 import { plural, usd } from "./format.js";
 import { announce, useAnswer } from "./hooks.js";
+import { isRaw, parseJSON, typedNumber } from "./numbers.js";
 import { Dialog } from "./parts.jsx";
 import { go } from "./route.js";
 
@@ -177,6 +178,10 @@ export function CopyBefore({ parents, run, data, steps }) {
 
 const pretty = (value) => JSON.stringify(value, null, 2) ?? "";
 
+// Whether the server has left out a part of a value: what is shown of it cannot be sent back.
+const isCut = (value) =>
+  value !== null && typeof value === "object" && !isRaw(value) && (value.$type === "cut" || Object.values(value).some(isCut));
+
 // A copy of the thread at a step, with a change of its state: each field is edited as JSON.
 function CopyDialog({ step, data, steps, onClose }) {
   const { commit, after } = step;
@@ -192,7 +197,7 @@ function CopyDialog({ step, data, steps, onClose }) {
     for (const [name, text] of Object.entries(texts)) {
       if (text === pretty(after[name])) continue;
       try {
-        patch[name] = { $type: "replace", value: JSON.parse(text) };
+        patch[name] = { $type: "replace", value: parseJSON(text) };
       } catch (bad) {
         wrong[name] = `no JSON: ${bad.message}`;
       }
@@ -268,6 +273,7 @@ function FieldEditor({ name, type, value, text, problem, onText }) {
         <textarea
           id={id}
           aria-label={`${name}, as JSON`}
+          readOnly={isCut(value)}
           aria-invalid={Boolean(problem)}
           aria-describedby={problem ? `${id}-problem` : undefined}
           spellcheck={false}
@@ -276,6 +282,7 @@ function FieldEditor({ name, type, value, text, problem, onText }) {
           onInput={(event) => onText(event.target.value)}
         />
       )}
+      {open && isCut(value) && <p class="quiet">It is too long to be edited here: the copy keeps it as it is.</p>}
       {problem && <p id={`${id}-problem`} class="bad">{problem}</p>}
     </div>
   );
@@ -317,11 +324,11 @@ function readInput(kind, schema, input, root) {
   if (kind === "boolean" || kind === "enum") return { value: input };
   if (kind === "string") return { value: input };
   if (kind === "integer" || kind === "number") {
-    const value = Number(input);
-    return Number.isFinite(value) ? { value } : { problem: "this is no number" };
+    const value = typedNumber(input);
+    return isRaw(value) || Number.isFinite(value) ? { value } : { problem: "this is no number" };
   }
   try {
-    return { value: JSON.parse(input) };
+    return { value: parseJSON(input) };
   } catch (error) {
     return kind === "any" ? { value: input } : { problem: `no JSON: ${error.message}` };
   }
@@ -350,7 +357,7 @@ function Input({ schema: given, root, value, onValue, label, id, required }) {
     );
   }
   if (kind === "boolean" || kind === "enum") {
-    const options = kind === "boolean" ? [["Yes", true], ["No", false]] : (schema.enum ?? [schema.const]).map((one) => [String(one), one]);
+    const options = kind === "boolean" ? [["Yes", true], ["No", false]] : (schema.enum ?? [schema.const]).map((one) => [isRaw(one) ? one.rawJSON : String(one), one]);
     return (
       <fieldset class="choices">
         <legend>{label}</legend>

@@ -1,6 +1,7 @@
 // Answers: from the data inside of the page (a run exported as a file), else from the server that sent the page.
 
 import { embedded } from "./embedded.js";
+import { parseJSON } from "./numbers.js";
 
 const KEY = "dspyer-token";
 const channel = typeof BroadcastChannel === "function" && !embedded ? new BroadcastChannel("dspyer") : null;
@@ -73,7 +74,7 @@ async function answer(response) {
   const text = await response.text();
   let body = null;
   try {
-    body = text ? JSON.parse(text) : null;
+    body = text ? parseJSON(text) : null;
   } catch {
     body = null;
   }

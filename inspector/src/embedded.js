@@ -2,8 +2,9 @@
 //
 // See dspyer/display/run_file.py.
 
+import { parseJSON } from "./numbers.js";
 import { unpack } from "./unpack.js";
 
 const element = document.getElementById("embedded");
 
-export const embedded = element ? unpack(JSON.parse(element.textContent)) : null;
+export const embedded = element ? unpack(parseJSON(element.textContent)) : null;

@@ -1,5 +1,7 @@
 // The JSON form of values (dspyer/values/json.py): values that JSON does not have are objects with the key "$type".
 
+import { isRaw } from "./numbers.js";
+
 const TAG = "$type";
 
 // What a value looks like: {kind: "scalar" | "list" | "map", label, open, close, entries, text, type}.
@@ -7,6 +9,7 @@ export function shape(value) {
   if (value === undefined) return scalar("absent", "absent");
   if (value === null) return scalar("None", "none");
   if (typeof value === "string") return scalar(value, "text");
+  if (isRaw(value)) return scalar(value.rawJSON, "number");
   if (typeof value === "number") return scalar(String(value), "number");
   if (typeof value === "boolean") return scalar(value ? "True" : "False", "bool");
   if (Array.isArray(value)) return list(value, "list", "[", "]");

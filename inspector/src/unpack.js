@@ -1,13 +1,14 @@
 // The data of an exported run (dspyer/display/run_file.py): one table of values, whose lists and mappings name their
 // parts by place, so that what many steps share is there once. Each is made when it is first asked for.
 
+import { isRaw } from "./numbers.js";
 import { own } from "./shape.js";
 
 function table(entries) {
   const made = new Map();
   const at = (place) => {
     const entry = entries[place];
-    if (entry === null || typeof entry !== "object") return entry;
+    if (entry === null || typeof entry !== "object" || isRaw(entry)) return entry;
     let value = made.get(place);
     if (value === undefined) {
       value = Array.isArray(entry) ? entry.map(at) : Object.fromEntries(Object.entries(entry).map(([name, part]) => [name, at(part)]));

@@ -1,0 +1,62 @@
+"""Whole numbers that JavaScript cannot hold, as ids often are, are shown, answered and copied with all their digits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import dspyer.inspector
+from dspyer import END, START, Graph
+from dspyer.stores import Memory
+from tests.asgi_server import served
+
+ID = 12345678901234567891
+OTHER = 98765432109876543211
+
+
+def asking() -> Graph:
+    graph = Graph(name="Ids", inputs=["order"])
+    graph.add_interrupt("ask", question="Which id?", answer=int, into="chosen")
+    return graph.add_path(START, "ask", END)
+
+
+def test_ids_keep_their_digits(page: Any, tmp_path: Path) -> None:
+    store = Memory()
+    program = asking().compile(store=store)
+    inputs = {"order": {"id": ID, "price": 1}}
+    thread = program.thread("t")
+    run = thread.run(inputs)
+    with served(dspyer.inspector.app(store, program, token="token")) as address:
+        page.goto(f"{address}/#token=token/run?thread=t")
+        page.get_by_label("Answer").fill(str(OTHER))
+        page.get_by_role("button", name="Answer and resume").click()
+        page.locator(".status", has_text="completed").wait_for()
+        assert thread.state["chosen"] == OTHER
+        page.goto(f"{address}/#/run?thread=t&step={thread.history()[-1].id}")
+        page.get_by_text(str(OTHER)).first.wait_for()
+        page.get_by_role("button", name="Copy…").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_role("button", name="order").click()
+        text = dialog.get_by_label("order, as JSON").input_value()
+        assert json.loads(text) == inputs["order"]
+        dialog.get_by_label("order, as JSON").fill(text.replace("1\n}", "2\n}"))
+        dialog.get_by_label("Run it at once").uncheck()
+        dialog.get_by_role("button", name="Copy", exact=True).click()
+        page.locator("h1", has_text="t-try-1").wait_for()
+    assert program.thread("t-try-1").state == {"order": {"id": ID, "price": 2}, "chosen": OTHER}
+    page.goto(run.to_html(tmp_path / "run.html").as_uri() + f"#/run?step={run.commits[0].id}")
+    page.get_by_text(str(ID)).first.wait_for()
+
+
+def test_a_value_of_which_a_part_was_left_out_is_not_edited(page: Any) -> None:
+    store = Memory()
+    program = asking().compile(store=store)
+    program.thread("t").run({"order": {"text": "x" * 30_000}})
+    with served(dspyer.inspector.app(store, program, token="token")) as address:
+        page.goto(f"{address}/#token=token/run?thread=t&step=t.1/trunk:0")
+        page.get_by_role("button", name="Copy…").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_role("button", name="order").click()
+        assert dialog.get_by_label("order, as JSON").get_attribute("readonly") is not None
+        dialog.get_by_text("It is too long to be edited here").wait_for()
