@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from logging import ERROR, INFO
 from typing import Any, Final
 
-from dspyer.errors import InputError, RunStoppedError, ThreadError
+from dspyer.errors import ConcurrentRunError, InputError, RunStoppedError, ThreadError
 from dspyer.events import error_dict
 from dspyer.runtime.run import Run
 
@@ -51,13 +51,16 @@ def last_of_run(run: Run) -> dict[str, Any]:
 def last_of_refusal(error: BaseException) -> dict[str, Any]:
     """The last message if the run could not begin.
 
-    Errors of the request are told. Any other text is for the log: that of a store may have its address.
+    Errors of the request are told. Any other text is for the log: that of a store may have its address, and that of a
+    thread with an owner names a process and a host.
     """
     of_request = isinstance(error, InputError | ThreadError | RunStoppedError)
     logger.log(INFO if of_request else ERROR, "a run could not begin: %r", error, exc_info=error)
     found = error_dict(error)
     if not of_request:
         found.update(message="the run could not begin; the log of the server says why", notes=[])
+    elif isinstance(error, ConcurrentRunError):
+        found.update(message="the thread is owned by another run: try again when it has ended", notes=[])
     return _last(None, "refused", found)
 
 

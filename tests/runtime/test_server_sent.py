@@ -6,7 +6,9 @@ import asyncio
 import json
 import logging
 import math
+import os
 import re
+import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Any, NamedTuple
@@ -226,7 +228,7 @@ owned: list[Any] = []
     ("begin", "kind", "text"),
     [
         (refused_inputs, InputError, "'n'"),
-        (refused_thread, ConcurrentRunError, "thread 't' is owned by another run"),
+        (refused_thread, ConcurrentRunError, "the thread is owned by another run"),
         (refused_store, StoreError, "the log of the server says why"),
     ],
 )
@@ -239,6 +241,8 @@ def test_a_run_that_cannot_begin_says_so(
     assert found.data["error"]["type"] == kind.__name__
     assert text in found.data["error"]["message"]
     assert "password" not in str(found)
+    assert f"on {socket.gethostname()!r}" not in found.data["error"]["message"]
+    assert f"process {os.getpid()}" not in str(found)
     assert [record.levelno == logging.ERROR for record in caplog.records] == [kind is StoreError]
     with pytest.raises(kind):
         asyncio.run(begin().start())
