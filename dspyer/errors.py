@@ -44,7 +44,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from dspyer.events import LMCall
 
 
 class DspyerError(Exception):
@@ -97,6 +100,29 @@ class UnsetFieldError(StateError, KeyError):
 
     def __str__(self) -> str:  # KeyError would show the repr of the text
         return str(self.args[0]) if self.args else ""
+
+
+class LMCallError(StateError):
+    """The function of `record_lm_calls=` has raised, or has returned what cannot be written.
+
+    Its text is stored as that of a failure, so it has nothing of the text of the cause, which may be that of a prompt.
+
+    Attributes:
+        call: the call, without messages and response.
+        cause: what the function has raised.
+    """
+
+    def __init__(self, call: LMCall, cause: Exception) -> None:
+        super().__init__(
+            f"the function given as record_lm_calls= failed with {type(cause).__name__} for an LM call of node "
+            f"{call.node!r} (execution {call.execution}); the exception is the __cause__ of this one. Of the call, "
+            "usage alone is stored, and the run has failed: mend the function, then t.resume() continues"
+        )
+        self.call = call
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[type[LMCallError], tuple[object, ...]]:
+        return type(self), (self.call, self.cause)
 
 
 class NodeOutputError(DspyerError, ValueError):

@@ -181,9 +181,8 @@ def _bars_and_waits(
 ) -> tuple[list[TimelineBar], list[TimelineWait]]:
     lanes = {path: first for path, (first, _) in leaves_of(rows).items()}
     ends: dict[str, float] = {}  # by commit; of a join, when its last branch had arrived
-    sources: dict[
-        str, tuple[str, ...]
-    ] = {}  # the executions that a commit stands for: of START none, of a join several
+    # The executions that a commit stands for: of START none, of a join several.
+    sources: dict[str, tuple[str, ...]] = {}
     bars, waits = [], []
     for row in rows:
         parents = [parent for parent in row.parents if parent in ends]

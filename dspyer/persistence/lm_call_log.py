@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from threading import Lock
 from typing import Any, Literal, get_args
 
-from dspyer.errors import StateError, brief, with_article
+from dspyer.errors import LMCallError, brief, with_article
 from dspyer.events import LMCall
 from dspyer.persistence.lm_calls import NO_CALLS, PackedCalls, is_within, lm_call_row, pack_call
 from dspyer.persistence.rows import TIME_ORIGIN, NewRow
@@ -128,26 +128,6 @@ class LMCallLog:
     def _pack(self, calls: Iterable[LMCall], since: int) -> PackedCalls:
         blobs: dict[str, bytes] = {}
         return PackedCalls(tuple([pack_call(call, blobs, since, self._hidden) for call in calls]), blobs)
-
-
-class LMCallError(StateError):
-    """The function of `record_lm_calls=` has raised, or has returned what cannot be written.
-
-    Its text is stored as that of a failure, so it has nothing of the text of the cause, which may be that of a prompt.
-
-    Attributes:
-        call: the call, without messages and response.
-        cause: what the function has raised.
-    """
-
-    def __init__(self, call: LMCall, cause: Exception) -> None:
-        super().__init__(
-            f"the function given as record_lm_calls= failed with {type(cause).__name__} for an LM call of node "
-            f"{call.node!r} (execution {call.execution}); the exception is the __cause__ of this one. Of the call, "
-            "usage alone is stored, and the run has failed: mend the function, then t.resume() continues"
-        )
-        self.call = call
-        self.cause = cause
 
 
 def without_texts(call: LMCall) -> LMCall:

@@ -28,6 +28,7 @@ from dspyer.errors import (
     BudgetError,
     ConcurrentRunError,
     Interrupt,
+    LMCallError,
     RunStoppedError,
     always_raised,
     annotate,
@@ -58,7 +59,7 @@ from dspyer.persistence.execution_records import (
     KeptRun,
     RecordKey,
 )
-from dspyer.persistence.lm_call_log import LMCallError, LMCallLog
+from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.lineage_order import unfinished_branches

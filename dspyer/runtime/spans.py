@@ -119,9 +119,8 @@ class _OpenTelemetry:
         self.trace = trace
         self.propagator = TraceContextTextMapPropagator()
         self.node_key = context.create_key("dspyer-node")  # the id of the node around a run
-        self.caller_key = context.create_key(
-            "dspyer-caller"
-        )  # the span of the caller, if a run continues another trace
+        # The span of the caller, if a run continues another trace.
+        self.caller_key = context.create_key("dspyer-caller")
         self._suppressed = str(getattr(context, "_SUPPRESS_INSTRUMENTATION_KEY", ""))
         self._none = (trace.ProxyTracerProvider, trace.NoOpTracerProvider)
         self._last: tuple[object, Tracer] | None = None

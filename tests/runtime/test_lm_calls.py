@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 from tenacity import wait_none
 
 from dspyer import END, START, Archive, Budget, CompiledGraph, Context, Graph, Retry, Run, Thread
+from dspyer.errors import LMCallError
 from dspyer.events import LMCall
 from dspyer.lms import reliable
 from dspyer.stores.encrypted import Encrypted
@@ -311,6 +313,8 @@ def test_a_function_that_fails_fails_the_run(tmp_path: Path, mode: str, function
         run = play(thread, {}, mode)
     assert (run.status, thread.status) == ("failed", "failed")
     assert "the function given as record_lm_calls= failed with" in str(run.error)
+    assert isinstance(run.error, LMCallError)
+    assert pickle.loads(pickle.dumps(run.error)).call == run.error.call
     assert thread.failures[0].execution == "trunk:1"
     (call,) = thread.lm_calls("trunk:1")
     assert call.messages is None
