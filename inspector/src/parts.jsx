@@ -1,7 +1,7 @@
 // Small parts that several pages use.
 
 import { useEffect, useRef } from "preact/hooks";
-import { ago, exact, failureText, moment } from "./format.js";
+import { ago, exact, moment } from "./format.js";
 
 export const STATUSES = ["completed", "failed", "interrupted", "running", "stopped", "crashed"];
 
@@ -50,16 +50,6 @@ export const Problem = ({ error }) => (
 );
 
 export const Empty = ({ children }) => <div class="empty">{children}</div>;
-
-export function FailureLine({ failure }) {
-  if (!failure) return null;
-  return (
-    <span class="failline">
-      {failure.node && <code>{failure.node}</code>} {failure.node ? "failed: " : ""}
-      {failureText(failure)}
-    </span>
-  );
-}
 
 export function Dialog({ title, onClose, children, wide }) {
   const ref = useRef(null);
