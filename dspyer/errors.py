@@ -7,7 +7,8 @@
     │   ├── UnsupportedValueError (TypeError)   a value that a state cannot protect from changes
     │   ├── PatchError (TypeError)              a patch that is not a mapping, or is nested too deep
     │   ├── ImmutableError (TypeError)          an attempt to change a state in place
-    │   └── UnsetFieldError (KeyError)          a read of a field that has no value yet
+    │   ├── UnsetFieldError (KeyError)          a read of a field that has no value yet
+    │   └── LMCallError                         the function of `record_lm_calls=` failed: what to write is unknown
     ├── NodeOutputError (ValueError)        a node: wrong type, unknown key, write without permission
     ├── NodeTimeoutError (TimeoutError)     a node: one attempt took longer than its `timeout`
     ├── MapError                            a map: too many of its items failed
