@@ -45,10 +45,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from dspyer.events import LMCall
+from typing import Any, Protocol
 
 
 class DspyerError(Exception):
@@ -103,17 +100,29 @@ class UnsetFieldError(StateError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
+class RecordedCall(Protocol):
+    """What an error says of an LM call: an `LMCall`, which the layer above defines."""
+
+    @property
+    def node(self) -> str:
+        """The name of the node."""
+
+    @property
+    def execution(self) -> str:
+        """The id of the execution that made the call."""
+
+
 class LMCallError(StateError):
     """The function of `record_lm_calls=` has raised, or has returned what cannot be written.
 
     Its text is stored as that of a failure, so it has nothing of the text of the cause, which may be that of a prompt.
 
     Attributes:
-        call: the call, without messages and response.
+        call: the `LMCall`, without messages and response.
         cause: what the function has raised.
     """
 
-    def __init__(self, call: LMCall, cause: Exception) -> None:
+    def __init__(self, call: RecordedCall, cause: Exception) -> None:
         super().__init__(
             f"the function given as record_lm_calls= failed with {type(cause).__name__} for an LM call of node "
             f"{call.node!r} (execution {call.execution}); the exception is the __cause__ of this one. Of the call, "
