@@ -136,7 +136,7 @@ def test_a_trial_with_a_large_state_is_small_on_disk(per_round: int, tmp_path: P
         graph = mcts(Reader(), lambda n: n, branch=4, depth=5, max_trials=trials, per_round=per_round, writes=["n"],
                      done=lambda n: False)  # fmt: skip
         program = graph.compile(store=str(path))
-        done = program.thread("t").run({"n": 0, "board": [*range(50_000)], "text": "x" * 700_000})
+        done = program.thread("t").run({"n": 0, "board": [*range(10_000)], "text": "x" * 100_000})
         assert len(done.state["tree"]) == trials
         assert program._store is not None
         program._store.close()
