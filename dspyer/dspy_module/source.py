@@ -301,13 +301,26 @@ def _parameters(function: Callable[..., object]) -> str:
     return "(" + ", ".join(names) + ")" if names != ["..."] else "(*args)"
 
 
+# Of what lives: to find a class, `inspect` may parse the whole file that it is in.
+_found: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
 def _source_of(value: Any) -> str | None:
     try:
-        text = textwrap.dedent(source_of(value)).strip()
-        parsed(textwrap.indent(text, "    ").join(["class _:\n", "\n"]))
+        text = _found.get(value)
+        if text is None:
+            text = textwrap.dedent(source_of(value)).strip()
+            _check_whole(text)
+            _found[value] = text
     except (OSError, TypeError, SyntaxError):  # typed into a prompt, built in, or a part of a statement
         return None
     return text
+
+
+@functools.lru_cache(maxsize=256)
+def _check_whole(text: str) -> None:
+    """Raises `SyntaxError` for a part of a statement."""
+    parsed(textwrap.indent(text, "    ").join(["class _:\n", "\n"]))
 
 
 def _lambda_text(function: Callable[..., object]) -> str:
@@ -317,12 +330,17 @@ def _lambda_text(function: Callable[..., object]) -> str:
         text = textwrap.dedent(source_of(function)).strip()
     except (OSError, TypeError):
         text = ""
-    found = {ast.unparse(node) for node in _lambdas(text) if [*_argument_names(node.args)] == names}
+    found = {shown for parameters, shown in _lambdas(text) if parameters == names}
     return found.pop() if len(found) == 1 else f"lambda {', '.join(names)}: ..."
 
 
-def _lambdas(text: str) -> Iterator[ast.Lambda]:
-    """Each lambda in a piece of text that need not be a whole statement: the longest expression that parses."""
+@functools.lru_cache(maxsize=256)
+def _lambdas(text: str) -> list[tuple[list[str], str]]:
+    """The parameters and the text of each lambda in a piece of text that need not be a whole statement.
+
+    A lambda is the longest expression that parses.
+    """
+    found = []
     for start in (match.start() for match in re.finditer(r"\blambda\b", text)):
         for end in range(len(text), start, -1):
             try:
@@ -330,8 +348,9 @@ def _lambdas(text: str) -> Iterator[ast.Lambda]:
             except SyntaxError:
                 continue
             if isinstance(tree.body, ast.Lambda):
-                yield tree.body
+                found.append(([*_argument_names(tree.body.args)], ast.unparse(tree.body)))
                 break
+    return found
 
 
 def _argument_names(arguments: ast.arguments) -> Iterator[str]:

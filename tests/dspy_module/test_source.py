@@ -20,6 +20,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph
+from dspyer.dspy_module import source
 from dspyer.dspy_module.source import EdgeText, FunctionText, MapText, graph_text, parsed, reduce_program, source_class
 
 
@@ -62,6 +63,25 @@ def test_same_graph_has_one_class() -> None:
     other = source_class("Chain", Other, TEXT)
     assert other is not chain
     assert inspect.getsource(other) == inspect.getsource(chain)
+
+
+def test_a_graph_that_is_made_again_parses_no_source_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some versions of Python the source of a class is found by parsing its whole file."""
+
+    def text() -> str:
+        again: Callable[[int], str] = lambda x: "count" if x < 3 else END  # noqa: E731 - it stands on a line of its own
+        edges = [EdgeText("START", ("count",)), EdgeText("count", ("count", "END"), again)]
+        return graph_text("G", schema=Numbered, nodes={"count": count}, edges=edges)
+
+    first = text()
+    assert "x: int = 0" in first
+    assert "'count' if x < 3 else END" in first
+    parse = Mock(side_effect=ast.parse)
+    with monkeypatch.context() as patch:
+        patch.setattr(ast, "parse", parse)
+        second = text()
+    assert second == first
+    assert not parse.called
 
 
 def test_an_unused_class_is_removed() -> None:
@@ -199,6 +219,8 @@ def test_one_thread_parses_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return tree
 
     def build() -> type:
+        source._found.clear()  # or the first graph alone would be parsed
+        source._check_whole.cache_clear()
         graph = Graph(Numbered).add_node("count", count, writes=["x"])
         return type(graph.add_path(START, "count", END).compile())
 
