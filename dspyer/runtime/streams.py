@@ -79,8 +79,8 @@ class Events(Iterator[Event]):
 
     A reader that goes away stops the run: `close()`, the end of the `with` block, or a `break` or `return` out of the
     loop after which nothing refers to the stream any more. Nothing new starts, async nodes are cancelled, sync nodes
-    are finished and committed, and the end of the run is written before this returns. On a thread, `resume` continues
-    the run.
+    are finished and committed, and the end of the run is written before this returns; only the cyclic garbage collector
+    does not wait for it. On a thread, `resume` continues the run.
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -261,6 +261,8 @@ class AsyncEvents(AsyncIterator[Event]):
     `break` out of the loop after which nothing refers to the stream any more. Nothing new starts, async nodes are
     cancelled, sync nodes are finished and committed. As with every async generator, cancelling `anext(stream)` ends the
     stream: to wait for an event with a time limit, use `asyncio.wait`.
+
+    The run belongs to the event loop on which its first event was asked for: the stream is read and closed there.
 
     Example:
         >>> import asyncio
