@@ -287,6 +287,9 @@ class ArchivedThread:
 
         Returns:
             The graph, with `to_svg()`, `to_mermaid()` and `explain()`; None if the run has stored none.
+
+        Raises:
+            StoreError: if it has stored one that cannot be read.
         """
         return stored_graph(self._reader.store, self._listed(run).run)
 

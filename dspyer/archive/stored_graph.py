@@ -11,6 +11,7 @@ from dspyer.display.graph_mermaid import draw_mermaid
 from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
 from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
 from dspyer.display.stats import Checked, Mapped
+from dspyer.errors import StoreError
 from dspyer.events import FieldShape
 from dspyer.persistence.rows import drawing_id, fingerprint_id
 from dspyer.policies import Policies
@@ -73,12 +74,21 @@ class StoredGraph:
 
 
 def stored_graph(store: Store, run: RunRow) -> StoredGraph | None:
-    """The graph that made a run; None if the run has stored none, as runs of the first versions of dspyer."""
+    """The graph that made a run; None if the run has stored none, as runs of the first versions of dspyer.
+
+    Raises:
+        StoreError: if it has stored one that cannot be read.
+    """
     names = [name for name in (fingerprint_id(run), drawing_id(run)) if name]
     blobs = store.blobs(names) if names else {}
     found = [json.loads(blobs[name]) if name in blobs else {} for name in (fingerprint_id(run), drawing_id(run))]
-    if not found[0]:
+    if not names:
         return None
+    if not found[0]:
+        raise StoreError(
+            f"the graph of run {run.id!r} is not in the store {store.address!r}: it was removed, or encrypted with "
+            "another key"
+        )
     return _graph_of(str(run.header.get("graph", "")), *found)
 
 

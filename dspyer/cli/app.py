@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from functools import cache, wraps
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from dspyer import __version__
 from dspyer.cli import act_commands, file_commands, inspect_command, list_commands, look_commands
-from dspyer.cli.terminal import flush, note, write
+from dspyer.cli.terminal import OutputError, discard_output, flush, note, write
 from dspyer.errors import DspyerError, StoreError, error_text
 
 
@@ -29,6 +29,8 @@ class ExitCode(IntEnum):
     INTERRUPTED = 3
     STOPPED = 4
     STORE = 5
+    NO_OUTPUT = 74
+    """stdout could not be written; `EX_IOERR` of sysexits.h. What the command did is done."""
     CTRL_C = 130
     """Ctrl-C while nothing ran; a run that it stops is `STOPPED`."""
 
@@ -133,19 +135,30 @@ def _guarded(function: Function) -> Callable[..., None]:
 
     @wraps(function)
     def command(*args: Any, **options: Any) -> None:
-        code = ExitCode.SUCCESS
         try:
-            status = function(*args, **options)
-            code = STATUS_CODES[status] if status is not None else ExitCode.SUCCESS
-        except KeyboardInterrupt:
-            code = ExitCode.CTRL_C
-        except Exception as error:  # noqa: BLE001 - the user's code may raise anything
-            code = exit_code(error)
-            _report(error)
-        flush()
+            code = _code_of(function, args, options)
+            flush()
+        except OutputError as error:
+            code = ExitCode.NO_OUTPUT
+            note(f"dspyer: the command is done, but stdout cannot be written: {error}")
+            discard_output()
         raise typer.Exit(code)
 
     return command
+
+
+def _code_of(function: Function, args: Sequence[Any], options: Mapping[str, Any]) -> ExitCode:
+    """Run a command; return how it ended."""
+    try:
+        status = function(*args, **options)
+        return STATUS_CODES[status] if status is not None else ExitCode.SUCCESS
+    except OutputError:
+        raise
+    except KeyboardInterrupt:
+        return ExitCode.CTRL_C
+    except Exception as error:  # noqa: BLE001 - the user's code may raise anything
+        _report(error)
+        return exit_code(error)
 
 
 def exit_code(error: Exception) -> ExitCode:

@@ -85,7 +85,7 @@ def parse_object(option: str, text: str | None) -> dict[str, Any]:
         return {}
     source = "the text" if text.lstrip().startswith("{") else "stdin" if text == "-" else repr(text)
     try:
-        content = text if source == "the text" else sys.stdin.read() if text == "-" else Path(text).read_text("utf-8")
+        content = text if source == "the text" else _read(text).decode("utf-8-sig")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         hint = "; JSON begins with a brace" if isinstance(error, FileNotFoundError) else ""
@@ -97,6 +97,15 @@ def parse_object(option: str, text: str | None) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UsageError(f'{option}: {source} is no JSON object, which gives values by name: {{"name": value}}')
     return found
+
+
+def _read(file: str) -> bytes:
+    """The bytes of a file, or of stdin for `-`: JSON is UTF-8, whatever the locale says of stdin."""
+    if file != "-":
+        return Path(file).read_bytes()
+    if sys.stdin is None:
+        raise ValueError("it is closed")
+    return sys.stdin.buffer.read()
 
 
 def _no_constant(name: str) -> NoReturn:

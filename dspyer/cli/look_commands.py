@@ -199,6 +199,8 @@ def graph(
     """Print the graph of a run as it was stored."""
     with _thread(thread, store, key_file) as t:
         found: Any = t.graph(run)
+        if found is None:
+            raise LookupError(f"the run of thread {t.name!r} has stored no graph")
         if as_json:
             write_json({"name": found.name, **found.drawing().to_dict()})
         else:

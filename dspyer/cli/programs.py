@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import redirect_stdout
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,7 +49,7 @@ def load_program(name: str, store: Store | None = None) -> CompiledGraph:
     """
     found = _found(name)
     if not isinstance(found, CompiledGraph | Graph) and callable(found) and not isinstance(found, type):
-        with redirect_stdout(sys.stderr):
+        with stdout_apart():
             found = _called(name, found)
     if isinstance(found, Graph):
         return found.compile(store=store)
@@ -70,13 +71,13 @@ def _found(name: str) -> Any:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        with redirect_stdout(sys.stderr):  # stdout is for the result
+        with stdout_apart():
             found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise _failed(name, error) from error
         raise UsageError(f"there is no module {error.name!r} in {here} or among the installed ones: {FORM}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(name, error) from error
     for part in path.split("."):
         if not hasattr(found, part):
@@ -88,15 +89,37 @@ def _found(name: str) -> Any:
 
 def _called(name: str, function: Any) -> Any:
     try:
-        return function()
-    except Exception as error:
+        found = function()
+    except (Exception, SystemExit) as error:
         raise _failed(name, error) from error
+    if isinstance(found, Coroutine):
+        found.close()
+        raise UsageError(f"{name!r} is an async function: name a function that returns the program without await")
+    return found
 
 
-def _failed(name: str, error: Exception) -> UsageError:
+def _failed(name: str, error: BaseException) -> UsageError:
     problem = UsageError(f"{name!r} cannot be loaded: {type(error).__name__}: {error_text(error)}")
     annotate(problem, "DSPYER_TRACEBACK=1 shows where")
     return problem
+
+
+@contextmanager
+def stdout_apart() -> Iterator[None]:
+    """A block in which what the program prints goes to stderr: stdout is for the result.
+
+    What processes print that the program starts, and what is written to the descriptor, goes there too.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr))
+        with suppress(OSError, ValueError, AttributeError):  # a stream that is closed, or no file
+            out, err = sys.__stdout__.fileno(), sys.__stderr__.fileno()  # type: ignore[union-attr] # suppressed
+            sys.__stdout__.flush()  # type: ignore[union-attr]
+            own = os.dup(out)
+            stack.callback(os.close, own)
+            os.dup2(err, out)
+            stack.callback(os.dup2, own, out)
+        yield
 
 
 def archive_of(program: CompiledGraph) -> Archive:
@@ -140,7 +163,7 @@ class Played(NamedTuple):
     Attributes:
         info: the JSON form of its `RunInfo`.
         outputs: the JSON form of its outputs; None if it is not completed.
-        status: how it ended, `"stopped"` if a signal has stopped it.
+        status: how it ended, `"stopped"` if a signal or `sys.exit()` has stopped it.
     """
 
     info: dict[str, Any]
@@ -157,10 +180,12 @@ def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None
     run: Run | None = None
     began = datetime.now(UTC)
     try:
-        with redirect_stdout(sys.stderr), progress():
+        with stdout_apart(), progress():
             run = start()
     except KeyboardInterrupt:
         note("dspyer: the run was stopped by a signal")
+    except SystemExit as error:
+        note(f"dspyer: the run was stopped by the program, which raised SystemExit({error.code!r})")
     finally:
         signal.signal(signal.SIGTERM, before)
     in_memory = _info_in_memory(run, program, began)

@@ -108,7 +108,7 @@ def print_run(info: Record) -> None:
     fields: list[tuple[str, Cell]] = [
         ("thread", info["thread"] or "none: nothing was stored"),
         ("status", status_cell(info["status"])),
-        ("run", f"{info['run_id']} of graph {info['graph']}"),
+        ("run", f"{info['run_id'] or 'one'} of graph {info['graph']}"),
         ("started", f"{time_text(info['started'])}{f', took {took}' if took else ''}"),
         ("steps", f"{info['steps']:,}"),
     ]

@@ -142,9 +142,25 @@ def columns_of_terminal() -> int:
     return max(1, shutil.get_terminal_size((80, 24)).columns)
 
 
-def write(text: str, stream: TextIO | None = None) -> None:
-    """Write a line to stdout. A reader that has closed the pipe ends the output without an error."""
-    stream = stream or sys.stdout
+class OutputError(Exception):
+    """stdout cannot be written, as on a full disk. What the command has done is done."""
+
+
+def write(text: str) -> None:
+    """Write a line to stdout. A reader that has closed the pipe ends the output without an error.
+
+    Raises:
+        OutputError: if stdout cannot be written.
+    """
+    try:
+        _write_line(text, sys.stdout)
+    except OSError as error:
+        raise OutputError(error.strerror) from error
+
+
+def _write_line(text: str, stream: TextIO | None) -> None:
+    if stream is None:  # the process was started without it
+        return
     try:
         stream.write(f"{text}\n")
     except UnicodeEncodeError:
@@ -155,12 +171,21 @@ def write(text: str, stream: TextIO | None = None) -> None:
 
 
 def flush() -> None:
-    """Write what is still buffered."""
+    """Write what is still buffered.
+
+    Raises:
+        OutputError: if stdout cannot be written.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
-            stream.flush()
+            if stream is not None:
+                stream.flush()
         except BrokenPipeError:
             discard_output()
+        except OSError as error:
+            if stream is sys.stdout:
+                discard_output()  # the interpreter would try it again at its end
+                raise OutputError(error.strerror) from error
         except ValueError:  # it is closed
             continue
 
@@ -168,14 +193,15 @@ def flush() -> None:
 def discard_output() -> None:
     """Send all further output to nowhere: the reader of the pipe has gone, and the interpreter flushes at its end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    with suppress(OSError, ValueError):  # a stream without a file has nothing to flush
+    with suppress(OSError, ValueError, AttributeError):  # a stream without a file has nothing to flush
         os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def note(text: str) -> None:
     """Write a line for people to stderr."""
-    write("\n".join(visible(line) for line in text.splitlines()), sys.stderr)
+    with suppress(OSError):  # there is no other place to say it
+        _write_line("\n".join(visible(line) for line in text.splitlines()), sys.stderr)
 
 
 def paint(cell: Cell, text: str | None = None) -> str:

@@ -149,6 +149,15 @@ def test_the_key_comes_from_a_file_or_the_environment(cli: Command, key: str, mo
     assert (cli("show", "t").code, again.code) == (5, 5)
 
 
+def test_with_another_key_a_graph_is_not_taken_for_none(
+    cli: Command, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DSPYER_STORE_KEY", Encrypted.new_key())
+    for command in ("graph", "stats"):
+        done = cli(command, "t")
+        assert (done.code, "encrypted with another key" in done.err) == (5, True)
+
+
 def test_without_the_key(cli: Command, key: str) -> None:
     done = cli("show", "t")
     assert done.code == 5
