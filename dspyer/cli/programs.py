@@ -18,7 +18,7 @@ from dspyer.budget import Budget
 from dspyer.cli.arguments import UsageError, parse_object
 from dspyer.cli.store_access import NO_STORE, open_existing, open_or_create
 from dspyer.cli.terminal import note
-from dspyer.errors import StateError, ThreadError, annotate, error_text, suggestion
+from dspyer.errors import StateError, StoreError, ThreadError, annotate, error_text, suggestion
 from dspyer.graph.builder import Graph
 from dspyer.patch import decode_update
 from dspyer.runtime.program import CompiledGraph
@@ -188,6 +188,11 @@ def play(start: Callable[[], Run], program: CompiledGraph, thread: Thread | None
         note(f"dspyer: the run was stopped by the program, which raised SystemExit({error.code!r})")
     finally:
         signal.signal(signal.SIGTERM, before)
+    if run is not None and run.status == "failed" and not run.failures:  # no node has failed
+        assert run.error is not None
+        if isinstance(run.error, StoreError):
+            raise run.error
+        note(f"dspyer: this process has lost the run: {error_text(run.error)}")
     in_memory = _info_in_memory(run, program, began)
     if thread is None or thread.status == "new":  # a signal has ended it before it began
         info = {**in_memory.to_dict(), "thread": None}

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph
+from dspyer.stores import SQLite
 
 GRAPH = "tests.cli.orders:graph"
 
@@ -73,6 +74,18 @@ hostile.add_node("note", lambda text: {"notes": [text], "amount": 1.0}, writes=[
 hostile.add_node("again", lambda text: {"notes": [text, text]}, writes=["notes"])
 hostile.add_node("fail", fail)
 hostile.add_path(START, "note", "again", "fail", END)
+
+
+def _lose(text: str) -> dict[str, Any]:
+    """Takes the thread `t` over from the run that this node belongs to, as another process would."""
+    with SQLite("runs.db") as store:
+        other = Graph(Order, name="Losing").add_node("keep", lambda: {"amount": 2.0}).add_path(START, "keep", END)
+        taken = other.compile(store=store).thread("t").run({"text": text}, take_over=True, abandon=True)
+        assert taken.status == "completed"
+    return {"amount": 1.0}
+
+
+losing = Graph(Order, name="Losing").add_node("lose", _lose).add_path(START, "lose", END)
 
 
 def _slow() -> CompiledGraph:

@@ -210,3 +210,9 @@ def test_stop_ends_the_run_of_another_process(cli: Command) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         end_of(child)
+
+
+def test_a_run_that_was_taken_over_says_so(cli: Command) -> None:
+    done = cli("run", "tests.cli.orders:losing", "--input", '{"text": "x"}', "--thread", "t")
+    assert done.code == 1
+    assert "this process has lost the run: thread 't' was taken over" in done.err
