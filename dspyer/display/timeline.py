@@ -31,7 +31,8 @@ class TimelineBar(NamedTuple):
         lane: number of the lane in which it is drawn, from 0.
         start: seconds after the begin of the run.
         seconds: how long it took, all attempts and the pauses between them included.
-        status: `"committed"`; `"handled"` if it failed and an error edge led on; `"failed"`; `"waiting"` for an answer.
+        status: `"committed"`; `"handled"` if it failed and an error edge led on; `"failed"`; `"interrupted"` if it
+            waits for an answer.
         attempts: how often the node was called, for this execution.
         visit: as in `Commit`; 0 if there is none.
         waited: seconds between the end of what it builds on and its start: it waited for a free slot, or a process.
@@ -191,7 +192,7 @@ def _bars_and_waits(
         commit = row.commit
         if commit is None:
             if row.error is not None or row.questions:
-                status = "failed" if row.error is not None else "waiting"
+                status = "failed" if row.error is not None else "interrupted"
                 bar = TimelineBar(row.execution, row.node, row.branch, lanes[row.branch], ready, max(0.0, end - ready))
                 bars.append(bar._replace(status=status, after=after, failure=_text_of(row)))
             continue
@@ -290,7 +291,7 @@ def _as_text(timeline: Timeline) -> str:
                 lines.append(f"... {len(timeline.bars) - 2 * (LINES // 2):,} more")
             continue
         first, last = floor(axis.x(bar.start)), floor(axis.x(bar.end))
-        mark = {"failed": "✗", "handled": "✗", "waiting": "?"}.get(bar.status, "█")
+        mark = {"failed": "✗", "handled": "✗", "interrupted": "?"}.get(bar.status, "█")
         drawn = " " * min(first, WIDTH - 1) + mark * max(1, last - first)
         facts = [duration_text(bar.seconds)]
         facts += [path_text(bar.branch)] if bar.branch else []
@@ -423,7 +424,7 @@ def _bar(bar: TimelineBar, left: float, axis: _Axis, middle: float, tall: float,
     """One execution: its colour is that of its node, or of its failure; a ring marks further attempts."""
     begin, end = left + axis.x(bar.start), left + axis.x(bar.end)
     wide = max(LEAST, end - begin)
-    kind = {"failed": "failed frame back", "handled": "failed frame", "waiting": "interrupt frame back"}.get(
+    kind = {"failed": "failed frame back", "handled": "failed frame", "interrupted": "interrupt frame back"}.get(
         bar.status, f"{hue} frame"
     )
     y = fmt(middle - tall / 2)

@@ -6,13 +6,12 @@ import { ago, exact, moment } from "./format.js";
 export const STATUSES = ["completed", "failed", "interrupted", "running", "stopped", "crashed"];
 
 const MARKS = { completed: "✓", failed: "✕", crashed: "✕", interrupted: "?", running: "▸", stopped: "■" };
-const SHOWN = { interrupted: "waiting" };
 
 export function Status({ status }) {
   return (
     <span class={`status s-${status}`}>
       <span class="sign" aria-hidden="true">{MARKS[status] ?? "·"}</span>
-      {SHOWN[status] ?? status}
+      {status}
     </span>
   );
 }
