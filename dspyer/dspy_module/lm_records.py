@@ -190,8 +190,6 @@ class LMRecorder:
 
     def add_inner(self, inner: LMRecorder, here: Executing) -> None:
         """Adds the calls of a run that was made by code of a node: they are calls of that node."""
-        for model, entries in list(inner.tracker.usage_data.items()):
-            self.tracker.usage_data[model] += entries
         # A node that was left running may add some meanwhile.
         calls = list(zip(list(inner.usages), list(inner.usages if inner._kept is None else inner._kept), strict=False))
         for both in calls:
@@ -310,6 +308,7 @@ def with_lm_callback(callbacks: list[Any], own: BaseCallback, first: bool = Fals
 def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> Iterator[LMRecorder]:
     """Records the LM calls of a block, which is one run. At its end they are added to those of the run around it."""
     settings = dspy.settings
+    tracker = settings.usage_tracker
     modules, callbacks = settings.caller_modules or [], settings.callbacks or []
     around = [one for one in modules if isinstance(one, LMListener)]
     if around:
@@ -333,6 +332,11 @@ def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> I
             yield recorder
     finally:
         executing.set(before)
+        # A tracker of the caller's own (`dspy.track_usage()`) passes on what it has to the one around it.
+        own = isinstance(tracker, UsageTracker) and not isinstance(tracker, RunUsage)
+        for taker in [tracker] if own else [one.recorder.tracker for one in around]:
+            for model, entries in list(recorder.tracker.usage_data.items()):
+                taker.usage_data[model] += entries
         for one in around:
             one.recorder.add_inner(recorder, place)
 

@@ -143,13 +143,38 @@ def test_usage_is_complete(pair: Pair, run: Run) -> None:
     assert counted[0][1] > 0
 
 
+def tokens(usage: Any) -> dict[str, Any]:
+    """What DSPy counts too: not the requests, and no cost; it has None for what the provider does not say."""
+    counts: dict[str, Any] = usage["fake/model"]
+    return {name: count for name, count in counts.items() if name not in ("requests", "cost") and count is not None}
+
+
 def test_usage_of_a_surrounding_tracker(lm: NotingLM) -> None:
     """Rule 24: `dspy.track_usage()` around a run sees the same as the run's own account."""
     program = PAIRS[1].graph()
     with dspy.track_usage() as tracker:
         run = program.run({"question": "A train?"})
-    assert run.usage == tracker.get_total_tokens()
+    assert tokens(run.usage) == tokens(tracker.get_total_tokens())
     assert run.usage["fake/model"]["prompt_tokens"] > 0
+
+
+def test_usage_of_a_tracker_inside_a_node_is_counted_once(lm: NotingLM) -> None:
+    """It passes on what it has to the tracker of the run around it, as `dspy.track_usage()` always does."""
+    seen: list[Any] = []
+
+    def tracked(question: str, inner: Any) -> dict[str, Any]:
+        with dspy.track_usage() as tracker:
+            label = inner.run({"question": question}).state["label"]
+        seen.append(tracker.get_total_tokens())
+        return {"label": label}
+
+    graph = Graph().add_node("tracked", tracked, writes=["label"], modules={"inner": PAIRS[1].graph()})
+    with dspy.track_usage() as tracker:
+        run = graph.add_path(START, "tracked", END).compile().run({"question": "A train?"})
+    alone = PAIRS[1].graph().run({"question": "A train?"}).usage
+    assert alone["fake/model"]["requests"] == 3
+    assert run.usage == alone
+    assert tokens(alone) == tokens(seen[0]) == tokens(tracker.get_total_tokens())
 
 
 class Tree(dspy.utils.callback.BaseCallback):
