@@ -357,20 +357,15 @@ def test_closing_a_stream_that_waits_for_its_thread_ends_the_wait() -> None:
     first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
     assert gate.inside.wait(10)
     stream = gated(gate, store).thread("t").stream({"n": 1}, on_conflict="wait")
-    found: list[BaseException] = []
-
-    def read() -> None:
-        try:
-            next(stream)
-        except RunStoppedError as error:
-            found.append(error)
-
-    reader = threading.Thread(target=read)
+    events: list[list[object]] = []
+    reader = threading.Thread(target=lambda: events.append(list(stream)))
     reader.start()
     store.wait_for_reads(2)
     stream.close()
     reader.join(10)
-    assert len(found) == 1
+    assert events == [[]]
+    with pytest.raises(RunStoppedError):
+        _ = stream.run
     gate.opened.set()
     assert first.end().state["n"] == 1
     assert gate.calls == 1
