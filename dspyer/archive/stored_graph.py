@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property, lru_cache
 
 from dspyer.display.graph_mermaid import draw_mermaid
 from dspyer.display.graph_picture import ERROR_MARK, GraphPicture
@@ -20,8 +20,11 @@ from dspyer.scheduler.topology import Topology
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import RunRow, Store
 
+KEPT = 16
+"""Graphs that are kept as they were read last: a page asks for that of its run again with every step."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class StoredGraph:
     """The graph that made a run, as far as the run has stored it.
 
@@ -64,6 +67,10 @@ class StoredGraph:
 
     def drawing(self) -> GraphDrawing:
         """The graph with all positions, for pages that draw it themselves."""
+        return self._drawing
+
+    @cached_property
+    def _drawing(self) -> GraphDrawing:
         return draw_graph(self.picture)
 
     def _repr_svg_(self) -> str:
@@ -81,18 +88,20 @@ def stored_graph(store: Store, run: RunRow) -> StoredGraph | None:
     """
     names = [name for name in (fingerprint_id(run), drawing_id(run)) if name]
     blobs = store.blobs(names) if names else {}
-    found = [json.loads(blobs[name]) if name in blobs else {} for name in (fingerprint_id(run), drawing_id(run))]
     if not names:
         return None
-    if not found[0]:
+    facts, drawn = (blobs.get(name, b"{}") for name in (fingerprint_id(run), drawing_id(run)))
+    if facts == b"{}":
         raise StoreError(
             f"the graph of run {run.id!r} is not in the store {store.address!r}: it was removed, or encrypted with "
             "another key"
         )
-    return _graph_of(str(run.header.get("graph", "")), *found)
+    return _graph_of(str(run.header.get("graph", "")), facts, drawn)
 
 
-def _graph_of(name: str, facts: Mapping[str, Any], drawn: Mapping[str, Any]) -> StoredGraph:
+@lru_cache(KEPT)
+def _graph_of(name: str, fingerprint: bytes, drawing: bytes) -> StoredGraph:
+    facts, drawn = json.loads(fingerprint), json.loads(drawing)
     nodes = tuple(facts.get("nodes", {}))
     chosen = {(source, target) for source, target in drawn.get("conditional", ())}
     edges = [Edge(source, target, (source, target) in chosen) for source, target in facts.get("edges", ())]

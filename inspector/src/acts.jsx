@@ -5,7 +5,7 @@ import { get, post } from "./api.js";
 import { embedded } from "./embedded.js";
 import { plural, usd } from "./format.js";
 import { announce, useAnswer } from "./hooks.js";
-import { isRaw, parseJSON, typedNumber } from "./numbers.js";
+import { isRaw, parseValue, typedNumber } from "./numbers.js";
 import { Dialog } from "./parts.jsx";
 import { go } from "./route.js";
 
@@ -197,7 +197,7 @@ function CopyDialog({ step, data, steps, onClose }) {
     for (const [name, text] of Object.entries(texts)) {
       if (text === pretty(after[name])) continue;
       try {
-        patch[name] = { $type: "replace", value: parseJSON(text) };
+        patch[name] = { $type: "replace", value: parseValue(text) };
       } catch (bad) {
         wrong[name] = `no JSON: ${bad.message}`;
       }
@@ -290,9 +290,23 @@ function FieldEditor({ name, type, value, text, problem, onText }) {
 
 // --- answers
 
+const JSON_HINTS = { array: "JSON, as [1, 2]", object: 'JSON, as {"a": 1}' };
+
+const CHOSEN = new Set(["boolean", "enum"]);
+
+// What an optional type is besides None; null for any other schema.
+function withoutNone(schema) {
+  const parts = Array.isArray(schema?.anyOf) ? schema.anyOf : [];
+  const others = parts.filter((part) => part.type !== "null");
+  if (others.length === parts.length || !others.length) return null;
+  const { anyOf: _anyOf, default: _default, ...said } = schema;
+  return others.length === 1 ? { ...said, ...others[0] } : { ...said, anyOf: others };
+}
+
 // A form for the JSON schema of an answer: what a form field can hold gets one, anything else is written as JSON.
 function kindOf(schema) {
   if (!schema) return "any";
+  if (withoutNone(schema)) return "optional";
   if (Array.isArray(schema.enum)) return "enum";
   if ("const" in schema) return "enum";
   if (["boolean", "string", "integer", "number"].includes(schema.type)) return schema.type;
@@ -307,6 +321,11 @@ function resolve(schema, root) {
 
 // The value of what was typed: {value} or {problem}.
 function readInput(kind, schema, input, root) {
+  if (kind === "optional") {
+    if (input === null) return { value: null };
+    const inner = resolve(withoutNone(schema), root);
+    return input === undefined ? { problem: "an answer is needed, or None" } : readInput(kindOf(inner), inner, input, root);
+  }
   if (kind === "object") {
     const value = {};
     for (const [name, part] of Object.entries(schema.properties)) {
@@ -321,22 +340,40 @@ function readInput(kind, schema, input, root) {
     return { value };
   }
   if (input === undefined || input === "") return kind === "string" ? { value: "" } : { problem: "an answer is needed" };
-  if (kind === "boolean" || kind === "enum") return { value: input };
-  if (kind === "string") return { value: input };
+  if (CHOSEN.has(kind) || kind === "string") return { value: input };
   if (kind === "integer" || kind === "number") {
     const value = typedNumber(input);
     return isRaw(value) || Number.isFinite(value) ? { value } : { problem: "this is no number" };
   }
   try {
-    return { value: parseJSON(input) };
+    return { value: parseValue(input) };
   } catch (error) {
     return kind === "any" ? { value: input } : { problem: `no JSON: ${error.message}` };
   }
 }
 
-function Input({ schema: given, root, value, onValue, label, id, required }) {
+const choice = (value) => (isRaw(value) ? value.rawJSON : value === null ? "None" : String(value));
+
+// An answer that may be None: one more choice, or a box beside the input.
+function OptionalInput({ schema, ...shared }) {
+  const { root, value, onValue } = shared;
+  const inner = resolve(withoutNone(schema), root);
+  if (CHOSEN.has(kindOf(inner))) return <Input {...shared} schema={inner} none />;
+  return (
+    <>
+      {value !== null && <Input {...shared} schema={inner} />}
+      <label class="check">
+        <input type="checkbox" checked={value === null} onChange={(event) => onValue(event.target.checked ? null : undefined)} />
+        {value === null ? `${shared.label}: None` : "None"}
+      </label>
+    </>
+  );
+}
+
+function Input({ schema: given, root, value, onValue, label, id, required, none }) {
   const schema = resolve(given, root);
   const kind = kindOf(schema);
+  if (kind === "optional") return <OptionalInput {...{ schema, root, value, onValue, label, id, required }} />;
   if (kind === "object") {
     return (
       <fieldset>
@@ -356,8 +393,9 @@ function Input({ schema: given, root, value, onValue, label, id, required }) {
       </fieldset>
     );
   }
-  if (kind === "boolean" || kind === "enum") {
-    const options = kind === "boolean" ? [["Yes", true], ["No", false]] : (schema.enum ?? [schema.const]).map((one) => [isRaw(one) ? one.rawJSON : String(one), one]);
+  if (CHOSEN.has(kind)) {
+    const options = kind === "boolean" ? [["Yes", true], ["No", false]] : (schema.enum ?? [schema.const]).map((one) => [choice(one), one]);
+    if (none) options.push(["None", null]);
     return (
       <fieldset class="choices">
         <legend>{label}</legend>
@@ -370,7 +408,7 @@ function Input({ schema: given, root, value, onValue, label, id, required }) {
     );
   }
   const text = { id, value: value ?? "", onInput: (event) => onValue(event.target.value), required: required && kind !== "string" };
-  const hint = { any: "text or JSON", json: "JSON", integer: "whole number", number: "number", string: "text" }[kind];
+  const hint = { any: "text or JSON", json: JSON_HINTS[schema?.type] ?? "JSON", integer: "whole number", number: "number", string: "text" }[kind];
   return (
     <label class="line">
       <span>{label} <span class="quiet">{hint}</span></span>

@@ -1,7 +1,9 @@
 // Answers: from the data inside of the page (a run exported as a file), else from the server that sent the page.
 
 import { embedded } from "./embedded.js";
-import { parseJSON } from "./numbers.js";
+import { parseAnswer, parseJSON } from "./numbers.js";
+
+export const LOCKED = "dspyer-locked";
 
 const KEY = "dspyer-token";
 const channel = typeof BroadcastChannel === "function" && !embedded ? new BroadcastChannel("dspyer") : null;
@@ -70,11 +72,13 @@ function address(path, params) {
   return `api/${path}${text ? `?${text}` : ""}`;
 }
 
-async function answer(response) {
+const WITH_VALUES = new Set(["commit", "execution", "posts", "value"]);
+
+async function answer(response, parse = parseJSON) {
   const text = await response.text();
   let body = null;
   try {
-    body = text ? parseJSON(text) : null;
+    body = text ? parse(text) : null;
   } catch {
     body = null;
   }
@@ -96,12 +100,14 @@ async function request(path, params, options) {
     if (error.name === "AbortError") throw error;
     throw new ApiError("The server does not respond. Is `dspyer inspect` still running?", 0);
   }
+  // The server was started again, with another token: the shell asks for it.
+  if (response.status === 401 && path !== "about") dispatchEvent(new Event(LOCKED));
   return response;
 }
 
 export async function get(path, params, signal) {
   if (embedded) return embedded.get(path, params ?? {});
-  return answer(await request(path, params, { signal }));
+  return answer(await request(path, params, { signal }), WITH_VALUES.has(path) ? parseAnswer : parseJSON);
 }
 
 export async function post(path, body) {
@@ -115,19 +121,23 @@ export async function post(path, body) {
 }
 
 // Server-sent events, read with fetch since EventSource sends no headers. Connects again until `signal` aborts.
-export async function follow(params, onEvent, signal) {
+// `onLink` gets null when there is a connection, and the error when there is none.
+export async function follow(params, onEvent, onLink, signal) {
   let after = params.after;
   for (let pause = 500; !signal.aborted; pause = Math.min(pause * 2, 10_000)) {
     try {
       const response = await request("follow", { ...params, after }, { signal, headers: { Accept: "text/event-stream" } });
       if (!response.ok) await answer(response);
+      onLink(null);
       for await (const event of messages(response.body)) {
         if (event.id) after = event.id;
         pause = 500;
         onEvent(event);
       }
     } catch (error) {
-      if (signal.aborted || (error.status >= 400 && error.status < 500)) return;
+      if (signal.aborted) return;
+      if (error instanceof ApiError) onLink(error); // else a stream broke off: the next try tells
+      if (error.status >= 400 && error.status < 500) return;
     }
     await new Promise((done) => setTimeout(done, pause));
   }

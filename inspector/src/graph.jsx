@@ -1,6 +1,6 @@
 // The graph with the path taken: elements made here from the positions that the server sends.
 
-import { useEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { count, plural } from "./format.js";
 import { Empty } from "./parts.jsx";
 
@@ -69,6 +69,21 @@ function GraphNode({ node, visits, current, failed, asks, onPick }) {
   );
 }
 
+// A graph may be much wider than its view: the current node is brought into sight when another one is.
+function useInSight(graph, name) {
+  const ref = useRef(null);
+  useLayoutEffect(() => {
+    const node = graph?.nodes.find((one) => one.name === name);
+    const box = ref.current?.getBoundingClientRect();
+    const drawn = ref.current?.querySelector("svg").getBoundingClientRect();
+    if (!node || !box) return;
+    const [x, y] = [drawn.left - box.left + node.x, drawn.top - box.top + node.y];
+    if (x - node.w / 2 < 0 || x + node.w / 2 > box.width) ref.current.scrollLeft += x - box.width / 2;
+    if (y - node.h / 2 < 0 || y + node.h / 2 > box.height) ref.current.scrollTop += y - box.height / 2;
+  }, [graph?.name, name]);
+  return ref;
+}
+
 export function GraphView({ data, steps, entries, selected, onSelect }) {
   const { graph } = data;
   const [asOf, setAsOf] = useState(false);
@@ -80,11 +95,12 @@ export function GraphView({ data, steps, entries, selected, onSelect }) {
       over = true;
     };
   }, [steps.count]);
-  if (!graph) return <Empty><p>The store has no picture of this graph: the run was made by an older version.</p></Empty>;
-  const path = taken(steps, asOf ? selected : -1);
   const entry = selected >= 0 ? entries.at(selected) : null;
   const at = entry?.row?.node ?? entry?.failure?.node ?? entry?.question?.node;
   const current = at?.replace(/^join:/, "");
+  const canvas = useInSight(graph, current);
+  if (!graph) return <Empty><p>The store has no picture of this graph: the run was made by an older version.</p></Empty>;
+  const path = taken(steps, asOf ? selected : -1);
   const failed = new Set((data.failures ?? []).map((failure) => failure.node));
   const asking = new Set((data.questions ?? []).map((question) => question.node));
   const pick = (name) => () => {
@@ -107,7 +123,7 @@ export function GraphView({ data, steps, entries, selected, onSelect }) {
           <input type="checkbox" checked={asOf} onChange={(event) => setAsOf(event.target.checked)} /> Up to the selected step
         </label>
       </div>
-      <div class="canvas" aria-busy={!ready} tabIndex={0} role="group" aria-label={`Graph ${graph.name ?? data.info.graph}`}>
+      <div class="canvas" ref={canvas} aria-busy={!ready} tabIndex={0} role="group" aria-label={`Graph ${graph.name ?? data.info.graph}`}>
         <svg width={graph.width} height={graph.height} viewBox={`0 0 ${graph.width} ${graph.height}`}>
           <defs>
             <marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto-start-reverse">

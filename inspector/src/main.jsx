@@ -2,7 +2,7 @@
 
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
-import { prepare, setToken } from "./api.js";
+import { LOCKED, prepare, setToken } from "./api.js";
 import { embedded } from "./embedded.js";
 import { useAnswer, useKeys } from "./hooks.js";
 import { Dialog, Problem } from "./parts.jsx";
@@ -119,6 +119,11 @@ function App() {
   const [help, setHelp] = useState(false);
   const [tries, setTries] = useState(0);
   const { data: about, error } = useAnswer("about", {}, tries);
+  useEffect(() => {
+    const again = () => setTries((n) => n + 1);
+    addEventListener(LOCKED, again);
+    return () => removeEventListener(LOCKED, again);
+  }, []);
   useKeys({ "?": (event, typing) => (typing ? false : setHelp(true)) });
   const locked = error && (error.status === 401 || error.status === 403);
   let page = <main id="main" class="waiting" aria-busy="true" />;

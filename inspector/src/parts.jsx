@@ -41,10 +41,11 @@ export function Facts({ items }) {
   );
 }
 
-export const Problem = ({ error }) => (
+// `old`: what was read before stands below it.
+export const Problem = ({ error, old }) => (
   <div class="problem" role="alert">
     <strong>{error.status === 0 ? "No connection" : "This did not work"}</strong>
-    <p>{error.message}</p>
+    <p>{error.message}{old && " What is shown here was read before."}</p>
   </div>
 );
 

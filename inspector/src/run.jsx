@@ -59,7 +59,7 @@ function words(data, rows) {
   return `${info.status[0].toUpperCase()}${info.status.slice(1)} after ${plural(rows.count, "step")}${place}`;
 }
 
-function Head({ data, steps, about, onChanged, end, onShow }) {
+function Head({ data, trouble, steps, about, onChanged, end, onShow }) {
   const { info } = data;
   const now = useNow(info.status === "running");
   const [from, to] = [epoch(info.started), epoch(info.ended)];
@@ -80,6 +80,7 @@ function Head({ data, steps, about, onChanged, end, onShow }) {
       <p class={`says s-${info.status}`} title={failureText(info.failure)}>
         {end ? <button type="button" class="link" onClick={() => onShow(end.id)}>{words(data, steps)}</button> : words(data, steps)}
       </p>
+      {trouble && <Problem error={trouble} old />}
       <Facts
         items={[
           ["Graph", info.graph],
@@ -144,7 +145,7 @@ export function RunPage({ params, about }) {
     steps.count = data.count;
   }
 
-  useFollow(thread, run, data, renew);
+  const lost = useFollow(thread, run, data, renew);
   const status = data?.info.status;
   const before = useRef(null);
   useEffect(() => {
@@ -210,7 +211,7 @@ export function RunPage({ params, about }) {
   const alone = !wide && params.step;
   return (
     <main id="main" class={`run${alone ? " alone" : ""}`} tabIndex={-1}>
-      <Head data={data} steps={steps} about={about} onChanged={renew} end={entries.ends[0]} onShow={show} />
+      <Head data={data} trouble={error ?? lost} steps={steps} about={about} onChanged={renew} end={entries.ends[0]} onShow={show} />
       <Tabs label="Views of the run" tabs={views} selected={chosen} onSelect={setView} />
       <div class={`split${FULL.has(chosen) ? " full" : ""}`}>
         <section class={`view view-${chosen}`} id="panel" role="tabpanel" aria-labelledby={`tab-${chosen}`}>
@@ -252,10 +253,11 @@ function focusFilter(setView) {
   return requestAnimationFrame(() => document.getElementById("filter")?.focus());
 }
 
-// New rows of the store, as the server sees them: each is a reason to read the run again.
+// New rows of the store, as the server sees them: each is a reason to read the run again. Gives why there are none to see.
 function useFollow(thread, run, data, renew) {
   const latest = useRef(renew);
   latest.current = renew;
+  const [lost, setLost] = useState(null);
   const ready = Boolean(data) && !embedded;
   useEffect(() => {
     if (!ready) return undefined;
@@ -267,10 +269,17 @@ function useFollow(thread, run, data, renew) {
         latest.current();
       }, 30);
     };
-    follow({ thread }, changed, stop.signal);
+    let broken = false;
+    const linked = (error) => {
+      if (broken && !error) changed(); // what was not read meanwhile
+      broken = Boolean(error);
+      setLost(error);
+    };
+    follow({ thread }, changed, linked, stop.signal);
     return () => {
       stop.abort();
       clearTimeout(waiting);
     };
   }, [thread, run, ready]);
+  return lost;
 }

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from dspyer import END, START, Archive, CompiledGraph, Graph, Thread
-from dspyer.archive.archived_thread import ArchivedThread, state_dict
+from dspyer.archive import stored_graph
+from dspyer.archive.archived_thread import ArchivedThread, overview, state_dict
 from dspyer.errors import ThreadError
 from dspyer.persistence.time_travel import cut_page
 from dspyer.stores import Memory, SQLite, open_store
@@ -206,3 +207,21 @@ def test_a_commit_that_is_not_there_is_an_error() -> None:
             read("x")
     with pytest.raises(LookupError, match=r"no commit up to 'x' has written|no commit has the id"):
         there.blame("m", at="x")
+
+
+def test_a_graph_is_laid_out_once_for_all_who_look_at_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, drawn = Memory(), []
+    lay_out = stored_graph.draw_graph
+    monkeypatch.setattr(stored_graph, "draw_graph", lambda picture: (drawn.append(picture), lay_out(picture))[1])
+    graph = Graph(name="LaidOutOnce").add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+    for name in ("a", "b"):
+        graph.compile(store=store).thread(name).run({"n": 1})
+    pages = [overview(Archive(store).thread(name), None) for name in ("a", "b", "a")]
+    assert len(drawn) == 1
+    assert all(page["graph"] == pages[0]["graph"] for page in pages)
+    for number in range(stored_graph.KEPT + 2):
+        other = Graph(name=f"LaidOut{number}").add_node("add", lambda n: {"n": n + 1}, writes=["n"])
+        other.add_path(START, "add", END).compile(store=store).thread(f"t{number}").run({"n": 1})
+        overview(Archive(store).thread(f"t{number}"), None)
+    overview(Archive(store).thread("a"), None)
+    assert len(drawn) == stored_graph.KEPT + 4  # the least used one was let go

@@ -1,4 +1,4 @@
-"""Whole numbers that JavaScript cannot hold, as ids often are, are shown, answered and copied with all their digits."""
+"""Numbers that JavaScript does not have, as long ids and 1.0, are shown, answered and copied as they are."""
 
 from __future__ import annotations
 
@@ -60,3 +60,24 @@ def test_a_value_of_which_a_part_was_left_out_is_not_edited(page: Any) -> None:
         dialog.get_by_role("button", name="order").click()
         assert dialog.get_by_label("order, as JSON").get_attribute("readonly") is not None
         dialog.get_by_text("It is too long to be edited here").wait_for()
+
+
+def test_a_float_stays_one_when_another_part_of_its_field_is_edited(page: Any) -> None:
+    store = Memory()
+    program = asking().compile(store=store)
+    order = {"price": 1.0, "large": 1e16, "less": -0.0, "all": [2.0, 2], "pieces": 2}
+    program.thread("t").run({"order": order})
+    with served(dspyer.inspector.app(store, program, token="token")) as address:
+        page.goto(f"{address}/#token=token/run?thread=t&step=t.1/trunk:0")
+        page.locator(".state").get_by_text("1.0", exact=True).first.wait_for()
+        page.get_by_role("button", name="Copy…").click()
+        dialog = page.get_by_role("dialog")
+        dialog.get_by_role("button", name="order").click()
+        text = dialog.get_by_label("order, as JSON")
+        text.fill(text.input_value().replace('"pieces": 2', '"pieces": 3, "new": 4.0'))
+        dialog.get_by_label("Run it at once").uncheck()
+        dialog.get_by_role("button", name="Copy", exact=True).click()
+        page.locator("h1", has_text="t-try-1").wait_for()
+    copied = dict(program.thread("t-try-1").state["order"])
+    assert str(copied.pop("all")) == "FrozenList([2.0, 2])"
+    assert repr(copied) == repr({"price": 1.0, "large": 1e16, "less": -0.0, "pieces": 3, "new": 4.0})
