@@ -44,7 +44,9 @@ function usePages(path, filter) {
         const known = new Set(shown.current.items.map(runKey));
         const items = shown.current.items.map((info) => now.get(runKey(info)) ?? info);
         const fresh = page.items.filter((info) => !known.has(runKey(info)));
-        setState((old) => ({ ...old, items, fresh, error: null }));
+        // More than a page is new: between it and what is shown there are runs that were not read.
+        const after = fresh.length && fresh.length === page.items.length ? page.next : undefined;
+        setState((old) => ({ ...old, items, fresh, after, error: null }));
       } catch (error) {
         failed(error);
       }
@@ -60,7 +62,11 @@ function usePages(path, filter) {
     setState((old) => ({ ...old, items: [...old.items, ...page.items], next: page.next }));
     announce(`${plural(page.items.length, "more run")} loaded`);
   };
-  const showFresh = () => setState((old) => ({ ...old, items: [...old.fresh, ...old.items], fresh: [] }));
+  const showFresh = () =>
+    setState(({ items, next, fresh, after, ...old }) => {
+      const whole = after === undefined ? { items: [...fresh, ...items], next } : { items: fresh, next: after };
+      return { ...old, ...whole, fresh: [] };
+    });
   return { ...state, busy: state.key !== key, more, showFresh };
 }
 

@@ -13,6 +13,8 @@ import pytest
 from dspyer import END, START, Archive, CompiledGraph, Graph, Thread
 from dspyer.archive import stored_graph
 from dspyer.archive.archived_thread import ArchivedThread, overview, state_dict
+from dspyer.display.graph_picture import GraphPicture
+from dspyer.display.graph_svg import GraphDrawing, draw_graph
 from dspyer.errors import ThreadError
 from dspyer.persistence.time_travel import cut_page
 from dspyer.stores import Memory, SQLite, open_store
@@ -211,8 +213,12 @@ def test_a_commit_that_is_not_there_is_an_error() -> None:
 
 def test_a_graph_is_laid_out_once_for_all_who_look_at_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     store, drawn = Memory(), []
-    lay_out = stored_graph.draw_graph
-    monkeypatch.setattr(stored_graph, "draw_graph", lambda picture: (drawn.append(picture), lay_out(picture))[1])
+
+    def counted(picture: GraphPicture) -> GraphDrawing:
+        drawn.append(picture)
+        return draw_graph(picture)
+
+    monkeypatch.setattr(stored_graph, "draw_graph", counted)
     graph = Graph(name="LaidOutOnce").add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
     for name in ("a", "b"):
         graph.compile(store=store).thread(name).run({"n": 1})

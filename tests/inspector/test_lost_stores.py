@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import uvicorn
+
 import dspyer.inspector
 from dspyer import END, START, CompiledGraph, Graph
 from dspyer.stores import Memory
-from tests.asgi_server import Server, served, uvicorn
+from tests.asgi_server import Server, served
 
 
 @contextmanager
-def served_at(listening: socket.socket, app: Any) -> Iterator[None]:
-    """Serves an app on a socket that stays open, as a server that is started again."""
-    server = Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening.dup()]}, daemon=True)
+def served_at(port: int, app: Any) -> Iterator[None]:
+    """Serves an app at a port, as a server that is started again."""
+    server = Server(uvicorn.Config(app, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     assert server.listens.wait(20)
     try:
@@ -43,21 +44,20 @@ def test_a_deleted_thread_is_said_to_be_gone(page: Any) -> None:
         page.locator(".runhead").wait_for()
         program.thread("t").delete()
         page.get_by_text("What is shown here was read before.").wait_for()
-        assert "no thread 't'" in page.locator(".problem").inner_text()
+        assert "no thread 't'" in page.locator(".runhead .problem").inner_text()
 
 
 def test_a_server_that_ends_is_missed_and_its_new_token_asked_for(page: Any) -> None:
     store = Memory()
     made(store)
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with served_at(listening, dspyer.inspector.app(store, token="first")):
-            page.goto(f"{address}/#token=first/run?thread=t")
-            page.locator(".runhead").wait_for()
-            assert page.locator(".problem").count() == 0
-        with served_at(listening, dspyer.inspector.app(store, token="second")):
-            page.get_by_label("Address or token").fill("second")
-            page.get_by_role("button", name="Open").click()
-            page.locator(".runhead").wait_for()
-            assert page.locator(".problem").count() == 0
+    with served(dspyer.inspector.app(store, token="first")) as address:
+        page.goto(f"{address}/#token=first/run?thread=t")
+        page.locator(".runhead").wait_for()
+        page.locator(".panehead").wait_for()
+        assert page.locator(".problem").count() == 0
+    page.locator(".runhead .problem", has_text="The server does not respond").wait_for()
+    with served_at(int(address.rpartition(":")[2]), dspyer.inspector.app(store, token="second")):
+        page.get_by_label("Address or token").fill("second")
+        page.get_by_role("button", name="Open").click()
+        page.locator(".runhead").wait_for()
+        assert page.locator(".problem").count() == 0
