@@ -50,7 +50,12 @@ browser:
 		|| { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } \
 		|| echo "no Chromium: apt-get install chromium, or set DSPYER_CHROMIUM=path, or DSPYER_NO_BROWSER=1 to leave these tests out"
 
-test: $(READY) browser
+# What the tests of the inspector's page need besides: they rebuild it, and check its accessibility. Without Node they say so.
+PAGE := inspector/node_modules/.package-lock.json
+$(PAGE): inspector/package-lock.json
+	@! command -v npm >/dev/null || (cd inspector && npm ci --ignore-scripts --no-audit --no-fund --silent) || echo "inspector/node_modules could not be installed"
+
+test: $(READY) browser $(PAGE)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(READY)
@@ -78,5 +83,5 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
+	rm -rf site dist build inspector/node_modules demo.db* .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
