@@ -346,35 +346,32 @@ class Join:
         Different values under one key are a conflict at that key. A side that restored the base's value counts as
         unchanged.
         """
-        right_last = {key: item for item in writes for key in self._keys_of(field, item)}
+        right_last = {key: (item, put) for item in writes for key, put in self._parts_of(field, item)}
         left_last = self._left_writes(field, right_last, bit)
         base = self._base_value(field, bit) if left_last else DELETE
         value, update = left, {}
-        for key, item in right_last.items():
+        for key, (item, put) in right_last.items():
             old, new = value_at_key(keyed, left, key), value_at_key(keyed, right, key)
             if key in left_last and not same(old, new):
                 sides = value_at_key(keyed, base, key), old, new
                 new = self._merge_key(keyed, (field, key), sides, left_last[key], item)
-            if self.crossed and (field, key) not in self.winners:
-                self._note_overwritten((field, key), new, item)
+            if self.crossed and (field, key) not in self.winners and not same(put, new):
+                self._note_overwritten((field, key), new, bit)
             if new is not DELETE:
                 update[key] = new
             elif value is not DELETE:
                 value = keyed.without(value, key)
         return self._replay(field, value, keyed.make_update(update))
 
-    def _note_overwritten(self, path: KeyPath, value: Any, item: ReachableCommit) -> None:
-        """Records the writer of the value under a key, if it is not `item`, the last commit of one branch to set it.
+    def _note_overwritten(self, path: KeyPath, value: Any, bit: int) -> None:
+        """Records the writer of a value under a key that the last commit of branch `bit` alone to set it did not put.
 
-        A commit that several branches contain has overwritten `item` then. Without the value in the join's patch,
-        `blame`, views and later joins, which apply `item` after the shared commit, would take that of `item`.
+        A commit that several branches contain has overwritten that one. Without the value in the join's patch, `blame`,
+        views and later joins, which apply the commits of one branch after the shared ones, would take the older value.
         """
         field, key = path
-        if same(dict(self._parts_of(field, item)).get(key, DELETE), value):
-            return
-        setting = [one for one in self.commits if self._sets_key(one, path)]
-        writers = [one for one in setting if same(dict(self._parts_of(field, one)).get(key, DELETE), value)]
-        self.winners[path] = self._credited((writers or setting)[-1], path)
+        shared = [item for item in self.keys.get(field, {}).get(key, ()) if item.mask >> bit & 1]
+        self.winners[path] = self._credited(shared[-1], path) if shared else self.index
         self.resolved[path] = value
 
     def _left_writes(self, field: str, keys: Iterable[Any], bit: int) -> dict[Any, ReachableCommit]:
