@@ -74,7 +74,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         _raise_if_unanswered(session, execution)
     began, clock = time.time(), time.perf_counter()
     check, from_cache, failure = None, False, None
-    if name in graph.layered:
+    if name in session.layered:
         output = yield from _layered(session, execution, call, began, clock)
         if isinstance(output, Transition):
             return output
