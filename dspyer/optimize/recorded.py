@@ -1,0 +1,182 @@
+"""What an optimization asks outside of nodes, kept in the folder of `optimize.cache`: its reflection LM, field metrics.
+
+An optimization that is killed and started again takes the same steps, so it asks the same things in the same order. A
+response is found by its request and by how often that request was made in this optimization: one that asks again gets a
+new response, one that is started again gets the responses of before. A result of a field metric is found by the code of
+the metric and by what it is given.
+
+Both are on disk before they are used. An error of the disk is a miss (`patch_cache`), and what cannot be kept is used
+as it is: nothing here raises, since `dspy.Evaluate` would count that as a wrong result of the program.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from hashlib import blake2b
+from threading import Lock
+from typing import Any, Final
+
+import dspy
+
+from dspyer.persistence.patch_cache import PatchCache, cache_in, on_disk
+from dspyer.runtime.asked_layers import asked_layers
+
+logger = logging.getLogger("dspyer")
+
+_CLIENT: Final = [
+    "api_key",
+    "api_base",
+    "base_url",
+]  # as in the key of DSPy's own cache: another key changes no response
+
+
+def recorded_lm(lm: Any) -> Any:
+    """Return a twin of an LM that keeps its responses in the folder of `optimize.cache`, or the LM outside of a block.
+
+    Each twin counts for itself how often it made a request: it is for one optimization.
+    """
+    folder = _folder()
+    if folder is None or not isinstance(lm, dspy.BaseLM):
+        return lm
+    twin = copy.copy(lm)
+    if not isinstance(lm, RecordsResponses):
+        kind: Any = type(lm)
+        twin.__class__ = _recording(kind)
+    twin._dspyer_responses = _Responses(cache_in(folder))
+    return twin
+
+
+def recorded_result(field: str, metric: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Return what the metric of a field says, from the folder of `optimize.cache` if it is there."""
+    del field
+    return metric(**arguments)
+
+
+def _folder() -> str | None:
+    results = asked_layers().results
+    return None if results is None else results.folder
+
+
+class RecordsResponses:
+    """The part of an LM that looks a request up before it makes it."""
+
+    _dspyer_responses: _Responses
+
+    def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        """The response to a request, in sync code."""
+        with self._dspyer_responses.request(self, prompt, messages, kwargs) as request:
+            if request.outputs is None:
+                request.keep(super().__call__(prompt, messages=messages, **kwargs))  # type: ignore[misc]
+        return request.outputs
+
+    async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        """The response to a request, in async code."""
+        with self._dspyer_responses.request(self, prompt, messages, kwargs) as request:
+            if request.outputs is None:
+                request.keep(await super().acall(prompt, messages=messages, **kwargs))  # type: ignore[misc]
+        return request.outputs
+
+
+@cache
+def _recording(kind: Any) -> Any:
+    """The class of an LM with `RecordsResponses`, under the same name."""
+    return type(
+        kind.__name__, (RecordsResponses, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    )
+
+
+class _Responses:
+    """The responses of one LM in a folder, and how often each request was made."""
+
+    def __init__(self, folder: PatchCache) -> None:
+        self.folder = folder
+        self._made: Counter[str] = Counter()
+        self._lock = Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Responses:
+        return self  # copies of the LM count together
+
+    @contextmanager
+    def request(self, lm: Any, prompt: Any, messages: Any, kwargs: Mapping[str, Any]) -> Iterator[_Request]:
+        """One request: with its outputs, if they are in the folder. One that fails does not count."""
+        key = _request_key(lm, prompt, messages, kwargs)
+        if key is None:
+            yield _Request(self.folder, None)
+            return
+        with self._lock:
+            self._made[key] += 1
+            number = self._made[key]
+        try:
+            yield _Request(self.folder, _digest(["response", key, number]))
+        except BaseException:
+            with self._lock:
+                self._made[key] -= 1
+            raise
+
+
+class _Request:
+    """One request of an LM.
+
+    Attributes:
+        outputs: what the LM returned; None before it has.
+    """
+
+    def __init__(self, folder: PatchCache, key: str | None) -> None:
+        self._folder = folder
+        self._key = key
+        self.outputs = None if key is None else _read(folder, key)
+
+    def keep(self, outputs: Any) -> None:
+        """Store what the LM returned, unless JSON would change it."""
+        self.outputs = outputs
+        if self._key is not None and _is_plain(outputs):
+            _write(self._folder, self._key, outputs)
+
+
+def _request_key(lm: Any, prompt: Any, messages: Any, kwargs: Mapping[str, Any]) -> str | None:
+    """The key of a request; None for one that DSPy's cache has no key for either."""
+    kind = type(lm).__mro__[2]  # the LM's own class, behind `RecordsResponses`
+    request = {
+        **lm.kwargs,
+        **kwargs,
+        "_lm": [f"{kind.__module__}.{kind.__qualname__}", lm.model, lm.model_type],
+        "_prompt": [prompt, messages],
+    }
+    try:
+        return str(dspy.cache.cache_key(request, _CLIENT))
+    except Exception as error:  # noqa: BLE001 - whatever the request holds: it is only not kept
+        logger.debug("a response of %s is not kept: its request has no key: %s", lm.model, error)
+        return None
+
+
+# --- entries
+
+
+def _digest(described: Any) -> str:
+    text = json.dumps(described, ensure_ascii=True, separators=(",", ":"))
+    return blake2b(text.encode(), digest_size=32).hexdigest()
+
+
+def _read(folder: PatchCache, key: str) -> Any:
+    entry = on_disk(folder.read, key, None).result()
+    return None if entry is None else json.loads(entry)
+
+
+def _write(folder: PatchCache, key: str, value: Any) -> None:
+    """Store a value that is plain JSON, on disk when this returns."""
+    on_disk(folder.write, key, json.dumps(value).encode(), None).result()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value reads from JSON as it is."""
+    if type(value) is dict:
+        return all(type(key) is str and _is_plain(item) for key, item in value.items())
+    if type(value) is list:
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (str, bool, int) or (type(value) is float and value - value == 0)

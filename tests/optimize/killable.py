@@ -1,0 +1,306 @@
+"""An optimization in a process of its own that notes each call in a file and is killed at a chosen one.
+
+The LM responds by its prompt, and differently each time that it is asked the same: an optimization that asks again what
+it had asked before the kill ends with another result. A request that was under way at the kill counts as one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import dspy
+from pydantic import BaseModel
+
+from dspyer import END, START, Graph
+from dspyer.testing.prompt import Prompt, write_answer
+from dspyer.testing.text_engine import Sampling, TextLM
+from tests.persistence.processes import end_of, fork
+
+
+class KilledError(BaseException):
+    """Ends an optimization in this process as a kill would."""
+
+
+class Journal:
+    """What all processes of an optimization have called, one line each; in the kernel's hands when `note` returns.
+
+    Args:
+        path: the file.
+        kill_at: the number of the event of this process, from 1, at which it is killed; None for never.
+        kill: what kills it.
+    """
+
+    def __init__(self, path: Path, kill_at: int | None = None, kill: Callable[[], object] | None = None) -> None:
+        self.path = path
+        self.events = 0
+        self._kill_at = kill_at
+        self._kill = kill or (lambda: os.kill(os.getpid(), signal.SIGKILL))
+        self._lock = threading.Lock()
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def note(self, kind: str, what: str) -> None:
+        """Writes one line, and kills the process if this is the event to kill it at."""
+        with self._lock:
+            self.events += 1
+            os.write(self._file, f"{kind} {what}\n".encode())
+            if self.events == self._kill_at:
+                self._kill()
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def lines(path: Path) -> list[tuple[str, str]]:
+    """The notes in a file: kind and what."""
+    found = path.read_text().splitlines() if path.exists() else []
+    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in found]
+
+
+class KillableWriter:
+    """Responds as a function of the prompt and of how often it was asked before; errs less with better instructions."""
+
+    def __init__(self, journal: Journal, fickle: bool) -> None:
+        self.journal = journal
+        self.fickle = fickle
+        known = lines(journal.path)
+        self._sent = Counter(what for kind, what in known if kind == "answered")
+        self._lock = threading.Lock()
+        if known and known[-1][0] == "answered":  # it was killed before the response could be kept
+            self._sent[known[-1][1]] -= 1
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> KillableWriter:
+        return self
+
+    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
+        key = digest(*[turn.content for turn in prompt.turns], sampling.rollout if sampling.temperature else None)
+        self.journal.note("asked", key)
+        with self._lock:
+            number = self._sent[key] if self.fickle else 0
+            self._sent[key] += 1
+        answer = write_answer(prompt, self._values(prompt, digest(key, number)))
+        self.journal.note("answered", key)
+        return answer
+
+    def _values(self, prompt: Prompt, chance: str) -> dict[str, str]:
+        values = {}
+        for field in prompt.output_fields:
+            right = truth(field.name, prompt.inputs)
+            if right is None:
+                values[field.name] = f"Be careful. Rule {chance[:6]}."
+            else:
+                hints = prompt.instructions.count("Rule") + len(prompt.demos) / 4
+                wrong = int(chance[:4], 16) % 100 >= 55 + 12 * hints
+                values[field.name] = right + "?" * wrong
+        return values
+
+
+def truth(field: str, inputs: Mapping[str, Any]) -> str | None:
+    """The right value of a field; None for a text of the LMs that write instructions."""
+    if field == "desk":
+        return "ab"[len(inputs["letter"]) % 2]
+    if field == "tone":
+        return "xyz"[len(inputs["letter"]) % 3]
+    if field == "label":
+        return f"{inputs['desk']}{inputs['tone']}"
+    if field == "fair":
+        return "yes" if "?" not in inputs["tone"] else "no"
+    return None
+
+
+def digest(*parts: object) -> str:
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+
+
+class Letter(BaseModel):
+    letter: str
+    desk: str = ""
+    tone: str = ""
+    label: str = ""
+
+
+def shout(letter: str) -> dict[str, Any]:
+    return {"letter": letter.upper()}
+
+
+def desk_graph() -> Graph:
+    graph = Graph(Letter, name="Desk")
+    graph.add_node("desk", dspy.Predict("letter -> desk"))
+    graph.add_node("tone", dspy.Predict("letter -> tone"))
+    graph.add_node("label", dspy.Predict("desk, tone -> label"))
+    graph.add_edge(START, ["desk", "tone"])
+    graph.add_edge(["desk", "tone"], "label")
+    return graph.add_edge("label", END)
+
+
+def letters(count: int, first: int = 1) -> list[dspy.Example]:
+    found = []
+    for number in range(first, first + count):
+        inputs = {"letter": "letter " + "i" * number}
+        inputs |= {name: truth(name, inputs) or "" for name in ("desk", "tone")}
+        found.append(dspy.Example(**inputs, label=truth("label", inputs)).with_inputs("letter"))
+    return found
+
+
+@dataclass(frozen=True)
+class Work:
+    """An optimization to be killed.
+
+    Attributes:
+        optimizer: its name in `OPTIMIZERS`.
+        threads: `num_threads` of the optimizer.
+        requests: what keeps LM responses: DSPy's request cache on disk, or nothing.
+        results: whether `optimize.cache` surrounds the optimization.
+        fickle: whether the LM responds differently each time that it is asked the same.
+    """
+
+    optimizer: str
+    threads: int = 1
+    requests: Literal["kept", "lost"] = "kept"
+    results: bool = False
+    fickle: bool = True
+
+
+def work_in(folder: Path, work: Work, journal: Journal, train: list[dspy.Example] | None = None) -> dict[str, Any]:
+    """Optimizes in this process, with files in a folder; returns what must be equal after a kill."""
+    quiet()
+    kept = work.requests == "kept"
+    dspy.configure_cache(
+        enable_disk_cache=kept, enable_memory_cache=kept, disk_cache_dir=str(folder / "requests") if kept else None
+    )
+    lm = TextLM("test/killable", KillableWriter(journal, work.fickle), cache=True)
+    with dspy.context(lm=lm), results_in(folder) if work.results else nullcontext():
+        return OPTIMIZERS[work.optimizer](work, lm, journal, train or letters(6))
+
+
+def results_in(folder: Path) -> Any:
+    from dspyer import optimize
+
+    return optimize.cache(folder / "results")
+
+
+def quiet() -> None:
+    logging.disable(logging.ERROR)
+    if not os.environ.get("LOUD"):
+        sys.stdout = sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115 - until the process ends
+
+
+def described(program: Any) -> dict[str, Any]:
+    """The parameters of a program."""
+    return json.loads(json.dumps(program.dump_state(), default=str))
+
+
+# --- the optimizers
+
+
+def _metric(journal: Journal) -> Callable[..., Any]:
+    def exact(gold: Any, pred: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> float:
+        journal.note("judged", f"{gold.letter} {pred.label}")
+        return float(gold.label == pred.label)
+
+    return exact
+
+
+def plain_gepa(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
+    gepa = dspy.GEPA(
+        metric=_metric(journal), reflection_lm=lm, max_metric_calls=60, num_threads=work.threads, track_stats=True
+    )
+    return _gepa_result(gepa.compile(desk_graph().compile(), trainset=train, valset=letters(4, 20)))
+
+
+def _gepa_result(tuned: Any) -> dict[str, Any]:
+    found = tuned.detailed_results
+    return {
+        "candidates": [described(candidate) for candidate in found.candidates],
+        "scores": found.val_aggregate_scores,
+        "subscores": [sorted(scores.items()) for scores in found.val_subscores]
+        if isinstance(found.val_subscores[0], dict)
+        else found.val_subscores,
+        "parents": found.parents,
+        "tuned": described(tuned),
+    }
+
+
+def bootstrap(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
+    metric = _metric(journal)
+    found = dspy.BootstrapFewShot(metric=lambda gold, pred, trace=None: metric(gold, pred) == 1, max_rounds=3)
+    return {"tuned": described(found.compile(desk_graph().compile(), trainset=train))}
+
+
+def mipro(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
+    metric = _metric(journal)
+    found = dspy.MIPROv2(
+        metric=lambda gold, pred, trace=None: metric(gold, pred),
+        auto=None,
+        num_candidates=3,
+        num_threads=work.threads,
+        max_bootstrapped_demos=2,
+        max_labeled_demos=1,
+    )
+    tuned = found.compile(
+        desk_graph().compile(), trainset=train, valset=letters(4, 20), num_trials=4, minibatch=False, seed=3
+    )
+    return {"tuned": described(tuned), "scores": [score["score"] for score in tuned.candidate_programs]}
+
+
+def simba(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
+    metric = _metric(journal)
+    found = dspy.SIMBA(
+        metric=lambda gold, pred: metric(gold, pred) if pred is not None and "label" in pred else 0.0,
+        bsize=3,
+        num_candidates=2,
+        max_steps=2,
+        max_demos=2,
+        num_threads=work.threads,
+    )
+    tuned = found.compile(desk_graph().compile(), trainset=train, seed=3)
+    return {"tuned": described(tuned), "scores": [one["score"] for one in tuned.candidate_programs]}
+
+
+OPTIMIZERS: dict[str, Callable[[Work, Any, Journal, list[dspy.Example]], dict[str, Any]]] = {
+    "dspy.GEPA": plain_gepa,
+    "BootstrapFewShot": bootstrap,
+    "MIPROv2": mipro,
+    "SIMBA": simba,
+}
+
+
+# --- processes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a process ended, and what all processes of the optimization have done until then."""
+
+    status: int
+    result: dict[str, Any] | None
+    notes: Counter[tuple[str, str]]
+    events: int
+
+
+def optimize_in(folder: Path, work: Work, kill_at: int | None = None) -> Outcome:
+    """Starts an optimization in a process of its own, or starts it again; waits until it has ended."""
+    folder.mkdir(exist_ok=True)
+    notes, result = folder / "notes", folder / "result.json"
+    before = len(lines(notes))
+
+    def run() -> None:
+        found = work_in(folder, work, Journal(notes, kill_at))
+        result.write_text(json.dumps(found))
+
+    status = end_of(fork(run))
+    known = lines(notes)
+    return Outcome(
+        status, json.loads(result.read_text()) if result.exists() else None, Counter(known), len(known) - before
+    )
