@@ -23,7 +23,7 @@ from typing import Any, Literal
 import dspy
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph
+from dspyer import END, START, Graph, optimize
 from dspyer.testing.prompt import Prompt, write_answer
 from dspyer.testing.text_engine import Sampling, TextLM
 from tests.persistence.processes import end_of, fork
@@ -185,9 +185,8 @@ def work_in(folder: Path, work: Work, journal: Journal, train: list[dspy.Example
 
 
 def results_in(folder: Path) -> Any:
-    from dspyer import optimize
-
-    return optimize.cache(folder / "results")
+    module: Any = optimize
+    return module.cache(folder / "results")
 
 
 def quiet() -> None:
@@ -198,7 +197,8 @@ def quiet() -> None:
 
 def described(program: Any) -> dict[str, Any]:
     """The parameters of a program."""
-    return json.loads(json.dumps(program.dump_state(), default=str))
+    found: dict[str, Any] = json.loads(json.dumps(program.dump_state(), default=str))
+    return found
 
 
 # --- the optimizers
