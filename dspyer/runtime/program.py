@@ -19,7 +19,7 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.dspy_module.executing import executing_id
-from dspyer.dspy_module.lm_records import NO_PRICES, LMWatcher
+from dspyer.dspy_module.lm_records import NO_PRICES, LMWatcher, current_recorder
 from dspyer.dspy_module.lm_requests import noting_lm_retries
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
 from dspyer.dspy_module.signatures import own_signatures
@@ -46,6 +46,8 @@ from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Request, RunStart
 from dspyer.runtime.run import Run
+from dspyer.runtime.run_link import ATTRIBUTE as LINK
+from dspyer.runtime.run_link import RunLink
 from dspyer.runtime.run_trace import uncredited
 from dspyer.runtime.session import Session
 from dspyer.runtime.session_events import lm_watchers
@@ -592,6 +594,8 @@ class CompiledGraph(dspy.Module):
         else:
             found = {name: state.raw(name) for name in outputs if name in state}
         prediction = dspy.Prediction(**{name: thaw(value) for name, value in found.items()})
+        recorder = current_recorder() if request.keeps_events else None
+        setattr(prediction, LINK, RunLink(lambda prediction: Run(ended, prediction, recorder)))
         outcome.predicted(session.run_id, prediction)
         return prediction
 

@@ -26,6 +26,7 @@ from dspyer.failure import Failure
 from dspyer.persistence.lm_usage import total_cost
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.run_html import RunWriter
+from dspyer.runtime.run_link import KeptPrediction, has_no_run, link_of
 from dspyer.runtime.run_stats import counted_parts, items_in
 from dspyer.runtime.session import SessionEnd
 from dspyer.runtime.session_views import TokenReads
@@ -71,7 +72,7 @@ class Run:
         self,
         ended: SessionEnd,
         prediction: dspy.Prediction | None,
-        recorder: LMRecorder,
+        recorder: LMRecorder | None,
     ) -> None:
         session, run = ended.session, ended.run
         self.run_id = session.run_id
@@ -85,12 +86,15 @@ class Run:
         self.events: tuple[Event, ...] = tuple(ended.events)
         self.trace = tuple(session.trace(run))
         self.trace_steps = tuple(session.trace_steps(run))
-        self.usage = recorder.usage_by_lm()
-        self.lm_calls: tuple[LMCall, ...] = tuple(recorder.calls)
+        self.usage = {} if recorder is None else recorder.usage_by_lm()
+        self.lm_calls: tuple[LMCall, ...] = () if recorder is None else tuple(recorder.calls)
         self.duration = session.duration
         self._ended = session.started + session.duration
-        self._lm_usages = tuple(recorder.usages)
-        self._prediction = prediction
+        self._lm_usages = () if recorder is None else tuple(recorder.usages)
+        self._recorded = recorder is not None
+        self._prediction = None if prediction is None else KeptPrediction(prediction)
+        if prediction is not None and (link := link_of(prediction)) is not None:
+            link.set(self)
         self._view_reads = tuple(session.view_reads)
         self._fields = session.fields.fresh()
         self._made_here = (session.graph.nodes, run.log, len(session.run_start.run.log))
@@ -113,6 +117,38 @@ class Run:
         )
         self._index_of = {commit.id: i for i, commit in enumerate(self.commits)}
         self.branches: Mapping[BranchPath, ImmutableState] = ended.branches()
+
+    @staticmethod
+    def of(prediction: dspy.Prediction) -> Run:
+        """The run that gave a prediction: in a metric, in a reward, wherever the prediction of a program goes.
+
+        The prediction may come from a call in any form: of the program, in a thread of `dspy.Evaluate`, within a module
+        that returns it unchanged. Copies by `copy` and `deepcopy` have the same run; a pickled prediction has none.
+        The run is kept as long as the prediction is. LM calls, usage, cost and events are recorded by `program.run`
+        alone: the run of another call has none, and its `cost` is None.
+
+        Args:
+            prediction: what `program(...)` or `await program.acall(...)` returned, or the `prediction` of a run.
+
+        Returns:
+            The run; the same object each time.
+
+        Raises:
+            LookupError: if the prediction has no run.
+            TypeError: if it is no prediction.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "add", END)
+            >>> prediction = graph.compile()(n=1)
+            >>> Run.of(prediction).blame("n").node
+            'add'
+        """
+        link = link_of(prediction)
+        if link is None:
+            has_no_run(prediction)
+        run: Run = link.run(prediction)
+        return run
 
     @property
     def counts(self) -> dict[str, Counts]:
@@ -143,7 +179,7 @@ class Run:
             >>> graph.compile().run({"n": 1}).cost
             0.0
         """
-        return total_cost(self.usage)
+        return total_cost(self.usage) if self._recorded else None
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -176,7 +212,7 @@ class Run:
         """
         self.raise_error()
         assert self._prediction is not None
-        return self._prediction
+        return self._prediction.of(self)
 
     def raise_error(self) -> None:
         """Raises the reason why the run has no result; does nothing for a completed run.
@@ -393,6 +429,8 @@ class Run:
         failures = [FinalFailure(one.failure, one.failed_attempts, one.branches[0].id) for one in self._failures]
         parts = counted_parts(nodes, self._fields.schema)
         earlier = ["tokens, LM calls and USD are those since the run was last resumed"]
+        unknown = [] if self._recorded else ["LM calls were not recorded: program.run(...) records them"]
+        calls = [call._replace(execution=outermost_execution(call.execution)) for call in self._lm_usages]
         if parts["maps"]:
             earlier.append("items of maps that had ended before count as first tries, without their seconds")
         return count_stats(
@@ -401,9 +439,9 @@ class Run:
             failures,
             **parts,
             items=items_in([event for event in self.events if len(event.scope) == self._depth]),
-            lm_calls=[call._replace(execution=outermost_execution(call.execution)) for call in self._lm_usages],
+            lm_calls=calls if self._recorded else None,
             usage=self.usage,
-            unknown=earlier if before else [],
+            unknown=[*unknown, *(earlier if before else [])],
             shown=None if self._redaction is None else self.shown,
             begin=self._begin,
         )
