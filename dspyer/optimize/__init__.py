@@ -1,7 +1,9 @@
-"""What DSPy's optimizers need of a graph beyond being a module: steps that checks refused are kept from them."""
+"""What DSPy's optimizers need of a graph beyond being a module, and metrics and optimizers that know its nodes."""
 
 from __future__ import annotations
 
 from dspyer.optimize.accepted import accepted_only
+from dspyer.optimize.field_metric import FieldMetric, by_field, equals
+from dspyer.optimize.judging import Culprits, FieldNote
 
-__all__ = ["accepted_only"]
+__all__ = ["Culprits", "FieldMetric", "FieldNote", "accepted_only", "by_field", "equals"]

@@ -1,0 +1,156 @@
+"""Field metrics as functions: what they may take and return, how they are called, and what they say of a value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, SupportsFloat
+
+import dspy
+
+from dspyer.errors import annotate, brief, list_names, suggestion, with_article
+from dspyer.nodes.callables import read_signature
+from dspyer.nodes.sync_async import is_async
+
+LONGEST = 2000
+"""The most characters of a value in feedback."""
+
+
+class FieldResult(NamedTuple):
+    """What a field metric says of one value.
+
+    Attributes:
+        score: from 0 to 1; None if the metric cannot tell.
+        feedback: its own words; None if it gave none.
+    """
+
+    score: float | None
+    feedback: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """`"right"` for a score of 1, `"wrong"` for a lower one, `"unknown"` for none."""
+        return "unknown" if self.score is None else "right" if self.score >= 1 else "wrong"
+
+
+class Equals:
+    """Whether a field equals a column of the example: what `equals` makes."""
+
+    def __init__(self, column: str) -> None:
+        if not isinstance(column, str):
+            raise TypeError(f"equals takes the name of a column of the examples, not {brief(column)}")
+        self.column = column
+
+    def __call__(self, example: Any, value: Any) -> bool:
+        return bool(value == self.expected(example))
+
+    def expected(self, example: Any) -> Any:
+        """The value of the column."""
+        if self.column not in example:
+            hint = suggestion(self.column, example.keys())
+            raise ValueError(
+                f"equals({self.column!r}): the example has no {self.column!r}; it has {list_names(example.keys())}."
+                f"{hint} For examples without it, give a function that returns None"
+            )
+        return example[self.column]
+
+    def __repr__(self) -> str:
+        return f"equals({self.column!r})"
+
+
+class FieldJudge:
+    """Calls the metrics of fields, and words what they found."""
+
+    def __init__(self, metrics: Mapping[str, Callable[..., Any]]) -> None:
+        self.metrics = dict(metrics)
+        self._takes_state = {field for field, metric in metrics.items() if _takes_state(metric)}
+
+    def judge(self, field: str, example: Any, value: Any, state: Any) -> FieldResult:
+        """What the metric of a field says of one value."""
+        metric = self.metrics[field]
+        try:
+            if isinstance(metric, Equals):
+                found: Any = metric(example, value)
+            elif field in self._takes_state:
+                found = metric(**{"example": example, field: value, "state": state})
+            else:
+                found = metric(**{"example": example, field: value})
+        except Exception as error:
+            annotate(error, f"in the metric of the field {field!r}")
+            raise
+        return _result(found, field)
+
+    def text(self, field: str, example: Any, value: Any, result: FieldResult) -> str:
+        """The feedback on a value: the metric's own, else what it is and what was expected."""
+        if result.feedback is not None:
+            return result.feedback
+        if result.verdict == "right":
+            return f"`{field}` is right."
+        metric = self.metrics[field]
+        if isinstance(metric, Equals):
+            return f"`{field}` is {shown(value)}, expected {shown(metric.expected(example))}."
+        degree = f" (score {result.score:g} of 1)" if result.score else ""
+        return f"`{field}` is {shown(value)}, which is wrong{degree}."
+
+
+def shown(value: object) -> str:
+    """A value as feedback shows it."""
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({len(text)} characters)"
+
+
+def metric_name(metric: Any) -> str:
+    return repr(metric) if isinstance(metric, Equals) else getattr(metric, "__name__", type(metric).__name__)
+
+
+# --- what is wrong with a field metric
+
+
+def metric_problems(field: str, metric: Any) -> list[str]:
+    who = f"the metric of {field!r}"
+    if isinstance(metric, Equals):
+        return []
+    if not callable(metric) or isinstance(metric, type | dspy.Module):
+        kind = with_article(type(metric).__name__)
+        return [f"{who} is {brief(metric)}, {kind}: give a function of `example` and `{field}`, or equals('column')"]
+    if is_async(metric):
+        return [f"{who} is async: give a plain function"]
+    signature = read_signature(metric, who)
+    names = {parameter.name for parameter in signature.parameters if not parameter.default}
+    unknown = [name for name in names if name not in ("example", field, "state")]
+    problems = list(signature.problems)
+    if unknown:
+        hint = "" if len(unknown) > 1 else suggestion(unknown[0], ["example", field, "state"])
+        problems.append(
+            f"{who} takes {list_names(sorted(unknown))}: it may take `example`, `{field}` and `state`.{hint}"
+        )
+    given = {parameter.name for parameter in signature.parameters}
+    missing = [name for name in ("example", field) if name not in given and not signature.takes_all]
+    if missing and not unknown:
+        problems.append(f"{who} takes no {list_names(missing)}: make it a function of `example` and `{field}`")
+    return problems
+
+
+def _takes_state(metric: Any) -> bool:
+    if isinstance(metric, Equals):
+        return False
+    return any(parameter.name == "state" for parameter in read_signature(metric, "").parameters)
+
+
+def _result(found: Any, field: str) -> FieldResult:
+    """What a field metric returned, validated."""
+    feedback = None
+    given = found
+    if isinstance(found, dspy.Prediction):
+        feedback, given = found.get("feedback"), found.get("score")
+        if feedback is not None and not isinstance(feedback, str):
+            raise ValueError(f"the metric of {field!r} gave the feedback {brief(feedback)}: give a text")
+    if given is None:
+        return FieldResult(None, feedback)
+    score = float(given) if isinstance(given, SupportsFloat) and not isinstance(given, str) else math.nan
+    if not 0 <= score <= 1:
+        raise ValueError(
+            f"the metric of {field!r} returned {brief(given)}: give a bool, a number from 0 to 1, None if it cannot "
+            "tell, or dspy.Prediction(score=..., feedback=...)"
+        )
+    return FieldResult(score, feedback)

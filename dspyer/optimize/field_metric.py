@@ -1,0 +1,240 @@
+"""`by_field`: a metric that compares single fields of a program with gold values; `equals`, the usual comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import dspy
+
+from dspyer.errors import brief, list_names, suggestion
+from dspyer.optimize.field_functions import Equals, FieldJudge, FieldResult, metric_name, metric_problems
+from dspyer.runtime.program import CompiledGraph
+
+
+class PassOrScore(float):
+    """A score that is true only if it is 1: `BootstrapFewShot` takes a run as an example if its score is true."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return self >= 1
+
+
+def equals(column: str) -> Callable[[Any, Any], bool]:
+    """A field metric: the value of the field equals a column of the example.
+
+    Args:
+        column: the name of the column, as in `example.column`.
+
+    Returns:
+        The metric, a function of the example and the value. It raises a `ValueError` for an example without the column.
+
+    Raises:
+        TypeError: if the name is no text.
+
+    Example:
+        >>> import dspy
+        >>> equals("gold_label")(dspy.Example(gold_label="north"), "north")
+        True
+    """
+    return Equals(column)
+
+
+def by_field(
+    metrics: Mapping[str, Callable[..., Any]], *, goal: str, weights: Mapping[str, float] | None = None
+) -> FieldMetric:
+    """A metric that compares each field of a program for which there is a gold value.
+
+    It is a metric for `dspy.Evaluate` and for every optimizer. Those of `dspyer.optimize` also learn from it which node
+    was the culprit of a wrong result (`culprits`), and so does `dspy.GEPA`, as feedback for each predictor.
+
+    A field metric is a function of `example`, of the field by its name, and optionally of `state`, the state after the
+    commit that wrote the field. It returns a bool, a number from 0 to 1, None if it cannot tell, or
+    `dspy.Prediction(score=..., feedback=...)`. A value is right if its score is 1: for less than that, return
+    `score >= 0.8`.
+
+    Args:
+        metrics: the metric of each field that can be compared.
+        goal: the field whose score is that of the run.
+        weights: for another score, the mean of several fields with these weights, the goal among them. A field whose
+            metric cannot tell is left out of the mean; one that the run has not written scores 0.
+
+    Returns:
+        The metric.
+
+    Raises:
+        ValueError: if a metric is no function of the example, its field and the state, if the goal has no metric, or
+            if a weight has none or is not positive; all problems at once.
+
+    Example:
+        >>> import dspy
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("count", lambda text: {"words": len(text.split())}, writes=["words"])
+        >>> program = graph.add_path(START, "count", END).compile()
+        >>> metric = by_field({"words": equals("words")}, goal="words")
+        >>> metric(dspy.Example(text="high tide", words=2), program(text="high tide"))
+        1.0
+    """
+    return FieldMetric(metrics, goal, weights)
+
+
+class FieldMetric:
+    """A metric by field, as `by_field` makes it: a function of (example, pred, trace, pred_name, pred_trace).
+
+    Attributes:
+        metrics: the metric of each field.
+        goal: the field whose score is that of the run.
+        weights: the weights of the fields in the score; None if the score is that of the goal.
+
+    Example:
+        >>> metric = by_field({"answer": equals("answer")}, goal="answer")
+        >>> metric
+        by_field({'answer': equals('answer')}, goal='answer')
+    """
+
+    def __init__(
+        self, metrics: Mapping[str, Callable[..., Any]], goal: str, weights: Mapping[str, float] | None = None
+    ) -> None:
+        problems = _argument_problems(metrics, goal, weights)
+        if problems:
+            raise ValueError("by_field: " + "; ".join(problems))
+        self.metrics: Mapping[str, Callable[..., Any]] = dict(metrics)
+        self.goal = goal
+        self.weights: Mapping[str, float] | None = None if weights is None else dict(weights)
+        self._judge = FieldJudge(self.metrics)
+
+    def __call__(
+        self,
+        example: Any,
+        pred: Any,
+        trace: Any = None,
+        pred_name: str | None = None,
+        pred_trace: Any = None,  # noqa: ARG002
+    ) -> Any:
+        """The score of a run; with `pred_name`, also feedback for the predictor of that name, as `dspy.GEPA` asks.
+
+        In a bootstrap, with a `trace` alone, a score below 1 counts as false: it is no example to follow.
+        """
+        score = self._score_without_run(example, pred)
+        if pred_name is not None:
+            return dspy.Prediction(score=score, feedback=self._goal_text(example, pred))
+        return score if trace is None else PassOrScore(score)
+
+    def validate(self, program: dspy.Module, examples: Iterable[Any] = ()) -> None:
+        """Check that the metric fits a program, before an optimizer runs it.
+
+        `optimize.GEPA` and `optimize.FewShot` do so. `dspy.Evaluate` and the optimizers of DSPy go on after an error
+        of a metric: they count it and score the example 0.
+
+        Args:
+            program: the program; only the fields of a compiled graph are known before it runs.
+            examples: examples that must have the columns that `equals` names.
+
+        Raises:
+            ValueError: if the graph has no such field, or no node writes it; if an example lacks a column.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("count", lambda text: {"words": len(text.split())}, writes=["words"])
+            >>> program = graph.add_path(START, "count", END).compile()
+            >>> by_field({"word": equals("words")}, goal="word").validate(program)
+            Traceback (most recent call last):
+            ValueError: by_field: graph 'Graph' has no field 'word'. Did you mean 'words'? Its nodes write 'words'
+        """
+        if isinstance(program, CompiledGraph):
+            self._validate_graph(program.graph)
+        for example in examples:
+            for metric in self.metrics.values():
+                if isinstance(metric, Equals):
+                    metric.expected(example)
+
+    def _validate_graph(self, graph: Any) -> None:
+        """Refuse metrics of fields that a graph does not have, or that none of its nodes writes."""
+        schema, writes = graph.topology.schema, graph.writes
+        if schema.accepts_any_key and writes is None:
+            return
+        known = [*graph.inputs, *(writes or ())] if schema.accepts_any_key else list(schema.fields)
+        written = known if writes is None else writes
+        problems = []
+        for field in self.metrics:
+            if field not in known:
+                hint = suggestion(field, written)
+                problems.append(f"graph {graph.name!r} has no field {field!r}.{hint}")
+            elif field not in written:
+                problems.append(f"no node of graph {graph.name!r} writes the field {field!r}.")
+        if problems:
+            raise ValueError(f"by_field: {' '.join(problems)} Its nodes write {list_names(written)}")
+
+    # --- scores
+
+    def _score_without_run(self, example: Any, pred: Any) -> float:
+        if not isinstance(pred, dspy.Prediction):  # what some optimizers pass for a run that failed
+            return 0.0
+        return self._mean(
+            {
+                field: self._judge.judge(field, example, pred[field], pred) if field in pred else None
+                for field in self._scored
+            }
+        )
+
+    @property
+    def _scored(self) -> Iterable[str]:
+        return (self.goal,) if self.weights is None else self.weights
+
+    def _mean(self, results: Mapping[str, FieldResult | None]) -> float:
+        """The score of a run, given the result of each field that counts; None for one that the run has not written."""
+        known: dict[str, float] = {}
+        for field, result in results.items():
+            if result is None:
+                known[field] = 0.0
+            elif result.score is not None:
+                known[field] = result.score
+        if self.goal not in known:
+            raise ValueError(
+                f"by_field: the metric of the goal {self.goal!r} returned None (cannot tell): a run needs a "
+                "score, so the metric of the goal must be able to tell"
+            )
+        if self.weights is None:
+            return known[self.goal]
+        weight = math.fsum(self.weights[field] for field in known)
+        return math.fsum(self.weights[field] * score for field, score in known.items()) / weight
+
+    # --- feedback
+
+    def _goal_text(self, example: Any, pred: Any) -> str:
+        if not isinstance(pred, dspy.Prediction) or self.goal not in pred:
+            return f"The program gave no `{self.goal}`."
+        value = pred[self.goal]
+        return self._judge.text(self.goal, example, value, self._judge.judge(self.goal, example, value, pred))
+
+    def __repr__(self) -> str:
+        metrics = ", ".join(f"{field!r}: {metric_name(metric)}" for field, metric in self.metrics.items())
+        weights = "" if self.weights is None else f", weights={self.weights!r}"
+        return f"by_field({{{metrics}}}, goal={self.goal!r}{weights})"
+
+
+# --- what is wrong with the arguments
+
+
+def _argument_problems(metrics: Any, goal: Any, weights: Any) -> list[str]:
+    """What is wrong with the arguments of `by_field`."""
+    if not isinstance(metrics, Mapping) or not all(isinstance(field, str) for field in metrics):
+        return [f"metrics is {brief(metrics)}: give a dict from fields to functions"]
+    problems = [problem for field, metric in metrics.items() for problem in metric_problems(field, metric)]
+    if goal not in metrics:
+        hint = suggestion(goal, metrics)
+        problems.append(f"the goal {goal!r} has no metric.{hint} There are metrics of {list_names(metrics) or 'none'}")
+    if weights is None:
+        return problems
+    if not isinstance(weights, Mapping):
+        return [*problems, f"weights is {brief(weights)}: give a dict from fields to positive numbers"]
+    for field, weight in weights.items():
+        if field not in metrics:
+            problems.append(f"the field {field!r} has a weight and no metric.{suggestion(field, metrics)}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            problems.append(f"the weight of {field!r} is {brief(weight)}: give a positive number, or leave it out")
+    if goal in metrics and goal not in weights:
+        problems.append(f"the goal {goal!r} has no weight: the score would not depend on it")
+    return problems

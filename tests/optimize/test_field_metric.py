@@ -1,0 +1,151 @@
+"""`by_field`: what a field metric may be, what it returns, and how a run is scored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import dspy
+import pytest
+
+from dspyer import END, START, Graph
+from dspyer.optimize import by_field, equals
+
+EXAMPLE = dspy.Example(text="a b", words=2, facts=["a"]).with_inputs("text")
+
+
+def pred(**fields: Any) -> dspy.Prediction:
+    return dspy.Prediction(**fields)
+
+
+def by_state(example: Any, words: int, state: Any) -> bool:
+    return bool(words == len(state["text"].split()))
+
+
+async def later(example: Any, words: int) -> bool:
+    await asyncio.sleep(0)
+    return True
+
+
+RESULTS: list[tuple[Any, float]] = [
+    (True, 1.0),
+    (False, 0.0),
+    (0.25, 0.25),
+    (1, 1.0),
+    (dspy.Prediction(score=0.5, feedback="half"), 0.5),
+    (dspy.Prediction(score=True), 1.0),
+]
+
+
+@pytest.mark.parametrize(("returned", "score"), RESULTS, ids=lambda value: repr(value)[:30])
+def test_what_a_field_metric_returns_is_the_score(returned: Any, score: float) -> None:
+    metric = by_field({"words": lambda example, words: returned}, goal="words")
+    assert metric(EXAMPLE, pred(words=2)) == score
+
+
+@pytest.mark.parametrize("returned", [2, -0.1, float("nan"), "yes", [1], dspy.Prediction(score="1"), object()])
+def test_any_other_result_is_refused(returned: Any) -> None:
+    metric = by_field({"words": lambda example, words: returned}, goal="words")
+    with pytest.raises(ValueError, match=r"the metric of 'words' returned .*: give a bool, a number from 0 to 1"):
+        metric(EXAMPLE, pred(words=2))
+
+
+def test_a_field_metric_takes_example_field_and_state() -> None:
+    metric = by_field({"words": by_state}, goal="words")
+    assert metric(EXAMPLE, pred(words=2, text="a b")) == 1
+    assert metric(EXAMPLE, pred(words=2, text="a b c")) == 0
+
+
+def ok(example: Any, words: Any) -> bool:
+    return True
+
+
+BAD: list[tuple[Callable[[], object], str]] = [
+    (lambda: by_field({"words": ok}, goal="word"), "the goal 'word' has no metric. Did you mean 'words'?"),
+    (lambda: by_field({}, goal="words"), "the goal 'words' has no metric. There are metrics of none"),
+    (lambda: by_field({"words": 3}, goal="words"), "the metric of 'words' is 3, an int: give a function"),  # type: ignore[dict-item]
+    (lambda: by_field({"words": later}, goal="words"), "the metric of 'words' is async"),
+    (lambda: by_field({"words": lambda example: 1}, goal="words"), "the metric of 'words' takes no 'words'"),
+    (lambda: by_field({"words": lambda example, wrods: 1}, goal="words"), "takes 'wrods'.* Did you mean 'words'?"),
+    (lambda: by_field({"words": lambda gold, pred, trace: 1}, goal="words"), "takes 'gold', 'pred', 'trace'"),
+    (lambda: by_field({"words": lambda *args: 1}, goal="words"), r"takes \*args"),
+    (lambda: by_field({"words": ok}, goal="words", weights={"word": 1}), "'word' has a weight and no metric"),
+    (lambda: by_field({"words": ok}, goal="words", weights={"words": 0}), "the weight of 'words' is 0"),
+    (lambda: by_field({"words": ok}, goal="words", weights={"words": float("inf")}), "the weight of 'words' is inf"),
+    (
+        lambda: by_field({"words": ok, "notes": lambda example, notes: 1}, goal="words", weights={"notes": 1}),
+        "the goal 'words' has no weight",
+    ),
+    (lambda: by_field(["words"], goal="words"), "metrics is .*: give a dict"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("make", "message"), BAD, ids=[message[:40] for _, message in BAD])
+def test_what_is_no_field_metric_is_refused_at_once(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"by_field: .*{message}"):
+        make()
+
+
+def test_all_problems_are_said_at_once() -> None:
+    with pytest.raises(ValueError, match=r"'notes' is 1.*'words' is 2.*the goal 'answer'"):
+        by_field({"notes": 1, "words": 2}, goal="answer")  # type: ignore[dict-item]
+
+
+def test_equals_compares_with_a_column() -> None:
+    metric = by_field({"words": equals("words")}, goal="words")
+    assert metric(EXAMPLE, pred(words=2)) == 1
+    assert metric(EXAMPLE, pred(words=3)) == 0
+    assert metric(EXAMPLE, pred(words=3), None, "count", []).feedback == "`words` is 3, expected 2."
+    with pytest.raises(ValueError, match=r"equals.'word'.: the example has no 'word'; .* Did you mean 'words'?"):
+        by_field({"words": equals("word")}, goal="words")(EXAMPLE, pred(words=3))
+
+
+def test_weights_mix_fields_and_only_then() -> None:
+    metrics = {"notes": lambda example, notes: notes, "words": equals("words")}
+    both = pred(notes=0.5, words=2)
+    assert by_field(metrics, goal="words")(EXAMPLE, both) == 1
+    weighted = by_field(metrics, goal="words", weights={"notes": 2, "words": 6})
+    assert weighted(EXAMPLE, both) == 0.875
+    assert weighted(EXAMPLE, pred(notes=None, words=2)) == 1, "a metric that cannot tell is left out"
+    assert weighted(EXAMPLE, pred(words=2)) == 0.75, "a field that was not written is 0"
+    uneven = {"notes": 0.1, "words": 0.2}
+    assert by_field(metrics, goal="words", weights=uneven)(EXAMPLE, pred(notes=1.0, words=2)) == 1
+
+
+def test_the_goal_must_be_able_to_tell() -> None:
+    metric = by_field({"words": lambda example, words: None}, goal="words")
+    with pytest.raises(ValueError, match="the metric of the goal 'words' returned None"):
+        metric(EXAMPLE, pred(words=2))
+
+
+def test_a_bootstrap_takes_only_a_full_score_as_true() -> None:
+    metric = by_field({"words": lambda example, words: words}, goal="words")
+    for value in (0.0, 0.5, 1.0):
+        score = metric(EXAMPLE, pred(words=value), [])
+        assert (bool(score), score == value, score >= 0.5) == (value == 1, True, value >= 0.5)
+
+
+def test_a_field_metric_that_raises_is_named() -> None:
+    metric = by_field({"words": lambda example, words: example.missing}, goal="words")
+    with pytest.raises(AttributeError) as caught:
+        metric(EXAMPLE, pred(words=2))
+    assert caught.value.__notes__ == ["in the metric of the field 'words'"]
+
+
+def counting() -> Any:
+    graph = Graph().add_node("count", lambda text: {"words": len(text.split())}, writes=["words"])
+    return graph.add_path(START, "count", END).compile()
+
+
+def test_a_metric_that_does_not_fit_the_program_names_its_fields() -> None:
+    for field, message in (
+        ("word", "graph 'Graph' has no field 'word'. Did you mean 'words'? Its nodes write 'words'"),
+        ("text", "no node of graph 'Graph' writes the field 'text'. Its nodes write 'words'"),
+    ):
+        with pytest.raises(ValueError, match=message.replace("?", "[?]")):
+            by_field({field: equals("words")}, goal=field).validate(counting())
+    fits = by_field({"words": equals("wrods")}, goal="words")
+    fits.validate(counting())
+    with pytest.raises(ValueError, match="the example has no 'wrods'"):
+        fits.validate(counting(), [EXAMPLE])
