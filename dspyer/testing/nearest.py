@@ -544,10 +544,16 @@ def _json_examples(text: str) -> Iterator[Example]:
         pairs = [(name, str(value)) for name, value in item["Inputs"].items()]
         feedback = str(item.get("Feedback", ""))
         for name, value in _mapping(item.get("Generated Outputs")).items():
-            right = _corrected(str(value), feedback, generated)
+            right = _expected(name, feedback) or _corrected(str(value), feedback, generated)
             if right and name != "reasoning":
                 pairs.append((name, right))
         yield tuple(pairs)
+
+
+def _expected(name: str, feedback: str) -> str:
+    """The value that feedback expects of a field, as in "`label` is 'a', expected 'b'"; empty if it says none."""
+    found = re.search(rf"\b{re.escape(name)}\b[^.]*\bexpected ['\"“‘]([^'\"”’]+)", feedback)
+    return found[1] if found and len(found[1]) <= _VALUE_LENGTH else ""
 
 
 def _corrected(value: str, feedback: str, known: set[str]) -> str:

@@ -413,6 +413,28 @@ def test_reflection_corrects_labels_by_the_feedback() -> None:
     assert '- mood "sad": funeral' in found
 
 
+@pytest.mark.parametrize(
+    ("feedback", "learned"),
+    [
+        ("`mood` is 'sad', expected 'proud'.", "proud"),  # no output of the examples, so the feedback alone names it
+        ("`song` is 'sad', expected 'proud'.", ""),  # of another field
+        ("`song` follows from `mood`, which was already wrong: nothing to fix here.", ""),
+        ("`mood` is right.", "sad"),
+    ],
+)
+def test_reflection_learns_the_value_that_feedback_expects_of_the_field(feedback: str, learned: str) -> None:
+    shown = [
+        {"Inputs": {"text": "the cup is won"}, "Generated Outputs": {"mood": "sad"}, "Feedback": feedback},
+        {"Inputs": {"text": "a joke"}, "Generated Outputs": {"mood": "glad"}, "Feedback": "`mood` is right."},
+    ]
+    with dspy.context(adapter=dspy.JSONAdapter()):
+        found = dspy.Predict("current_instruction, examples_with_feedback: list[dict[str, Any]] -> new_instruction")(
+            current_instruction="Tell the mood.", examples_with_feedback=shown
+        ).new_instruction
+    assert '- mood "glad": joke.' in found
+    assert {each for each in ("sad", "proud") if f'- mood "{each}"' in found} == ({learned} if learned else set())
+
+
 def test_a_summary_of_a_text_with_headings_is_no_instruction() -> None:
     text = "Title: The mill\nPublished: 1987\n\nThe mill turns. It has a wheel, and the wheel of the mill turns slowly."
     assert "mill" in (found := dspy.Predict("text -> summary")(text=text).summary)
