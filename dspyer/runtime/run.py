@@ -24,6 +24,7 @@ from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.persistence.lm_usage import total_cost
+from dspyer.runtime.read_sources import ReadSources, Sources
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.run_html import RunWriter
 from dspyer.runtime.run_link import KeptPrediction, has_no_run, link_of
@@ -116,6 +117,7 @@ class Run:
             *(failed for failure in run.failures for failed in failure.conflicts),
         )
         self._index_of = {commit.id: i for i, commit in enumerate(self.commits)}
+        self._read_sources: ReadSources | None = None
         self.branches: Mapping[BranchPath, ImmutableState] = ended.branches()
 
     @staticmethod
@@ -330,6 +332,46 @@ class Run:
         if not keys or keys[0] in self.state:
             raise LookupError(f"no commit of this run has written {name!r}: ask its thread, t.blame({name!r})")
         raise LookupError(f"no commit has written {name!r}; fields of the state: {known}")
+
+    def sources(self, version: int | str) -> dict[str, tuple[str, ...]]:
+        """Where the values came from that the node of a commit has read, and the routers after it.
+
+        Behind a value are the commit that last wrote it; of a folded value (a reducer, a dict that is written key by
+        key), all commits that contributed to what it holds; of a view, those whose parts it showed; of a live field,
+        also the siblings whose posts were read. What a `Send` brought comes from the commit that sent it. A node reads
+        what it declares, one without `reads` the whole state. A router reads the state after its node, so the commit
+        itself may be among the ids. A join reads the values that it decided about.
+
+        Args:
+            version: the version of the commit, or its id.
+
+        Returns:
+            By field that was read and is set, the ids of the commits in canonical order; no ids for a value that an
+            earlier run of the thread wrote. `{}` if nothing was read, as by `START`.
+
+        Raises:
+            LookupError: if there is no such commit.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("add", lambda n: {"n": n + 1}, writes=["n"])
+            >>> graph = graph.add_node("show", lambda n, unit: {"text": f"{n} {unit}"}, writes=["text"])
+            >>> run = graph.add_path(START, "add", "show", END).compile().run({"n": 1, "unit": "m"})
+            >>> run.sources("trunk:2"), run.sources("trunk:1")
+            ({'n': ('trunk:1',), 'unit': ('trunk:0',)}, {'n': ('trunk:0',)})
+        """
+        node, routers = self._sources_apart(version)
+        return {
+            field: tuple(sorted({*node.get(field, ()), *routers.get(field, ())}, key=self._index_of.__getitem__))
+            for field in {**node, **routers}
+        }
+
+    def _sources_apart(self, version: int | str) -> Sources:
+        """What the node of a commit has read, and what its routers have read."""
+        commit = self._entry(version).commit.id
+        if self._read_sources is None:
+            self._read_sources = ReadSources(self._graph, self._fields, self._made_here[1], self._view_reads)
+        return self._read_sources.of(commit)
 
     def repairs(self) -> list[dspy.Example]:
         """The corrections of the run as training examples: one for each check that passed after it had refused.

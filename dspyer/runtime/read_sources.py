@@ -1,0 +1,357 @@
+"""`ReadSources`: the commits behind what a node and its routers have read, for `Run.sources`.
+
+Of a field whose parts are known (`scheduler.provenance`) these are the commits that brought the parts. The writers of
+any other field are followed from commit to commit, forwards and once per field: by key where the value is a mapping,
+since updates of mappings are merged. A join takes the writers of the branches that hold the joined value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from threading import RLock
+from typing import Any, NamedTuple
+
+from dspyer.graph.spec import GraphSpec
+from dspyer.nodes.node import Node
+from dspyer.nodes.router import Router
+from dspyer.nodes.view_access import fields_of_then, kind_of_parts
+from dspyer.patch import DELETE, Replace, resets
+from dspyer.runtime.session_views import Fields
+from dspyer.scheduler.lineage import LogEntry, is_manual, merge_base, sent_to
+from dspyer.scheduler.provenance import FieldPart
+from dspyer.schema.schema import Schema
+from dspyer.state import ImmutableState
+from dspyer.values.freezing import same
+from dspyer.values.frozen import FrozenDict
+from dspyer.values.persistent import PersistentMap, PersistentVector
+from dspyer.views import ViewRead, select_parts
+
+Found = dict[str, set[int]]
+"""By field, the log indexes of the commits behind the value that was read."""
+
+
+class Sources(NamedTuple):
+    """What an execution has read: by field, the ids of the commits behind the value.
+
+    Attributes:
+        node: what its node has read.
+        routers: what its routers have read, from the state after the node: the commit itself may be among the ids.
+    """
+
+    node: Mapping[str, tuple[str, ...]]
+    routers: Mapping[str, tuple[str, ...]]
+
+
+class ReadSources:
+    """The sources of the commits of a run, computed when asked for. For any thread."""
+
+    def __init__(
+        self, graph: GraphSpec, fields: Fields, log: PersistentVector[LogEntry], view_reads: Iterable[ViewRead]
+    ) -> None:
+        self._graph = graph
+        self._schema: Schema = graph.topology.schema
+        self._fields = fields
+        self._log = log
+        self._index_of = {entry.commit.id: at for at, entry in enumerate(log)}
+        self._view_reads = tuple(view_reads)
+        self._views: dict[tuple[str, int], list[ViewRead]] = {}
+        for read in self._view_reads:
+            self._views.setdefault((read.node, read.head), []).append(read)
+        self._fixes = {check.fix: check for check in graph.checks.values() if check.fix is not None}
+        self._posted: dict[str, list[tuple[int, int]]] | None = None
+        self._places: dict[str, int] | None = None
+        self._writers: dict[str, list[_Written]] = {}
+        self._lock = RLock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReadSources, (self._graph, self._fields, self._log, self._view_reads)
+
+    def of(self, commit: str) -> Sources:
+        """What the execution that made a commit has read, given its id."""
+        index = self._index_of[commit]
+        with self._lock:
+            return Sources(self._named(self._node(index)), self._named(self._routers(index)))
+
+    def _named(self, found: Found) -> dict[str, tuple[str, ...]]:
+        return {name: tuple([self._log[at].commit.id for at in sorted(found[name])]) for name in found}
+
+    # --- what was read
+
+    def _node(self, index: int) -> Found:
+        """What the node of a commit has read; of a join, the values of its branches that it has decided about."""
+        entry = self._log[index]
+        if len(entry.parents) > 1:
+            return {
+                field: set().union(*[self._behind(field, parent) for parent in entry.parents])
+                for field in entry.commit.patch
+            }
+        node = self._graph.nodes.get(entry.commit.node)
+        if node is None or is_manual(entry.commit):
+            return {}
+        (head,) = entry.parents
+        found = self._sent(index, node, head)
+        whole = {field for _, field in node.whole_fields(self._log[head].state)}
+        views = self._views.get((node.name, head), ())
+        viewed = {read.view.field for read in views} - whole
+        for field in _readable(node, self._log[head].state):
+            if field not in found and field not in viewed:
+                found[field] = self._behind(field, head)
+        for read in views:
+            if read.view.field in viewed and read.view.field not in found:
+                found.setdefault(read.view.field, set())
+            if read.view.field in viewed:
+                found[read.view.field] |= self._shown(read)
+                for name in fields_of_then(read.view, self._schema):
+                    if name not in found and name in self._log[head].state:
+                        found[name] = self._behind(name, head)
+        self._add_live(found, entry, head)
+        return found
+
+    def _sent(self, index: int, node: Node, head: int) -> Found:
+        """The values that a `Send` brought. A check, and the fix of one, get what the checked node has read."""
+        entry = self._log[index]
+        names = list(sent_to(self._log, entry.parents, entry.commit.branch))
+        if not names:
+            return {}
+        check = self._graph.checks.get(node.name) or self._fixes.get(node.name)
+        of = -1 if check is None else check.visit_at(self._log, head).of
+        if check is None or of < 0:
+            sender = head
+            while is_manual(self._log[sender].commit):
+                (sender,) = self._log[sender].parents
+            return {name: {sender} for name in names}
+        found = self._node(of)
+        if node.name != check.fix:
+            return {name: found[name] for name in names if name in found}
+        for field in check.outputs.values():
+            if field in self._log[head].state:
+                found[field] = found.get(field, set()) | self._behind(field, head)
+        found[check.into] = {head}
+        return found
+
+    def _routers(self, index: int) -> Found:
+        """What the routers after a commit have read; none was called if a `Command` or an error edge led on."""
+        entry, commit = self._log[index], self._log[index].commit
+        found: Found = {}
+        routers = [exit_ for exit_ in self._graph.exits.get(commit.node, ()) if isinstance(exit_, Router)]
+        if not routers or commit.node in self._graph.checked or self._along_error_edge(entry):
+            return found
+        sent = sent_to(self._log, entry.parents, commit.branch) if entry.parents else FrozenDict()
+        for router in routers:
+            for field in _readable(router, entry.state, sent):
+                if field not in sent:
+                    found.setdefault(field, set()).update(self._behind(field, index))
+                else:
+                    found.setdefault(field, set()).update(self._node(index).get(field, entry.parents))
+        return found
+
+    def _along_error_edge(self, entry: LogEntry) -> bool:
+        """Whether an error edge led on; a tool that reports its failure is followed by its routers."""
+        node = self._graph.nodes.get(entry.commit.node)
+        return entry.commit.failure is not None and node is not None and not node.reports_in
+
+    def _add_live(self, found: Found, entry: LogEntry, head: int) -> None:
+        """The live fields that the node followed, with the posts of siblings that it got."""
+        if entry.commit.live is None or not entry.commit.live.reads:
+            return
+        if self._posted is None:
+            self._posted = {}
+            for at, other in enumerate(self._log):
+                for field, seqs in other.commit.live.posts.items() if other.commit.live is not None else ():
+                    if seqs:
+                        self._posted.setdefault(field, []).append((min(seqs), at))
+        for field, last in entry.commit.live.reads.items():
+            behind = found.setdefault(field, self._behind(field, head))
+            behind |= {
+                at
+                for seq, at in self._posted.get(field, ())
+                if seq <= last and self._log[at].commit.id != entry.commit.id
+            }
+
+    def _shown(self, read: ViewRead) -> set[int]:
+        """The commits whose parts a view showed; of a field without parts, all behind its value."""
+        view, log = read.view, self._log
+        index = self._fields.index(view.field, log, read.head)
+        if index is None:
+            return self._behind(view.field, read.head)
+        news = partial(self._fields.news, view.field, log, read.head, read.node)
+        parts = select_parts(view, kind_of_parts(self._schema, view.field), index, read.node, news)
+        return self._of_parts(view.field, parts)
+
+    # --- who wrote it
+
+    def _behind(self, field: str, at: int) -> set[int]:
+        """The commits behind the value of a field after the commit at a log index."""
+        index = self._fields.index(field, self._log, at) if field in self._schema.fields else None
+        found = set() if index is None else self._of_parts(field, index.parts)
+        if found:
+            return found
+        return set(_leaves(self._written(field)[at]))
+
+    def _of_parts(self, field: str, parts: Iterable[FieldPart]) -> set[int]:
+        """The commits of this run that brought parts of a field."""
+        places = self._places
+        if places is None:
+            of = self._fields.indexed(field)
+            assert of is not None
+            places = self._places = {of.global_id(self._log, at): at for at in range(len(self._log))}
+        ids = {commit for part in parts for commit in (part.commit, *part.also_from)}
+        return {places[commit] for commit in ids if commit in places}
+
+    def _written(self, field: str) -> list[_Written]:
+        """The writers of a field after each commit."""
+        found = self._writers.get(field)
+        if found is None:
+            found = self._writers[field] = []
+            follow = _Plain(self._log, field) if self._schema.reducer(field) is None else _Folded(self._log, field)
+            for at, entry in enumerate(self._log):
+                found.append(follow.after(at, entry, found))
+        return found
+
+
+def _readable(reader: Node | Router, state: ImmutableState, sent: Iterable[str] = ()) -> list[str]:
+    """The fields that a node or a router reads, of those that are set."""
+    if reader.reads is None:
+        return [*state, *(name for name in sent if name not in state)]
+    return [name for name in dict.fromkeys(reader.reads.values()) if name in state or name in sent]
+
+
+# --- the writers of a field from commit to commit
+
+
+class _Written(NamedTuple):
+    """Who wrote a value.
+
+    Attributes:
+        writers: the commits that wrote it, by log index; for a value with `keys`, the last one.
+        keys: of a mapping that was not written as a whole, the writers by key.
+        before: of a folded value, the writers of what an update was folded into.
+    """
+
+    writers: tuple[int, ...] = ()
+    keys: PersistentMap[Any, _Written] | None = None
+    before: tuple[_Written, ...] = ()
+
+    def at(self, key: Any) -> _Written:
+        """The writers of the value under a key."""
+        found: _Written = NOT_WRITTEN if self.keys is None else self.keys.get(key, NOT_WRITTEN)
+        return _Written(self.writers) if self.keys is None else found
+
+
+NOT_WRITTEN = _Written()
+
+
+def _leaves(written: _Written) -> Iterator[int]:
+    """All writers of a value."""
+    stack, seen = [written], set()
+    while stack:
+        one = stack.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            if one.keys:
+                stack.extend(one.keys.values())
+            else:
+                yield from one.writers
+            stack.extend(one.before)
+
+
+class _Plain:
+    """Follows a field without a reducer."""
+
+    def __init__(self, log: PersistentVector[LogEntry], field: str) -> None:
+        self._log = log
+        self._field = field
+
+    def after(self, at: int, entry: LogEntry, earlier: list[_Written]) -> _Written:
+        """The writers after a commit, given those after each commit before it."""
+        parents = [earlier[parent] for parent in entry.parents]
+        field, value = self._field, entry.state.raw(self._field, DELETE)
+        if len(parents) > 1:
+            values = [self._log[parent].state.raw(field, DELETE) for parent in entry.parents]
+            return self._joined(at, entry, (field,), parents, values, value)
+        if field not in entry.commit.patch:
+            return parents[0] if parents else NOT_WRITTEN
+        before = self._log[entry.parents[0]].state.raw(field, DELETE) if parents else DELETE
+        return _updated(parents[0] if parents else NOT_WRITTEN, entry.commit.patch[field], before, value, at)
+
+    def _joined(
+        self, at: int, entry: LogEntry, path: tuple[Any, ...], sides: list[_Written], values: list[Any], value: Any
+    ) -> _Written:
+        """The writers of a joined value: those of the branches that hold it."""
+        if entry.winners.get(path) == at:
+            return _Written((at,))
+        decided_below = any(len(other) > len(path) and other[: len(path)] == path for other in entry.winners)
+        holds = [number for number, held in enumerate(values) if same(held, value)]
+        if holds and not decided_below:
+            sides, values = [sides[number] for number in holds], [values[number] for number in holds]
+            if all(side is sides[0] for side in sides):
+                return sides[0]
+            if all(side.keys is None for side in sides):
+                writers = {writer for side in sides for writer in side.writers}
+                new = writers & self._after_base(entry)
+                return _Written(tuple(sorted(new or writers)))
+        if not isinstance(value, FrozenDict):
+            winner = entry.winners.get(path, at)
+            return _Written((winner,))
+        keys = {}
+        for key, below in value.raw_items():
+            held = [one.raw(key, DELETE) if isinstance(one, FrozenDict) else DELETE for one in values]
+            keys[key] = self._joined(at, entry, (*path, key), [side.at(key) for side in sides], held, below)
+        return _Written((at,), PersistentMap(keys))
+
+    def _after_base(self, entry: LogEntry) -> set[int]:
+        """The commits that not all branches of a join have in common."""
+        return {item.log_index for item in merge_base(self._log, entry.parents)[1]}
+
+
+def _updated(old: _Written, update: Any, before: Any, value: Any, at: int) -> _Written:
+    """The writers after an update: by key where it was merged into a mapping."""
+    merges = isinstance(update, Mapping) and isinstance(before, FrozenDict) and isinstance(value, FrozenDict)
+    if not merges or isinstance(update, Replace):
+        return _Written((at,))
+    keys = old.keys
+    if keys is None:
+        keys = PersistentMap({key: _Written(old.writers) for key in before})
+    for key, part in update.items():
+        after = value.raw(key, DELETE)
+        if after is DELETE:
+            keys = keys.discard(key)
+        else:
+            keys = keys.set(key, _updated(keys.get(key, NOT_WRITTEN), part, before.raw(key, DELETE), after, at))
+    return _Written((at,), keys)
+
+
+class _Folded:
+    """Follows a field whose reducer keeps no parts apart: all updates since it was last replaced are behind it."""
+
+    def __init__(self, log: PersistentVector[LogEntry], field: str) -> None:
+        self._log = log
+        self._field = field
+
+    def after(self, at: int, entry: LogEntry, earlier: list[_Written]) -> _Written:
+        """The writers after a commit, given those after each commit before it."""
+        parents = [earlier[parent] for parent in entry.parents]
+        if len(parents) > 1:
+            return self._joined(at, entry, parents, earlier)
+        old = parents[0] if parents else NOT_WRITTEN
+        if self._field not in entry.commit.patch:
+            return old
+        starts = not parents or resets(entry.commit.patch[self._field])
+        return _Written((at,), None, () if starts or old is NOT_WRITTEN else (old,))
+
+    def _joined(self, at: int, entry: LogEntry, sides: list[_Written], before: list[_Written]) -> _Written:
+        field, value = self._field, entry.state.raw(self._field, DELETE)
+        winner = entry.winners.get((field,))
+        if winner == at:
+            return _Written((at,))
+        if winner is not None:
+            held = [
+                side
+                for side, parent in zip(sides, entry.parents, strict=True)
+                if same(self._log[parent].state.raw(field, DELETE), value)
+            ]
+            return held[0] if held else _Written((winner,))
+        base = before[merge_base(self._log, entry.parents)[0]]
+        changed = list({id(side): side for side in sides if side is not base}.values())
+        return base if not changed else changed[0] if len(changed) == 1 else _Written((), None, tuple(changed))
