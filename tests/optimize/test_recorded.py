@@ -1,0 +1,137 @@
+"""What an optimization asks outside of nodes is kept: responses by request and number, results of field metrics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dspy
+import pytest
+from dspy.utils.exceptions import LMServerError
+
+from dspyer.lms import reliable
+from dspyer.optimize.recorded import recorded_lm
+from dspyer.runtime.asked_layers import asking
+from dspyer.testing import ScriptedLM
+
+
+@contextmanager
+def results_in(folder: Path) -> Iterator[None]:
+    with asking(results=SimpleNamespace(folder=str(folder))):
+        yield
+
+
+def numbered(count: int = 9, **settings: Any) -> ScriptedLM:
+    """An LM that responds with how many requests it got."""
+    return ScriptedLM([{"idea": f"idea {number}"} for number in range(1, count + 1)], **settings)
+
+
+def propose(lm: Any, topic: str = "x", **config: Any) -> str:
+    with dspy.context(lm=lm):
+        return str(dspy.Predict("topic -> idea")(topic=topic, config=config).idea)
+
+
+async def apropose(lm: Any, topic: str = "x", **config: Any) -> str:
+    with dspy.context(lm=lm):
+        return str((await dspy.Predict("topic -> idea").acall(topic=topic, config=config)).idea)
+
+
+def test_a_repeated_request_asks_anew_and_one_that_is_started_again_replays(tmp_path: Path) -> None:
+    """5.5: by prompt and by how often that prompt was sent."""
+    lm = numbered()
+    with results_in(tmp_path):
+        first = recorded_lm(lm)
+        assert [propose(first), propose(first), propose(first, "y")] == ["idea 1", "idea 2", "idea 3"]
+        again = recorded_lm(lm)
+        found = [propose(again), propose(again), propose(again, "y"), propose(again)]
+    assert found == ["idea 1", "idea 2", "idea 3", "idea 4"]
+    assert len(lm.calls) == 4
+    assert len(lm.history) == 4  # the twin notes in the history of the LM itself
+
+
+@pytest.mark.anyio
+async def test_async_code_finds_what_sync_code_kept(tmp_path: Path) -> None:
+    lm = numbered()
+    with results_in(tmp_path):
+        assert propose(recorded_lm(lm)) == "idea 1"
+        again = recorded_lm(lm)
+        assert [await apropose(again), await apropose(again)] == ["idea 1", "idea 2"]
+        assert [propose(recorded_lm(lm)) for _ in range(2)] == ["idea 1", "idea 1"]
+    assert len(lm.calls) == 2
+
+
+CHANGES: dict[str, tuple[Callable[[ScriptedLM], Any], dict[str, Any], bool]] = {
+    "nothing": (lambda lm: lm, {}, True),
+    "api_key": (lambda lm: _with(lm, api_key="another"), {}, True),
+    "a copy": (lambda lm: lm.copy(), {}, True),
+    "rollout_id": (lambda lm: lm.copy(rollout_id=7, temperature=1.0), {}, False),
+    "temperature": (lambda lm: lm, {"temperature": 0.5}, False),
+    "model": (lambda lm: _with(lm, model="another"), {}, False),
+    "the class": (lambda lm: reliable(lm, retry=None), {}, False),
+}
+
+
+def _with(lm: ScriptedLM, model: str | None = None, **kwargs: Any) -> Any:
+    twin = lm.copy()
+    twin.model = model or twin.model
+    twin.kwargs |= kwargs
+    return twin
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_request_is_known_by_all_that_may_change_its_response(tmp_path: Path, name: str) -> None:
+    change, config, found = CHANGES[name]
+    with results_in(tmp_path):
+        propose(recorded_lm(lm := numbered()))
+        assert propose(recorded_lm(change(lm)), **config) == ("idea 1" if found else "idea 2")
+
+
+def test_a_request_that_fails_does_not_count(tmp_path: Path) -> None:
+    lm = ScriptedLM([LMServerError("busy"), {"idea": "a"}, {"idea": "b"}])
+    with results_in(tmp_path):
+        twin = recorded_lm(lm)
+        with pytest.raises(LMServerError, match="busy"):
+            propose(twin)
+        assert [propose(twin), propose(twin)] == ["a", "b"]
+        again = recorded_lm(lm)
+        assert [propose(again), propose(again)] == ["a", "b"]
+
+
+def test_the_lms_of_reliable_and_copies_are_recorded_together(tmp_path: Path) -> None:
+    lm = numbered()
+    with results_in(tmp_path):
+        twin = recorded_lm(reliable(lm, retry=None))
+        assert [propose(twin), propose(copy.deepcopy(twin)), propose(twin.copy())] == ["idea 1", "idea 2", "idea 3"]
+        again = recorded_lm(recorded_lm(reliable(lm, retry=None)))
+        assert [propose(again) for _ in range(3)] == ["idea 1", "idea 2", "idea 3"]
+    assert len(lm.calls) == 3
+
+
+def test_nothing_is_recorded_outside_of_a_block(tmp_path: Path) -> None:
+    lm = numbered()
+    assert recorded_lm(lm) is lm
+    with results_in(tmp_path):
+        assert recorded_lm(None) is None
+
+
+def test_a_response_that_json_would_change_is_used_and_not_kept(tmp_path: Path) -> None:
+    calls = [{"name": "search", "args": {"q": "x"}}]
+    with results_in(tmp_path):
+        lm = ScriptedLM(lambda _prompt: {"calls": calls})
+        for _ in range(2):
+            with dspy.context(lm=recorded_lm(lm), adapter=dspy.ChatAdapter(use_native_function_calling=True)):
+                search = dspy.Predict("question, tools: list[dspy.Tool] -> calls: dspy.ToolCalls")
+                found = search(question="x", tools=[dspy.Tool(lambda q: q, name="search")])
+                assert found.calls.tool_calls[0].name == "search"
+    assert len(lm.calls) == 2
+
+
+def test_a_folder_that_cannot_be_used_costs_requests_and_raises_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    lm = numbered()
+    with results_in(tmp_path / "file"):
+        assert [propose(recorded_lm(lm)) for _ in range(2)] == ["idea 1", "idea 2"]
