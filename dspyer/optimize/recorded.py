@@ -24,8 +24,12 @@ from typing import Any, Final
 
 import dspy
 
+from dspyer.nodes.cache_key import _Identity
 from dspyer.persistence.patch_cache import PatchCache, cache_in, on_disk
 from dspyer.runtime.asked_layers import asked_layers
+from dspyer.state import ImmutableState
+from dspyer.values import json as encoding
+from dspyer.values.freezing import freeze
 
 logger = logging.getLogger("dspyer")
 
@@ -52,10 +56,69 @@ def recorded_lm(lm: Any) -> Any:
     return twin
 
 
-def recorded_result(field: str, metric: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Return what the metric of a field says, from the folder of `optimize.cache` if it is there."""
-    del field
-    return metric(**arguments)
+def recorded_result(
+    metric: Callable[..., Any], arguments: Mapping[str, Any], judge: Callable[[], tuple[Any, ...]]
+) -> tuple[Any, ...]:
+    """Return what `judge` says of the arguments of a metric, from the folder of `optimize.cache` if it is there.
+
+    Nothing is kept of a metric, or of arguments, that could not be told from others.
+    """
+    folder = _folder()
+    key = None if folder is None else _result_key(metric, arguments)
+    if folder is None or key is None:
+        return judge()
+    results = cache_in(folder)
+    found = _read(results, key)
+    if found is None:
+        made = judge()
+        found = list(made)
+        if _is_plain(found):
+            _write(results, key, found)
+    return tuple(found)
+
+
+def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
+    """The key of one call of a metric; None if it has none."""
+    identity = _Identity()
+    described = identity.of_callable(metric)
+    if identity.unknown:
+        other = identity.unknown[0]
+        _say_once(f"results of {_name(metric)} are not kept, since they could be those of another {other}")
+        return None
+    try:
+        given = {name: encoding.encode(freeze(_contents(value))) for name, value in sorted(arguments.items())}
+    except Exception as error:  # noqa: BLE001 - whatever the example holds: the result is only not kept
+        _say_once(f"results of {_name(metric)} are not kept, since an argument has no JSON form: {error}")
+        return None
+    return _digest(["result", described, given, _lm_around()])
+
+
+def _contents(value: Any) -> Any:
+    """The fields of an example or a state."""
+    if isinstance(value, dspy.Example):
+        inputs = value._input_keys
+        return {"fields": dict(value.items()), "inputs": None if inputs is None else sorted(inputs)}
+    return dict(value) if isinstance(value, ImmutableState) else value
+
+
+def _lm_around() -> list[Any]:
+    """The LM and the adapter that a judge without its own uses."""
+    lm, adapter = dspy.settings.lm, dspy.settings.adapter
+    settings = {} if lm is None else {name: value for name, value in lm.kwargs.items() if name not in _CLIENT}
+    return [None if lm is None else [lm.model, repr(sorted(settings.items()))], type(adapter).__qualname__]
+
+
+def _name(metric: Any) -> str:
+    return str(getattr(metric, "__qualname__", type(metric).__qualname__))
+
+
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        logger.warning("optimize.cache: %s", text)
 
 
 def _folder() -> str | None:
