@@ -11,6 +11,7 @@ import dspy
 from dspyer.errors import annotate, brief, list_names, suggestion, with_article
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.sync_async import is_async
+from dspyer.optimize.recorded import recorded_result
 
 LONGEST = 2000
 """The most characters of a value in feedback."""
@@ -68,17 +69,21 @@ class FieldJudge:
     def judge(self, field: str, example: Any, value: Any, state: Any) -> FieldResult:
         """What the metric of a field says of one value."""
         metric = self.metrics[field]
-        try:
-            if isinstance(metric, Equals):
-                found: Any = metric(example, value)
-            elif field in self._takes_state:
-                found = metric(**{"example": example, field: value, "state": state})
-            else:
-                found = metric(**{"example": example, field: value})
-        except Exception as error:
-            annotate(error, f"in the metric of the field {field!r}")
-            raise
-        return _result(found, field)
+        arguments = {"example": example, field: value}
+        if field in self._takes_state:
+            arguments["state"] = state
+
+        def judged() -> FieldResult:
+            try:
+                found = metric(example, value) if isinstance(metric, Equals) else metric(**arguments)
+            except Exception as error:
+                annotate(error, f"in the metric of the field {field!r}")
+                raise
+            return _result(found, field)
+
+        if isinstance(metric, Equals):
+            return judged()  # which costs less than to look it up
+        return FieldResult(*recorded_result(metric, arguments, judged))
 
     def text(self, field: str, example: Any, value: Any, result: FieldResult) -> str:
         """The feedback on a value: the metric's own, else what it is and what was expected."""

@@ -291,7 +291,7 @@ class Outcome:
 
 def optimize_in(folder: Path, work: Work, kill_at: int | None = None) -> Outcome:
     """Starts an optimization in a process of its own, or starts it again; waits until it has ended."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     notes, result = folder / "notes", folder / "result.json"
     before = len(lines(notes))
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from dspy.utils.exceptions import LMServerError
 
 from dspyer.lms import reliable
+from dspyer.optimize.field_functions import FieldJudge
 from dspyer.optimize.recorded import recorded_lm
 from dspyer.runtime.asked_layers import asking
 from dspyer.testing import ScriptedLM
@@ -135,3 +138,97 @@ def test_a_folder_that_cannot_be_used_costs_requests_and_raises_nothing(tmp_path
     lm = numbered()
     with results_in(tmp_path / "file"):
         assert [propose(recorded_lm(lm)) for _ in range(2)] == ["idea 1", "idea 2"]
+
+
+# --- results of field metrics
+
+JUDGED: Counter[str] = Counter()
+
+
+def close(example: Any, answer: str) -> Any:
+    JUDGED[answer] += 1
+    return dspy.Prediction(score=0.5, feedback=f"{answer} is near") if answer == "near" else answer == example.answer
+
+
+def in_state(example: Any, answer: str, state: Any) -> Any:
+    JUDGED[answer] += 1
+    return None if state["draft"] == "?" else answer in example.answer
+
+
+EXAMPLE = dspy.Example(question="q", answer="Paris", seen=[1, 2.0]).with_inputs("question")
+
+
+def judged(metric: Any, answer: str = "Paris", example: Any = EXAMPLE, **state: Any) -> Any:
+    return FieldJudge({"answer": metric}).judge("answer", example, answer, {"answer": answer, **state})
+
+
+@pytest.fixture(autouse=True)
+def count_anew() -> None:
+    JUDGED.clear()
+
+
+@pytest.mark.parametrize("answer", ["Paris", "near", "far"])
+def test_a_metric_is_called_once_for_equal_values(tmp_path: Path, answer: str) -> None:
+    """5.5: metric results by example and values."""
+    outside = judged(close, answer)
+    with results_in(tmp_path):
+        inside = [judged(close, answer), judged(close, answer, copy.deepcopy(EXAMPLE))]
+    assert inside == [outside, outside]
+    assert JUDGED[answer] == 2
+
+
+def other(example: Any, answer: str) -> Any:
+    JUDGED[answer] += 1
+    return answer == example.answer
+
+
+def test_a_result_is_known_by_the_code_the_example_and_the_values(tmp_path: Path) -> None:
+    changed = dspy.Example(EXAMPLE.toDict() | {"seen": [1, 2]}).with_inputs("question")
+    with results_in(tmp_path):
+        judged(close)
+        judged(other)
+        judged(close, example=changed)
+        assert JUDGED["Paris"] == 3
+        judged(in_state, draft="a")
+        judged(in_state, draft="b")
+        judged(in_state, draft="a")
+        assert JUDGED["Paris"] == 5
+        assert judged(in_state, draft="?") == judged(in_state, draft="?") == (None, None)
+    assert JUDGED["Paris"] == 6
+
+
+class Opaque:
+    """Looks the same whatever it holds."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+def test_a_metric_or_an_example_that_could_be_another_is_asked_each_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its identity is unknown, so nothing is kept, and a warning says so once."""
+    tool = Opaque()
+
+    def with_tool(example: Any, answer: str) -> bool:
+        JUDGED[answer] += 1
+        return not tool.lock.locked() and bool(answer == example.answer)
+
+    with results_in(tmp_path):
+        assert [judged(with_tool).score for _ in range(2)] == [1.0, 1.0]
+        assert [judged(close, example=dspy.Example(answer="Paris", tool=tool)).score for _ in range(2)] == [1.0, 1.0]
+    assert JUDGED["Paris"] == 4
+    assert len([one for one in caplog.messages if "are not kept" in one]) == 2
+    assert any("tool" in one and "with_tool" in one for one in caplog.messages)
+
+
+def test_an_error_of_a_metric_is_raised_and_not_kept(tmp_path: Path) -> None:
+    def broken(example: Any, answer: str) -> bool:
+        JUDGED[answer] += 1
+        raise ZeroDivisionError
+
+    with results_in(tmp_path):
+        for _ in range(2):
+            with pytest.raises(ZeroDivisionError):
+                judged(broken)
+    assert JUDGED["Paris"] == 2
