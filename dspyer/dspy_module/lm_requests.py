@@ -48,7 +48,7 @@ def with_new_responses(number: int) -> AbstractContextManager[None]:
     """
     if not number:
         return nullcontext()
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    adapter = asked_adapter()
     return _with_adapter(adapter, _ADDED, getattr(adapter, _ADDED, 0) + STRIDE * number)
 
 
@@ -57,7 +57,7 @@ def in_rollout(number: int, temperature: float) -> AbstractContextManager[None]:
 
     In a trial around this one they differ from the requests of all other trials.
     """
-    adapter = dspy.settings.adapter or dspy.ChatAdapter()
+    adapter = asked_adapter()
     around: Rollout | None = getattr(adapter, _ROLLOUT, None)
     if around is not None:
         number = _combined(around.number, number)
@@ -81,6 +81,22 @@ def _combined(first: int, second: int) -> int:
     """
     digest = blake2b(f"{first} {second}".encode(), digest_size=6).digest()
     return 2**48 + int.from_bytes(digest, "big")
+
+
+def asked_adapter() -> Any:
+    """The adapter that makes the requests of predictors here."""
+    return dspy.settings.adapter or dspy.ChatAdapter()
+
+
+def added_rollouts(adapter: Any) -> int:
+    """What an adapter adds to the rollout ids of requests, for the attempts around them."""
+    added: int = getattr(adapter, _ADDED, 0)
+    return added
+
+
+def trial_rollout(adapter: Any) -> Rollout | None:
+    """What the requests of the trial around them have."""
+    return getattr(adapter, _ROLLOUT, None)
 
 
 class AsksAnew:

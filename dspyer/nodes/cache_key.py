@@ -45,7 +45,7 @@ def key_of(plan: CachePlan, node: Node, call: Call) -> str:
     # Attempt 0 is none: what the key reads of a view does not count as read by the node.
     quiet = replace(call.context, delegate=call.context.delegate.next(0))
     arguments = node.binding.bind(call._replace(context=quiet))
-    return _digest([plan.identity, {name: encoding.encode(freeze(value)) for name, value in arguments.items()}])
+    return digest([plan.identity, {name: encoding.encode(freeze(value)) for name, value in arguments.items()}])
 
 
 def plan_cache(graph: str, node: Node, options: NodeOptions) -> tuple[CachePlan | None, list[str]]:
@@ -56,7 +56,7 @@ def plan_cache(graph: str, node: Node, options: NodeOptions) -> tuple[CachePlan 
         kind = "is a graph: cache nodes of it that are functions" if node.is_subgraph else _CALLS_PREDICTORS
         return None, [f"{who}: cache is for functions without predictors, and this node {kind}"]
     problems = [f"{who}: cache: it {reason}" for reason in _excluded(node)]
-    found = _Identity()
+    found = Identity()
     described = found.of_callable(node.fn)
     if found.unknown and not policy.version:
         unknown = "; ".join(dict.fromkeys(found.unknown))
@@ -71,7 +71,7 @@ def plan_cache(graph: str, node: Node, options: NodeOptions) -> tuple[CachePlan 
         [(field.name, field.copy, field.form) for field in binding.fields],
         None if node.writes is None else sorted(node.writes.items()),
     ]
-    return CachePlan(node.name, _digest([_FORM, graph, node.name, policy.version, plan, described]), policy.ttl), []
+    return CachePlan(node.name, digest([_FORM, graph, node.name, policy.version, plan, described]), policy.ttl), []
 
 
 _FORM = 1  # of keys and entries: another number leaves all earlier entries behind
@@ -101,12 +101,13 @@ def _excluded(node: FunctionNode) -> Iterator[str]:
 # --- the identity of a function
 
 
-def _digest(described: Any) -> str:
+def digest(described: Any) -> str:
+    """The hash of a description that is plain JSON."""
     text = json.dumps(described, ensure_ascii=True, separators=(",", ":"))
     return blake2b(text.encode(), digest_size=32).hexdigest()
 
 
-class _Identity:
+class Identity:
     """Describes functions as JSON: code, defaults, closures, bound arguments, attributes, and what they use nearby.
 
     `unknown` names what has no description: it may be different where the description is equal.
@@ -182,7 +183,7 @@ class _Identity:
                 found.append([name, value.name, *self._near(module, {"class": type(value)})])
             elif type(value) in _CONSTANTS:
                 with suppress(StateError, RuntimeError):  # with an object in it, or changed by another thread meanwhile
-                    found.append([name, _data(value)])
+                    found.append([name, data_of(value)])
         return found
 
     def _values(self, named: Mapping[str, Any], where: str) -> list[Any]:
@@ -199,7 +200,7 @@ class _Identity:
         ):
             return self.of_callable(value)
         try:
-            return ["value", _data(value)]
+            return ["value", data_of(value)]
         except StateError:
             self.unknown.append(f"{what} ({with_article(type(value).__name__)})")
             return ["unknown", class_name(type(value))]
@@ -208,7 +209,7 @@ class _Identity:
 _CONSTANTS = (str, int, float, complex, bool, bytes, type(None), tuple, list, dict, set, frozenset, Pattern)
 
 
-def _data(value: Any) -> Any:
+def data_of(value: Any) -> Any:
     """The JSON form of a value; `StateError` if it has none."""
     if isinstance(value, Pattern):
         return ["pattern", encoding.encode(value.pattern), value.flags]

@@ -155,6 +155,22 @@ def wrapped(script: Script[T], wrap: Callable[[Step], Step]) -> Script[T]:
         return cast("T", done.value)
 
 
+def keeping(
+    call: Call, attempt: Callable[[Call], Script[T]], layer: str = "", served: Callable[[T], T] | None = None
+) -> Callable[[Call], Script[T]]:
+    """An attempt within the cache of module calls that the run was asked for; the attempt itself if there is none.
+
+    `layer` names what of an execution is tried, as in `retried`. `served` marks a result for which no module was
+    called, since the cache had what they all return.
+    """
+    session = call.runner.session
+    results = None if session is None else session.asked.results
+    if results is None:
+        return attempt
+    kept: Callable[[Call], Script[T]] = results.keeping(call, attempt, layer, served)
+    return kept
+
+
 AttemptFailure: TypeAlias = Callable[[Call, int, Exception, float], Call]
 """What to do about a failed attempt that another one follows: takes its call, its number, what it raised, and the pause
 in seconds; returns the call of the next attempt."""

@@ -31,6 +31,7 @@ from dspyer.blocking import (
     result_of,
     run_in_thread,
 )
+from dspyer.dspy_module.result_frames import result_frame
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.nodes.callables import own_call
 from dspyer.stopping import current_limit
@@ -74,13 +75,25 @@ async def _wait(awaitable: Awaitable[T]) -> T:
 
 
 def call_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
+    """What a module returns, in sync code: of a call, or from the cache around it (`result_frames`)."""
+    frame = result_frame.get()
+    return module_called(module, inputs) if frame is None else frame.call_module(module, inputs)
+
+
+async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
+    """The same in async code."""
+    frame = result_frame.get()
+    return await (amodule_called(module, inputs) if frame is None else frame.acall_module(module, inputs))
+
+
+def module_called(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a module from sync code."""
     if "sync" in call_modes(module) or "async" not in call_modes(module):
         return module(**inputs)
     return call_async(module.acall, inputs)
 
 
-async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
+async def amodule_called(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a module from async code."""
     if uses_acall(module):
         return await _ended(module.acall(**inputs))

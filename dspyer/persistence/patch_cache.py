@@ -12,20 +12,27 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
+from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from dspyer import clock
+from dspyer.errors import StoreError
 from dspyer.patch import decode_update, encode_update
 
 logger = logging.getLogger("dspyer")
 
 SIZE_LIMIT = 2**30
 """Bytes of one folder, above which the oldest entries are removed."""
+
+_FORMAT: Final = "dspyer results 1\n"
+_FORMAT_FILE: Final = "format"
+_OWN_FILE: Final = re.compile(r"cache\.db.*|[0-9a-f]{2}")  # those of diskcache
 
 _LOCKED_FOR = 10.0  # seconds to wait for another process that writes; a reader does not wait
 _DIGEST_SIZE = 16
@@ -91,11 +98,40 @@ class PatchCache:
         except Exception as error:  # noqa: BLE001 - as in `read`: the result is there, it is only not kept
             self._failed("written", error)
 
+    def remove(self, keys: Iterable[str]) -> None:
+        """Remove entries."""
+        try:
+            for key in keys:
+                self._open().delete(key)
+        except Exception as error:  # noqa: BLE001 - as in `read`
+            self._failed("changed", error)
+
     def _open(self) -> Any:
         with self._lock:
             if self._disk is None:
                 self._disk = open_disk(self.folder)
             return self._disk
+
+    def require_format(self) -> None:
+        """Make the folder if it is not there; `StoreError` if it cannot be used, or holds something else."""
+        folder = Path(self.folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            names = [path.name for path in folder.iterdir()]
+            found = (folder / _FORMAT_FILE).read_text() if _FORMAT_FILE in names else None
+            foreign = next((name for name in sorted(names) if found is None and not _OWN_FILE.fullmatch(name)), None)
+            if found in (None, _FORMAT) and foreign is None:
+                self._open().get(_FORMAT)
+                (folder / _FORMAT_FILE).write_text(_FORMAT)
+                return
+        except Exception as error:
+            text = f"the folder {self.folder!r} cannot be used for results: {type(error).__name__}: {error}"
+            raise StoreError(f"{text}. Give another folder, or remove this one") from error
+        holds = f"is of another format, {found.strip()!r}" if found is not None else f"has {foreign!r} in it"
+        raise StoreError(
+            f"the folder {self.folder!r} {holds}, so it is none that this version of dspyer keeps results in: give a "
+            "new folder"
+        )
 
     def _failed(self, what: str, error: Exception) -> None:
         with self._lock:

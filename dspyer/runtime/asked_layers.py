@@ -7,9 +7,12 @@ travel in DSPy's settings, which `dspy.Evaluate` and optimizers carry to their t
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import dspy
+
+if TYPE_CHECKING:
+    from dspyer.runtime.module_cache import ModuleResults
 
 ASKED_LAYERS: Final = "dspyer_layers"
 
@@ -18,11 +21,11 @@ class AskedLayers(NamedTuple):
     """What is asked for; None for a layer that is not.
 
     Attributes:
-        results: keeps the results of nodes, of module nodes too (layer 1 of `execution`).
+        results: keeps what modules return, and counts the calls that it spares.
         rollouts: asks a node again whose output is wrong (between layers 1 and 2).
     """
 
-    results: Any = None
+    results: ModuleResults | None = None
     rollouts: Any = None
 
 

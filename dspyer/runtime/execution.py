@@ -37,7 +37,7 @@ from dspyer.nodes.node import Call, Decision, Reply, Send, StartRule
 from dspyer.nodes.node_policy import NO_POLICY, CachePlan, NodePolicy
 from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.router import Router
-from dspyer.nodes.steps import Script, Step, retried, same_call, wrapped
+from dspyer.nodes.steps import Script, Step, keeping, retried, same_call, wrapped
 from dspyer.nodes.streamed import Streamed
 from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, diff_value
@@ -160,17 +160,25 @@ def _cached(session: Session, execution: Execution, call: Call, policy: NodePoli
     make = partial(_attempts, session, execution, call, policy)
     use, decode = partial(_validated, session, execution, call), _decoder(graph.topology.schema)
     output, hit = yield from cached(plan, graph.nodes[execution.node], graph.cache_dir, decode, call, use, make)
-    return output._replace(cached=hit)
+    if session.asked.results is not None:
+        session.asked.results.count((graph.name, execution.node), hit, 0)
+    return output._replace(cached=hit or output.cached)
 
 
 def _attempts(
     session: Session, execution: Execution, call: Call, policy: NodePolicy, capture: Capture | None = None
 ) -> Script[_Output]:
     """Layer 2: the output of the first attempt that succeeds."""
+    attempt: Callable[[Call], Script[_Output]]
     attempt = partial(_attempt, session, execution, timeout=policy.timeout, capture=capture)
+    attempt = keeping(call, attempt, served=_from_cache)
     if session.graph.nodes[execution.node].reports_in:
         return _reported(session, execution, call, policy.retry, attempt)
     return retried(policy.retry, call, attempt)
+
+
+def _from_cache(output: _Output) -> _Output:
+    return output._replace(cached=True)
 
 
 def _reported(
@@ -287,7 +295,8 @@ def _condensed(session: Session, execution: Execution, output: _Output, retry: R
             raise
         return output._replace(patch=patch, after=after)
 
-    return (yield from retried(retry, output.call, condense, same_call, "condense"))
+    attempt = keeping(output.call, condense, "condense")
+    return (yield from retried(retry, output.call, attempt, same_call, "condense"))
 
 
 @lru_cache(maxsize=128)
@@ -451,7 +460,7 @@ def _decision(session: Session, execution: Execution, router: Router, call: Call
         decision: Decision = yield router, call
         return decision
 
-    return (yield from retried(policy.retry, call, decide, same_call, "route"))
+    return (yield from retried(policy.retry, call, keeping(call, decide, "route"), same_call, "route"))
 
 
 def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:

@@ -11,15 +11,11 @@ all later ones. Whatever cannot be kept is committed as it is, and a warning say
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import dspy
 from dspy.utils.caching import default_cache_dir
@@ -29,10 +25,8 @@ from dspyer.dspy_module.tracing import step_count
 from dspyer.nodes.cache_key import key_of
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.node_policy import CachePlan
-from dspyer.nodes.steps import Script, arun_script, run_script
-from dspyer.nodes.sync_async import blocked_loops
+from dspyer.nodes.steps import Script
 from dspyer.persistence.patch_cache import (
-    ANY_LOOP,
     CachedPatch,
     Flight,
     PatchCache,
@@ -40,10 +34,8 @@ from dspyer.persistence.patch_cache import (
     decode_patch,
     encode_patch,
     join_flight,
-    on_disk,
 )
-from dspyer.runtime.workers import in_worker_thread
-from dspyer.stopping import current_limit
+from dspyer.runtime.cache_steps import Follow, Lead, ReadEntry, WriteEntry
 from dspyer.values.frozen import thaw
 
 logger = logging.getLogger("dspyer")
@@ -78,11 +70,11 @@ def cached(
         flight, leads = join_flight(look.cache, key, plan.ttl)
         if leads:
             try:
-                found: tuple[T, bool] = yield _Lead(flight, _leader(look, flight, use, make, call)), call
+                found: tuple[T, bool] = yield Lead(flight, _leader(look, flight, use, make, call)), call
             finally:
                 flight.abandon()  # no follower waits for a script that is closed before its step
             return found
-        has_outcome: bool = yield _Follow(flight), call
+        has_outcome: bool = yield Follow(flight), call
         if has_outcome:
             output = None if flight.entry is None else look.used(flight.entry, use)
             if output is not None:
@@ -94,7 +86,7 @@ def _leader(
     look: _Look, flight: Flight, use: Callable[[Reply], T], make: Callable[[Capture | None], Script[T]], call: Call
 ) -> Script[tuple[T, bool]]:
     """Looks the key up; without an entry that can be used, calls the node and stores what it returned."""
-    entry: bytes | None = yield _Read(look), call
+    entry: bytes | None = yield ReadEntry(look.cache, look.key, look.plan.ttl), call
     found = None if entry is None else look.used(entry, use)
     if found is not None:
         flight.entry = entry
@@ -105,7 +97,7 @@ def _leader(
         look.warn("it called a predictor, which a result from the cache would leave out of the trace: it is not kept")
     elif look.entry is not None:
         flight.entry = look.entry
-        yield _Write(look, look.entry), call
+        yield WriteEntry(look.cache, look.key, look.entry, look.plan.ttl), call
     return output, False
 
 
@@ -172,109 +164,3 @@ def default_folder() -> str:
     """The folder of node results in DSPy's cache folder: that of `dspy.configure_cache`, else of `DSPY_CACHEDIR`."""
     built = vars(dspy).get("cache")  # not `dspy.cache`, which would open DSPy's own files
     return str(Path(getattr(built, "disk_cache_dir", None) or default_cache_dir(), "dspyer"))
-
-
-# --- steps
-
-
-class _Read(NamedTuple):
-    """Reads an entry from disk."""
-
-    look: _Look
-
-    def call(self, call: Call) -> bytes | None:
-        del call
-        return self._start().result()
-
-    async def acall(self, call: Call) -> bytes | None:
-        del call
-        return await asyncio.wrap_future(self._start())
-
-    def _start(self) -> Future[bytes | None]:
-        return on_disk(self.look.cache.read, self.look.key, self.look.plan.ttl)
-
-
-class _Write(NamedTuple):
-    """Writes an entry to disk."""
-
-    look: _Look
-    entry: bytes
-
-    def call(self, call: Call) -> None:
-        del call
-        self._start().result()
-
-    async def acall(self, call: Call) -> None:
-        del call
-        await asyncio.wrap_future(self._start())
-
-    def _start(self) -> Future[None]:
-        return on_disk(self.look.cache.write, self.look.key, self.entry, self.look.plan.ttl)
-
-
-class _Lead(NamedTuple):
-    """Runs the script of a leader as one step: its flight ends when it does, also if the task is cancelled."""
-
-    flight: Flight
-    script: Script[Any]
-
-    def call(self, call: Call) -> Any:
-        del call
-        # In a worker thread of AnyIO, async functions run on the loop that the thread belongs to.
-        with self._leading(ANY_LOOP if in_worker_thread() else None):
-            return run_script(self.script)
-
-    async def acall(self, call: Call) -> Any:
-        del call
-        with self._leading(asyncio.get_running_loop()):
-            return await arun_script(self.script)
-
-    @contextmanager
-    def _leading(self, loop: object) -> Iterator[None]:
-        with ExitStack() as stack:
-            # If an attempt around the execution times out, it may be left running for good: nothing waits for it then.
-            limit = current_limit.get()
-            while limit is not None:
-                stack.enter_context(limit.signal.on_stop(lambda _reason: self.flight.abandon()))
-                limit = limit.around
-            with self.flight.leading(loop):
-                yield
-
-
-class _Follow(NamedTuple):
-    """Waits for the leader; returns whether it has an outcome. If the run is stopped, the execution is left open."""
-
-    flight: Flight
-
-    def call(self, call: Call) -> bool:
-        if self._would_deadlock():
-            return True
-        ended = threading.Event()
-        with call.runner.session.stop_signal.on_stop(lambda _reason: ended.set()):
-            self.flight.on_end(ended.set)
-            ended.wait()
-        return self._has_outcome()
-
-    async def acall(self, call: Call) -> bool:
-        if self._would_deadlock():
-            return True
-        ended, loop = asyncio.Event(), asyncio.get_running_loop()
-
-        def wake(_reason: str = "") -> None:
-            with suppress(RuntimeError):  # the loop was closed: nothing waits there any more
-                loop.call_soon_threadsafe(ended.set)
-
-        with call.runner.session.stop_signal.on_stop(wake):
-            self.flight.on_end(wake)
-            await ended.wait()
-        return self._has_outcome()
-
-    def _would_deadlock(self) -> bool:
-        """Whether the leader needs an event loop that a sync call around this execution blocks, as in a notebook."""
-        blocked = blocked_loops()
-        return bool(blocked) and (self.flight.loop is ANY_LOOP or self.flight.loop in blocked)
-
-    def _has_outcome(self) -> bool:
-        if not self.flight.ended:
-            raise asyncio.CancelledError
-        return self.flight.has_outcome

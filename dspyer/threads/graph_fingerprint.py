@@ -275,9 +275,14 @@ def decoder(schema: Schema) -> Callable[[Any], Any]:
 
 def named_classes(schema: Schema) -> tuple[type, ...]:
     """The classes that the types of the fields name, directly or through the fields of other classes."""
+    return () if schema.model is None else classes_in([schema.model])
+
+
+def classes_in(annotations: Iterable[Any]) -> tuple[type, ...]:
+    """The classes that some types name."""
     found: dict[type, None] = {}
-    if schema.model is not None:
-        _collect(schema.model, found)
+    for annotation in annotations:
+        _collect(annotation, found)
     return tuple(found)
 
 

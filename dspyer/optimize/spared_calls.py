@@ -1,0 +1,121 @@
+"""`cache`: a block in which no module of a graph is called again for what it was called for before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from dspyer.errors import with_article
+from dspyer.runtime.asked_layers import asking
+from dspyer.runtime.module_cache import ModuleResults
+
+
+class SparedCalls:
+    """How many calls an `optimize.cache` block made and spared, by node. `print` shows a table, at any time."""
+
+    def __init__(self, results: ModuleResults) -> None:
+        self._results = results
+
+    @property
+    def folder(self) -> str:
+        """The absolute path of the folder."""
+        return self._results.folder
+
+    def to_dict(self) -> dict[str, dict[str, int]]:
+        """The counts by node, as plain JSON.
+
+        Returns:
+            For each node, router and condenser: `calls` that were made, `spared` calls, and how often predictors were
+            called for the former (`lm_calls`) and would have been for the latter (`lm_spared`). If nodes of several
+            graphs have one name, each is `"graph/node"`.
+
+        Example:
+            >>> import tempfile
+            >>> with tempfile.TemporaryDirectory() as folder, cache(folder) as spared:
+            ...     spared.to_dict()
+            {}
+        """
+        with self._results.lock:
+            found = dict(self._results.counts)
+        names = [node for _, node in found]
+        return {
+            node if names.count(node) == 1 else f"{graph}/{node}": {
+                "calls": counts.made,
+                "spared": counts.spared,
+                "lm_calls": counts.lm_made,
+                "lm_spared": counts.lm_spared,
+            }
+            for (graph, node), counts in found.items()
+        }
+
+    def __str__(self) -> str:
+        rows = self.to_dict()
+        if not rows:
+            return "no node was called"
+        total = {name: sum(row[name] for row in rows.values()) for name in next(iter(rows.values()))}
+        return "\n".join(_lines({**rows, "total": total} if len(rows) > 1 else rows))
+
+    def __repr__(self) -> str:
+        return f"<SparedCalls in {self.folder}>"
+
+
+def _lines(rows: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    titles = ("node", "calls made", "spared", "LM calls made", "spared")
+    texts = [(name, *(str(count) for count in counts.values())) for name, counts in rows.items()]
+    widths = [max(len(row[column]) for row in (titles, *texts)) for column in range(len(titles))]
+    for first, *others in (titles, *texts):
+        cells = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
+        yield "  ".join((first.ljust(widths[0]), *cells))
+
+
+@contextmanager
+def cache(path: str | PathLike[str]) -> Iterator[SparedCalls]:
+    """A block in which no module of a graph is called again for what it was called for before.
+
+    It is for any optimizer, for `dspy.Evaluate` and for plain calls, in all threads that DSPy starts. A result is found
+    by all that it depends on: the code of the module, the parameters of its predictors (instructions, demonstrations,
+    signature, LM and settings), its inputs, the adapter, and rollout ids. So a changed candidate calls the nodes that
+    changed, and those that read something else because of it. Results are on disk before the next node starts: an
+    optimization that was killed and is started again with the same arguments gets them from there.
+
+    A result from the folder has the same patch, route and steps of the DSPy trace as a call; the commit is `cached`,
+    and its LM usage is 0. Not kept are errors, results of modules whose LM does not cache, and what has no JSON form; a
+    warning says so once for each node. A module is taken to be a function of its inputs and the responses of its LMs.
+
+    Args:
+        path: the folder. It is made if it is not there; several processes may use it.
+
+    Yields:
+        The counts of calls that were made and spared, to print.
+
+    Raises:
+        StoreError: if the folder cannot be used, or holds something else or another format. A disk that fails later
+            raises nothing: modules are called, and a warning says why.
+        TypeError: if `path` is no path.
+
+    Example:
+        >>> import tempfile
+        >>> import dspy
+        >>> from dspyer import END, START, Graph
+        >>> from dspyer.testing import ScriptedLM
+        >>> graph = Graph().add_node("answer", dspy.Predict("question -> answer")).add_path(START, "answer", END)
+        >>> program, lm = graph.compile(), ScriptedLM([{"answer": "4"}], cache=True)
+        >>> with tempfile.TemporaryDirectory() as folder, dspy.context(lm=lm):
+        ...     with cache(folder) as spared:
+        ...         runs = [program.run({"question": "2 + 2?"}) for _ in range(3)]
+        >>> [(run.state["answer"], run.commits[-1].cached) for run in runs]
+        [('4', False), ('4', True), ('4', True)]
+        >>> print(spared)
+        node    calls made  spared  LM calls made  spared
+        answer           1       2              1       2
+    """
+    given: Any = path
+    if not isinstance(given, str | PathLike) or not str(given):
+        raise TypeError(f"optimize.cache takes the path of a folder, and got {with_article(type(given).__name__)}")
+    results = ModuleResults(str(Path(path).expanduser().absolute()))
+    results.cache.require_format()
+    with asking(results=results):
+        yield SparedCalls(results)

@@ -1,0 +1,142 @@
+"""The steps of a script that uses a cache: read and write an entry, lead a flight, follow one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any, NamedTuple
+
+from dspyer.nodes.node import Call
+from dspyer.nodes.steps import Script, arun_script, run_script
+from dspyer.nodes.sync_async import blocked_loops
+from dspyer.persistence.patch_cache import ANY_LOOP, Flight, PatchCache, on_disk
+from dspyer.runtime.workers import in_worker_thread
+from dspyer.stopping import current_limit
+
+
+class ReadEntry(NamedTuple):
+    """Reads an entry from disk."""
+
+    cache: PatchCache
+    key: str
+    ttl: float | None = None
+
+    def call(self, call: Call) -> bytes | None:
+        del call
+        return self._start().result()
+
+    async def acall(self, call: Call) -> bytes | None:
+        del call
+        return await asyncio.wrap_future(self._start())
+
+    def _start(self) -> Future[bytes | None]:
+        return on_disk(self.cache.read, self.key, self.ttl)
+
+
+class WriteEntry(NamedTuple):
+    """Writes an entry to disk."""
+
+    cache: PatchCache
+    key: str
+    entry: bytes
+    ttl: float | None = None
+
+    def call(self, call: Call) -> None:
+        del call
+        self._start().result()
+
+    async def acall(self, call: Call) -> None:
+        del call
+        await asyncio.wrap_future(self._start())
+
+    def _start(self) -> Future[None]:
+        return on_disk(self.cache.write, self.key, self.entry, self.ttl)
+
+
+class RemoveEntries(NamedTuple):
+    """Removes entries from disk."""
+
+    cache: PatchCache
+    keys: tuple[str, ...]
+
+    def call(self, call: Call) -> None:
+        del call
+        self._start().result()
+
+    async def acall(self, call: Call) -> None:
+        del call
+        await asyncio.wrap_future(self._start())
+
+    def _start(self) -> Future[None]:
+        return on_disk(self.cache.remove, self.keys)
+
+
+class Lead(NamedTuple):
+    """Runs the script of a leader as one step: its flight ends when it does, also if the task is cancelled."""
+
+    flight: Flight
+    script: Script[Any]
+
+    def call(self, call: Call) -> Any:
+        del call
+        # In a worker thread of AnyIO, async functions run on the loop that the thread belongs to.
+        with self._leading(ANY_LOOP if in_worker_thread() else None):
+            return run_script(self.script)
+
+    async def acall(self, call: Call) -> Any:
+        del call
+        with self._leading(asyncio.get_running_loop()):
+            return await arun_script(self.script)
+
+    @contextmanager
+    def _leading(self, loop: object) -> Iterator[None]:
+        with ExitStack() as stack:
+            # If an attempt around the execution times out, it may be left running for good: nothing waits for it then.
+            limit = current_limit.get()
+            while limit is not None:
+                stack.enter_context(limit.signal.on_stop(lambda _reason: self.flight.abandon()))
+                limit = limit.around
+            with self.flight.leading(loop):
+                yield
+
+
+class Follow(NamedTuple):
+    """Waits for the leader; returns whether it has an outcome. If the run is stopped, the execution is left open."""
+
+    flight: Flight
+
+    def call(self, call: Call) -> bool:
+        if self._would_deadlock():
+            return True
+        ended = threading.Event()
+        with call.runner.session.stop_signal.on_stop(lambda _reason: ended.set()):
+            self.flight.on_end(ended.set)
+            ended.wait()
+        return self._has_outcome()
+
+    async def acall(self, call: Call) -> bool:
+        if self._would_deadlock():
+            return True
+        ended, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def wake(_reason: str = "") -> None:
+            with suppress(RuntimeError):  # the loop was closed: nothing waits there any more
+                loop.call_soon_threadsafe(ended.set)
+
+        with call.runner.session.stop_signal.on_stop(wake):
+            self.flight.on_end(wake)
+            await ended.wait()
+        return self._has_outcome()
+
+    def _would_deadlock(self) -> bool:
+        """Whether the leader needs an event loop that a sync call around this execution blocks, as in a notebook."""
+        blocked = blocked_loops()
+        return bool(blocked) and (self.flight.loop is ANY_LOOP or self.flight.loop in blocked)
+
+    def _has_outcome(self) -> bool:
+        if not self.flight.ended:
+            raise asyncio.CancelledError
+        return self.flight.has_outcome
