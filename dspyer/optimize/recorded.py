@@ -24,7 +24,7 @@ from typing import Any, Final
 
 import dspy
 
-from dspyer.nodes.cache_key import _Identity
+from dspyer.nodes.cache_key import Identity
 from dspyer.persistence.patch_cache import PatchCache, cache_in, on_disk
 from dspyer.runtime.asked_layers import asked_layers
 from dspyer.state import ImmutableState
@@ -79,7 +79,7 @@ def recorded_result(
 
 def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
     """The key of one call of a metric; None if it has none."""
-    identity = _Identity()
+    identity = Identity()
     described = identity.of_callable(metric)
     if identity.unknown:
         other = identity.unknown[0]

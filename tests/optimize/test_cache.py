@@ -8,7 +8,7 @@ from typing import Any
 import dspy
 import pytest
 
-from dspyer import END, START, Graph, optimize
+from dspyer import optimize
 from tests.optimizers.lm import NotingLM
 from tests.optimizers.programs import PAIRS
 
