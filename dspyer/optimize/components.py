@@ -1,0 +1,122 @@
+"""What GEPA may edit of a program, its components: the predictors by name. And which nodes of the graph they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import dspy
+from dspy.predict.parameter import Parameter
+
+from dspyer.dspy_module.parameters import walk_parameters
+from dspyer.runtime.program import CompiledGraph
+from dspyer.runtime.run import Run
+from dspyer.scheduler.topology import START
+
+
+class Components:
+    """The components of a program and its nodes.
+
+    A component is in the node whose module has its predictor, at any depth: `write.draft.predict` is in the node
+    `write`, whose program has a node `draft`. A router and a condenser with a module count as nodes of their own. The
+    graph may also be inside of a module that does more than call it; a module with several graphs, or none, has
+    no nodes: there each component stands for itself.
+
+    Attributes:
+        nodes: the names of the nodes, in the order of the graph; of a program without one, the components.
+        exact: whether the program is a graph, so that its run knows of everything that ran.
+    """
+
+    def __init__(self, program: dspy.Module, components: Iterable[str]) -> None:
+        self._all = tuple(components)
+        graph = _only_graph(program)
+        self.exact = graph is program
+        if graph is None:
+            self._in = {name: (name,) for name in self._all}
+            self._used: dict[str, tuple[str, ...]] = {}
+            self.nodes: tuple[str, ...] = self._all
+            return
+        names = {id(parameter): name for name, parameter in program.named_parameters() if name in self._all}
+        modules = {name: part for name, part in vars(graph).items() if isinstance(part, dspy.Module)}
+        self._in = {
+            attribute: tuple(dict.fromkeys(names[key] for key in _parameters(module) if key in names))
+            for attribute, module in modules.items()
+        }
+        spec = graph.graph
+        self._used = {
+            node: (
+                node,
+                *(router.module_name for router in _routers(spec.exits.get(node, ())) if router.module_name),
+                *(part.name for part in spec.condensers.get(node, {}).values()),
+            )
+            for node in (START, *spec.nodes)
+        }
+        self.nodes = tuple(dict.fromkeys([*spec.nodes, *self._in]))
+
+    @property
+    def tunable(self) -> tuple[str, ...]:
+        """The nodes with a component."""
+        return tuple(node for node in self.nodes if self._in.get(node))
+
+    def of_node(self, node: str) -> tuple[str, ...]:
+        """The components in a node; none of a function, a tool or a frozen node."""
+        return self._in.get(node, ())
+
+    def node_of(self, component: str) -> str:
+        """The node that a component is in; of one outside of the graph, its own name."""
+        return next((node for node, inside in self._in.items() if component in inside), component)
+
+    def used_in(self, prediction: Any) -> tuple[str, ...]:
+        """The components that the run of a prediction may have called: those of the nodes that ran."""
+        if not self.exact:
+            return self._all
+        try:
+            run = Run.of(prediction)
+        except (LookupError, TypeError):
+            return self._all
+        ran = {START, *(commit.node for commit in run.commits), *(step.node for step in run.trace_steps)}
+        unused = {
+            component
+            for node, attributes in self._used.items()
+            if node not in ran
+            for attribute in attributes
+            for component in self._in.get(attribute, ())
+        }
+        used = {
+            component
+            for node in ran
+            for attribute in self._used.get(node, (node,))
+            for component in self._in.get(attribute, ())
+        }
+        return tuple(component for component in self._all if component in used or component not in unused)
+
+
+def nodes_by_part(program: dspy.Module) -> dict[int, str]:
+    """The node of each module and predictor of a program, by id; without a graph, the component."""
+    graph = _only_graph(program)
+    if graph is None:
+        return {id(parameter): name for name, parameter in program.named_parameters()}
+    found: dict[int, str] = {}
+    for attribute, module in vars(graph).items():
+        if isinstance(module, dspy.Module):
+            for _, part in module.named_sub_modules():
+                found.setdefault(id(part), attribute)
+    return found
+
+
+def _only_graph(program: dspy.Module) -> CompiledGraph | None:
+    if isinstance(program, CompiledGraph):
+        return program
+    graphs = [part for _, part in program.named_sub_modules() if isinstance(part, CompiledGraph)]
+    inner = {id(part) for graph in graphs for _, part in graph.named_sub_modules() if part is not graph}
+    outer = [graph for graph in graphs if id(graph) not in inner]
+    return outer[0] if len(outer) == 1 else None
+
+
+def _parameters(module: dspy.Module) -> list[int]:
+    own = [id(module)] if isinstance(module, Parameter) else []
+    return [*own, *(id(parameter) for _, parameter in walk_parameters(module))]
+
+
+def _routers(ways: Iterable[Any]) -> list[Any]:
+    return [way for way in ways if not isinstance(way, str)]

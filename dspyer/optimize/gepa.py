@@ -1,0 +1,218 @@
+"""`GEPA`: DSPy's GEPA, which edits the nodes that made the mistakes, and repeats no run whose nodes are unchanged.
+
+DSPy's `compile` gives everything to `gepa.optimize`, the public function of the package `gepa`, which it imports when
+it is called. `_compile` is DSPy's own code with another function under that name: it puts `ReusingAdapter` around
+DSPy's adapter, and adds a component selector, a callback and a condition to stop. All else is what DSPy passes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType, ModuleType
+from typing import Any, Final
+
+import dspy
+from gepa.api import optimize as gepa_optimize
+from gepa.core.data_loader import ensure_loader
+
+from dspyer.optimize.components import Components
+from dspyer.optimize.gepa_adapter import KnownRuns, ReusingAdapter
+from dspyer.optimize.gepa_selector import CulpritSelector
+from dspyer.optimize.gepa_stats import GEPAStats, edits_between
+
+_SELECTORS: Final = ("culprits", "round_robin", "all")
+
+
+class GEPA(dspy.GEPA):
+    """`dspy.GEPA`, which edits the nodes that made the mistakes, and repeats no equal run.
+
+    It takes the arguments of `dspy.GEPA` and works as it does, with three differences:
+
+    - It edits the predictors of the *culprits* of a minibatch (`optimize.culprits`), and not one after the other. That
+      takes a metric by `optimize.by_field`, and a compiled graph. With another metric the selector is that of DSPy.
+    - It reuses the run of an earlier candidate on an example if all nodes that ran have the same instructions now. Such
+      a run counts for no metric call of the budget. The metric is not called either.
+    - It asks the reflection LM for another proposal (with a new `rollout_id`) if it has had one for the same candidate
+      and the same records. With DSPy's cache, it would get the same proposal again.
+
+    Reuse takes the first run for all equal ones, also if the LM samples (`temperature`, `cache=False`), or a tool
+    answers differently each time. `reuse=False` draws again each time, as `dspy.GEPA` does; then proposals are not
+    asked for anew either. A run that failed is never reused.
+
+    It ends when the budget is spent, or earlier: when nothing but known runs has come for so long that `dspy.GEPA`
+    would have spent the rest of the budget on them.
+
+    Args:
+        metric: `optimize.by_field(...)`, or any metric of `dspy.GEPA`.
+        component_selector: `"culprits"`, one of DSPy's (`"round_robin"`, `"all"`), or a function as in DSPy.
+        reuse: whether known runs are reused.
+        options: the other arguments of `dspy.GEPA`.
+
+    Attributes:
+        stats: what the last `compile` did, a table of the nodes.
+
+    Raises:
+        ValueError: for an unknown component selector.
+
+    Example:
+        >>> import dspy
+        >>> from dspyer import optimize
+        >>> def exact(example, prediction, trace=None, pred_name=None, pred_trace=None):
+        ...     return prediction.answer == example.answer
+        >>> gepa = optimize.GEPA(exact, reflection_lm=dspy.LM("openai/gpt-5"), max_metric_calls=400)
+        >>> gepa.reuse
+        True
+    """
+
+    def __init__(
+        self,
+        metric: Any,
+        *,
+        component_selector: Any = "culprits",
+        reuse: bool = True,
+        **options: Any,
+    ) -> None:
+        if isinstance(component_selector, str) and component_selector not in _SELECTORS:
+            raise ValueError(
+                f"component_selector: {component_selector!r} is unknown; it is one of "
+                f"{', '.join(map(repr, _SELECTORS))}, or a function as dspy.GEPA takes it"
+            )
+        super().__init__(metric, component_selector=component_selector, **options)
+        self.reuse = reuse
+        self._stats: GEPAStats | None = None
+
+    @property
+    def stats(self) -> GEPAStats:
+        """What the last `compile` did: per node, times culprit, edits, LM calls made and spared. See `GEPAStats`.
+
+        While `compile` runs it shows what was done so far, also after an error.
+
+        Raises:
+            LookupError: before the first `compile`.
+        """
+        if self._stats is None:
+            raise LookupError("gepa.stats: nothing was optimized yet; call gepa.compile(program, trainset=...) first")
+        return self._stats
+
+    def compile(
+        self,
+        student: dspy.Module,
+        *,
+        trainset: list[dspy.Example],
+        teacher: dspy.Module | None = None,
+        valset: list[dspy.Example] | None = None,
+    ) -> dspy.Module:
+        """Optimizes a program; arguments and result are those of `dspy.GEPA.compile`.
+
+        Args:
+            student: the program.
+            trainset: the examples that give feedback.
+            teacher: none; GEPA has no teacher.
+            valset: the examples that choose candidates; by default the trainset.
+
+        Returns:
+            The program with the instructions of the best candidate; with `track_stats=True` it has `detailed_results`.
+        """
+
+        def optimize(**given: Any) -> Any:
+            return gepa_optimize(**self._changed(student, given))
+
+        return _compile(optimize)(self, student, trainset=trainset, teacher=teacher, valset=valset)
+
+    def _changed(self, student: dspy.Module, given: dict[str, Any]) -> dict[str, Any]:
+        """The arguments for `gepa.optimize`, made of those that DSPy has for it."""
+        components = Components(student, given["seed_candidate"])
+        self._stats = stats = GEPAStats(components.nodes, components.tunable)
+        adapter = ReusingAdapter(given["adapter"], components, stats, reuse=self.reuse)
+        selector = given["module_selector"]
+        if isinstance(selector, str) and selector == "culprits":
+            selector = CulpritSelector(adapter, self.metric_fn, stats)
+        known = KnownRuns(adapter, ensure_loader(given["valset"])) if self.reuse else None
+        return {
+            **given,
+            "adapter": adapter,
+            "module_selector": selector,
+            "callbacks": [*(given.get("callbacks") or ()), _Observer(components, stats, known)],
+            "stop_callbacks": [
+                *_listed(given.get("stop_callbacks")),
+                *([_NothingNew(adapter, given["max_metric_calls"])] if self.reuse else ()),
+            ]
+            or None,
+        }
+
+
+class _Observer:
+    """A callback of `gepa`: counts accepted edits, and lets the evaluation of candidates find known runs."""
+
+    def __init__(self, components: Components, stats: GEPAStats, known: KnownRuns | None) -> None:
+        self._components = components
+        self._stats = stats
+        self._known = known
+        self._state: Any = None
+        self._merged: int | None = None
+
+    def on_iteration_start(self, event: Mapping[str, Any]) -> None:
+        self._state = event["state"]
+        self._stats.candidates = len(self._state.program_candidates)
+        if self._known is not None:
+            self._state.evaluation_cache = self._known
+
+    def on_merge_accepted(self, event: Mapping[str, Any]) -> None:
+        self._merged = event["new_candidate_idx"]
+
+    def on_candidate_accepted(self, event: Mapping[str, Any]) -> None:
+        candidates, index = self._state.program_candidates, event["new_candidate_idx"]
+        self._stats.candidates = len(candidates)
+        if index == self._merged:  # its edits were accepted before
+            return
+        for component in edits_between([candidates[parent] for parent in event["parent_ids"]], candidates[index]):
+            self._stats.node(self._components.node_of(component)).kept += 1
+
+
+class _NothingNew:
+    """A condition to stop: reuse alone would go on for ever, when every proposal fails or every example is solved.
+
+    It counts what `dspy.GEPA` would have spent since the last run that was made.
+    """
+
+    def __init__(self, adapter: ReusingAdapter, budget: int) -> None:
+        self._adapter = adapter
+        self._budget = budget
+
+    def __call__(self, state: Any) -> bool:
+        spared: int = self._adapter.spared_since_made
+        return bool(spared and state.total_num_evals + spared >= self._budget)
+
+
+def _listed(stoppers: Any) -> Sequence[Any]:
+    if stoppers is None:
+        return ()
+    return stoppers if isinstance(stoppers, Sequence) else (stoppers,)
+
+
+def _compile(optimize: Callable[..., Any]) -> Callable[..., Any]:
+    """`dspy.GEPA.compile` with another `gepa.optimize`.
+
+    Only this function sees the other one: other optimizers may run in other threads meanwhile.
+    """
+    own: Any = inspect.unwrap(dspy.GEPA.compile)
+    if not {"gepa", "optimize", "DspyAdapter"} <= set(own.__code__.co_names):
+        raise RuntimeError(
+            f"optimize.GEPA does not know dspy.GEPA.compile of DSPy {dspy.__version__}: it no longer imports "
+            "gepa.optimize. Use dspy.GEPA, or another version of DSPy"
+        )
+
+    def importing(name: str, *args: Any, **kwargs: Any) -> ModuleType:
+        module = builtins.__import__(name, *args, **kwargs)
+        if name != "gepa":
+            return module
+        changed = ModuleType(name)
+        vars(changed).update(vars(module), optimize=optimize)
+        return changed
+
+    names = {**own.__globals__, "__builtins__": {**vars(builtins), "__import__": importing}}
+    made = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
+    made.__kwdefaults__ = own.__kwdefaults__
+    return made

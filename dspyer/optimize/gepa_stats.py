@@ -1,0 +1,193 @@
+"""`GEPAStats`: what an optimization by `optimize.GEPA` did, as a table."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dspyer.display.amounts import count_of
+
+
+@dataclass(slots=True)
+class NodeTuning:
+    """What an optimization found out about one node, and what it did to it.
+
+    Attributes:
+        node: its name; of a program that is no graph, the name of a predictor.
+        tunable: whether GEPA may edit it: not a function, a tool or a frozen node.
+        culprit: in how many of the judged runs the node was a culprit.
+        suspect: in how many of them it was one of several nodes that may have been the cause.
+        failed: in how many runs an exception of the node ended the run, or its response could not be parsed.
+        proposed: new instructions that the reflection LM wrote for it.
+        kept: those of them that are in a candidate which GEPA accepted.
+        lm_calls: its LM calls that were made, failed runs included.
+        lm_cached: further ones that DSPy's own cache answered.
+        lm_spared: LM calls that reuse and `optimize.cache` kept from being made, and that DSPy's cache would not have
+            answered.
+    """
+
+    node: str
+    tunable: bool = True
+    culprit: int = 0
+    suspect: int = 0
+    failed: int = 0
+    proposed: int = 0
+    kept: int = 0
+    lm_calls: int = 0
+    lm_cached: int = 0
+    lm_spared: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+class GEPAStats:
+    """What one call of `optimize.GEPA.compile` did: a table of the nodes as text, in a notebook too.
+
+    Attributes:
+        nodes: the figures of each node, in the order of the graph.
+        judged: runs of minibatches whose culprits were searched for.
+        metric_calls: runs of an example that were made and scored; they count for the budget.
+        metric_spared: runs that were not made, since an equal run was known (`reuse=True`); they count for nothing.
+        reflection_calls: calls of the reflection LM that were made.
+        reflection_cached: further ones that a cache answered.
+        repeated: proposals that had been made for the same parent and records before, and were asked for anew.
+        untunable: minibatches that gave no proposal, since every culprit was a node that GEPA may not edit.
+        candidates: candidates that GEPA accepted, the program that it was given included.
+        other_lm_calls: LM calls that belong to no node: of a module around the graph, of a metric.
+
+    Example:
+        >>> stats = GEPAStats(["search", "write"], tunable=["write"])
+        >>> stats.nodes["write"].culprit = 3
+        >>> print(stats)
+        node                  culprit  proposed  kept  LM calls  spared
+        search (not tunable)        0                         0       0
+        write                       3         0     0         0       0
+        0 metric calls made
+        ...
+    """
+
+    def __init__(self, nodes: Iterable[str], tunable: Iterable[str]) -> None:
+        may_edit = frozenset(tunable)
+        self.nodes: dict[str, NodeTuning] = {name: NodeTuning(name, name in may_edit) for name in nodes}
+        self.judged = 0
+        self.metric_calls = 0
+        self.metric_spared = 0
+        self.reflection_calls = 0
+        self.reflection_cached = 0
+        self.repeated = 0
+        self.untunable = 0
+        self.candidates = 0
+        self.other_lm_calls = 0
+
+    def node(self, name: str) -> NodeTuning:
+        """The figures of a node; one that the graph does not name (a tool) gets a row as not tunable."""
+        found = self.nodes.get(name)
+        if found is None:
+            found = self.nodes[name] = NodeTuning(name, tunable=False)
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the JSON form: a list of nodes, and the other figures by their names.
+
+        Example:
+            >>> GEPAStats(["write"], tunable=["write"]).to_dict()["metric_calls"]
+            0
+        """
+        rest = {name: value for name, value in vars(self).items() if name != "nodes"}
+        return {"nodes": [one.to_dict() for one in self.nodes.values()], **rest}
+
+    def __str__(self) -> str:
+        columns = self._columns()
+        table = [[column.title for column in columns]]
+        table += [[column.cell(one) for column in columns] for one in self.nodes.values()]
+        widths = [max(len(cells[place]) for cells in table) for place in range(len(columns))]
+        lines = [
+            "  ".join(
+                cell.rjust(width) if place else cell.ljust(width)
+                for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+            ).rstrip()
+            for cells in table
+        ]
+        return "\n".join([*lines, *self._lines()])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        columns = self._columns()
+        style = "padding:.3em .8em;border-bottom:1px solid #8884;white-space:nowrap;text-align:"
+        sides = ["left", *["right"] * (len(columns) - 1)]
+        head = "".join(
+            f'<th style="{style}{side}">{html.escape(column.title)}</th>'
+            for side, column in zip(sides, columns, strict=True)
+        )
+        body = "".join(
+            "<tr>"
+            + "".join(
+                f'<td style="{style}{side}">{html.escape(column.cell(one))}</td>'
+                for side, column in zip(sides, columns, strict=True)
+            )
+            + "</tr>"
+            for one in self.nodes.values()
+        )
+        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self._lines())
+        return (
+            '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+            f'<ul style="font-size:90%">{lines}</ul>'
+        )
+
+    def _columns(self) -> list[_Column]:
+        rows = self.nodes.values()
+        return [column for column in _COLUMNS if column.shown is None or any(column.shown(one) for one in rows)]
+
+    def _lines(self) -> list[str]:
+        cached = f", {self.reflection_cached:,} from a cache" if self.reflection_cached else ""
+        repeated = count_of(self.repeated, "repeated proposal")
+        lines = [
+            f"{count_of(self.metric_calls, 'metric call')} made, {self.metric_spared:,} spared by equal runs",
+            f"{count_of(self.reflection_calls, 'reflection call')} made{cached}; {repeated} asked for anew",
+            f"{count_of(self.candidates, 'candidate')}, the program as it was given included",
+        ]
+        if self.untunable:
+            lines.append(
+                f"{count_of(self.untunable, 'minibatch', 'minibatches')} gave no proposal: every culprit is a node "
+                "that GEPA may not edit"
+            )
+        if self.other_lm_calls:
+            lines.append(f"{count_of(self.other_lm_calls, 'LM call')} of no node: in a metric, or around the graph")
+        return lines
+
+
+class _Column(NamedTuple):
+    """A column of the table: its head, the text of a cell, and whether a node has something to show (None: always)."""
+
+    title: str
+    cell: Callable[[NodeTuning], str]
+    shown: Callable[[NodeTuning], object] | None = None
+
+
+def _edits(name: str) -> Callable[[NodeTuning], str]:
+    return lambda one: f"{getattr(one, name):,}" if one.tunable else ""
+
+
+_COLUMNS = (
+    _Column("node", lambda one: one.node if one.tunable else f"{one.node} (not tunable)"),
+    _Column("culprit", lambda one: f"{one.culprit:,}"),
+    _Column("suspect", lambda one: f"{one.suspect:,}", lambda one: one.suspect),
+    _Column("failed", lambda one: f"{one.failed:,}", lambda one: one.failed),
+    _Column("proposed", _edits("proposed")),
+    _Column("kept", _edits("kept")),
+    _Column("LM calls", lambda one: f"{one.lm_calls:,}"),
+    _Column("cached", lambda one: f"{one.lm_cached:,}", lambda one: one.lm_cached),
+    _Column("spared", lambda one: f"{one.lm_spared:,}"),
+)
+
+
+def edits_between(parents: Iterable[Mapping[str, str]], child: Mapping[str, str]) -> list[str]:
+    """The components whose text in a candidate is that of none of its parents."""
+    known = list(parents)
+    return [name for name, text in child.items() if all(parent.get(name) != text for parent in known)]
