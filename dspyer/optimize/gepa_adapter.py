@@ -92,7 +92,8 @@ class ReusingAdapter:
         """The scores of a candidate on a batch."""
         if not self.reuse:
             with self._making(len(batch)):
-                return self.inner.evaluate(batch, candidate, capture_traces=capture_traces)
+                scored: Batch = self.inner.evaluate(batch, candidate, capture_traces=capture_traces)
+                return scored
 
         def make(items: list[tuple[Candidate, list[Any]]]) -> list[Batch]:
             # Always with traces: the same run may be asked for with them later.
@@ -127,9 +128,7 @@ class ReusingAdapter:
         lacks = {id(example): example for example in batch if self._runs.find(candidate, example) is None}
         return list(lacks.values())
 
-    def _combined(
-        self, candidate: Candidate, batch: list[Any], lacks: list[Any], made: Batch | None
-    ) -> Batch:
+    def _combined(self, candidate: Candidate, batch: list[Any], lacks: list[Any], made: Batch | None) -> Batch:
         """The runs of a batch, known ones and those that were just made; failed ones are only in `made`."""
         place_of = {id(example): place for place, example in enumerate(lacks)}
         failed: dict[int, Mapping[str, Any]] = {}

@@ -1,0 +1,134 @@
+"""Programs whose predictors lack a rule each, an LM that follows the rules it is told, and one that writes them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import dspy
+from pydantic import BaseModel
+
+from dspyer import END, START, Graph
+from dspyer.testing.prompt import Prompt, write_answer
+from dspyer.testing.text_engine import Sampling, TextLM
+
+RULES: Mapping[str, Callable[..., int]] = {
+    "a": lambda n: n + 1,
+    "b": lambda a: 2 * a,
+    "c": lambda b: b + 3,
+}
+"""What each field is made of, and how. A predictor whose instructions lack `RULE field` is wrong by 100."""
+
+
+class Asked(NamedTuple):
+    """One call of an LM."""
+
+    field: str
+    text: str
+    rollout: int | None
+
+
+class Writer:
+    """Responds as a function of the prompt and the rollout id; notes every call.
+
+    It reflects by what the feedback says: `expected` for one field gives the rule of that field, anything else a rule
+    by chance.
+    """
+
+    def __init__(self, rules: Mapping[str, Callable[..., int]]) -> None:
+        self.rules = rules
+        self.asked: list[Asked] = []
+        self._lock = threading.Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Writer:
+        return self
+
+    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
+        text = "\n".join(turn.content for turn in prompt.turns)
+        names = [field.name for field in prompt.output_fields]
+        with self._lock:
+            self.asked.append(Asked(names[-1], text, sampling.rollout))
+        if "new_instruction" in names:
+            return write_answer(prompt, {"new_instruction": self.reflect(prompt, sampling.rollout)})
+        (name,) = (name for name in names if name in self.rules)
+        if "BREAK" in prompt.instructions:
+            return "no field at all"
+        value = self.rules[name](*[int(value) for value in prompt.inputs.values()])
+        return write_answer(prompt, {name: value if f"RULE {name}" in prompt.instructions else value + 100})
+
+    def reflect(self, prompt: Prompt, rollout: int | None) -> str:
+        current, examples = prompt.inputs["current_instruction"], prompt.inputs["examples_with_feedback"]
+        named = re.findall(r"`(\w+)` is -?\d+, expected", examples)
+        digest = hashlib.sha256(f"{rollout}{current}{examples}".encode()).digest()
+        rule = named[0] if named else sorted(self.rules)[digest[0] % len(self.rules)]
+        return f"{current} RULE {rule}"
+
+
+class SkillLM(TextLM):
+    """The LM of these tests."""
+
+    def __init__(self, rules: Mapping[str, Callable[..., int]] = RULES, **options: Any) -> None:
+        self.writer = Writer(rules)
+        super().__init__("skills", self.writer, **options)
+
+    @property
+    def asked(self) -> list[Asked]:
+        return self.writer.asked
+
+    @property
+    def tasks(self) -> list[Asked]:
+        """Those that are no reflection."""
+        return [one for one in self.asked if one.field != "new_instruction"]
+
+    @property
+    def reflections(self) -> list[Asked]:
+        return [one for one in self.asked if one.field == "new_instruction"]
+
+
+class ChainState(BaseModel):
+    n: int
+    a: int = 0
+    b: int = 0
+    c: int = 0
+
+
+def chain(**frozen: bool) -> Any:
+    """n -> a -> b -> c."""
+    graph = Graph(ChainState, name="Chain")
+    for inputs, field in (("n", "a"), ("a", "b"), ("b", "c")):
+        graph.add_node(
+            f"write_{field}",
+            dspy.Predict(f"{inputs}: int -> {field}: int", f"Give {field}."),
+            frozen=frozen.get(field, False),
+        )
+    return graph.add_path(START, "write_a", "write_b", "write_c", END).compile()
+
+
+def examples(count: int, first: int = 0) -> list[dspy.Example]:
+    """Inputs of the chain with the gold value of each field."""
+    found = []
+    for n in range(first, first + count):
+        a = RULES["a"](n)
+        b = RULES["b"](a)
+        found.append(dspy.Example(n=n, a=a, b=b, c=RULES["c"](b)).with_inputs("n"))
+    return found
+
+
+def stepwise(example: Any, prediction: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
+    """A plain metric of DSPy: which share of the steps follow their rules."""
+    del trace, pred_trace
+    values = [example.n, *(getattr(prediction, field, None) for field in RULES)]
+    right = [rule(before) == after for rule, before, after in zip(RULES.values(), values, values[1:], strict=False)]
+    score = sum(right) / len(right)
+    return score if pred_name is None else dspy.Prediction(score=score, feedback=f"right: {right}")
+
+
+def candidates(program: Any) -> list[dict[str, str]]:
+    """The instructions of all candidates of an optimization with `track_stats=True`."""
+    return [
+        {name: predictor.signature.instructions for name, predictor in candidate.named_predictors()}
+        for candidate in program.detailed_results.candidates
+    ]
