@@ -140,9 +140,9 @@ class GEPAStats:
             f'<ul style="font-size:90%">{lines}</ul>'
         )
 
-    def _columns(self) -> list[_Column]:
+    def _columns(self) -> list[_Figure]:
         rows = self.nodes.values()
-        return [column for column in _COLUMNS if column.shown is None or any(column.shown(one) for one in rows)]
+        return [column for column in _FIGURES if column.shown is None or any(column.shown(one) for one in rows)]
 
     def _lines(self) -> list[str]:
         cached = f", {self.reflection_cached:,} from a cache" if self.reflection_cached else ""
@@ -162,7 +162,7 @@ class GEPAStats:
         return lines
 
 
-class _Column(NamedTuple):
+class _Figure(NamedTuple):
     """A column of the table: its head, the text of a cell, and whether a node has something to show (None: always)."""
 
     title: str
@@ -174,16 +174,16 @@ def _edits(name: str) -> Callable[[NodeTuning], str]:
     return lambda one: f"{getattr(one, name):,}" if one.tunable else ""
 
 
-_COLUMNS = (
-    _Column("node", lambda one: one.node if one.tunable else f"{one.node} (not tunable)"),
-    _Column("culprit", lambda one: f"{one.culprit:,}"),
-    _Column("suspect", lambda one: f"{one.suspect:,}", lambda one: one.suspect),
-    _Column("failed", lambda one: f"{one.failed:,}", lambda one: one.failed),
-    _Column("proposed", _edits("proposed")),
-    _Column("kept", _edits("kept")),
-    _Column("LM calls", lambda one: f"{one.lm_calls:,}"),
-    _Column("cached", lambda one: f"{one.lm_cached:,}", lambda one: one.lm_cached),
-    _Column("spared", lambda one: f"{one.lm_spared:,}"),
+_FIGURES = (
+    _Figure("node", lambda one: one.node if one.tunable else f"{one.node} (not tunable)"),
+    _Figure("culprit", lambda one: f"{one.culprit:,}"),
+    _Figure("suspect", lambda one: f"{one.suspect:,}", lambda one: one.suspect),
+    _Figure("failed", lambda one: f"{one.failed:,}", lambda one: one.failed),
+    _Figure("proposed", _edits("proposed")),
+    _Figure("kept", _edits("kept")),
+    _Figure("LM calls", lambda one: f"{one.lm_calls:,}"),
+    _Figure("cached", lambda one: f"{one.lm_cached:,}", lambda one: one.lm_cached),
+    _Figure("spared", lambda one: f"{one.lm_spared:,}"),
 )
 
 

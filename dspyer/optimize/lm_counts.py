@@ -30,7 +30,7 @@ class LMCounts(BaseCallback):
     def __init__(self) -> None:
         self.made: Counter[str] = Counter()
         self.cached: Counter[str] = Counter()
-        self.history: Any = _Entries(self._entry)
+        self.history: Any = _NotedHistory(self._entry)
         self._begun: dict[str, tuple[str, Any]] = {}
         self._answered: set[str] = set()  # by a cache
         self._nodes: dict[int, tuple[dspy.Module, dict[int, str]]] = {}  # by program, which is kept
@@ -74,7 +74,7 @@ class LMCounts(BaseCallback):
         return next((known[1][id(one)] for one in reversed(callers) if id(one) in known[1]), "")
 
 
-class _Entries(list[Any]):
+class _NotedHistory(list[Any]):
     """A history that passes each entry on and keeps none."""
 
     def __init__(self, note: Callable[[Mapping[str, Any]], None]) -> None:
