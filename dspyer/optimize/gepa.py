@@ -114,6 +114,21 @@ class GEPA(dspy.GEPA):
 
         Returns:
             The program with the instructions of the best candidate; with `track_stats=True` it has `detailed_results`.
+
+        Example:
+            >>> import dspy
+            >>> from dspyer import END, START, Graph, optimize
+            >>> from dspyer.testing import ScriptedLM
+            >>> graph = Graph().add_node("add", dspy.Predict("question -> answer")).add_path(START, "add", END)
+            >>> examples = [dspy.Example(question="1 + 2?", answer="3"), dspy.Example(question="2 + 2?", answer="4")]
+            >>> examples = [example.with_inputs("question") for example in examples]
+            >>> metric = optimize.by_field({"answer": optimize.equals("answer")}, goal="answer")
+            >>> gepa = optimize.GEPA(metric, reflection_lm=ScriptedLM([]), max_metric_calls=2, num_threads=1)
+            >>> with ScriptedLM([{"answer": "3"}, {"answer": "4"}]):
+            ...     tuned = gepa.compile(graph.compile(), trainset=examples)
+            <BLANKLINE>
+            >>> gepa.stats.nodes["add"].lm_calls, gepa.stats.metric_calls
+            (2, 2)
         """
 
         def optimize(**given: Any) -> Any:

@@ -66,8 +66,9 @@ class GEPAStats:
         node                  culprit  proposed  kept  LM calls  spared
         search (not tunable)        0                         0       0
         write                       3         0     0         0       0
-        0 metric calls made
-        ...
+        metric calls: 0 made, 0 spared by reuse
+        reflection calls: 0 made; 0 repeated proposals asked for anew
+        0 candidates, the given program included
     """
 
     def __init__(self, nodes: Iterable[str], tunable: Iterable[str]) -> None:
@@ -146,11 +147,11 @@ class GEPAStats:
 
     def _lines(self) -> list[str]:
         cached = f", {self.reflection_cached:,} from a cache" if self.reflection_cached else ""
-        repeated = count_of(self.repeated, "repeated proposal")
         lines = [
-            f"{count_of(self.metric_calls, 'metric call')} made, {self.metric_spared:,} spared by equal runs",
-            f"{count_of(self.reflection_calls, 'reflection call')} made{cached}; {repeated} asked for anew",
-            f"{count_of(self.candidates, 'candidate')}, the program as it was given included",
+            f"metric calls: {self.metric_calls:,} made, {self.metric_spared:,} spared by reuse",
+            f"reflection calls: {self.reflection_calls:,} made{cached}; "
+            f"{count_of(self.repeated, 'repeated proposal')} asked for anew",
+            f"{count_of(self.candidates, 'candidate')}, the given program included",
         ]
         if self.untunable:
             lines.append(
