@@ -116,6 +116,8 @@ class GEPA(dspy.GEPA):
             The program with the instructions of the best candidate; with `track_stats=True` it has `detailed_results`.
 
         Example:
+            >>> import io
+            >>> from contextlib import redirect_stdout
             >>> import dspy
             >>> from dspyer import END, START, Graph, optimize
             >>> from dspyer.testing import ScriptedLM
@@ -124,9 +126,8 @@ class GEPA(dspy.GEPA):
             >>> examples = [example.with_inputs("question") for example in examples]
             >>> metric = optimize.by_field({"answer": optimize.equals("answer")}, goal="answer")
             >>> gepa = optimize.GEPA(metric, reflection_lm=ScriptedLM([]), max_metric_calls=2, num_threads=1)
-            >>> with ScriptedLM([{"answer": "3"}, {"answer": "4"}]):
+            >>> with ScriptedLM([{"answer": "3"}, {"answer": "4"}]), redirect_stdout(io.StringIO()):  # progress bars
             ...     tuned = gepa.compile(graph.compile(), trainset=examples)
-            <BLANKLINE>
             >>> gepa.stats.nodes["add"].lm_calls, gepa.stats.metric_calls
             (2, 2)
         """

@@ -147,10 +147,10 @@ class GEPAStats:
 
     def _lines(self) -> list[str]:
         cached = f", {self.reflection_cached:,} from a cache" if self.reflection_cached else ""
+        repeated = count_of(self.repeated, "repeated proposal")
         lines = [
             f"metric calls: {self.metric_calls:,} made, {self.metric_spared:,} spared by reuse",
-            f"reflection calls: {self.reflection_calls:,} made{cached}; "
-            f"{count_of(self.repeated, 'repeated proposal')} asked for anew",
+            f"reflection calls: {self.reflection_calls:,} made{cached}; {repeated} asked for anew",
             f"{count_of(self.candidates, 'candidate')}, the given program included",
         ]
         if self.untunable:
