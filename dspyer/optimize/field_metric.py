@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from threading import Lock
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import dspy
 
 from dspyer.errors import brief, list_names, suggestion
+from dspyer.events import TraceStep
+from dspyer.graph.spec import GraphSpec
 from dspyer.optimize.field_functions import Equals, FieldJudge, FieldResult, metric_name, metric_problems
+from dspyer.optimize.judging import Culprits, Judgement, RunJudge, author_of
+from dspyer.optimize.written_values import NO_FIELD
+from dspyer.patch import DELETE
 from dspyer.runtime.program import CompiledGraph
+from dspyer.runtime.run import Run
+from dspyer.scheduler.run_state import outermost_execution
+from dspyer.values.freezing import same
+from dspyer.values.frozen import thaw
 
 
 class PassOrScore(float):
@@ -104,23 +115,27 @@ class FieldMetric:
         self.goal = goal
         self.weights: Mapping[str, float] | None = None if weights is None else dict(weights)
         self._judge = FieldJudge(self.metrics)
+        self._runs: WeakKeyDictionary[Run, list[_JudgedRun]] = WeakKeyDictionary()
+        self._fits: GraphSpec | None = None  # the graph that was validated last
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FieldMetric, (self.metrics, self.goal, self.weights)
 
     def __call__(
-        self,
-        example: Any,
-        pred: Any,
-        trace: Any = None,
-        pred_name: str | None = None,
-        pred_trace: Any = None,  # noqa: ARG002
+        self, example: Any, pred: Any, trace: Any = None, pred_name: str | None = None, pred_trace: Any = None
     ) -> Any:
         """The score of a run; with `pred_name`, also feedback for the predictor of that name, as `dspy.GEPA` asks.
 
         In a bootstrap, with a `trace` alone, a score below 1 counts as false: it is no example to follow.
         """
-        score = self._score_without_run(example, pred)
-        if pred_name is not None:
+        run = _run_of(pred)
+        score = self._score_without_run(example, pred) if run is None else self._score(run, example)
+        if pred_name is None:
+            return score if trace is None else PassOrScore(score)
+        if run is None:
             return dspy.Prediction(score=score, feedback=self._goal_text(example, pred))
-        return score if trace is None else PassOrScore(score)
+        return dspy.Prediction(score=score, feedback=self._feedback(run, example, trace, pred_trace))
 
     def validate(self, program: dspy.Module, examples: Iterable[Any] = ()) -> None:
         """Check that the metric fits a program, before an optimizer runs it.
@@ -150,7 +165,7 @@ class FieldMetric:
                 if isinstance(metric, Equals):
                     metric.expected(example)
 
-    def _validate_graph(self, graph: Any) -> None:
+    def _validate_graph(self, graph: GraphSpec) -> None:
         """Refuse metrics of fields that a graph does not have, or that none of its nodes writes."""
         schema, writes = graph.topology.schema, graph.writes
         if schema.accepts_any_key and writes is None:
@@ -168,6 +183,54 @@ class FieldMetric:
             raise ValueError(f"by_field: {' '.join(problems)} Its nodes write {list_names(written)}")
 
     # --- scores
+
+    def _score(self, run: Run, example: Any) -> float:
+        known = self._judged(run, example)
+        return self._mean({field: known.results.get((NO_FIELD, field)) for field in self._scored})
+
+    def _judged(self, run: Run, example: Any) -> _JudgedRun:
+        """What is known of a run: at first, the results of the fields that count for its score."""
+        with self._lock:
+            found = next((one for one in self._runs.get(run, ()) if one.example is example), None)
+        if found is not None:
+            return found
+        if run._graph is not self._fits:
+            self._validate_graph(run._graph)
+            self._fits = run._graph
+        found = _JudgedRun(example)
+        for field in self._scored:
+            if field in run.state:
+                found.results[NO_FIELD, field] = self._final_result(run, example, field)
+        with self._lock:
+            self._runs.setdefault(run, []).append(found)
+        return found
+
+    def _final_result(self, run: Run, example: Any, field: str) -> FieldResult:
+        """What a metric says of the value of a field in the end, with the state right after it was written."""
+        value, state = run.state.raw(field), run.state
+        try:
+            wrote = run.at(run.blame((field,)).id)
+        except LookupError:  # an earlier run of the thread has
+            pass
+        else:
+            state = wrote if same(wrote.raw(field, DELETE), value) else state
+        return self._judge.judge(field, example, thaw(value), state)
+
+    def _judgement(self, run: Run, example: Any) -> Judgement:
+        """Which nodes are responsible for what is wrong in a run; judged once for each run and example."""
+        if run._made_here[2]:
+            raise ValueError(
+                "this run was resumed, so this process knows only a part of what its nodes have read and called: judge "
+                "a run that was made at once, program.run({...})"
+            )
+        if run.status != "completed":
+            raise ValueError(f"this run {run.status}: culprits judges completed runs; run.failures names what failed")
+        known = self._judged(run, example)
+        with known.lock:
+            if known.judgement is None:
+                judge = RunJudge(run, example, self._judge, self.goal, known.results)
+                known.judgement = judge.judgement()
+            return known.judgement
 
     def _score_without_run(self, example: Any, pred: Any) -> float:
         if not isinstance(pred, dspy.Prediction):  # what some optimizers pass for a run that failed
@@ -203,6 +266,19 @@ class FieldMetric:
 
     # --- feedback
 
+    def _feedback(self, run: Run, example: Any, trace: Any, pred_trace: Any) -> str:
+        """The feedback for one step of a run. Its execution says what it wrote: by value, or by predictor, two visits
+        of a loop could be taken for each other.
+        """
+        judgement = self._judgement(run, example)
+        step = step_of(run, trace, pred_trace)
+        if step is None:
+            return judgement.goal
+        commit = outermost_execution(step.execution)
+        author = author_of(step, run._graph)
+        texts = judgement.feedback.get((commit, author), ())
+        return "\n".join(texts) or judgement.goal
+
     def _goal_text(self, example: Any, pred: Any) -> str:
         if not isinstance(pred, dspy.Prediction) or self.goal not in pred:
             return f"The program gave no `{self.goal}`."
@@ -213,6 +289,82 @@ class FieldMetric:
         metrics = ", ".join(f"{field!r}: {metric_name(metric)}" for field, metric in self.metrics.items())
         weights = "" if self.weights is None else f", weights={self.weights!r}"
         return f"by_field({{{metrics}}}, goal={self.goal!r}{weights})"
+
+
+class _JudgedRun:
+    """What is known of a run by one example."""
+
+    def __init__(self, example: Any) -> None:
+        self.example = example
+        self.results: dict[tuple[str, str], FieldResult] = {}
+        self.judgement: Judgement | None = None
+        self.lock = Lock()
+
+
+def _run_of(pred: object) -> Run | None:
+    """The run of a prediction; None for one that no graph has given."""
+    try:
+        return Run.of(pred) if isinstance(pred, dspy.Prediction) else None
+    except LookupError:
+        return None
+
+
+def step_of(run: Run, trace: Any, pred_trace: Any) -> TraceStep | None:
+    """The step of a run that an optimizer shows: by identity, or in a copy of the trace by its position there."""
+    if not pred_trace:
+        return None
+    _, inputs, outputs = pred_trace[0]
+    steps = [step for step in run.trace_steps if step.status != "lost"]
+    for step in steps:
+        if step.inputs is inputs and step.outputs is outputs:
+            return step
+    at = next((at for at, one in enumerate(trace or ()) if one[1] is inputs and one[2] is outputs), None)
+    if at is None or len(trace) > len(steps):
+        return None
+    steps = steps[len(steps) - len(trace) :]  # `max_trace_size` drops the oldest
+    same_steps = all(step.inputs.keys() == one[1].keys() for step, one in zip(steps, trace, strict=True))
+    return steps[at] if same_steps else None
+
+
+def culprits(run: Run, example: Any, metric: FieldMetric) -> Culprits:
+    """Which nodes are responsible for what is wrong in a run.
+
+    A field that a commit wrote is right if its metric says so. It is wrong if its metric says so, if a check refused
+    it, if its node failed, or if something that the node has read was wrong, or a router that had read something wrong
+    led there. Otherwise it is unknown. The **culprit** is the node that wrote a wrong value although nothing from which
+    it follows was wrong. If values from which it follows are unknown, it shares the responsibility with all nodes with
+    a language model upstream, up to fields that are right. This is not `run.blame`, which names the last writer.
+
+    The graph inside of a node is not looked into: the node is responsible for it. The more nodes declare `reads`, the
+    more exact is the result: a node without `reads` has read the whole state.
+
+    Args:
+        run: a completed run, as `program.run(...)` returns it, or `Run.of(prediction)`.
+        example: the example with the gold values.
+        metric: the metric by field.
+
+    Returns:
+        The culprits, with notes on every field that was written.
+
+    Raises:
+        TypeError: if the metric is not one of `by_field`.
+        ValueError: if the metric does not fit the graph, if the run was resumed, or if it is not completed.
+
+    Example:
+        >>> import dspy
+        >>> from dspyer import END, START, Graph
+        >>> graph = Graph().add_node("count", lambda text: {"words": len(text)}, writes=["words"])
+        >>> graph = graph.add_node("grade", lambda words: {"long": words > 4}, writes=["long"])
+        >>> run = graph.add_path(START, "count", "grade", END).compile().run({"text": "high tide"})
+        >>> metric = by_field({"words": equals("words"), "long": equals("long")}, goal="long")
+        >>> print(culprits(run, dspy.Example(text="high tide", words=2, long=False), metric))
+        culprits: count: 100 %, which no optimizer can change
+          trunk:1 count (visit 1) words: wrong: `words` is 9, expected 2.
+          trunk:2 grade (visit 1) long: wrong: `long` follows from `words`, which was already wrong: ...
+    """
+    if not isinstance(metric, FieldMetric):
+        raise TypeError(f"culprits takes a metric by field, as optimize.by_field makes it, and got {brief(metric)}")
+    return metric._judgement(run, example).culprits
 
 
 # --- what is wrong with the arguments
