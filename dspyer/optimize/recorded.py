@@ -33,6 +33,7 @@ from dspyer.values.freezing import freeze
 
 logger = logging.getLogger("dspyer")
 
+_FORM: Final = 1  # of keys and entries: another number leaves all earlier entries behind
 _CLIENT: Final = [
     "api_key",
     "api_base",
@@ -80,17 +81,18 @@ def recorded_result(
 def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
     """The key of one call of a metric; None if it has none."""
     identity = Identity()
-    described = identity.of_callable(metric)
+    try:
+        described = identity.of_callable(metric)
+        given = {name: encoding.encode(freeze(_contents(value))) for name, value in sorted(arguments.items())}
+        key = _digest([_FORM, "result", described, given, _lm_around()])
+    except Exception as error:  # noqa: BLE001 - whatever the example holds: the result is only not kept
+        _say_once(f"results of {_name(metric)} are not kept, since an argument has no JSON form: {error}")
+        return None
     if identity.unknown:
         other = identity.unknown[0]
         _say_once(f"results of {_name(metric)} are not kept, since they could be those of another {other}")
         return None
-    try:
-        given = {name: encoding.encode(freeze(_contents(value))) for name, value in sorted(arguments.items())}
-    except Exception as error:  # noqa: BLE001 - whatever the example holds: the result is only not kept
-        _say_once(f"results of {_name(metric)} are not kept, since an argument has no JSON form: {error}")
-        return None
-    return _digest(["result", described, given, _lm_around()])
+    return key
 
 
 def _contents(value: Any) -> Any:
@@ -176,7 +178,7 @@ class _Responses:
             self._made[key] += 1
             number = self._made[key]
         try:
-            yield _Request(self.folder, _digest(["response", key, number]))
+            yield _Request(self.folder, _digest([_FORM, "response", key, number]))
         except BaseException:
             with self._lock:
                 self._made[key] -= 1

@@ -219,6 +219,26 @@ def plain_gepa(work: Work, lm: Any, journal: Journal, train: list[dspy.Example])
     return _gepa_result(gepa.compile(desk_graph().compile(), trainset=train, valset=letters(4, 20)))
 
 
+JUDGE = dspy.Predict("letter, tone -> fair")
+
+
+def fair(example: Any, tone: str) -> Any:
+    """A field metric that asks an LM."""
+    verdict = JUDGE(letter=example.letter, tone=tone).fair
+    return dspy.Prediction(score=verdict.startswith("yes"), feedback=f"The tone is {example.tone}. {verdict}")
+
+
+def field_gepa(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
+    metric = optimize.by_field({"tone": fair, "label": optimize.equals("label")}, goal="label")
+    gepa = optimize.GEPA(metric, reflection_lm=lm, max_metric_calls=60, num_threads=work.threads, track_stats=True)
+    return _gepa_result(gepa.compile(desk_graph().compile(), trainset=train, valset=letters(4, 20)))
+
+
+def few_shot(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
+    metric = optimize.by_field({"tone": fair, "label": optimize.equals("label")}, goal="label")
+    return {"tuned": described(optimize.FewShot(metric, rollouts=2).compile(desk_graph().compile(), trainset=train))}
+
+
 def _gepa_result(tuned: Any) -> dict[str, Any]:
     found = tuned.detailed_results
     return {
@@ -269,6 +289,8 @@ def simba(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> d
 
 
 OPTIMIZERS: dict[str, Callable[[Work, Any, Journal, list[dspy.Example]], dict[str, Any]]] = {
+    "optimize.GEPA": field_gepa,
+    "optimize.FewShot": few_shot,
     "dspy.GEPA": plain_gepa,
     "BootstrapFewShot": bootstrap,
     "MIPROv2": mipro,
