@@ -18,18 +18,20 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from hashlib import blake2b
 from threading import Lock
 from typing import Any, Final
 
 import dspy
 
-from dspyer.nodes.cache_key import Identity
-from dspyer.persistence.patch_cache import PatchCache, cache_in, on_disk
+from dspyer.errors import with_article
+from dspyer.nodes.cache_key import Identity, digest
+from dspyer.nodes.module_key import ModuleDescriber
+from dspyer.persistence.patch_cache import PatchCache, on_disk
 from dspyer.runtime.asked_layers import asked_layers
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
+from dspyer.values.types import class_name
 
 logger = logging.getLogger("dspyer")
 
@@ -46,14 +48,14 @@ def recorded_lm(lm: Any) -> Any:
 
     Each twin counts for itself how often it made a request: it is for one optimization.
     """
-    folder = _folder()
-    if folder is None or not isinstance(lm, dspy.BaseLM):
+    results = asked_layers().results
+    if results is None or not isinstance(lm, dspy.BaseLM):
         return lm
     twin = copy.copy(lm)
     if not isinstance(lm, RecordsResponses):
         kind: Any = type(lm)
         twin.__class__ = _recording(kind)
-    twin._dspyer_responses = _Responses(cache_in(folder))
+    twin._dspyer_responses = _Responses(results.cache)
     return twin
 
 
@@ -64,27 +66,26 @@ def recorded_result(
 
     Nothing is kept of a metric, or of arguments, that could not be told from others.
     """
-    folder = _folder()
-    key = None if folder is None else _result_key(metric, arguments)
-    if folder is None or key is None:
+    results = asked_layers().results
+    key = None if results is None else _result_key(metric, arguments, results.describer)
+    if results is None or key is None:
         return judge()
-    results = cache_in(folder)
-    found = _read(results, key)
+    found = _read(results.cache, key)
     if found is None:
         made = judge()
         found = list(made)
         if _is_plain(found):
-            _write(results, key, found)
+            _write(results.cache, key, found)
     return tuple(found)
 
 
-def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any]) -> str | None:
+def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any], describer: ModuleDescriber) -> str | None:
     """The key of one call of a metric; None if it has none."""
-    identity = Identity()
+    identity = _MetricIdentity(describer)
     try:
-        described = identity.of_callable(metric)
+        described = [identity.of_callable(metric), identity.settings()]
         given = {name: encoding.encode(freeze(_contents(value))) for name, value in sorted(arguments.items())}
-        key = _digest([_FORM, "result", described, given, _lm_around()])
+        key = digest([_FORM, "result", described, given])
     except Exception as error:  # noqa: BLE001 - whatever the example holds: the result is only not kept
         _say_once(f"results of {_name(metric)} are not kept, since an argument has no JSON form: {error}")
         return None
@@ -95,19 +96,39 @@ def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any]) -> str
     return key
 
 
+class _MetricIdentity(Identity):
+    """Describes a metric with the modules and LMs that it judges by: in its closure, and global ones that it uses."""
+
+    def __init__(self, describer: ModuleDescriber) -> None:
+        super().__init__()
+        self._describer = describer
+
+    def settings(self) -> list[Any]:
+        """Describe the LM and the adapter that a judge without its own uses."""
+        lm, adapter = dspy.settings.lm, dspy.settings.adapter
+        return [None if lm is None else self._judge(lm, "dspy.settings.lm"), class_name(type(adapter))]
+
+    def _value(self, value: Any, what: str) -> Any:
+        return self._judge(value, what) if isinstance(value, dspy.Module | dspy.BaseLM) else super()._value(value, what)
+
+    def _near(self, module: str, named: Mapping[str, Any]) -> list[Any]:
+        judges = {name: value for name, value in named.items() if isinstance(value, dspy.Module | dspy.BaseLM)}
+        found = [[name, self._judge(value, repr(name))] for name, value in sorted(judges.items())]
+        return [*super()._near(module, named), *found]
+
+    def _judge(self, value: Any, what: str) -> Any:
+        found = self._describer.state_of(value)
+        if found is None:
+            self.unknown.append(f"{what} ({with_article(type(value).__name__)})")
+        return ["judge", found]
+
+
 def _contents(value: Any) -> Any:
     """The fields of an example or a state."""
     if isinstance(value, dspy.Example):
         inputs = value._input_keys
         return {"fields": dict(value.items()), "inputs": None if inputs is None else sorted(inputs)}
     return dict(value) if isinstance(value, ImmutableState) else value
-
-
-def _lm_around() -> list[Any]:
-    """The LM and the adapter that a judge without its own uses."""
-    lm, adapter = dspy.settings.lm, dspy.settings.adapter
-    settings = {} if lm is None else {name: value for name, value in lm.kwargs.items() if name not in _CLIENT}
-    return [None if lm is None else [lm.model, repr(sorted(settings.items()))], type(adapter).__qualname__]
 
 
 def _name(metric: Any) -> str:
@@ -121,11 +142,6 @@ def _say_once(text: str) -> None:
     if text not in _said:
         _said.add(text)
         logger.warning("optimize.cache: %s", text)
-
-
-def _folder() -> str | None:
-    results = asked_layers().results
-    return None if results is None else results.folder
 
 
 class RecordsResponses:
@@ -178,7 +194,7 @@ class _Responses:
             self._made[key] += 1
             number = self._made[key]
         try:
-            yield _Request(self.folder, _digest([_FORM, "response", key, number]))
+            yield _Request(self.folder, digest([_FORM, "response", key, number]))
         except BaseException:
             with self._lock:
                 self._made[key] -= 1
@@ -221,11 +237,6 @@ def _request_key(lm: Any, prompt: Any, messages: Any, kwargs: Mapping[str, Any])
 
 
 # --- entries
-
-
-def _digest(described: Any) -> str:
-    text = json.dumps(described, ensure_ascii=True, separators=(",", ":"))
-    return blake2b(text.encode(), digest_size=32).hexdigest()
 
 
 def _read(folder: PatchCache, key: str) -> Any:

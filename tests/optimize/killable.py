@@ -185,8 +185,7 @@ def work_in(folder: Path, work: Work, journal: Journal, train: list[dspy.Example
 
 
 def results_in(folder: Path) -> Any:
-    module: Any = optimize
-    return module.cache(folder / "results")
+    return optimize.cache(folder / "results")
 
 
 def quiet() -> None:
@@ -230,13 +229,15 @@ def fair(example: Any, tone: str) -> Any:
 
 def field_gepa(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
     metric = optimize.by_field({"tone": fair, "label": optimize.equals("label")}, goal="label")
-    gepa = optimize.GEPA(metric, reflection_lm=lm, max_metric_calls=60, num_threads=work.threads, track_stats=True)
+    module: Any = optimize
+    gepa = module.GEPA(metric, reflection_lm=lm, max_metric_calls=60, num_threads=work.threads, track_stats=True)
     return _gepa_result(gepa.compile(desk_graph().compile(), trainset=train, valset=letters(4, 20)))
 
 
 def few_shot(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
     metric = optimize.by_field({"tone": fair, "label": optimize.equals("label")}, goal="label")
-    return {"tuned": described(optimize.FewShot(metric, rollouts=2).compile(desk_graph().compile(), trainset=train))}
+    module: Any = optimize
+    return {"tuned": described(module.FewShot(metric, rollouts=2).compile(desk_graph().compile(), trainset=train))}
 
 
 def _gepa_result(tuned: Any) -> dict[str, Any]:

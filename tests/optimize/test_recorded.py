@@ -5,27 +5,20 @@ from __future__ import annotations
 import copy
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dspy
 import pytest
 from dspy.utils.exceptions import LMServerError
 
+from dspyer import optimize
 from dspyer.lms import reliable
 from dspyer.optimize.field_functions import FieldJudge
 from dspyer.optimize.recorded import recorded_lm
-from dspyer.runtime.asked_layers import asking
 from dspyer.testing import ScriptedLM
-
-
-@contextmanager
-def results_in(folder: Path) -> Iterator[None]:
-    with asking(results=SimpleNamespace(folder=str(folder))):
-        yield
+from tests.runtime.cached import warnings_of
 
 
 def numbered(count: int = 9, **settings: Any) -> ScriptedLM:
@@ -46,7 +39,7 @@ async def apropose(lm: Any, topic: str = "x", **config: Any) -> str:
 def test_a_repeated_request_asks_anew_and_one_that_is_started_again_replays(tmp_path: Path) -> None:
     """5.5: by prompt and by how often that prompt was sent."""
     lm = numbered()
-    with results_in(tmp_path):
+    with optimize.cache(tmp_path):
         first = recorded_lm(lm)
         assert [propose(first), propose(first), propose(first, "y")] == ["idea 1", "idea 2", "idea 3"]
         again = recorded_lm(lm)
@@ -59,7 +52,7 @@ def test_a_repeated_request_asks_anew_and_one_that_is_started_again_replays(tmp_
 @pytest.mark.anyio
 async def test_async_code_finds_what_sync_code_kept(tmp_path: Path) -> None:
     lm = numbered()
-    with results_in(tmp_path):
+    with optimize.cache(tmp_path):
         assert propose(recorded_lm(lm)) == "idea 1"
         again = recorded_lm(lm)
         assert [await apropose(again), await apropose(again)] == ["idea 1", "idea 2"]
@@ -88,14 +81,14 @@ def _with(lm: ScriptedLM, model: str | None = None, **kwargs: Any) -> Any:
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_request_is_known_by_all_that_may_change_its_response(tmp_path: Path, name: str) -> None:
     change, config, found = CHANGES[name]
-    with results_in(tmp_path):
+    with optimize.cache(tmp_path):
         propose(recorded_lm(lm := numbered()))
         assert propose(recorded_lm(change(lm)), **config) == ("idea 1" if found else "idea 2")
 
 
 def test_a_request_that_fails_does_not_count(tmp_path: Path) -> None:
     lm = ScriptedLM([LMServerError("busy"), {"idea": "a"}, {"idea": "b"}])
-    with results_in(tmp_path):
+    with optimize.cache(tmp_path):
         twin = recorded_lm(lm)
         with pytest.raises(LMServerError, match="busy"):
             propose(twin)
@@ -106,7 +99,7 @@ def test_a_request_that_fails_does_not_count(tmp_path: Path) -> None:
 
 def test_the_lms_of_reliable_and_copies_are_recorded_together(tmp_path: Path) -> None:
     lm = numbered()
-    with results_in(tmp_path):
+    with optimize.cache(tmp_path):
         twin = recorded_lm(reliable(lm, retry=None))
         assert [propose(twin), propose(copy.deepcopy(twin)), propose(twin.copy())] == ["idea 1", "idea 2", "idea 3"]
         again = recorded_lm(recorded_lm(reliable(lm, retry=None)))
@@ -117,13 +110,13 @@ def test_the_lms_of_reliable_and_copies_are_recorded_together(tmp_path: Path) ->
 def test_nothing_is_recorded_outside_of_a_block(tmp_path: Path) -> None:
     lm = numbered()
     assert recorded_lm(lm) is lm
-    with results_in(tmp_path):
+    with optimize.cache(tmp_path):
         assert recorded_lm(None) is None
 
 
 def test_a_response_that_json_would_change_is_used_and_not_kept(tmp_path: Path) -> None:
     calls = [{"name": "search", "args": {"q": "x"}}]
-    with results_in(tmp_path):
+    with optimize.cache(tmp_path):
         lm = ScriptedLM(lambda _prompt: {"calls": calls})
         for _ in range(2):
             with dspy.context(lm=recorded_lm(lm), adapter=dspy.ChatAdapter(use_native_function_calling=True)):
@@ -133,11 +126,17 @@ def test_a_response_that_json_would_change_is_used_and_not_kept(tmp_path: Path) 
     assert len(lm.calls) == 2
 
 
-def test_a_folder_that_cannot_be_used_costs_requests_and_raises_nothing(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
+def test_a_folder_that_fails_later_costs_requests_and_raises_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lm = numbered()
-    with results_in(tmp_path / "file"):
-        assert [propose(recorded_lm(lm)) for _ in range(2)] == ["idea 1", "idea 2"]
+    with optimize.cache(folder := tmp_path / "results"):
+        assert propose(recorded_lm(lm)) == "idea 1"
+        for path in folder.glob("cache.db*"):
+            path.write_bytes(b"no database" * 1000)
+        found = [propose(recorded_lm(lm)) for _ in range(2)]
+    assert found == ["idea 2", "idea 3"]
+    assert len(warnings_of(caplog)) == 1
 
 
 # --- results of field metrics
@@ -171,7 +170,7 @@ def count_anew() -> None:
 def test_a_metric_is_called_once_for_equal_values(tmp_path: Path, answer: str) -> None:
     """5.5: metric results by example and values."""
     outside = judged(close, answer)
-    with results_in(tmp_path):
+    with optimize.cache(tmp_path):
         inside = [judged(close, answer), judged(close, answer, copy.deepcopy(EXAMPLE))]
     assert inside == [outside, outside]
     assert JUDGED[answer] == 2
@@ -184,7 +183,7 @@ def other(example: Any, answer: str) -> Any:
 
 def test_a_result_is_known_by_the_code_the_example_and_the_values(tmp_path: Path) -> None:
     changed = dspy.Example(EXAMPLE.toDict() | {"seen": [1, 2]}).with_inputs("question")
-    with results_in(tmp_path):
+    with optimize.cache(tmp_path):
         judged(close)
         judged(other)
         judged(close, example=changed)
@@ -214,7 +213,7 @@ def test_a_metric_or_an_example_that_could_be_another_is_asked_each_time(
         JUDGED[answer] += 1
         return not tool.lock.locked() and bool(answer == example.answer)
 
-    with results_in(tmp_path):
+    with optimize.cache(tmp_path):
         assert [judged(with_tool).score for _ in range(2)] == [1.0, 1.0]
         assert [judged(close, example=dspy.Example(answer="Paris", tool=tool)).score for _ in range(2)] == [1.0, 1.0]
     assert JUDGED["Paris"] == 4
@@ -227,8 +226,54 @@ def test_an_error_of_a_metric_is_raised_and_not_kept(tmp_path: Path) -> None:
         JUDGED[answer] += 1
         raise ZeroDivisionError
 
-    with results_in(tmp_path):
+    with optimize.cache(tmp_path):
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 judged(broken)
     assert JUDGED["Paris"] == 2
+
+
+# --- metrics that ask an LM
+
+JUDGE = dspy.Predict("fact, answer -> verdict: bool")
+
+
+def by_global_judge(example: Any, answer: str) -> bool:
+    JUDGED[answer] += 1
+    return bool(JUDGE(fact=example.answer, answer=answer).verdict)
+
+
+def judge_in_closure(lm: Any = None, instructions: str = "") -> Any:
+    judge = dspy.ChainOfThought(dspy.Signature("fact, answer -> verdict: bool", instructions))
+    judge.set_lm(lm)
+
+    def by_judge(example: Any, answer: str) -> bool:
+        JUDGED[answer] += 1
+        return bool(judge(fact=example.answer, answer=answer).verdict)
+
+    return by_judge
+
+
+def test_the_verdict_of_an_lm_is_found_again_while_the_judge_is_the_same(tmp_path: Path) -> None:
+    def yes(model: str = "yes") -> ScriptedLM:
+        return ScriptedLM(lambda _prompt: {"verdict": "True"}, model=model)
+
+    with optimize.cache(tmp_path), dspy.context(lm=yes()):
+        for metrics in ([by_global_judge] * 2, [judge_in_closure(), judge_in_closure()]):
+            JUDGED.clear()
+            assert [judged(metric).score for metric in metrics] == [1.0, 1.0]
+            assert JUDGED["Paris"] == 1
+        judged(judge_in_closure(instructions="Be strict."))
+        assert JUDGED["Paris"] == 2
+        judged(judge_in_closure(lm=yes()))
+        assert JUDGED["Paris"] == 3
+        with dspy.context(lm=yes("another")):
+            judged(judge_in_closure())
+            judged(by_global_judge)
+        assert JUDGED["Paris"] == 5
+        with dspy.context(adapter=dspy.JSONAdapter()):
+            judged(judge_in_closure())
+        assert JUDGED["Paris"] == 6
+        JUDGE.signature = JUDGE.signature.with_instructions("Be kind.")
+        judged(by_global_judge)
+        assert JUDGED["Paris"] == 7
