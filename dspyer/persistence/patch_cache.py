@@ -28,7 +28,7 @@ from dspyer.patch import decode_update, encode_update
 logger = logging.getLogger("dspyer")
 
 SIZE_LIMIT = 2**30
-"""Bytes of one folder, above which the oldest entries are removed."""
+"""Bytes of one folder, above which the oldest entries are removed; not those of a folder of `optimize.cache`."""
 
 _FORMAT: Final = "dspyer results 1\n"
 _FORMAT_FILE: Final = "format"
@@ -118,11 +118,15 @@ class PatchCache:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             names = [path.name for path in folder.iterdir()]
-            found = (folder / _FORMAT_FILE).read_text() if _FORMAT_FILE in names else None
+            # A file of no content is one that a process has just made, or was killed while it did.
+            found = ((folder / _FORMAT_FILE).read_text() or None) if _FORMAT_FILE in names else None
+            names = [name for name in names if name != _FORMAT_FILE]
             foreign = next((name for name in sorted(names) if found is None and not _OWN_FILE.fullmatch(name)), None)
             if found in (None, _FORMAT) and foreign is None:
-                self._open().get(_FORMAT)
-                (folder / _FORMAT_FILE).write_text(_FORMAT)
+                disk = self._open()
+                disk.reset("eviction_policy", "none")  # an optimization that is started again needs the oldest, too
+                if found is None:
+                    (folder / _FORMAT_FILE).write_text(_FORMAT)
                 return
         except Exception as error:
             text = f"the folder {self.folder!r} cannot be used for results: {type(error).__name__}: {error}"

@@ -20,10 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import diskcache
 import dspy
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph, optimize
+from dspyer.persistence.patch_cache import PatchCache
 from dspyer.testing.prompt import Prompt, write_answer
 from dspyer.testing.text_engine import Sampling, TextLM
 from tests.persistence.processes import end_of, fork
@@ -54,7 +56,7 @@ class Journal:
         """Writes one line, and kills the process if this is the event to kill it at."""
         with self._lock:
             self.events += 1
-            os.write(self._file, f"{kind} {what}\n".encode())
+            os.write(self._file, f"{kind} {what or '-'} {threading.get_ident()}\n".encode())
             if self.events == self._kill_at:
                 self._kill()
 
@@ -62,10 +64,15 @@ class Journal:
         os.close(self._file)
 
 
-def lines(path: Path) -> list[tuple[str, str]]:
-    """The notes in a file: kind and what."""
+def lines(path: Path) -> list[tuple[str, str, str]]:
+    """The notes in a file: kind, what, and the thread."""
     found = path.read_text().splitlines() if path.exists() else []
-    return [(line.partition(" ")[0], line.partition(" ")[2]) for line in found]
+    return [(line.split(" ", 1)[0], *line.split(" ", 1)[1].rsplit(" ", 1)) for line in found]  # type: ignore[misc]
+
+
+def last_of_threads(known: list[tuple[str, str, str]]) -> list[tuple[str, str]]:
+    """The last note of each thread: kind and what."""
+    return list({thread: (kind, what) for kind, what, thread in known}.values())
 
 
 class KillableWriter:
@@ -75,10 +82,10 @@ class KillableWriter:
         self.journal = journal
         self.fickle = fickle
         known = lines(journal.path)
-        self._sent = Counter(what for kind, what in known if kind == "answered")
+        self._sent = Counter(what for kind, what, _ in known if kind == "answered")
         self._lock = threading.Lock()
-        if known and known[-1][0] == "answered":  # it was killed before the response could be kept
-            self._sent[known[-1][1]] -= 1
+        # The response that a thread got last may have been on its way when the process was killed.
+        self._sent -= Counter(what for kind, what in last_of_threads(known) if kind == "answered")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KillableWriter:
         return self
@@ -180,11 +187,24 @@ def work_in(folder: Path, work: Work, journal: Journal, train: list[dspy.Example
         enable_disk_cache=kept, enable_memory_cache=kept, disk_cache_dir=str(folder / "requests") if kept else None
     )
     lm = TextLM("test/killable", KillableWriter(journal, work.fickle), cache=True)
-    with dspy.context(lm=lm), results_in(folder) if work.results else nullcontext():
+    with dspy.context(lm=lm), results_in(folder, journal) if work.results else nullcontext():
         return OPTIMIZERS[work.optimizer](work, lm, journal, train or letters(6))
 
 
-def results_in(folder: Path) -> Any:
+def results_in(folder: Path, journal: Journal) -> Any:
+    """The block of `optimize.cache`, with a note in the middle of the transaction of each entry, and one after it."""
+    insert, write = diskcache.Cache._row_insert, PatchCache.write
+
+    def noting_insert(*args: Any, **kwargs: Any) -> None:
+        insert(*args, **kwargs)
+        journal.note("inserted", "")
+
+    def noting_write(*args: Any, **kwargs: Any) -> None:
+        write(*args, **kwargs)
+        journal.note("kept", "")
+
+    vars_of: Any = diskcache.Cache, PatchCache
+    vars_of[0]._row_insert, vars_of[1].write = noting_insert, noting_write
     return optimize.cache(folder / "results")
 
 
@@ -325,5 +345,8 @@ def optimize_in(folder: Path, work: Work, kill_at: int | None = None) -> Outcome
     status = end_of(fork(run))
     known = lines(notes)
     return Outcome(
-        status, json.loads(result.read_text()) if result.exists() else None, Counter(known), len(known) - before
+        status,
+        json.loads(result.read_text()) if result.exists() else None,
+        Counter((kind, what) for kind, what, _ in known),
+        len(known) - before,
     )
