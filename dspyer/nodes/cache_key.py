@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dis
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
@@ -111,10 +111,16 @@ class Identity:
     """Describes functions as JSON: code, defaults, closures, bound arguments, attributes, and what they use nearby.
 
     `unknown` names what has no description: it may be different where the description is equal.
+
+    Args:
+        objects: classes of objects that count although they are no data, in global variables too.
+        describe: describes one of them; None if it cannot.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, objects: tuple[type, ...] = (), describe: Callable[[Any], Any] | None = None) -> None:
         self.unknown: list[str] = []
+        self._objects = objects
+        self._describe = describe
         self._seen: dict[int, tuple[int, Any]] = {}  # with the object, so that no other one gets its id
 
     def of_callable(self, fn: Any) -> list[Any]:
@@ -138,6 +144,14 @@ class Identity:
         code = self.of_callable(call) if isinstance(call, FunctionType) else None
         wrapped = getattr(fn, "__wrapped__", None)
         return ["object", code, None if wrapped is None else self.of_callable(wrapped), self._owner(fn)]
+
+    def of_object(self, value: Any, what: str) -> list[Any]:
+        """Describe an object of the classes that count."""
+        assert self._describe is not None
+        found = self._describe(value)
+        if found is None:
+            self.unknown.append(f"{what} ({with_article(type(value).__name__)})")
+        return ["object", found]
 
     def _function(self, fn: FunctionType) -> list[Any]:
         code = fn.__code__
@@ -179,6 +193,8 @@ class Identity:
                 known = len(self.unknown)
                 found.append([name, self.of_callable(near)])
                 del self.unknown[known:]  # an object behind a global variable
+            elif isinstance(value, self._objects):
+                found.append([name, self.of_object(value, repr(name))])
             elif isinstance(value, Enum):
                 found.append([name, value.name, *self._near(module, {"class": type(value)})])
             elif type(value) in _CONSTANTS:
@@ -195,6 +211,8 @@ class Identity:
             return ["module", value.__name__]
         if isinstance(value, type):
             return ["class", class_name(value)]
+        if isinstance(value, self._objects):
+            return self.of_object(value, what)
         if isinstance(value, FunctionType | MethodType | partial | BuiltinFunctionType) or isinstance(
             own_call(value), FunctionType
         ):

@@ -23,7 +23,6 @@ from typing import Any, Final
 
 import dspy
 
-from dspyer.errors import with_article
 from dspyer.nodes.cache_key import Identity, digest
 from dspyer.nodes.module_key import ModuleDescriber
 from dspyer.persistence.patch_cache import PatchCache, on_disk
@@ -81,9 +80,11 @@ def recorded_result(
 
 def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any], describer: ModuleDescriber) -> str | None:
     """The key of one call of a metric; None if it has none."""
-    identity = _MetricIdentity(describer)
+    identity = Identity((dspy.Module, dspy.BaseLM), describer.state_of)
+    lm, adapter = dspy.settings.lm, dspy.settings.adapter
     try:
-        described = [identity.of_callable(metric), identity.settings()]
+        around = [None if lm is None else identity.of_object(lm, "dspy.settings.lm"), class_name(type(adapter))]
+        described = [identity.of_callable(metric), around]
         given = {name: encoding.encode(freeze(_contents(value))) for name, value in sorted(arguments.items())}
         key = digest([_FORM, "result", described, given])
     except Exception as error:  # noqa: BLE001 - whatever the example holds: the result is only not kept
@@ -94,33 +95,6 @@ def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any], descri
         _say_once(f"results of {_name(metric)} are not kept, since they could be those of another {other}")
         return None
     return key
-
-
-class _MetricIdentity(Identity):
-    """Describes a metric with the modules and LMs that it judges by: in its closure, and global ones that it uses."""
-
-    def __init__(self, describer: ModuleDescriber) -> None:
-        super().__init__()
-        self._describer = describer
-
-    def settings(self) -> list[Any]:
-        """Describe the LM and the adapter that a judge without its own uses."""
-        lm, adapter = dspy.settings.lm, dspy.settings.adapter
-        return [None if lm is None else self._judge(lm, "dspy.settings.lm"), class_name(type(adapter))]
-
-    def _value(self, value: Any, what: str) -> Any:
-        return self._judge(value, what) if isinstance(value, dspy.Module | dspy.BaseLM) else super()._value(value, what)
-
-    def _near(self, module: str, named: Mapping[str, Any]) -> list[Any]:
-        judges = {name: value for name, value in named.items() if isinstance(value, dspy.Module | dspy.BaseLM)}
-        found = [[name, self._judge(value, repr(name))] for name, value in sorted(judges.items())]
-        return [*super()._near(module, named), *found]
-
-    def _judge(self, value: Any, what: str) -> Any:
-        found = self._describer.state_of(value)
-        if found is None:
-            self.unknown.append(f"{what} ({with_article(type(value).__name__)})")
-        return ["judge", found]
 
 
 def _contents(value: Any) -> Any:

@@ -71,8 +71,8 @@ def lines(path: Path) -> list[tuple[str, str, str]]:
 
 
 def last_of_threads(known: list[tuple[str, str, str]]) -> list[tuple[str, str]]:
-    """The last note of each thread: kind and what."""
-    return list({thread: (kind, what) for kind, what, thread in known}.values())
+    """The last note of each thread, but for entries that it was writing: kind and what."""
+    return list({thread: (kind, what) for kind, what, thread in known if kind != "inserted"}.values())
 
 
 class KillableWriter:
