@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 from dspyer.optimize.accepted import accepted_only
+from dspyer.optimize.few_shot import FewShot
 from dspyer.optimize.field_metric import FieldMetric, by_field, culprits, equals
 from dspyer.optimize.gepa import GEPA
 from dspyer.optimize.judging import Culprits, FieldNote
 from dspyer.optimize.spared_calls import cache
 
-__all__ = ["GEPA", "Culprits", "FieldMetric", "FieldNote", "accepted_only", "by_field", "cache", "culprits", "equals"]
+__all__ = [
+    "GEPA",
+    "Culprits",
+    "FewShot",
+    "FieldMetric",
+    "FieldNote",
+    "accepted_only",
+    "by_field",
+    "cache",
+    "culprits",
+    "equals",
+]

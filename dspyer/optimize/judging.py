@@ -176,6 +176,11 @@ class RunJudge:
         feedback = {author: tuple(found) for author, found in texts.items()}
         return Judgement(Culprits(shares, notes, fixed), feedback, self._goal_text())
 
+    @property
+    def faults(self) -> frozenset[str]:
+        """The ids of the commits in which a fault was made, once there is a judgement."""
+        return frozenset(fault.commit.id for fault in self._suspects)
+
     # --- verdicts
 
     def _add(self, value: WrittenValue) -> None:

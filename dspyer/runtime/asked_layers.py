@@ -22,7 +22,7 @@ class AskedLayers(NamedTuple):
 
     Attributes:
         results: keeps what modules return, and counts the calls that it spares.
-        rollouts: asks a node again whose output is wrong (between layers 1 and 2).
+        rollouts: decides which nodes are asked again (around layers 1 to 5, see `rollouts`).
     """
 
     results: ModuleResults | None = None

@@ -11,7 +11,8 @@ Every execution passes through the same layers in the same order, from the outsi
 6. `_route`: a `Command`, the edges, or routers, which see the state after the patch. A module router has a retry loop.
 7. The transition: patch, state and targets, which the scheduler commits.
 
-`_layered` puts 1 to 5 together; if one of them raises, it follows an error edge (`_after_failure`).
+`_layered` puts 1 to 5 together; if one of them raises, it follows an error edge (`_after_failure`). An optimizer may
+ask for rollouts around them (`rollouts`), and for a cache of what modules return (`keeping`, within each attempt).
 
 A layer that a node has not asked for is left out. A transition is atomic: if a layer raises, nothing is committed.
 """
@@ -46,6 +47,7 @@ from dspyer.reducers import Updates
 from dspyer.retry import Retry
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.node_cache import Capture, cached
+from dspyer.runtime.rollouts import asked_again
 from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome
 from dspyer.scheduler.run_state import Execution, Target, Transition, last_attempt
@@ -135,14 +137,8 @@ def _layered(
     """The output of a node that has a policy, condensers, a check or error edges; or the transition along an edge."""
     name, graph = execution.node, session.graph
     policy = graph.policies.get(name, NO_POLICY)
-    own = NO_POLICY if graph.nodes[name].map_fields else policy  # that of a map surrounds each of its items
     try:
-        if own.cache is None:
-            output = yield from _attempts(session, execution, call, own)
-        else:
-            output = yield from _cached(session, execution, call, own, own.cache)
-        if name in graph.condensers:
-            output = yield from _condensed(session, execution, output, policy.retry)
+        output = yield from _output(session, execution, policy, call)
     except Exception as error:
         if name not in graph.error_edges:
             raise
@@ -150,8 +146,23 @@ def _layered(
         if caught is None:
             raise
         return caught
-    else:
+    rollouts = session.asked.rollouts
+    if rollouts is None:
         return output
+    return (yield from asked_again(rollouts, session, execution, output, partial(_output, session, execution, policy)))
+
+
+def _output(session: Session, execution: Execution, policy: NodePolicy, call: Call) -> Script[_Output]:
+    """Layers 1 to 5."""
+    name, graph = execution.node, session.graph
+    own = NO_POLICY if graph.nodes[name].map_fields else policy  # that of a map surrounds each of its items
+    if own.cache is None:
+        output = yield from _attempts(session, execution, call, own)
+    else:
+        output = yield from _cached(session, execution, call, own, own.cache)
+    if name in graph.condensers:
+        output = yield from _condensed(session, execution, output, policy.retry)
+    return output
 
 
 def _cached(session: Session, execution: Execution, call: Call, policy: NodePolicy, plan: CachePlan) -> Script[_Output]:

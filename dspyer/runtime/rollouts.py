@@ -1,0 +1,136 @@
+"""Rollouts: a node whose output is wrong is asked again at once, by itself, for the optimizer that asks for this layer.
+
+The layer is around the cache, the retry loop and the condensers of a node (see `execution`). A rollout is not a retry:
+nothing has failed, so it has no part in attempts, events and commits. Its LM calls have rollout ids of their own.
+
+Asked again are nodes that have called a predictor: another call of a function gives the same. A graph that is a node
+would continue its run, a search is made of calls of its own, and posts to live fields have been read by siblings:
+they are left as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+from dspyer.dspy_module.executing import execute_attempt
+from dspyer.dspy_module.tracing import Steps, append_to_trace, step_count, take_steps
+from dspyer.errors import always_raised, unwrap_stop_iteration
+from dspyer.events import Commit
+from dspyer.nodes.node import Call
+from dspyer.nodes.steps import Again, Script, wrapped
+from dspyer.runtime.live import LiveSession
+from dspyer.runtime.run import Run
+from dspyer.runtime.session import Session, SessionEnd
+from dspyer.scheduler.lineage import LogEntry
+from dspyer.scheduler.run_state import Execution
+from dspyer.state import ImmutableState
+
+ROLLOUT_STRIDE = 10**6
+"""Times that of later attempts (`lm_requests.STRIDE`): so that rollouts have other rollout ids than attempts."""
+
+
+class Judged(Protocol):
+    """What a node gave, validated."""
+
+    @property
+    def call(self) -> Call: ...
+    @property
+    def patch(self) -> Mapping[str, Any]: ...
+    @property
+    def after(self) -> ImmutableState: ...
+
+
+JudgedT = TypeVar("JudgedT", bound=Judged)
+
+
+class Rollouts(Protocol):
+    """Decides which outputs are asked for again. May be asked from several threads.
+
+    Attributes:
+        most: how many rollouts an output has at most.
+    """
+
+    @property
+    def most(self) -> int: ...
+
+    def wants_another(
+        self, execution: str, patch: Mapping[str, Any], after: ImmutableState, run: Callable[[], Run]
+    ) -> bool:
+        """Whether an output is wrong through the fault of its node. `run` gives the run as far as this commit."""
+
+    def is_right(self, patch: Mapping[str, Any], after: ImmutableState) -> bool:
+        """Whether the output of a rollout is right."""
+
+    def found(self, execution: str, right: bool) -> None:
+        """Note how the rollouts of an execution have ended."""
+
+
+def asked_again(
+    rollouts: Rollouts, session: Session, execution: Execution, first: JudgedT, make: Callable[[Call], Script[JudgedT]]
+) -> Script[JudgedT]:
+    """The first right output of a node: that of its call, or of a rollout; if none is right, that of its call."""
+    node = session.graph.nodes[execution.node]
+    if session.scope or session.called_in or node.is_subgraph or node.makes_trials or not step_count():
+        return first
+    if isinstance(session, LiveSession) or session.journal is not None:  # a stored map has recorded its items
+        return first
+    so_far = partial(_run_so_far, session, execution, first)
+    if not rollouts.wants_another(execution.id, first.patch, first.after, so_far):
+        return first
+    delegate, kept = first.call.context.delegate, take_steps(0)
+    failed = session.failed_attempts.get(execution.id)
+    known = list(failed or ())
+
+    def lose(steps: Steps) -> None:
+        session.lose_steps(delegate, delegate.number, steps)
+
+    def forget() -> None:
+        """Leaves no mark of a rollout that is not taken."""
+        lose(take_steps(0))
+        if known:
+            session.failed_attempts[execution.id] = list(known)
+        else:
+            session.failed_attempts.pop(execution.id, None)
+
+    for number in range(1, rollouts.most + 1):
+        again = first.call._replace(context=replace(first.call.context, delegate=delegate.next(delegate.number)))
+        execute_attempt(delegate.number)
+        step = partial(Again, asked=ROLLOUT_STRIDE * number, lose=lose)
+        try:
+            output = yield from wrapped(make(again), step)
+        except Exception as error:
+            if always_raised(unwrap_stop_iteration(error)):
+                raise
+            forget()
+            continue
+        if rollouts.is_right(output.patch, output.after):
+            lose(kept)
+            rollouts.found(execution.id, True)
+            return output
+        forget()
+    append_to_trace(kept)
+    rollouts.found(execution.id, False)
+    return first
+
+
+def _run_so_far(session: Session, execution: Execution, output: Judged) -> Run:
+    """The run, as if it had been stopped after the commit of an output."""
+    before = session.run.log[execution.branch.head].commit
+    commit = Commit(
+        execution.id,
+        None,
+        execution.node,
+        execution.path,
+        execution.visit,
+        before.step + 1,
+        output.patch,
+        (before.id,),
+    )
+    log = session.run.log.append(LogEntry(commit, output.after, (execution.branch.head,), None))
+    part = copy.copy(session)
+    part.traces, part.lost = dict(session.traces), dict(session.lost)  # other threads add to these
+    return Run(SessionEnd(part, session.run._replace(log=log), "stopped", None, (), []), None, None)
