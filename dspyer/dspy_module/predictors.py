@@ -21,8 +21,16 @@ def predictors_in(
         return
     if hasattr(type(value), "_dspyer_program") and not graphs:
         return
-    for inner, part in parts_with_paths(path, value):
+    if isinstance(value, dspy.Module):  # its history may be long, and holds no predictor
+        parts = [(name, part) for name, part in vars(value).items() if name not in _OF_DSPY]
+        named = [(f"{path}.{name}" if path else name, part) for name, part in parts]
+    else:
+        named = parts_with_paths(path, value)
+    for inner, part in named:
         yield from predictors_in(part, inner, seen, graphs)
+
+
+_OF_DSPY = frozenset({"history", "callbacks"})
 
 
 def user_instructions(module: dspy.Module) -> Iterator[str]:

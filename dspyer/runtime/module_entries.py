@@ -3,14 +3,15 @@
 A step names its predictor by its path in the module, so that it comes back with that of the program that reads it. A
 value that a step shares with the inputs of the call, or with an earlier step, is written as a reference: it comes back
 as the same object. For DSPy seeds a choice of BootstrapFewShot with a pickle of demonstrations, in which equal texts
-differ from one text twice. So the names and values of an entry are no objects that two steps share.
+differ from one text twice. Names are the objects that DSPy takes, those of the signature; all other values are objects
+of their own.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, get_args, get_origin
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import dspy
 from dspy.adapters.types.tool import ToolCalls
@@ -98,8 +99,8 @@ def decode_result(
     if type(result) is int:
         return steps[result][2], steps
     if type(result) is dict:
-        return dict(reader.pairs(result["dict"])), steps
-    return reader.prediction(result, None), steps
+        return reader.values(result["dict"]), steps
+    return reader.prediction(result), steps
 
 
 def _decoder(predictors: Any, schema: Schema) -> Callable[[Any], Any]:
@@ -115,46 +116,36 @@ class _Reader:
 
     def __init__(self, inputs: Mapping[str, Any], decode: Callable[[Any], Any]) -> None:
         self._inputs = inputs
-        self._names = {name: name for name in inputs}
         self._decode = decode
         self._stores: list[dict[str, Any]] = []
 
-    def value(self, found: Any, literals: Sequence[Any] = ()) -> Any:
+    def value(self, found: Any) -> Any:
         if "input" in found:
             return self._inputs[found["input"]]
         if "step" in found:
             return self._stores[found["step"]][found["name"]]
-        value = thaw(self._decode(found["value"]))
-        return next((one for one in literals if type(one) is type(value) and one == value), value)
+        return thaw(self._decode(found["value"]))
 
-    def pairs(self, pairs: Any, literals: Mapping[str, Sequence[Any]] = {}) -> Iterator[tuple[str, Any]]:
-        for name, value in pairs:
-            yield self._names.get(name, name), self.value(value, literals.get(name, ()))
+    def values(self, pairs: Any, names: Iterable[str] = ()) -> dict[str, Any]:
+        """Values by name; a name is the object among `names` that it equals."""
+        own = {name: name for name in names}
+        return {own.get(name, name): self.value(value) for name, value in pairs}
 
     def step(self, step: Any, predictors: Mapping[str, Any]) -> tuple[Any, dict[str, Any], Any]:
         path, inputs, outputs = step
         predictor = predictors[path]
-        return predictor, dict(self.pairs(inputs)), self.prediction(outputs, predictor.signature)
+        found = self.values(inputs, (*predictor.signature.input_fields, *self._inputs))
+        return predictor, found, self.prediction(outputs, predictor.signature)
 
-    def prediction(self, found: Any, signature: Any) -> dspy.Prediction:
+    def prediction(self, found: Any, signature: Any = None) -> dspy.Prediction:
         pairs, completions = found
-        literals = {} if signature is None else _literals(signature)
-        # The names of outputs are those that the LM has written: no two predictions share them.
-        store = {name: self.value(value, literals.get(name, ())) for name, value in pairs}
+        store = self.values(pairs, () if signature is None else signature.output_fields)
         self._stores.append(store)
         made = dspy.Prediction()
         if completions is not None:
-            own = {name: name for name in store}
-            lists = {own.get(name, name): list(map(self.value, values)) for name, values in completions}
-            made = dspy.Prediction.from_completions(lists, signature=signature)
+            lists = {name: list(map(self.value, values)) for name, values in completions}
+            own = [name for name in store if name in lists]  # the same objects as names
+            lists = {name: lists[name] for name in dict.fromkeys((*own, *lists))}
+            made = dspy.Prediction.from_completions(lists, signature)
         vars(made)["_store"] = store
         return made
-
-
-def _literals(signature: Any) -> dict[str, tuple[Any, ...]]:
-    """The values of outputs that are objects of the signature, whichever response they are from."""
-    return {
-        name: get_args(info.annotation)
-        for name, info in signature.output_fields.items()
-        if get_origin(info.annotation) is Literal
-    }
