@@ -34,6 +34,7 @@ class Components:
         if graph is None:
             self._in = {name: (name,) for name in self._all}
             self._used: dict[str, tuple[str, ...]] = {}
+            self._graphs: dict[str, str] = {}
             self.nodes: tuple[str, ...] = self._all
             return
         names = {id(parameter): name for name, parameter in program.named_parameters() if name in self._all}
@@ -52,6 +53,12 @@ class Components:
             for node in (START, *spec.nodes)
         }
         self.nodes = tuple(dict.fromkeys([*spec.nodes, *self._in]))
+        self._graphs = {
+            part.graph.name: attribute
+            for attribute, module in modules.items()
+            for _, part in module.named_sub_modules()
+            if isinstance(part, CompiledGraph)
+        }
 
     @property
     def tunable(self) -> tuple[str, ...]:
@@ -65,6 +72,10 @@ class Components:
     def node_of(self, component: str) -> str:
         """The node that a component is in; of one outside of the graph, its own name."""
         return next((node for node, inside in self._in.items() if component in inside), component)
+
+    def node_in(self, graph: str, node: str) -> str:
+        """The node of the program that a node is, or is in: one of a graph that is a node belongs to that node."""
+        return self._graphs.get(graph, node)
 
     def used_in(self, prediction: Any) -> tuple[str, ...]:
         """The components that the run of a prediction may have called: those of the nodes that ran."""

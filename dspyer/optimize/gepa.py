@@ -141,7 +141,8 @@ class GEPA(dspy.GEPA):
         """The arguments for `gepa.optimize`, made of those that DSPy has for it."""
         components = Components(student, given["seed_candidate"])
         self._stats = stats = GEPAStats(components.nodes, components.tunable)
-        adapter = ReusingAdapter(given["adapter"], components, stats, reuse=self.reuse)
+        trainset = given["trainset"]
+        adapter = ReusingAdapter(given["adapter"], components, stats, trainset, reuse=self.reuse)
         selector = given["module_selector"]
         if isinstance(selector, str) and selector == "culprits":
             selector = CulpritSelector(adapter, self.metric_fn, stats)

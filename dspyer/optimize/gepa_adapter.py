@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
 
 import dspy
-from dspy.teleprompt.bootstrap_trace import FailedPrediction
 from gepa.core.adapter import EvaluationBatch
 from gepa.core.state import CachedEvaluation, EvaluationCache
 
 from dspyer.dspy_module.lm_requests import STRIDE
+from dspyer.failure import Failure
 from dspyer.optimize.components import Components
 from dspyer.optimize.gepa_stats import GEPAStats
-from dspyer.optimize.lm_counts import counting_lm_calls
+from dspyer.optimize.lm_counts import LMCounts, counting_lm_calls
 from dspyer.optimize.recorded import recorded_lm
+from dspyer.runtime.asked_layers import asked_layers
+from dspyer.runtime.request import FAILED_RUNS
 from dspyer.runtime.run import Run
+from dspyer.runtime.run_link import without_run
 
 Candidate = Mapping[str, str]
 Batch = EvaluationBatch[Any, Any]
@@ -32,17 +36,19 @@ class KnownRun:
 
     Attributes:
         example: the example; while it is referred to, no other one has its id.
-        output: the prediction.
+        output: the prediction; it has a run only if there is a trajectory.
         score: its score.
         objectives: its other scores, as `gepa` has them.
-        trajectory: what DSPy captured of it.
+        trajectory: what DSPy captured of it; None if the example is none of the trainset, and so gives no feedback.
+        calls: the LM calls that an equal run would make, by node.
     """
 
     example: Any
     output: Any
     score: float
     objectives: dict[str, float]
-    trajectory: Mapping[str, Any]
+    trajectory: Mapping[str, Any] | None
+    calls: Mapping[str, int]
 
 
 class _Runs:
@@ -55,10 +61,10 @@ class _Runs:
         by_used = self._of_example.setdefault(id(run.example), {})
         by_used.setdefault(used, {})[tuple(candidate.get(name) for name in used)] = run
 
-    def find(self, candidate: Candidate, example: Any) -> KnownRun | None:
+    def find(self, candidate: Candidate, example: Any, *, traced: bool) -> KnownRun | None:
         for used, by_texts in self._of_example.get(id(example), {}).items():
             found = by_texts.get(tuple(candidate.get(name) for name in used))
-            if found is not None:
+            if found is not None and (found.trajectory is not None or not traced):
                 return found
         return None
 
@@ -72,13 +78,16 @@ class ReusingAdapter:
         spared_since_made: how many runs were reused since the last one that was made.
     """
 
-    def __init__(self, inner: Any, components: Components, stats: GEPAStats, *, reuse: bool) -> None:
+    def __init__(
+        self, inner: Any, components: Components, stats: GEPAStats, trainset: Iterable[Any], *, reuse: bool
+    ) -> None:
         self.inner = inner
         self.components = components
         self.reuse = reuse
         self.spared_since_made = 0
         self._stats = stats
         self._runs = _Runs()
+        self._trainset = {id(example): example for example in trainset}
         self._proposer = copy.copy(inner)
         self._proposer.reflection_lm = recorded_lm(inner.reflection_lm or dspy.settings.lm)
         self._proposed: Counter[str] = Counter()
@@ -95,12 +104,14 @@ class ReusingAdapter:
                 scored: Batch = self.inner.evaluate(batch, candidate, capture_traces=capture_traces)
                 return scored
 
-        def make(items: list[tuple[Candidate, list[Any]]]) -> list[Batch]:
-            # Always with traces: the same run may be asked for with them later.
-            return [self.inner.evaluate(missing, candidate, capture_traces=True) for candidate, missing in items]
+        # The validation set may be the trainset, of which the same run is asked for again with traces.
+        traced = capture_traces or any(id(example) in self._trainset for example in batch)
 
-        (found,) = self._evaluate([(candidate, batch)], make)
-        return found if capture_traces else EvaluationBatch(**{**vars(found), "trajectories": None})
+        def make(items: list[tuple[Candidate, list[Any]]]) -> list[Batch]:
+            return [self.inner.evaluate(missing, candidate, capture_traces=traced) for candidate, missing in items]
+
+        (found,) = self._evaluate([(candidate, batch)], make, traced=capture_traces)
+        return found
 
     def batch_evaluate(self, items: list[tuple[Candidate, list[Any]]]) -> list[Batch]:
         """The scores of several candidates, each on its batch."""
@@ -108,10 +119,10 @@ class ReusingAdapter:
             with self._making(sum(len(batch) for _, batch in items)):
                 found: list[Batch] = self.inner.batch_evaluate(items)
                 return found
-        return self._evaluate(items, self.inner.batch_evaluate)
+        return self._evaluate(items, self.inner.batch_evaluate, traced=True)
 
-    def _evaluate(self, items: Sequence[tuple[Candidate, list[Any]]], make: Any) -> list[Batch]:
-        missing = [self._missing(candidate, batch) for candidate, batch in items]
+    def _evaluate(self, items: Sequence[tuple[Candidate, list[Any]]], make: Any, *, traced: bool) -> list[Batch]:
+        missing = [self._missing(candidate, batch, traced) for candidate, batch in items]
         asked = [(candidate, lacks) for (candidate, _), lacks in zip(items, missing, strict=True) if lacks]
         made: list[Batch] = []
         if asked:
@@ -119,65 +130,66 @@ class ReusingAdapter:
                 made = make(asked)
         fresh = iter(made)
         return [
-            self._combined(candidate, batch, lacks, next(fresh) if lacks else None)
+            self._combined(candidate, batch, lacks, next(fresh) if lacks else None, traced)
             for (candidate, batch), lacks in zip(items, missing, strict=True)
         ]
 
-    def _missing(self, candidate: Candidate, batch: list[Any]) -> list[Any]:
+    def _missing(self, candidate: Candidate, batch: list[Any], traced: bool) -> list[Any]:
         """The examples of a batch without a known run, each of them once."""
-        lacks = {id(example): example for example in batch if self._runs.find(candidate, example) is None}
+        lacks = {
+            id(example): example for example in batch if self._runs.find(candidate, example, traced=traced) is None
+        }
         return list(lacks.values())
 
-    def _combined(self, candidate: Candidate, batch: list[Any], lacks: list[Any], made: Batch | None) -> Batch:
-        """The runs of a batch, known ones and those that were just made; failed ones are only in `made`."""
-        place_of = {id(example): place for place, example in enumerate(lacks)}
-        failed: dict[int, Mapping[str, Any]] = {}
-        if made is not None:
-            failed = self._keep(candidate, lacks, made)
-        outputs, scores, objectives, trajectories = [], [], [], []
-        for index, example in enumerate(batch):
-            run = self._runs.find(candidate, example)
-            if run is None:
-                assert made is not None
-                place = place_of[id(example)]
-                outputs.append(made.outputs[place])
-                scores.append(made.scores[place])
-                objectives.append(dict(made.objective_scores[place]) if made.objective_scores else {})
-                trajectory = failed.get(place)
-            else:
-                outputs.append(run.output)
-                scores.append(run.score)
-                objectives.append(run.objectives)
-                trajectory = run.trajectory
-                if id(example) not in place_of:
-                    self._spare(run)
-            if trajectory is not None:
-                trajectories.append({**trajectory, "example_ind": index})
+    def _combined(
+        self, candidate: Candidate, batch: list[Any], lacks: list[Any], made: Batch | None, traced: bool
+    ) -> Batch:
+        """The results of a batch: of known runs, and of those that were just made, which then are known if they can."""
+        fresh = {} if made is None else self._keep(candidate, lacks, made)
+        results = []
+        for example in batch:
+            result = fresh.get(id(example))
+            if result is None:
+                result = self._runs.find(candidate, example, traced=traced)
+                assert result is not None
+                self._spare(result)
+            results.append(result)
+        objectives = [result.objectives for result in results]
         return EvaluationBatch(
-            outputs=outputs,
-            scores=scores,
-            trajectories=trajectories,
+            outputs=[result.output for result in results],
+            scores=[result.score for result in results],
+            trajectories=[
+                {**result.trajectory, "example_ind": index}
+                for index, result in enumerate(results)
+                if result.trajectory is not None
+            ]
+            if traced
+            else None,
             objective_scores=objectives if any(objectives) else None,
             num_metric_calls=len(lacks),
         )
 
-    def _keep(self, candidate: Candidate, batch: list[Any], made: Batch) -> dict[int, Mapping[str, Any]]:
-        """Keep the runs that succeeded; returns what was captured of the others, by their places."""
-        failed = {}
-        for trajectory in made.trajectories or ():
-            place = trajectory["example_ind"]
-            output = made.outputs[place]
-            if output is None or isinstance(output, FailedPrediction):
-                failed[place] = trajectory
-                continue
+    def _keep(self, candidate: Candidate, batch: list[Any], made: Batch) -> dict[int, KnownRun]:
+        """The runs that were just made, by the ids of their examples; keeps those that succeeded."""
+        captured = {trajectory["example_ind"]: trajectory for trajectory in made.trajectories or ()}
+        fresh = {}
+        for place, example in enumerate(batch):
+            output, score = made.outputs[place], made.scores[place]
             objectives = dict(made.objective_scores[place]) if made.objective_scores else {}
-            run = KnownRun(batch[place], output, made.scores[place], objectives, trajectory)
-            self._runs.add(candidate, self.components.used_in(output), run)
-        return failed
+            run = KnownRun(example, output, score, objectives, captured.get(place), {})
+            fresh[id(example)] = run
+            if not isinstance(output, dspy.Prediction) or not len(output.keys()):
+                continue  # DSPy's evaluation gives an empty prediction, or none, for a run that raised
+            run = replace(run, calls=repeatable_calls(output))
+            used = self.components.used_in(output)
+            if id(example) not in self._trainset:
+                run = replace(run, output=without_run(output), trajectory=None)
+            self._runs.add(candidate, used, run)
+        return fresh
 
     def known(self, candidate: Candidate, example: Any) -> KnownRun | None:
         """A known run, which is counted as spared."""
-        found = self._runs.find(candidate, example)
+        found = self._runs.find(candidate, example, traced=False)
         if found is not None:
             self._spare(found)
         return found
@@ -187,23 +199,33 @@ class ReusingAdapter:
         """A block that makes runs: counts them, and their LM calls."""
         self._stats.metric_calls += runs
         self.spared_since_made = 0
-        with counting_lm_calls() as counts:
+        failed: list[list[Failure]] = []
+        cached_before = _calls_spared_by_cache()
+        with dspy.context(**{FAILED_RUNS: failed}), counting_lm_calls() as counts:
             try:
                 yield
             finally:
-                for node, made in counts.made.items():
-                    if node:
-                        self._stats.node(node).lm_calls += made
-                    else:
-                        self._stats.other_lm_calls += made
-                for node, cached in counts.cached.items():
-                    if node:
-                        self._stats.node(node).lm_cached += cached
+                self._count_calls(counts)
+                for failure in itertools.chain(*failed):
+                    self._stats.node(failure.node).failed += 1
+                if not _dspy_caches():
+                    for where, calls in (_calls_spared_by_cache() - cached_before).items():
+                        self._stats.node(self.components.node_in(*where)).lm_spared += calls
+
+    def _count_calls(self, counts: LMCounts) -> None:
+        for node, made in counts.made.items():
+            if node:
+                self._stats.node(node).lm_calls += made
+            else:
+                self._stats.other_lm_calls += made
+        for node, cached in counts.cached.items():
+            if node:
+                self._stats.node(node).lm_cached += cached
 
     def _spare(self, run: KnownRun) -> None:
         self._stats.metric_spared += 1
         self.spared_since_made += 1
-        for node, calls in repeatable_calls(run.output).items():
+        for node, calls in run.calls.items():
             self._stats.node(node).lm_spared += calls
 
     # --- proposals
@@ -290,9 +312,20 @@ def repeatable_calls(prediction: Any) -> Counter[str]:
 
 def _is_cached(predictor: Any) -> bool:
     """Whether DSPy's own cache answers the requests of a predictor when they are made again."""
-    lm = getattr(predictor, "lm", None) or dspy.settings.lm
-    stores = dspy.cache.enable_memory_cache or dspy.cache.enable_disk_cache
-    return bool(stores and getattr(lm, "cache", False))
+    return _dspy_caches() and bool(getattr(getattr(predictor, "lm", None) or dspy.settings.lm, "cache", False))
+
+
+def _dspy_caches() -> bool:
+    return bool(dspy.cache.enable_memory_cache or dspy.cache.enable_disk_cache)
+
+
+def _calls_spared_by_cache() -> Counter[tuple[str, str]]:
+    """The LM calls that `optimize.cache` has spared so far, by graph and node."""
+    results = asked_layers().results
+    if results is None:
+        return Counter()
+    with results.lock:
+        return Counter({where: counts.lm_spared for where, counts in results.counts.items()})
 
 
 def _asking_anew(lm: Any, repeats: int) -> Any:

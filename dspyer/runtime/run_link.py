@@ -59,7 +59,7 @@ class KeptPrediction:
     __slots__ = ("_made", "_parts")
 
     def __init__(self, prediction: dspy.Prediction) -> None:
-        self._parts = {name: part for name, part in prediction.__dict__.items() if name != ATTRIBUTE}
+        self._parts = without_run(prediction).__dict__
         self._made = weakref.ref(prediction)
 
     def of(self, run: Any) -> dspy.Prediction:
@@ -73,6 +73,11 @@ class KeptPrediction:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _kept, (self._parts,)
+
+
+def without_run(prediction: dspy.Prediction) -> dspy.Prediction:
+    """The same prediction without a link, so that it keeps no run alive."""
+    return _prediction_of({name: part for name, part in prediction.__dict__.items() if name != ATTRIBUTE})
 
 
 def _prediction_of(parts: dict[str, Any]) -> dspy.Prediction:
