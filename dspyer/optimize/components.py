@@ -19,8 +19,8 @@ class Components:
 
     A component is in the node whose module has its predictor, at any depth: `write.draft.predict` is in the node
     `write`, whose program has a node `draft`. A router and a condenser with a module count as nodes of their own. The
-    graph may also be inside of a module that does more than call it; a module with several graphs, or none, has
-    no nodes: there each component stands for itself.
+    graph may also be inside of a module that does more than call it. A component outside of the graph stands for itself; so
+    does every component of a module with several graphs, or none.
 
     Attributes:
         nodes: the names of the nodes, in the order of the graph; of a program without one, the components.
@@ -44,6 +44,8 @@ class Components:
             for attribute, module in modules.items()
         }
         spec = graph.graph
+        inside = {name for names in self._in.values() for name in names}
+        self._in |= {name: (name,) for name in self._all if name not in inside}
         self._used = {
             node: (
                 node,
@@ -103,16 +105,14 @@ class Components:
 
 
 def nodes_by_part(program: dspy.Module) -> dict[int, str]:
-    """The node of each module and predictor of a program, by id; without a graph, the component."""
+    """The node of each module and predictor of a program, by id; outside of the graph, the component."""
     graph = _only_graph(program)
-    if graph is None:
-        return {id(parameter): name for name, parameter in program.named_parameters()}
     found: dict[int, str] = {}
-    for attribute, module in vars(graph).items():
+    for attribute, module in vars(graph).items() if graph is not None else ():
         if isinstance(module, dspy.Module):
             for _, part in module.named_sub_modules():
                 found.setdefault(id(part), attribute)
-    return found
+    return {id(parameter): name for name, parameter in program.named_parameters()} | found
 
 
 def _only_graph(program: dspy.Module) -> CompiledGraph | None:

@@ -146,13 +146,13 @@ class ReusingAdapter:
     ) -> Batch:
         """The results of a batch: of known runs, and of those that were just made, which then are known if they can."""
         fresh = {} if made is None else self._keep(candidate, lacks, made)
-        results = []
+        results, used = [], set()
         for example in batch:
-            result = fresh.get(id(example))
-            if result is None:
-                result = self._runs.find(candidate, example, traced=traced)
-                assert result is not None
+            result = fresh.get(id(example)) or self._runs.find(candidate, example, traced=traced)
+            assert result is not None
+            if id(example) not in fresh or id(example) in used:
                 self._spare(result)
+            used.add(id(example))
             results.append(result)
         objectives = [result.objectives for result in results]
         return EvaluationBatch(

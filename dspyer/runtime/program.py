@@ -581,7 +581,7 @@ class CompiledGraph(dspy.Module):
         if ended.error is not None:
             failed_runs = None if request.inside else dspy.settings.get(FAILED_RUNS)
             if failed_runs is not None:
-                failed_runs.append([failed.failure for failed in session.run.failures])
+                failed_runs.append([failed.failure for failed in ended.run.failures])
             try:
                 raise ended.error
             finally:
