@@ -19,8 +19,8 @@ class Components:
 
     A component is in the node whose module has its predictor, at any depth: `write.draft.predict` is in the node
     `write`, whose program has a node `draft`. A router and a condenser with a module count as nodes of their own. The
-    graph may also be inside of a module that does more than call it. A component outside of the graph stands for itself; so
-    does every component of a module with several graphs, or none.
+    graph may also be inside of a module that does more than call it. A component outside of the graph stands for
+    itself; so does every component of a module with several graphs, or none.
 
     Attributes:
         nodes: the names of the nodes, in the order of the graph; of a program without one, the components.
