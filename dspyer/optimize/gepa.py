@@ -18,6 +18,7 @@ from gepa.api import optimize as gepa_optimize
 from gepa.core.data_loader import ensure_loader
 
 from dspyer.optimize.components import Components
+from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gepa_adapter import KnownRuns, ReusingAdapter
 from dspyer.optimize.gepa_selector import CulpritSelector
 from dspyer.optimize.gepa_stats import GEPAStats, edits_between
@@ -115,6 +116,9 @@ class GEPA(dspy.GEPA):
         Returns:
             The program with the instructions of the best candidate; with `track_stats=True` it has `detailed_results`.
 
+        Raises:
+            ValueError: if a metric by field does not fit the program or the examples.
+
         Example:
             >>> import io
             >>> from contextlib import redirect_stdout
@@ -131,6 +135,8 @@ class GEPA(dspy.GEPA):
             >>> gepa.stats.nodes["add"].lm_calls, gepa.stats.metric_calls
             (2, 2)
         """
+        if isinstance(self.metric_fn, FieldMetric):  # DSPy scores 0 what a metric raises, and goes on
+            self.metric_fn.validate(student, [*trainset, *(valset or ())])
 
         def optimize(**given: Any) -> Any:
             return gepa_optimize(**self._changed(student, given))
@@ -145,7 +151,8 @@ class GEPA(dspy.GEPA):
         adapter = ReusingAdapter(given["adapter"], components, stats, trainset, reuse=self.reuse)
         selector = given["module_selector"]
         if isinstance(selector, str) and selector == "culprits":
-            selector = CulpritSelector(adapter, self.metric_fn, stats)
+            by_field = isinstance(self.metric_fn, FieldMetric)
+            selector = CulpritSelector(adapter, self.metric_fn, stats) if by_field else "round_robin"
         known = KnownRuns(adapter, ensure_loader(given["valset"])) if self.reuse else None
         return {
             **given,

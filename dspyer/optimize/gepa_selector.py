@@ -2,34 +2,118 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
-from dspyer.optimize.gepa_adapter import ReusingAdapter
+from dspy.teleprompt.bootstrap_trace import FailedPrediction
+
+from dspyer.optimize.field_metric import FieldMetric, culprits
+from dspyer.optimize.gepa_adapter import Candidate, ReusingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats
+from dspyer.runtime.run import Run
+
+
+class Responsible(NamedTuple):
+    """The nodes that are responsible for what is wrong in a run.
+
+    Attributes:
+        culprits: those that made a mistake.
+        suspects: those of which one did, where no culprit is known.
+    """
+
+    culprits: frozenset[str] = frozenset()
+    suspects: frozenset[str] = frozenset()
 
 
 class CulpritSelector:
-    """Selects the components of the culprits of a minibatch; without culprits, one component after the other."""
+    """Selects the components of all culprits of a minibatch.
 
-    def __init__(self, adapter: ReusingAdapter, metric: Any, stats: GEPAStats) -> None:
+    A run without a known culprit adds one of its suspects, in turn, unless one of them is selected already. So each run
+    that is wrong has a part in the proposal, and if only the goal has a metric, where all nodes are suspects, the
+    selector goes round robin. It does so over all components that ran if nothing is known to be wrong.
+
+    If all culprits are functions, tools or frozen nodes, nothing is selected: GEPA goes on with the next minibatch.
+    """
+
+    def __init__(self, adapter: ReusingAdapter, metric: FieldMetric, stats: GEPAStats) -> None:
         self._adapter = adapter
         self._metric = metric
         self._stats = stats
+        self._judged: dict[int, tuple[Any, Responsible]] = {}  # by prediction, which is kept
 
     def __call__(
         self, state: Any, trajectories: list[Any], subsample_scores: list[float], candidate_idx: int, candidate: Any
     ) -> list[str]:
         """The names of the components to edit."""
-        del trajectories, subsample_scores, candidate
-        return self._next(state, candidate_idx, list(state.list_of_named_predictors))
+        del subsample_scores
+        ran = self._reflectable(candidate, trajectories)
+        found = [self._responsible(trajectory) for trajectory in trajectories]
+        to_blame = frozenset[str]().union(*(one.culprits for one in found))
+        selected = self._components(to_blame, ran)
+        for one in found:
+            suspects = self._components(one.suspects, ran)
+            if not one.culprits and suspects and not set(suspects) & set(selected):
+                selected += self._next(state, candidate_idx, suspects)
+        if selected:
+            return [name for name in candidate if name in selected]
+        if to_blame and not self._components(to_blame, candidate):
+            self._stats.untunable += 1
+            return []
+        return self._next(state, candidate_idx, ran or list(candidate))
 
-    def _next(self, state: Any, candidate_idx: int, allowed: list[str]) -> list[str]:
+    def _components(self, nodes: Collection[str], among: Collection[str]) -> list[str]:
+        return [name for name in among if self._adapter.components.node_of(name) in nodes]
+
+    def _next(self, state: Any, candidate_idx: int, allowed: Collection[str]) -> list[str]:
         """The next component of a candidate in turn, as DSPy's round robin, of those that are allowed."""
         names: list[str] = state.list_of_named_predictors
         turns: list[int] = state.named_predictor_id_to_update_next_for_program_candidate
-        for step in range(len(names)):
-            place = (turns[candidate_idx] + step) % len(names)
-            if names[place] in allowed:
-                turns[candidate_idx] = (place + 1) % len(names)
-                return [names[place]]
-        return []
+        order = [(turns[candidate_idx] + step) % len(names) for step in range(len(names))]
+        place = next(place for place in order if names[place] in allowed)
+        turns[candidate_idx] = (place + 1) % len(names)
+        return [names[place]]
+
+    def _reflectable(self, candidate: Candidate, trajectories: list[Any]) -> list[str]:
+        """The components for which a run of the minibatch gives DSPy's adapter a record."""
+        inner = self._adapter.inner
+        signatures = {name: one.signature for name, one in inner.build_program(candidate).named_predictors()}
+        return [
+            name
+            for name in candidate
+            if name not in signatures  # the code of a `dspy.Flex`: each run is a record
+            or any(_has_record(one, signatures[name], inner.add_format_failure_as_feedback) for one in trajectories)
+        ]
+
+    def _responsible(self, trajectory: Mapping[str, Any]) -> Responsible:
+        prediction = trajectory["prediction"]
+        known = self._judged.get(id(prediction))
+        if known is None:
+            known = self._judged[id(prediction)] = (prediction, self._judge(trajectory))
+        return known[1]
+
+    def _judge(self, trajectory: Mapping[str, Any]) -> Responsible:
+        """The responsible nodes of a run, which are counted; none of a run that failed: the statistics name its node."""
+        try:
+            run = Run.of(trajectory["prediction"])
+        except (LookupError, TypeError):
+            return Responsible()
+        notes = culprits(run, trajectory["example"], self._metric).notes
+        found = Responsible(
+            frozenset(note.cause for note in notes if note.cause is not None),
+            frozenset(node for note in notes if note.cause is None for node in note.suspects),
+        )
+        self._stats.judged += 1
+        for node in found.culprits:
+            self._stats.node(node).culprit += 1
+        for node in found.suspects - found.culprits:
+            self._stats.node(node).suspect += 1
+        return found
+
+
+def _has_record(trajectory: Mapping[str, Any], signature: Any, with_failures: bool) -> bool:
+    """Whether DSPy's adapter makes a record of a run for a predictor; the conditions are those of the adapter."""
+    steps = [step for step in trajectory["trace"] if step[0].signature.equals(signature)]
+    failed = [step for step in steps if isinstance(step[2], FailedPrediction)]
+    if with_failures and failed:
+        return True
+    return len(steps) > len(failed) and not isinstance(trajectory["prediction"], FailedPrediction)

@@ -44,7 +44,7 @@ from dspyer.persistence.rows import NewRow, effect_row
 from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.live import LiveSession
-from dspyer.runtime.request import FAILED_RUNS, REQUEST, Request, RunStart
+from dspyer.runtime.request import REQUEST, Request, RunStart
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_link import ATTRIBUTE as LINK
 from dspyer.runtime.run_link import RunLink
@@ -579,9 +579,7 @@ class CompiledGraph(dspy.Module):
         if not request.keeps_events:  # no `Run` will be made of it
             outcome.ended = None
         if ended.error is not None:
-            failed_runs = None if request.inside else dspy.settings.get(FAILED_RUNS)
-            if failed_runs is not None:
-                failed_runs.append([failed.failure for failed in ended.run.failures])
+            request.note_failures(ended.run.failures)
             try:
                 raise ended.error
             finally:

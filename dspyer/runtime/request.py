@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
@@ -26,7 +26,7 @@ from dspyer.persistence.rows import NewRow
 from dspyer.runtime.session_events import Observe, ignore
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.runtime.spans import RunSpans
-from dspyer.scheduler.run_state import RunState
+from dspyer.scheduler.run_state import FailedBranch, RunState
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
@@ -245,6 +245,12 @@ class Request:
             log = self.records.lm_calls = LMCallLog(graph.record_lm_calls, graph.redaction is not None)
         budget = self.budget or graph.budget
         return record_lm_calls(log, NO_PRICES if budget is None else budget.prices)
+
+    def note_failures(self, failures: Iterable[FailedBranch]) -> None:
+        """Adds the failures of a run to the list in DSPy's settings, if the run is no part of another one."""
+        taker = None if self.inside else dspy.settings.get(FAILED_RUNS)
+        if taker is not None:
+            taker.append([failed.failure for failed in failures])
 
     def stop(self, reason: str) -> None:
         """Stops the runs of the request. May be called from any thread."""
