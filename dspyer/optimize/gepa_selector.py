@@ -92,7 +92,7 @@ class CulpritSelector:
         return known[1]
 
     def _judge(self, trajectory: Mapping[str, Any]) -> Responsible:
-        """The responsible nodes of a run, which are counted; none of a run that failed: the statistics name its node."""
+        """The responsible nodes of a run, which are counted; none of a run that failed: see `GEPAStats`."""
         try:
             run = Run.of(trajectory["prediction"])
         except (LookupError, TypeError):

@@ -23,6 +23,10 @@ RULES: Mapping[str, Callable[..., int]] = {
 """What each field is made of, and how. A predictor whose instructions lack `RULE field` is wrong by 100."""
 
 
+ONE_EACH = {"a": 0, "b": 2, "c": 0}
+"""`SkillLM(hard=)`: each field is wrong for every third input alone, so that each example of a chain lacks one rule."""
+
+
 class Asked(NamedTuple):
     """One call of an LM."""
 
@@ -38,8 +42,9 @@ class Writer:
     by chance.
     """
 
-    def __init__(self, rules: Mapping[str, Callable[..., int]]) -> None:
+    def __init__(self, rules: Mapping[str, Callable[..., int]], hard: Mapping[str, int]) -> None:
         self.rules = rules
+        self.hard = hard
         self.asked: list[Asked] = []
         self._lock = threading.Lock()
 
@@ -56,8 +61,10 @@ class Writer:
         (name,) = (name for name in names if name in self.rules)
         if "BREAK" in prompt.instructions:
             return "no field at all"
-        value = self.rules[name](*[int(value) for value in prompt.inputs.values()])
-        return write_answer(prompt, {name: value if f"RULE {name}" in prompt.instructions else value + 100})
+        given = [int(value) for value in prompt.inputs.values()]
+        value = self.rules[name](*given)
+        knows = f"RULE {name}" in prompt.instructions or (name in self.hard and given[0] % 3 != self.hard[name])
+        return write_answer(prompt, {name: value if knows else value + 100})
 
     def reflect(self, prompt: Prompt, rollout: int | None) -> str:
         current, examples = prompt.inputs["current_instruction"], prompt.inputs["examples_with_feedback"]
@@ -70,8 +77,10 @@ class Writer:
 class SkillLM(TextLM):
     """The LM of these tests."""
 
-    def __init__(self, rules: Mapping[str, Callable[..., int]] = RULES, **options: Any) -> None:
-        self.writer = Writer(rules)
+    def __init__(
+        self, rules: Mapping[str, Callable[..., int]] = RULES, *, hard: Mapping[str, int] | None = None, **options: Any
+    ) -> None:
+        self.writer = Writer(rules, hard or {})
         super().__init__("skills", self.writer, **options)
 
     @property
