@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.optimize.killable import OPTIMIZERS, Outcome, Work, optimize_in
+from tests.optimize.killable import OPTIMIZERS, Work, optimize_in
 
 LINE = "{:18} {:>7} {:22} {:>6} {:>6} {:>9} {:>7} {:>9}"
 
@@ -48,15 +47,10 @@ def survey(work: Work, points: int, folder: Path) -> Survey:
         ended = optimize_in(folder / str(place), work)
         if (whole.status, killed.status, ended.status) != (0, -9, 0):
             raise RuntimeError(f"{work}: killed at {place}: {whole.status}, {killed.status}, {ended.status}")
-        before += asked(killed).total()
+        before += killed.asked.total()
         if ended.result == whole.result:
-            repeated.append((asked(ended) - asked(whole)).total())
-    return Survey(len(places), len(repeated), asked(whole).total(), max(repeated, default=None), before)
-
-
-def asked(outcome: Outcome) -> Counter[str]:
-    """How often each request was made."""
-    return Counter({what: count for (kind, what), count in outcome.notes.items() if kind == "asked"})
+            repeated.append((ended.asked - whole.asked).total())
+    return Survey(len(places), len(repeated), whole.asked.total(), max(repeated, default=None), before)
 
 
 def works(names: list[str], threads: list[int]) -> Iterator[Work]:

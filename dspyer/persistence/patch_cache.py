@@ -130,7 +130,7 @@ class PatchCache:
                 return
         except Exception as error:
             text = f"the folder {self.folder!r} cannot be used for results: {type(error).__name__}: {error}"
-            raise StoreError(f"{text}. Give another folder, or remove this one") from error
+            raise StoreError(f"{text}. Make room or allow writing, or give another folder") from error
         holds = f"is of another format, {found.strip()!r}" if found is not None else f"has {foreign!r} in it"
         raise StoreError(
             f"the folder {self.folder!r} {holds}, so it is none that this version of dspyer keeps results in: give a "

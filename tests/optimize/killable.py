@@ -31,24 +31,18 @@ from dspyer.testing.text_engine import Sampling, TextLM
 from tests.persistence.processes import end_of, fork
 
 
-class KilledError(BaseException):
-    """Ends an optimization in this process as a kill would."""
-
-
 class Journal:
     """What all processes of an optimization have called, one line each; in the kernel's hands when `note` returns.
 
     Args:
         path: the file.
         kill_at: the number of the event of this process, from 1, at which it is killed; None for never.
-        kill: what kills it.
     """
 
-    def __init__(self, path: Path, kill_at: int | None = None, kill: Callable[[], object] | None = None) -> None:
+    def __init__(self, path: Path, kill_at: int | None = None) -> None:
         self.path = path
         self.events = 0
         self._kill_at = kill_at
-        self._kill = kill or (lambda: os.kill(os.getpid(), signal.SIGKILL))
         self._lock = threading.Lock()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
@@ -58,10 +52,7 @@ class Journal:
             self.events += 1
             os.write(self._file, f"{kind} {what or '-'} {threading.get_ident()}\n".encode())
             if self.events == self._kill_at:
-                self._kill()
-
-    def close(self) -> None:
-        os.close(self._file)
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def lines(path: Path) -> list[tuple[str, str, str]]:
@@ -130,6 +121,10 @@ def digest(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
+BRANCHES = 2
+"""How many nodes of the program run at once."""
+
+
 class Letter(BaseModel):
     letter: str
     desk: str = ""
@@ -137,13 +132,9 @@ class Letter(BaseModel):
     label: str = ""
 
 
-def shout(letter: str) -> dict[str, Any]:
-    return {"letter": letter.upper()}
-
-
-def desk_graph() -> Graph:
+def desk_graph(instructions: str = "") -> Graph:
     graph = Graph(Letter, name="Desk")
-    graph.add_node("desk", dspy.Predict("letter -> desk"))
+    graph.add_node("desk", dspy.Predict(dspy.Signature("letter -> desk", instructions)))
     graph.add_node("tone", dspy.Predict("letter -> tone"))
     graph.add_node("label", dspy.Predict("desk, tone -> label"))
     graph.add_edge(START, ["desk", "tone"])
@@ -170,6 +161,10 @@ class Work:
         requests: what keeps LM responses: DSPy's request cache on disk, or nothing.
         results: whether `optimize.cache` surrounds the optimization.
         fickle: whether the LM responds differently each time that it is asked the same.
+        small: whether there are few examples and steps.
+        reverse: whether the trainset has the other order.
+        seed: the seed of `optimize.GEPA`.
+        instructions: of a node of the program.
     """
 
     optimizer: str
@@ -177,18 +172,33 @@ class Work:
     requests: Literal["kept", "lost"] = "kept"
     results: bool = False
     fickle: bool = True
+    small: bool = False
+    reverse: bool = False
+    seed: int = 0
+    instructions: str = ""
+
+    @property
+    def train(self) -> list[dspy.Example]:
+        found = letters(3 if self.small else 6)
+        return found[::-1] if self.reverse else found
+
+    @property
+    def valset(self) -> list[dspy.Example]:
+        return letters(2 if self.small else 4, 20)
 
 
-def work_in(folder: Path, work: Work, journal: Journal, train: list[dspy.Example] | None = None) -> dict[str, Any]:
+def work_in(folder: Path, work: Work, journal: Journal) -> dict[str, Any]:
     """Optimizes in this process, with files in a folder; returns what must be equal after a kill."""
     quiet()
     kept = work.requests == "kept"
+    many = diskcache.FanoutCache
+    diskcache.FanoutCache = lambda **settings: many(**{**settings, "shards": 1})  # 16 files take a second to make
     dspy.configure_cache(
         enable_disk_cache=kept, enable_memory_cache=kept, disk_cache_dir=str(folder / "requests") if kept else None
     )
     lm = TextLM("test/killable", KillableWriter(journal, work.fickle), cache=True)
     with dspy.context(lm=lm), results_in(folder, journal) if work.results else nullcontext():
-        return OPTIMIZERS[work.optimizer](work, lm, journal, train or letters(6))
+        return OPTIMIZERS[work.optimizer](work, lm, journal)
 
 
 def results_in(folder: Path, journal: Journal) -> Any:
@@ -231,11 +241,15 @@ def _metric(journal: Journal) -> Callable[..., Any]:
     return exact
 
 
-def plain_gepa(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
+def plain_gepa(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
     gepa = dspy.GEPA(
-        metric=_metric(journal), reflection_lm=lm, max_metric_calls=60, num_threads=work.threads, track_stats=True
+        metric=_metric(journal),
+        reflection_lm=lm,
+        max_metric_calls=18 if work.small else 60,
+        num_threads=work.threads,
+        track_stats=True,
     )
-    return _gepa_result(gepa.compile(desk_graph().compile(), trainset=train, valset=letters(4, 20)))
+    return _gepa_result(gepa.compile(desk_graph(work.instructions).compile(), trainset=work.train, valset=work.valset))
 
 
 JUDGE = dspy.Predict("letter, tone -> fair")
@@ -247,17 +261,29 @@ def fair(example: Any, tone: str) -> Any:
     return dspy.Prediction(score=verdict.startswith("yes"), feedback=f"The tone is {example.tone}. {verdict}")
 
 
-def field_gepa(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
+def field_gepa(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
+    del journal  # the LMs note what matters
     metric = optimize.by_field({"tone": fair, "label": optimize.equals("label")}, goal="label")
-    module: Any = optimize
-    gepa = module.GEPA(metric, reflection_lm=lm, max_metric_calls=60, num_threads=work.threads, track_stats=True)
-    return _gepa_result(gepa.compile(desk_graph().compile(), trainset=train, valset=letters(4, 20)))
+    gepa = optimize.GEPA(
+        metric,
+        reflection_lm=lm,
+        max_metric_calls=18 if work.small else 60,
+        num_threads=work.threads,
+        track_stats=True,
+        seed=work.seed,
+    )
+    return _gepa_result(gepa.compile(desk_graph(work.instructions).compile(), trainset=work.train, valset=work.valset))
 
 
-def few_shot(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
+def few_shot(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
+    del lm, journal
     metric = optimize.by_field({"tone": fair, "label": optimize.equals("label")}, goal="label")
     module: Any = optimize
-    return {"tuned": described(module.FewShot(metric, rollouts=2).compile(desk_graph().compile(), trainset=train))}
+    return {
+        "tuned": described(
+            module.FewShot(metric, rollouts=2).compile(desk_graph(work.instructions).compile(), trainset=work.train)
+        )
+    }
 
 
 def _gepa_result(tuned: Any) -> dict[str, Any]:
@@ -265,51 +291,54 @@ def _gepa_result(tuned: Any) -> dict[str, Any]:
     return {
         "candidates": [described(candidate) for candidate in found.candidates],
         "scores": found.val_aggregate_scores,
-        "subscores": [sorted(scores.items()) for scores in found.val_subscores]
-        if isinstance(found.val_subscores[0], dict)
-        else found.val_subscores,
+        "subscores": found.val_subscores,
         "parents": found.parents,
         "tuned": described(tuned),
     }
 
 
-def bootstrap(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
+def bootstrap(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
     metric = _metric(journal)
     found = dspy.BootstrapFewShot(metric=lambda gold, pred, trace=None: metric(gold, pred) == 1, max_rounds=3)
-    return {"tuned": described(found.compile(desk_graph().compile(), trainset=train))}
+    return {"tuned": described(found.compile(desk_graph(work.instructions).compile(), trainset=work.train))}
 
 
-def mipro(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
+def mipro(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
     metric = _metric(journal)
     found = dspy.MIPROv2(
         metric=lambda gold, pred, trace=None: metric(gold, pred),
         auto=None,
-        num_candidates=3,
+        num_candidates=2 if work.small else 3,
         num_threads=work.threads,
         max_bootstrapped_demos=2,
         max_labeled_demos=1,
     )
     tuned = found.compile(
-        desk_graph().compile(), trainset=train, valset=letters(4, 20), num_trials=4, minibatch=False, seed=3
+        desk_graph(work.instructions).compile(),
+        trainset=work.train,
+        valset=work.valset,
+        num_trials=2 if work.small else 4,
+        minibatch=False,
+        seed=3,
     )
     return {"tuned": described(tuned), "scores": [score["score"] for score in tuned.candidate_programs]}
 
 
-def simba(work: Work, lm: Any, journal: Journal, train: list[dspy.Example]) -> dict[str, Any]:
+def simba(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
     metric = _metric(journal)
     found = dspy.SIMBA(
         metric=lambda gold, pred: metric(gold, pred) if pred is not None and "label" in pred else 0.0,
         bsize=3,
         num_candidates=2,
-        max_steps=2,
+        max_steps=1 if work.small else 2,
         max_demos=2,
         num_threads=work.threads,
     )
-    tuned = found.compile(desk_graph().compile(), trainset=train, seed=3)
+    tuned = found.compile(desk_graph(work.instructions).compile(), trainset=work.train, seed=3)
     return {"tuned": described(tuned), "scores": [one["score"] for one in tuned.candidate_programs]}
 
 
-OPTIMIZERS: dict[str, Callable[[Work, Any, Journal, list[dspy.Example]], dict[str, Any]]] = {
+OPTIMIZERS: dict[str, Callable[[Work, Any, Journal], dict[str, Any]]] = {
     "optimize.GEPA": field_gepa,
     "optimize.FewShot": few_shot,
     "dspy.GEPA": plain_gepa,
@@ -324,29 +353,56 @@ OPTIMIZERS: dict[str, Callable[[Work, Any, Journal, list[dspy.Example]], dict[st
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a process ended, and what all processes of the optimization have done until then."""
+    """How a process ended, and what all processes of the optimization have done until then.
+
+    Attributes:
+        status: its status, or the signal that ended it as a negative number.
+        result: what it returned; None if it did not end by itself.
+        notes: how often each event was noted, by kind and what.
+        events: how many of these are of this process.
+    """
 
     status: int
     result: dict[str, Any] | None
     notes: Counter[tuple[str, str]]
     events: int
 
+    @property
+    def asked(self) -> Counter[str]:
+        """How often each request was made."""
+        return Counter({what: count for (kind, what), count in self.notes.items() if kind == "asked"})
 
-def optimize_in(folder: Path, work: Work, kill_at: int | None = None) -> Outcome:
-    """Starts an optimization in a process of its own, or starts it again; waits until it has ended."""
+
+def optimize_in(
+    folder: Path, work: Work, kill_at: int | None = None, before: Callable[[], object] = lambda: None
+) -> Outcome:
+    """Starts an optimization in a process of its own, or starts it again; waits until it has ended.
+
+    `before` is called first in that process.
+    """
+    return started_in(folder, work, kill_at, before)()
+
+
+def started_in(
+    folder: Path, work: Work, kill_at: int | None = None, before: Callable[[], object] = lambda: None
+) -> Callable[[], Outcome]:
+    """Starts an optimization as `optimize_in` does; returns what waits for it."""
     folder.mkdir(parents=True, exist_ok=True)
-    notes, result = folder / "notes", folder / "result.json"
-    before = len(lines(notes))
+    notes = folder / "notes"
+    known = len(lines(notes))
 
     def run() -> None:
+        before()
         found = work_in(folder, work, Journal(notes, kill_at))
-        result.write_text(json.dumps(found))
+        (folder / f"{os.getpid()}.json").write_text(json.dumps(found))
 
-    status = end_of(fork(run))
-    known = lines(notes)
-    return Outcome(
-        status,
-        json.loads(result.read_text()) if result.exists() else None,
-        Counter((kind, what) for kind, what, _ in known),
-        len(known) - before,
-    )
+    process = fork(run)
+
+    def ended() -> Outcome:
+        status = end_of(process)
+        result = folder / f"{process}.json"
+        found = json.loads(result.read_text()) if result.exists() else None
+        noted = lines(notes)
+        return Outcome(status, found, Counter((kind, what) for kind, what, _ in noted), len(noted) - known)
+
+    return ended
