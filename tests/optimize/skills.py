@@ -38,8 +38,7 @@ class Asked(NamedTuple):
 class Writer:
     """Responds as a function of the prompt and the rollout id; notes every call.
 
-    It reflects by what the feedback says: `expected` for one field gives the rule of that field, anything else a rule
-    by chance.
+    It reflects by what the feedback says: `expected` gives the rule of the predictor, anything else a rule by chance.
     """
 
     def __init__(self, rules: Mapping[str, Callable[..., int]], hard: Mapping[str, int]) -> None:
@@ -64,13 +63,14 @@ class Writer:
         given = [int(value) for value in prompt.inputs.values()]
         value = self.rules[name](*given)
         knows = f"RULE {name}" in prompt.instructions or (name in self.hard and given[0] % 3 != self.hard[name])
-        return write_answer(prompt, {name: value if knows else value + 100})
+        rest = dict.fromkeys(names, "because")
+        return write_answer(prompt, {**rest, name: value if knows else value + 100})
 
     def reflect(self, prompt: Prompt, rollout: int | None) -> str:
         current, examples = prompt.inputs["current_instruction"], prompt.inputs["examples_with_feedback"]
-        named = re.findall(r"`(\w+)` is -?\d+, expected", examples)
         digest = hashlib.sha256(f"{rollout}{current}{examples}".encode()).digest()
-        rule = named[0] if named else sorted(self.rules)[digest[0] % len(self.rules)]
+        own = re.search(r"Give (\w)", current) if "expected" in examples else None
+        rule = own[1] if own else sorted(self.rules)[digest[0] % len(self.rules)]
         return f"{current} RULE {rule}"
 
 
@@ -97,6 +97,11 @@ class SkillLM(TextLM):
         return [one for one in self.asked if one.field == "new_instruction"]
 
 
+def step(given: str, field: str) -> Any:
+    """The signature of a predictor that lacks the rule of its field."""
+    return dspy.Signature(f"{given}: int -> {field}: int", f"Give {field}.")
+
+
 class ChainState(BaseModel):
     n: int
     a: int = 0
@@ -110,7 +115,7 @@ def chain(**frozen: bool) -> Any:
     for inputs, field in (("n", "a"), ("a", "b"), ("b", "c")):
         graph.add_node(
             f"write_{field}",
-            dspy.Predict(f"{inputs}: int -> {field}: int", f"Give {field}."),
+            dspy.Predict(step(inputs, field)),
             frozen=frozen.get(field, False),
         )
     return graph.add_path(START, "write_a", "write_b", "write_c", END).compile()

@@ -11,7 +11,7 @@ import dspy
 import pytest
 
 from dspyer import optimize
-from tests.optimize.skills import Asked, SkillLM, candidates, chain, examples, stepwise
+from tests.optimize.skills import Asked, SkillLM, candidates, chain, examples, step, stepwise
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -26,7 +26,7 @@ class Tuned(NamedTuple):
 
 def tune(optimizer: type[dspy.GEPA], lm: SkillLM | None = None, program: Any = None, **options: Any) -> Tuned:
     lm, strong = lm or SkillLM(), SkillLM()
-    settings = {"max_metric_calls": 45, "num_threads": 1, "track_stats": True, "reflection_lm": strong, **options}
+    settings = {"max_metric_calls": 36, "num_threads": 1, "track_stats": True, "reflection_lm": strong, **options}
     with dspy.context(lm=lm):
         gepa = optimizer(stepwise, **settings)
         tuned = gepa.compile(program or chain(), trainset=examples(6), valset=examples(5, 100))
@@ -45,9 +45,9 @@ def by_hand() -> Any:
     class ByHand(dspy.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a = dspy.Predict("n: int -> a: int", "Give a.")
-            self.b = dspy.Predict("a: int -> b: int", "Give b.")
-            self.c = dspy.Predict("b: int -> c: int", "Give c.")
+            self.a = dspy.Predict(step("n", "a"))
+            self.b = dspy.Predict(step("a", "b"))
+            self.c = dspy.Predict(step("b", "c"))
 
         def forward(self, n: int) -> dspy.Prediction:
             a = self.a(n=n).a
@@ -70,11 +70,11 @@ CASES = {
     "round_robin": {"component_selector": "round_robin"},
     "all": {"component_selector": "all"},
     "a selector of the user": {"component_selector": Last()},
-    "merges": {"component_selector": "round_robin", "max_metric_calls": 100},
+    "merges": {"component_selector": "round_robin", "max_metric_calls": 80},
     "a plain metric has no culprits": {},
     "by hand": {"component_selector": "round_robin", "program": by_hand()},
     "cache of gepa": {"component_selector": "round_robin", "gepa_kwargs": {"cache_evaluation": True}},
-    "full evaluations": {"component_selector": "round_robin", "max_metric_calls": None, "max_full_evals": 8},
+    "full evaluations": {"component_selector": "round_robin", "max_metric_calls": None, "max_full_evals": 4},
 }
 
 

@@ -16,7 +16,7 @@ from dspyer import END, START, Graph, optimize
 from dspyer.optimize.components import Components
 from dspyer.optimize.gepa_adapter import KnownRuns, ReusingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats
-from tests.optimize.skills import RULES, ChainState, SkillLM, chain, examples, stepwise
+from tests.optimize.skills import RULES, ChainState, SkillLM, chain, examples, step, stepwise
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -30,7 +30,7 @@ def sides(note: Any = lambda n: None) -> Any:
 
     graph = Graph(ChainState, name="Sides").add_node("begin", begin, writes=[])
     for side in ("left", "right"):
-        graph.add_node(side, dspy.Predict("n: int -> a: int", "Give a."))
+        graph.add_node(side, dspy.Predict(step("n", "a")))
         graph.add_edge(side, END)
     graph.add_conditional_edges("begin", lambda n: "right" if n % 2 else "left", ["left", "right"])
     return graph.add_edge(START, "begin").compile()
@@ -49,7 +49,7 @@ def only(component: str) -> Any:
 def tune(program: Any, lm: Any = None, metric: Any = stepwise, **options: Any) -> tuple[Any, Any, SkillLM]:
     strong = options.pop("reflection_lm", None) or SkillLM()
     train, val = options.pop("train", examples(6)), options.pop("val", examples(5, 100))
-    settings = {"max_metric_calls": 45, "num_threads": 1, "track_stats": True, **options}
+    settings = {"max_metric_calls": 36, "num_threads": 1, "track_stats": True, **options}
     with dspy.context(lm=lm or SkillLM()):
         gepa = optimize.GEPA(metric, reflection_lm=strong, **settings)
         tuned = gepa.compile(program, trainset=train, valset=val)
@@ -89,8 +89,8 @@ def test_the_metric_is_not_called_for_a_known_run_and_the_budget_is_not_charged(
     tuned, stats, _ = tune(chain(), metric=metric)
 
     found = tuned.detailed_results
-    assert len(scored) == stats.metric_calls == found.total_metric_calls <= 45 + 5 + 3
-    assert stats.metric_spared > 10
+    assert len(scored) == stats.metric_calls == found.total_metric_calls <= 36 + 5 + 3
+    assert stats.metric_spared > 5
     assert found.best_idx > 0
 
 
@@ -124,7 +124,7 @@ def test_a_run_that_failed_is_made_again_and_its_node_is_named() -> None:
         return {"b": n}
 
     graph = Graph(ChainState, name="Fetching").add_node("fetch", fetch, writes=["b"])
-    graph.add_node("write", dspy.Predict("n: int -> a: int", "Give a."))
+    graph.add_node("write", dspy.Predict(step("n", "a")))
     program = graph.add_path(START, "fetch", "write", END).compile()
     train = examples(3)
     _, stats, _ = tune(program, metric=first_step, train=train, val=train, max_metric_calls=30)
@@ -148,7 +148,7 @@ def test_a_module_around_the_graph_counts_as_run() -> None:
     class Around(dspy.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.shift = dspy.Predict("n: int -> a: int", "Give a.")
+            self.shift = dspy.Predict(step("n", "a"))
             self.graph = sides()
 
         def forward(self, n: int) -> Any:
@@ -178,13 +178,13 @@ def test_it_ends_when_every_example_is_solved() -> None:
 
 
 def test_it_ends_when_no_proposal_comes() -> None:
-    _, stats, strong = tune(chain(), reflection_lm=SkillLM({"a": RULES["a"]}), max_metric_calls=60)
+    _, stats, strong = tune(chain(), reflection_lm=SkillLM({"a": RULES["a"]}), max_metric_calls=36)
     broken = dspy.LM("openai/none", api_base="http://127.0.0.1:9", num_retries=0, cache=False)
-    _, failing, _ = tune(chain(), reflection_lm=broken, max_metric_calls=60)
+    _, failing, _ = tune(chain(), reflection_lm=broken, max_metric_calls=36)
 
-    assert stats.metric_calls <= 60 + 5
+    assert stats.metric_calls <= 36 + 5
     assert failing.metric_calls == 11
-    assert failing.reflection_calls <= 2 * 60 / 3, "as many tries as dspy.GEPA, each of which may be two requests"
+    assert failing.reflection_calls <= 2 * 36 / 3, "as many tries as dspy.GEPA, each of which may be two requests"
     assert strong.asked
 
 
