@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench import growth
+from bench import growth, tickets
 from bench.environments import BENCH, Environment, requirements
 from bench.machine import calibrate, describe, spread
 from bench.peers import (
@@ -296,3 +297,25 @@ def test_the_workloads_of_searches_check_their_result() -> None:
     assert 100 < works["trial_bytes"](trials=9, text=1000)() < 5_000
     for by_hand in (True, False):
         assert works["round_of_trials"](trials=2, seconds=0.0, by_hand=by_hand)() > 0
+
+
+def test_optimizers_on_tickets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With and without `optimize.cache` the scores are equal; the tool is called once for each ticket."""
+    sizes = {"TRAIN": 8, "DEV": 4, "TEST": 4, "DEMOS": 2, "ROLLOUTS": 2, "BUDGET": 24, "MINIBATCH": 4, "TRIALS": 2}
+    for name, size in sizes.items():
+        monkeypatch.setattr(tickets, name, size)
+    assert (
+        tickets.main(
+            ["--seeds", "1", "--delay", "0", "--tool-delay", "0", "--only", "FewShot`, rollouts", "optimize.GEPA"]
+        )
+        == 0
+    )
+    lines = capsys.readouterr().out.splitlines()[2:-2]
+    assert len(lines) == 2
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        lm, _, metric, tool = (int(cell.replace(",", "")) for cell in cells[2:6])
+        found = re.fullmatch(r"([\d,]+) LM, ([\d,]+) metric, ([\d,]+) tool calls, [\d.]+ min, same scores", cells[7])
+        assert found, line
+        assert (int(found[1]), int(found[2])) == (lm, metric)
+        assert int(found[3]) <= min(tool, 12)

@@ -32,6 +32,16 @@ SHOWN = {
         "the tickets of quickstart.py",
         "loaded into a new graph",
     ],
+    "tune.py": [
+        "last writer   assign ",
+        "classify  `category` is 'billing', expected 'bug'.",
+        "assign    `queue` follows from `category`, which was already wrong: nothing to fix here.",
+        "  dspy.LabeledFewShot ",
+        "  dspy.BootstrapFewShot ",
+        "  optimize.FewShot ",
+        "  optimize.GEPA ",
+        "assign (not tunable)        0",
+    ],
     "research.py": [
         "8 documents read",
         "length_m      records 412, books 418, press 412 -> 418 (prefer('books'), by books)",
@@ -139,8 +149,8 @@ SHOWN = {
 }
 
 
-FEWER = {"optimize.py": {"TEST": 32}}
-"""Constants of examples that take long: a third of the held-out tickets show the gain of an optimizer too."""
+FEWER = {"optimize.py": {"TEST": 32}, "tune.py": {"TEST": 48, "CALLS": 240}}
+"""Constants of examples that take long: fewer held-out tickets show the gain of an optimizer too."""
 
 
 @pytest.mark.parametrize("name", SHOWN)
@@ -158,6 +168,8 @@ def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
         assert line in printed
     if name == "optimize.py":
         assert_tuning_helped(printed)
+    if name == "tune.py":
+        assert_fields_helped(printed)
     if name == "killed.py":
         assert_little_was_repeated(printed)
 
@@ -192,6 +204,19 @@ def assert_tuning_helped(printed: str) -> None:
     assert len(tickets) == 12
     written, tuned = (sum(marks[i] == "✓" for marks in tickets for i in pair) for pair in ((0, 1), (2, 3)))
     assert tuned > written
+
+
+def assert_fields_helped(printed: str) -> None:
+    """Judged by field, demonstrations and instructions are learned from runs that went wrong elsewhere."""
+    queue = {
+        line.split("  ")[1]: int(line.split()[-1].removesuffix("%")) for line in printed.splitlines() if "%" in line
+    }
+    assert queue["optimize.FewShot"] > queue["dspy.BootstrapFewShot"] + 5
+    assert queue["optimize.GEPA"] > queue["as written"] + 5
+    culprits = {
+        line.split()[0]: int(line.split()[1]) for line in printed.splitlines() if line.startswith(("quote ", "judge "))
+    }
+    assert culprits["quote"] == 0 < culprits["judge"]
 
 
 def assert_little_was_repeated(printed: str) -> None:

@@ -39,7 +39,7 @@ class SparedCalls:
             {}
         """
         with self._results.lock:
-            found = dict(self._results.counts)
+            found = dict(sorted(self._results.counts.items()))  # branches of a fork are counted in any order
         names = [node for _, node in found]
         return {
             node if names.count(node) == 1 else f"{graph}/{node}": {

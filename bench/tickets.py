@@ -1,0 +1,341 @@
+"""Three optimizers on real text, by themselves and with `dspyer.optimize`: `python -m bench.tickets`.
+
+The program is the desk of `examples/tune.py` with a tool in it; the tickets are those of `examples/data`. Each line is
+an optimizer, tuned and scored on the same tickets with and without `optimize.cache`, in turn. Calls are counted where
+they are made: those of the LM in its engine, so that a response from DSPy's cache is none; those of the tool in the
+tool; and a metric call is a run of the desk that was compared with its ticket. DSPy's cache is on in every line, and
+empty when the line begins. The LM is the offline one, slowed down to `--delay` seconds a call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import dspy
+
+from bench.machine import describe
+from dspyer import END, START, Cache, CompiledGraph, Graph, optimize
+from dspyer.testing import NearestLM
+from dspyer.testing.nearest import NearestWriter, TextIndex
+from dspyer.testing.prompt import LMAnswer, Prompt
+from dspyer.testing.text_engine import Sampling, TextLM
+
+sys.path.append(str(Path(__file__).parent.parent / "examples"))  # examples are programs, not a package
+
+import tune  # found by the line above
+
+TRAIN, DEV, TEST = 144, 48, 96
+"""Tickets to learn from, to choose candidates by, and held out."""
+DEMOS, ROLLOUTS, BUDGET, MINIBATCH, TRIALS = 16, 8, 600, 24, 8
+FIELD_OF = {"classify": "category", "judge": "urgency"}
+
+
+class Calls:
+    """Counts calls by kind, in any thread."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def add(self, kind: str) -> None:
+        with self._lock:
+            self.counts[kind] += 1
+
+
+class SlowWriter:
+    """Answers as `NearestLM` does, counts its answers, and takes its time for each."""
+
+    def __init__(self, calls: Calls, kind: str, delay: float) -> None:
+        self.calls, self.kind, self.delay = calls, kind, delay
+        self.nearest = NearestWriter()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SlowWriter:
+        return self  # copies of the LM count in one place
+
+    def write(self, prompt: Prompt, sampling: Sampling, /) -> LMAnswer:
+        self.calls.add(self.kind)
+        time.sleep(self.delay)
+        return self.nearest.write(prompt, sampling)
+
+
+class SlowLM(TextLM):
+    """The offline LM at the pace of one over a network, with DSPy's cache."""
+
+    def __init__(self, calls: Calls, kind: str, delay: float) -> None:
+        super().__init__(kind, SlowWriter(calls, kind, delay), cache=True)
+
+
+class Measured(NamedTuple):
+    """What one optimization gave and cost."""
+
+    score: float
+    lm: int
+    reflection: int
+    metric: int
+    tool: int
+    seconds: float
+
+
+class Desk(tune.Ticket):
+    """A ticket with what earlier tickets are like it."""
+
+    alike: tuple[str, ...] = ()
+
+
+def slow_desk(calls: Calls, delay: float, cache_dir: Path | None) -> CompiledGraph:
+    """The desk of the example, with a search among old tickets as its tool.
+
+    With a folder the tool is declared `cache=`; without, it is called by every run.
+    """
+    old = [example.text for example in tune.examples("train")]
+    index = TextIndex(old)
+
+    def search(text: str) -> dict[str, Any]:
+        calls.add("tool")
+        time.sleep(delay)
+        near = index.similarities(text)
+        return {"alike": [old[number] for number in sorted(range(len(old)), key=lambda each: -near[each])[:3]]}
+
+    graph = Graph(Desk, name="Desk", inputs=["text"])
+    graph.add_node("classify", dspy.Predict(tune.Classify))
+    graph.add_node("judge", dspy.Predict(tune.Judge))
+    graph.add_node("quote", dspy.Predict(tune.Extract))
+    graph.add_node("search", search, writes=["alike"], cache=Cache(version="1") if cache_dir else None)
+    graph.add_node("assign", tune.assign, writes=["queue", "note"])
+    first = ["classify", "judge", "quote", "search"]
+    graph.add_edge(START, first)
+    graph.add_edge(first, "assign")
+    graph.add_edge("assign", END)
+    return graph.compile(cache_dir=cache_dir)
+
+
+def final_metric(calls: Calls) -> Callable[..., Any]:
+    """The metric of the result alone: right or wrong, and what was expected."""
+
+    def metric(example: Any, pred: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
+        right = pred.queue == example.queue
+        if pred_name:
+            expected = f"`queue` is {pred.queue!r}, expected {example.queue!r}."
+            return dspy.Prediction(score=float(right), feedback="`queue` is right." if right else expected)
+        calls.add("metric")
+        return float(right)
+
+    return metric
+
+
+def metric_by_hand(calls: Calls) -> Callable[..., Any]:
+    """The same with what each step should have given, as one writes it for `dspy.GEPA`."""
+    final = final_metric(calls)
+
+    def metric(example: Any, pred: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
+        field = FIELD_OF.get(pred_name or "")
+        if field is None:
+            return final(example, pred, trace, pred_name, pred_trace)
+        given, expected = pred_trace[0][2][field], example[field]
+        feedback = f"`{field}` is right." if given == expected else f"`{field}` is {given!r}, expected {expected!r}."
+        return dspy.Prediction(score=float(pred.queue == example.queue), feedback=feedback)
+
+    return metric
+
+
+def field_metric(calls: Calls, weights: dict[str, float] | None = None) -> optimize.FieldMetric:
+    """The metric of the example, with a count."""
+
+    def queue(example: Any, queue: str) -> bool:
+        calls.add("metric")
+        return bool(queue == example.queue)
+
+    return optimize.by_field({**tune.metric.metrics, "queue": queue}, goal="queue", weights=weights)
+
+
+def weighted_metric(calls: Calls) -> optimize.FieldMetric:
+    """The same with another score: each field counts."""
+    return field_metric(calls, {"category": 0.3, "urgency": 0.3, "queue": 0.4})
+
+
+class Bench(NamedTuple):
+    """What an optimizer works with."""
+
+    calls: Calls
+    reflection_lm: dspy.LM
+    seed: int
+
+    @property
+    def train(self) -> list[dspy.Example]:
+        return tune.examples("train")[:TRAIN]
+
+    @property
+    def dev(self) -> list[dspy.Example]:
+        return tune.examples("dev")[:DEV]
+
+
+def bootstrap(bench: Bench, program: CompiledGraph, rounds: int = 1, labeled: int = 0) -> Any:
+    few = dspy.BootstrapFewShot(
+        metric=final_metric(bench.calls),
+        max_bootstrapped_demos=DEMOS,
+        max_labeled_demos=labeled,
+        max_rounds=rounds,
+    )
+    return few.compile(program, trainset=shuffled(bench))
+
+
+def few_shot(bench: Bench, program: CompiledGraph, rollouts: int = 0, labeled: int = 0) -> Any:
+    few = optimize.FewShot(field_metric(bench.calls), max_demos=DEMOS, rollouts=rollouts, max_labeled_demos=labeled)
+    return few.compile(program, trainset=shuffled(bench))
+
+
+def mipro(bench: Bench, program: CompiledGraph, metric: Callable[[Calls], Any]) -> Any:
+    search = dspy.MIPROv2(
+        metric=metric(bench.calls),
+        prompt_model=bench.reflection_lm,
+        auto=None,
+        num_candidates=4,
+        max_bootstrapped_demos=4,
+        max_labeled_demos=0,
+        seed=bench.seed,
+        num_threads=4,
+        verbose=False,
+    )
+    return search.compile(program, trainset=bench.train, valset=bench.dev, num_trials=TRIALS, minibatch=False)
+
+
+def gepa(bench: Bench, program: CompiledGraph, kind: type[dspy.GEPA], metric: Any, **settings: Any) -> Any:
+    optimizer = kind(
+        metric=metric(bench.calls),
+        reflection_lm=bench.reflection_lm,
+        max_metric_calls=BUDGET,
+        reflection_minibatch_size=MINIBATCH,
+        num_threads=4,
+        seed=bench.seed,
+        **settings,
+    )
+    return optimizer.compile(program, trainset=bench.train, valset=bench.dev)
+
+
+def shuffled(bench: Bench) -> list[dspy.Example]:
+    """The tickets in an order that depends on the seed: the optimizers of demonstrations take the first that fit."""
+    found = bench.train
+    random.Random(bench.seed).shuffle(found)
+    return found
+
+
+OPTIMIZERS: dict[str, Callable[[Bench, CompiledGraph], Any]] = {
+    "as written": lambda bench, program: program,
+    "`dspy.BootstrapFewShot`": bootstrap,
+    "`dspy.BootstrapFewShot`, 3 rounds": lambda bench, program: bootstrap(bench, program, 3),
+    "`optimize.FewShot`": few_shot,
+    "`optimize.FewShot`, rollouts": lambda bench, program: few_shot(bench, program, ROLLOUTS),
+    "`dspy.LabeledFewShot`": lambda bench, program: dspy.LabeledFewShot(k=DEMOS).compile(
+        program, trainset=shuffled(bench)
+    ),
+    "`dspy.BootstrapFewShot`, labels": lambda bench, program: bootstrap(bench, program, 1, DEMOS),
+    "`optimize.FewShot`, labels": lambda bench, program: few_shot(bench, program, 0, DEMOS),
+    "`optimize.FewShot`, labels, rollouts": lambda bench, program: few_shot(bench, program, ROLLOUTS, DEMOS),
+    "`dspy.MIPROv2`, the result": lambda bench, program: mipro(bench, program, final_metric),
+    "`dspy.MIPROv2`, `by_field(weights=)`": lambda bench, program: mipro(bench, program, weighted_metric),
+    "`dspy.GEPA`, the result": lambda bench, program: gepa(
+        bench, program, dspy.GEPA, final_metric, component_selector="all"
+    ),
+    "`dspy.GEPA`, fields by hand": lambda bench, program: gepa(
+        bench, program, dspy.GEPA, metric_by_hand, component_selector="all"
+    ),
+    "`optimize.GEPA`": lambda bench, program: gepa(bench, program, optimize.GEPA, field_metric),
+}
+
+
+def measure(name: str, seed: int, delays: tuple[float, float], cached: bool) -> Measured:
+    """One optimization, from empty caches, and its score on the held-out tickets."""
+    calls = Calls()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        stack.callback(setattr, dspy, "cache", dspy.cache)
+        dspy.configure_cache(enable_disk_cache=False)
+        lm, reflection_lm = SlowLM(calls, "lm", delays[0]), SlowLM(calls, "reflection", delays[0])
+        stack.enter_context(dspy.context(lm=lm))
+        stack.enter_context(quietly())
+        program = slow_desk(calls, delays[1], folder / "tuning" if cached else None)
+        began = time.perf_counter()
+        with optimize.cache(folder / "tuning") if cached else ExitStack():
+            tuned = OPTIMIZERS[name](Bench(calls, reflection_lm, seed), program)
+        seconds = time.perf_counter() - began
+        spent = dict(calls.counts)
+        fast = Calls()
+        with dspy.context(lm=NearestLM()):
+            test = tune.examples("test")[:TEST]
+            score = dspy.Evaluate(devset=test, metric=final_metric(fast), num_threads=2, display_progress=False)(tuned)
+    kinds = ("lm", "reflection", "metric", "tool")
+    return Measured(float(score.score), *(spent.get(kind, 0) for kind in kinds), seconds)
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Silences the optimizers."""
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def table(names: list[str], seeds: int, delays: tuple[float, float]) -> Iterator[str]:
+    """The lines of the table: medians over the seeds, and both ways of one seed in turn."""
+    columns = (
+        "optimizer",
+        "held out",
+        "LM calls",
+        "reflections",
+        "metric calls",
+        "tool calls",
+        "minutes",
+        "in the block",
+    )
+    yield f"| {' | '.join(columns)} |"
+    yield "|---" * len(columns) + "|"
+    for name in names:
+        plain, cached = [], []
+        for seed in range(seeds):
+            plain.append(measure(name, seed, delays, cached=False))
+            cached.append(measure(name, seed, delays, cached=True))
+        scores = [each.score for each in plain]
+        middle = Measured(*(median(column) for column in zip(*plain, strict=True)))
+        other = Measured(*(median(column) for column in zip(*cached, strict=True)))
+        same = "same scores" if scores == [each.score for each in cached] else "OTHER SCORES"
+        yield (
+            f"| {name} | {middle.score:.0f} % ({min(scores):.0f}–{max(scores):.0f}) | {middle.lm:,.0f} "
+            f"| {middle.reflection:.0f} | {middle.metric:,.0f} | {middle.tool:,.0f} | {middle.seconds / 60:.2f} "
+            f"| {other.lm:,.0f} LM, {other.metric:,.0f} metric, {other.tool:,.0f} tool calls, "
+            f"{other.seconds / 60:.2f} min, {same} |"
+        )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the table as Markdown, a line as soon as it is measured."""
+    parser = argparse.ArgumentParser(prog="python -m bench.tickets", description="Optimizers on real text.")
+    parser.add_argument("--seeds", type=int, default=3, help="optimizations of each kind (3)")
+    parser.add_argument("--delay", type=float, default=0.02, help="seconds of an LM call (0.02)")
+    parser.add_argument("--tool-delay", type=float, default=0.05, help="seconds of a call of the tool (0.05)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="only optimizers with one of these")
+    given = parser.parse_args(arguments)
+    names = [name for name in OPTIMIZERS if not given.only or any(word in name for word in given.only)]
+    for line in table(names, given.seeds, (given.delay, given.tool_delay)):
+        print(line, flush=True)
+    print(f"\n{describe()}; {given.seeds} seeds, LM calls of {given.delay:g} s, tool calls of {given.tool_delay:g} s")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
