@@ -279,11 +279,8 @@ class _Plain:
         self, at: int, entry: LogEntry, path: tuple[Any, ...], sides: list[_Written], values: list[Any], value: Any
     ) -> _Written:
         """The writers of a joined value: those of the branches that hold it."""
-        if entry.winners.get(path) == at:
-            return _Written((at,))
-        decided_below = any(len(other) > len(path) and other[: len(path)] == path for other in entry.winners)
         holds = [number for number, held in enumerate(values) if same(held, value)]
-        if holds and not decided_below:
+        if holds:
             sides, values = [sides[number] for number in holds], [values[number] for number in holds]
             if all(side is sides[0] for side in sides):
                 return sides[0]
@@ -333,25 +330,20 @@ class _Folded:
         """The writers after a commit, given those after each commit before it."""
         parents = [earlier[parent] for parent in entry.parents]
         if len(parents) > 1:
-            return self._joined(at, entry, parents, earlier)
+            return self._joined(entry, parents, earlier)
         old = parents[0] if parents else NOT_WRITTEN
         if self._field not in entry.commit.patch:
             return old
         starts = not parents or resets(entry.commit.patch[self._field])
         return _Written((at,), None, () if starts or old is NOT_WRITTEN else (old,))
 
-    def _joined(self, at: int, entry: LogEntry, sides: list[_Written], before: list[_Written]) -> _Written:
+    def _joined(self, entry: LogEntry, sides: list[_Written], before: list[_Written]) -> _Written:
+        """The writers of a joined value: those of the branches that hold it, or of all if it was folded."""
         field, value = self._field, entry.state.raw(self._field, DELETE)
-        winner = entry.winners.get((field,))
-        if winner == at:
-            return _Written((at,))
-        if winner is not None:
-            held = [
-                side
-                for side, parent in zip(sides, entry.parents, strict=True)
-                if same(self._log[parent].state.raw(field, DELETE), value)
-            ]
-            return held[0] if held else _Written((winner,))
+        values = [self._log[parent].state.raw(field, DELETE) for parent in entry.parents]
+        holding = [side for side, held in zip(sides, values, strict=True) if same(held, value)]
+        if not holding and (field,) in entry.winners:
+            return _Written((entry.winners[field,],))
         base = before[merge_base(self._log, entry.parents)[0]]
-        changed = list({id(side): side for side in sides if side is not base}.values())
+        changed = list({id(side): side for side in holding or sides if side is not base}.values())
         return base if not changed else changed[0] if len(changed) == 1 else _Written((), None, tuple(changed))
