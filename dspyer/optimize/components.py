@@ -9,6 +9,8 @@ import dspy
 from dspy.predict.parameter import Parameter
 
 from dspyer.dspy_module.parameters import walk_parameters
+from dspyer.dspy_module.signatures import path_in_program
+from dspyer.events import TraceStep
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.run import Run
 from dspyer.scheduler.topology import START
@@ -35,6 +37,7 @@ class Components:
             self._in = {name: (name,) for name in self._all}
             self._used: dict[str, tuple[str, ...]] = {}
             self._graphs: dict[str, str] = {}
+            self._modules: tuple[str, ...] = ()
             self.nodes: tuple[str, ...] = self._all
             return
         names = {id(parameter): name for name, parameter in program.named_parameters() if name in self._all}
@@ -44,6 +47,7 @@ class Components:
             for attribute, module in modules.items()
         }
         spec = graph.graph
+        self._modules = tuple(modules)
         inside = {name for names in self._in.values() for name in names}
         self._in |= {name: (name,) for name in self._all if name not in inside}
         self._used = {
@@ -74,6 +78,12 @@ class Components:
     def node_of(self, component: str) -> str:
         """The node that a component is in; of one outside of the graph, its own name."""
         return next((node for node, inside in self._in.items() if component in inside), component)
+
+    def node_of_step(self, step: TraceStep) -> str:
+        """The node that made a step of a run: for a router or condenser this one, and not the node that it follows."""
+        path = path_in_program(step.predictor) or ""
+        within = (node for node in self._modules if path == node or path.startswith((f"{node}.", f"{node}[")))
+        return next(within, step.node)
 
     def node_in(self, graph: str, node: str) -> str:
         """The node of the program that a node is, or is in: one of a graph that is a node belongs to that node."""

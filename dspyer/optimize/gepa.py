@@ -135,8 +135,6 @@ class GEPA(dspy.GEPA):
             >>> gepa.stats.nodes["add"].lm_calls, gepa.stats.metric_calls
             (2, 2)
         """
-        if isinstance(self.metric_fn, FieldMetric):  # DSPy scores 0 what a metric raises, and goes on
-            self.metric_fn.validate(student, [*trainset, *(valset or ())])
 
         def optimize(**given: Any) -> Any:
             return gepa_optimize(**self._changed(student, given))
@@ -147,13 +145,17 @@ class GEPA(dspy.GEPA):
         """The arguments for `gepa.optimize`, made of those that DSPy has for it."""
         components = Components(student, given["seed_candidate"])
         self._stats = stats = GEPAStats(components.nodes, components.tunable)
-        trainset = given["trainset"]
+        train: Any = ensure_loader(given["trainset"])
+        val: Any = ensure_loader(given["valset"])
+        trainset = train.fetch(train.all_ids())
+        if isinstance(self.metric_fn, FieldMetric):  # DSPy scores 0 what a metric raises, and goes on
+            self.metric_fn.validate(student, [*trainset, *val.fetch(val.all_ids())])
         adapter = ReusingAdapter(given["adapter"], components, stats, trainset, reuse=self.reuse)
         selector = given["module_selector"]
         if isinstance(selector, str) and selector == "culprits":
             by_field = isinstance(self.metric_fn, FieldMetric)
             selector = CulpritSelector(adapter, self.metric_fn, stats) if by_field else "round_robin"
-        known = KnownRuns(adapter, ensure_loader(given["valset"])) if self.reuse else None
+        known = KnownRuns(adapter, val) if self.reuse else None
         return {
             **given,
             "adapter": adapter,

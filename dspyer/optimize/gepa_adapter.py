@@ -12,10 +12,12 @@ from hashlib import blake2b
 from typing import Any
 
 import dspy
+from dspy.teleprompt.gepa.instruction_proposal import InstructionProposer
 from gepa.core.adapter import EvaluationBatch
 from gepa.core.state import CachedEvaluation, EvaluationCache
 
 from dspyer.dspy_module.lm_requests import STRIDE
+from dspyer.errors import needs_new_response
 from dspyer.failure import Failure
 from dspyer.optimize.components import Components
 from dspyer.optimize.gepa_stats import GEPAStats
@@ -91,6 +93,7 @@ class ReusingAdapter:
         self._proposer = copy.copy(inner)
         self._proposer.reflection_lm = recorded_lm(inner.reflection_lm or dspy.settings.lm)
         self._proposed: Counter[str] = Counter()
+        self._predictors = dict(inner.student.named_predictors())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -180,12 +183,23 @@ class ReusingAdapter:
             fresh[id(example)] = run
             if not isinstance(output, dspy.Prediction) or not len(output.keys()):
                 continue  # DSPy's evaluation gives an empty prediction, or none, for a run that raised
-            run = replace(run, calls=repeatable_calls(output))
+            run = replace(run, calls=self._repeatable_calls(output))
             used = self.components.used_in(output)
             if id(example) not in self._trainset:
                 run = replace(run, output=without_run(output), trajectory=None)
             self._runs.add(candidate, used, run)
         return fresh
+
+    def _repeatable_calls(self, prediction: Any) -> Counter[str]:
+        """The LM calls that another run like that of a prediction would make, by node: not those that DSPy has cached.
+
+        Each call of a predictor counts as one, which is the least that it makes.
+        """
+        try:
+            steps = Run.of(prediction).trace_steps
+        except (LookupError, TypeError):
+            return Counter()
+        return Counter(self.components.node_of_step(step) for step in steps if not _is_cached(step.predictor))
 
     def known(self, candidate: Candidate, example: Any) -> KnownRun | None:
         """A known run, which is counted as spared."""
@@ -241,18 +255,23 @@ class ReusingAdapter:
     ) -> dict[str, str]:
         """New texts for components.
 
-        Those whose records the reflection LM has seen for this candidate are asked for one by one, with a rollout id of
-        their own. A proposer of the user is asked for all components at once.
+        What the reflection LM was asked for this candidate and these records before is asked with a rollout id of its
+        own. DSPy's proposer asks for each instruction alone; other proposers are asked for all components at once.
         """
         wanted = [name for name in components_to_update if name in reflective_dataset]
-        if not wanted:
-            return {}
-        groups = [[name] for name in wanted] if self.inner._builtin_instruction_proposer else [wanted]
+        asked: list[str] = []
         texts: dict[str, str] = {}
         with counting_lm_calls() as counts:
             try:
-                for group in groups:
-                    texts.update(self._propose(candidate, reflective_dataset, group))
+                for group in self._groups(wanted):
+                    records = {name: reflective_dataset[name] for name in group}
+                    asked.append(_digest(candidate, records))
+                    proposer = self._proposer_for(asked[-1])
+                    texts.update(proposer.propose_new_texts(dict(candidate), records, group))
+            except Exception as error:
+                # `gepa` drops the texts, and asks once more for all of them: as before, but for an unusable response.
+                self._proposed.subtract(asked[:-1] if needs_new_response(error) else asked)
+                raise
             finally:
                 self._stats.reflection_calls += counts.made.total()
                 self._stats.reflection_cached += counts.cached.total()
@@ -261,18 +280,23 @@ class ReusingAdapter:
                 self._stats.node(self.components.node_of(name)).proposed += 1
         return texts
 
-    def _propose(self, candidate: Candidate, dataset: Mapping[str, Any], components: list[str]) -> dict[str, str]:
-        records = {name: dataset[name] for name in components}
-        proposer = self._proposer
-        if self.reuse:
-            key = _digest(candidate, records)
-            repeats, self._proposed[key] = self._proposed[key], self._proposed[key] + 1
-            if repeats:
-                self._stats.repeated += 1
-                proposer = copy.copy(proposer)
-                proposer.reflection_lm = _asking_anew(proposer.reflection_lm, repeats)
-        found: dict[str, str] = proposer.propose_new_texts(dict(candidate), records, components)
-        return found
+    def _groups(self, names: list[str]) -> list[list[str]]:
+        """The components that are asked for together; without reuse all of them, as DSPy does."""
+        if not self.reuse or not isinstance(self.inner.custom_instruction_proposer, InstructionProposer):
+            return [names] if names else []
+        alone = [name for name in names if name in self._predictors]
+        code = [name for name in names if name not in self._predictors]
+        return [*([name] for name in alone), *([code] if code else [])]
+
+    def _proposer_for(self, key: str) -> Any:
+        """What proposes, with other requests than before for the same key."""
+        repeats, self._proposed[key] = self._proposed[key], self._proposed[key] + 1
+        if not self.reuse or not repeats:
+            return self._proposer
+        self._stats.repeated += 1
+        proposer = copy.copy(self._proposer)
+        proposer.reflection_lm = _asking_anew(proposer.reflection_lm, repeats)
+        return proposer
 
 
 class KnownRuns(EvaluationCache[Any, Any]):
@@ -299,15 +323,6 @@ class KnownRuns(EvaluationCache[Any, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EvaluationCache, ()  # with `log_dir`, `gepa` pickles its state; runs are of this process
-
-
-def repeatable_calls(prediction: Any) -> Counter[str]:
-    """The LM calls that another run like that of a prediction would make, by node: not those that DSPy has cached."""
-    try:
-        run = Run.of(prediction)
-    except (LookupError, TypeError):
-        return Counter()
-    return Counter(step.node for step in run.trace_steps if not _is_cached(step.predictor))
 
 
 def _is_cached(predictor: Any) -> bool:

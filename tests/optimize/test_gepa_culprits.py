@@ -246,6 +246,24 @@ def test_stats_are_those_of_the_last_compile_and_do_not_depend_on_threads() -> N
     assert first.candidates == selected.kept / 2 + 1
 
 
+def test_a_router_with_a_predictor_has_a_row_of_its_own_for_all_that_is_counted() -> None:
+    graph = Graph(ChainState, name="Routed").add_node("begin", lambda n: {}, writes=[])
+    route = dspy.Predict(dspy.Signature("n: int -> a: Literal['1', '2']", "Give a."))
+    graph.add_node("write_b", dspy.Predict(step("n", "b"))).add_edge(START, "begin").add_edge("write_b", END)
+    graph.add_conditional_edges("begin", route, {"1": "write_b", "2": END}, writes={"a": "c"}, name="choose")
+    lm = SkillLM({"a": lambda n: 1 + n % 2, "b": RULES["b"]}, hard={"a": 5, "b": 5})
+    metric = optimize.by_field({"c": lambda example, c: False}, goal="c")
+
+    _, gepa, selected = tune(graph.compile(), lm, metric)
+
+    rows = gepa.stats.nodes
+    assert list(rows) == ["begin", "write_b", "choose"]
+    assert {name for names in selected.components for name in names} == {"choose"}
+    assert rows["choose"].lm_calls == gepa.stats.metric_calls > rows["write_b"].lm_calls > 0
+    assert rows["choose"].lm_spared == gepa.stats.metric_spared > rows["write_b"].lm_spared > 0
+    assert not rows["begin"].lm_calls + rows["begin"].lm_spared + rows["begin"].culprit
+
+
 def test_an_edit_that_a_merge_brings_together_is_kept_once() -> None:
     _, gepa, selected = tune(chain(), metric=stepwise, component_selector="round_robin", max_metric_calls=70, seed=3)
 

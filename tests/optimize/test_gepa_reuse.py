@@ -229,6 +229,32 @@ def test_a_repeated_proposal_is_asked_for_with_another_rollout_id() -> None:
         assert found == [None, *[10**6 * number for number in range(1, len(found))]]
 
 
+def test_an_unusable_proposal_is_asked_for_anew_and_the_others_of_its_round_as_before() -> None:
+    class Unusable(SkillLM):
+        """Responds to one component with no JSON at all, the first time."""
+
+        def __init__(self) -> None:
+            super().__init__(cache=True)
+            write = self.writer.write
+
+            def broken(prompt: Any, sampling: Any) -> str:
+                text = write(prompt, sampling)
+                bad = "Give b" in prompt.inputs.get("current_instruction", "") and sampling.rollout is None
+                return "no JSON" if bad else text
+
+            self.writer.write = broken  # type: ignore[method-assign]
+
+    dspy.cache.enable_memory_cache = True
+    strong = Unusable()
+    _, stats, _ = tune(chain(), reflection_lm=strong, component_selector="all", max_metric_calls=12)
+
+    asked = [(one.rollout, word) for one in strong.asked for word in ("Give a", "Give b", "Give c") if word in one.text]
+    assert (10**6, "Give b") in asked
+    assert asked.count((None, "Give a")) == 1, "DSPy's cache has it"
+    assert stats.repeated == 1
+    assert stats.nodes["write_b"].proposed
+
+
 def test_without_reuse_proposals_are_asked_as_dspy_asks_them() -> None:
     _, stats, strong = tune(sides(), metric=first_step, train=examples(3), reuse=False)
 
@@ -243,7 +269,7 @@ class Inner:
     """DSPy's adapter, of a program whose score is a function of the texts that it uses: those of its side."""
 
     reflection_lm = None
-    _builtin_instruction_proposer = True
+    student = dspy.Module()
 
     def __init__(self) -> None:
         self.made: list[Any] = []
