@@ -233,6 +233,25 @@ def shortfalls(report: Report) -> str:
     return "\n\n".join(parts)
 
 
+BEFORE = "\n## Where dspyer falls short"  # sections that another bench measures come before it
+
+
+def section_of(page: str, title: str) -> str:
+    """A section of a page with its heading, empty if it has none."""
+    _, found, rest = page.partition(f"\n## {title}\n")
+    body, _, _ = rest.partition("\n## ")
+    return f"## {title}\n{body.rstrip()}\n" if found else ""
+
+
+def put_section(page: str, section: str) -> str:
+    """The page with a section; one with the same title is replaced."""
+    if not section:
+        return page
+    old = section_of(page, section.partition("\n")[0].removeprefix("## "))
+    rest = page.replace(f"\n{old}", "", 1) if old else page
+    return rest.replace(BEFORE, f"\n{section}{BEFORE}", 1)
+
+
 def as_page(report: Report) -> str:
     """The page of the documentation."""
     parts = [f"## {name}\n\n{about}\n\n{markdown(short_grid(rows))}" for name, about, rows in report.tables]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bench.machine import calibrate
 from bench.process import Library, Peer, PeerError
-from bench.report import Cell, Measured, Report, as_page, as_text
+from bench.report import Cell, Measured, Report, as_page, as_text, put_section, section_of
 from bench.rows import PUBLIC, Entry, Row, tables
 
 TIMEOUT = 180.0  # seconds that a single answer may take
@@ -143,7 +143,8 @@ def main(arguments: list[str] | None = None) -> int:
     report = Bench(max(1, given.rounds), tuple(given.only), tuple(given.libraries)).run()
     print(as_text(report))
     if given.write:
-        given.write.write_text(as_page(report))
+        page = given.write.read_text() if given.write.exists() else ""
+        given.write.write_text(put_section(as_page(report), section_of(page, "Optimizing")))
     if given.json:
         given.json.write_text(json.dumps(asdict(report), indent=1))
     return 0
