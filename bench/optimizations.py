@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +69,8 @@ BY_HAND = "field metrics by hand, all"
 OURS_ALL = "optimize.by_field, all"
 OURS = "optimize.GEPA"
 GOAL_ONLY = "optimize.GEPA, goal only"
-GEPA_ARMS = (FINAL_ROBIN, FINAL_ALL, BY_HAND, OURS_ALL, OURS, GOAL_ONLY)
+WEIGHTED = "optimize.GEPA, weights"
+GEPA_ARMS = (FINAL_ROBIN, FINAL_ALL, BY_HAND, OURS_ALL, OURS, GOAL_ONLY, WEIGHTED)
 
 FEW_SHOT_ARMS = {
     "BootstrapFewShot(max_rounds=1)": 1,
@@ -84,7 +85,8 @@ SWEEPS = {
     "p_low 0.4, p_high 0.7": Skill(p_low=0.4),
     "p_low 0.2, p_high 0.4": Skill(p_high=0.4),
     "p_low 0.2, p_high 1": Skill(p_high=1.0),
-    "p_low 0.2, p_high 0.7, careful": Skill(careful=True),
+    "p_low 0.2, p_high 0.7, careful": Skill(misled="plausibly"),
+    "p_low 0.2, p_high 0.7, never misled": Skill(misled="never"),
     "p_low 0.7, p_high 0.7": Skill(p_low=0.7),
 }
 MAIN = next(iter(SWEEPS))
@@ -120,15 +122,36 @@ Figures = dict[str, Any]
 
 
 class Watch:
-    """Stops GEPA as soon as a candidate reaches the target on the validation set."""
+    """Stops GEPA as soon as a candidate answers enough of the validation set.
 
-    def __init__(self, target: float = TARGET) -> None:
-        self.target = target
+    By default that is the score that GEPA has found. For another score, `measure` is the share of right answers of a
+    candidate.
+    """
+
+    def __init__(self, measure: Callable[[Mapping[str, str]], float] | None = None) -> None:
+        self.measure = measure
         self.score = 0.0
+        self._seen = 0
 
     def __call__(self, state: Any) -> bool:
-        self.score = max(state.program_full_scores_val_set, default=0.0)
-        return self.score >= self.target
+        for index in range(self._seen, len(state.program_candidates)):
+            found = state.program_full_scores_val_set[index]
+            self.score = max(self.score, self.measure(state.program_candidates[index]) if self.measure else found)
+        self._seen = len(state.program_candidates)
+        return self.score >= TARGET
+
+
+def answered(shape: Shape, conventions: Conventions, valset: Sequence[dspy.Example]) -> Callable[..., float]:
+    """Measures the share of right answers of a candidate, with an LM that nothing counts and that fills no cache."""
+
+    def measure(candidate: Mapping[str, str]) -> float:
+        program = shape.build()
+        for name, module in program.named_predictors():
+            module.signature = module.signature.with_instructions(candidate[name])
+        with dspy.context(lm=TaskLM(Worker(conventions), cache=False)):
+            return sum(program(question=one.question).answer == one.gold_answer for one in valset) / len(valset)
+
+    return measure
 
 
 @contextmanager
@@ -171,10 +194,14 @@ class CountedMetric(optimize.FieldMetric):
         return super().__call__(example, pred, trace, pred_name, pred_trace)
 
 
-def counted_fields(shape: Shape, calls: list[int], names: Sequence[str] | None = None) -> CountedMetric:
-    """The field metrics of a program, or some of them."""
+def counted_fields(
+    shape: Shape, calls: list[int], names: Sequence[str] | None = None, weighted: bool = False
+) -> CountedMetric:
+    """The field metrics of a program, or some of them; with the same weight in the score, or with the goal alone."""
     metrics = field_metrics(shape)
-    metric = CountedMetric({name: metrics[name] for name in names or metrics}, goal="answer")
+    metric = CountedMetric(
+        {name: metrics[name] for name in names or metrics}, "answer", dict.fromkeys(metrics, 1.0) if weighted else None
+    )
     metric.calls = calls
     return metric
 
@@ -185,6 +212,8 @@ def gepa_of(arm: str, shape: Shape, calls: list[int], settings: Mapping[str, Any
         return optimize.GEPA(counted_fields(shape, calls), **settings)
     if arm == GOAL_ONLY:
         return optimize.GEPA(counted_fields(shape, calls, ["answer"]), **settings)
+    if arm == WEIGHTED:
+        return optimize.GEPA(counted_fields(shape, calls, weighted=True), **settings)
     if arm == OURS_ALL:
         return dspy.GEPA(counted_fields(shape, calls), component_selector="all", **settings)
     metric = metric_by_hand(shape) if arm == BY_HAND else final_metric
@@ -196,7 +225,8 @@ def to_the_target(shape: Shape, arm: str, seed: int, skill: Skill, budget: int) 
     """One optimization until it reaches the target or has spent its budget."""
     conventions = Conventions(shape.steps, seed)
     worker, reflector = Worker(conventions), Reflector(conventions, skill)
-    watch, calls = Watch(), [0]
+    trainset, valset = (shape.examples(conventions, *which) for which in (("train", TRAIN), ("valid", VALID)))
+    watch, calls = Watch(answered(shape, conventions, valset) if arm == WEIGHTED else None), [0]
     fresh_cache()
     gepa = gepa_of(
         arm,
@@ -212,11 +242,7 @@ def to_the_target(shape: Shape, arm: str, seed: int, skill: Skill, budget: int) 
         },
     )
     with quiet(), dspy.context(lm=TaskLM(worker)):
-        gepa.compile(
-            shape.build(),
-            trainset=shape.examples(conventions, "train", TRAIN),
-            valset=shape.examples(conventions, "valid", VALID),
-        )
+        gepa.compile(shape.build(), trainset=trainset, valset=valset)
     reached = watch.score >= TARGET
     return {
         "metric": calls[0] if reached else max(calls[0], budget),

@@ -25,6 +25,7 @@ from bench.optimizations import (
     OURS,
     OURS_ALL,
     SWEEPS,
+    WEIGHTED,
     Figures,
     Job,
     jobs,
@@ -121,6 +122,7 @@ def claims_table(results: Results) -> list[list[str]]:
     add("task", "LM calls", hand, OURS, [BY_HAND])
     add("metric", "metric calls", same, OURS, [OURS_ALL])
     add("reflections", "reflection calls", same, OURS, [OURS_ALL])
+    add("metric", "metric calls, with `weights`", best, WEIGHTED, finals)
     add("metric", "metric calls, only the goal compared (0.8–1.2)", best, GOAL_ONLY, finals)
     return lines
 

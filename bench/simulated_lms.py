@@ -18,8 +18,9 @@ An instruction wins over what the LM knows, so a wrong rule harms.
 - other feedback, such as that the final answer is wrong: with probability `p_low` the right rule for the shown input,
   if the shown output breaks it. That is what a strong LM knows or guesses about the task.
 
-A *careful* reflection LM, which one of the sweeps uses, writes only rules that it finds plausible: those that add 1, 2
-or 3, as all right ones do. That spares it many of the rules from wrong inputs.
+So a value that is expected for other inputs misleads it. Two of the sweeps have reflection LMs that are harder to
+mislead: a *careful* one writes only plausible rules, those that add 1, 2 or 3, as all right ones do; one that is *never
+misled* writes no wrong rule at all.
 
 It always returns a text that differs from the one that it was shown, as LMs do: a remark with a number at the end.
 
@@ -38,7 +39,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
 from dspyer.testing.prompt import Prompt, write_answer
 from dspyer.testing.text_engine import Sampling, TextLM
@@ -150,12 +151,12 @@ class Skill:
     Attributes:
         p_low: probability that it writes the right rule although the feedback is not about the step's own output.
         p_high: probability that it writes the rule that the expected value of the step's own output shows.
-        careful: whether it writes plausible rules only.
+        misled: by which expected values it is misled: by all of them, by those that show a plausible rule, or by none.
     """
 
     p_low: float = 0.2
     p_high: float = 0.7
-    careful: bool = False
+    misled: Literal["always", "plausibly", "never"] = "always"
 
 
 class Worker:
@@ -239,7 +240,9 @@ class Reflector:
         own = next((wanted for name, _, wanted in EXPECTED.findall(feedback) if name == step.writes), None)
         if own is not None:
             action = step.infer(number, own) if luck < self.skill.p_high else None
-            if self.skill.careful and isinstance(action, int) and action not in (1, 2, 3):
+            if self.skill.misled == "plausibly" and isinstance(action, int) and action not in (1, 2, 3):
+                return None
+            if self.skill.misled == "never" and action != self.conventions.actions[step.name][kind]:
                 return None
         elif any(words in feedback for words in FIXED):
             return None

@@ -57,7 +57,9 @@ REFLECTIONS = [
     (f"`second` is '{OUTPUT}', expected 'red 12'.", Skill(0, 1), {UNKNOWN: 2}),
     (f"`second` is '{OUTPUT}', expected 'red 12'.", Skill(1, 0), {}),
     (f"`second` is '{OUTPUT}', expected 'red 17'.", Skill(0, 1), {UNKNOWN: 7}),  # the input was wrong: a wrong rule
-    (f"`second` is '{OUTPUT}', expected 'red 17'.", Skill(0, 1, careful=True), {}),
+    (f"`second` is '{OUTPUT}', expected 'red 17'.", Skill(0, 1, "plausibly"), {}),
+    (f"`second` is '{OUTPUT}', expected 'red {10 + ADDED % 3 + 1}'.", Skill(0, 1, "never"), {}),
+    (f"`second` is '{OUTPUT}', expected 'red {10 + ADDED}'.", Skill(0, 1, "never"), {UNKNOWN: ADDED}),
     (OTHER, Skill(0, 1), {}),
     (OTHER, Skill(1, 0), {UNKNOWN: ADDED}),
     (
