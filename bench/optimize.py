@@ -13,7 +13,7 @@ from statistics import median, quantiles
 
 import dspy
 
-from bench.machine import describe
+import dspyer
 from bench.optimizations import (
     BY_HAND,
     FEW_SHOT_ARMS,
@@ -31,11 +31,52 @@ from bench.optimizations import (
     jobs,
     run,
 )
-from bench.report import markdown, word
+from bench.report import markdown, put_section, word
 from bench.simulated_programs import SHAPES
 
 PARTS = ("gepa", "few_shot", "cache", "sweeps")
 SECTION = "Optimizing"
+TITLES = {
+    FINAL_ROBIN: "`dspy.GEPA`, final metric, `round_robin`",
+    FINAL_ALL: "`dspy.GEPA`, final metric, `all`",
+    BY_HAND: "`dspy.GEPA`, field metrics by hand, `all`",
+    OURS_ALL: "`dspy.GEPA`, `optimize.by_field`, `all`",
+    OURS: "`optimize.GEPA`",
+    GOAL_ONLY: "`optimize.GEPA`, only the goal compared",
+    WEIGHTED: "`optimize.GEPA`, all fields weighted alike",
+}
+ABOUT = """\
+What [`dspyer.optimize`](guides/tuning.md) spares, in calls. The LMs are simulated: what they answer depends on the
+texts of their prompts alone. A task LM does a step right if it knows the convention for the kind of input, or if the
+instruction or a demonstration tells it. A reflection LM writes the rule that a record shows with probability `p_high`
+if the feedback is about the output of this very step, and with `p_low` if it only says that the final answer is
+wrong; it is misled by a value that was expected for other inputs. `python -m bench.optimize` measures it, and
+`bench/optimizations.py` and `bench/simulated_lms.py` say why each parameter is what it is. They were fixed before the
+first result.
+
+**What this can show**: what an optimizer gains by showing the reflection LM the right records, and by running less.
+**What it cannot show**: how much a real LM learns from a record, whether its rules disturb one another, and how often
+the fields of a real task have gold values. Most of the gain comes from comparing fields, and anyone can write such a
+metric by hand for `dspy.GEPA`: that is the column *by hand*. Measure with your own program.
+
+An optimization has 30 training and 20 validation examples, and ends at 90 % on the latter, or after 1,600 metric
+calls, which then count. Cells are medians (quartiles) over the seeds; ratios are ratios of medians, lower is better."""
+RATIOS = """\
+`optimize.GEPA` with a metric of every field, compared with `dspy.GEPA`: with the final metric and the selector that
+is better in this figure; with the same field metrics written by hand, which say what a field is and what it should be
+(selector `all`); and with `optimize.by_field` (selector `all`). The goals are those of the design. The last two rows
+are `optimize.GEPA` with `weights`, and with a metric of the goal alone."""
+SWEPT = """\
+Metric calls of `optimize.GEPA` as a multiple of those of `dspy.GEPA`, for reflection LMs that learn more or less
+easily. *Careful* ones are misled by plausible values only, and those that are *never misled* write no wrong rule at
+all. With `p_low` = `p_high` the reflection LM needs no feedback."""
+CACHED = """\
+Optimizations of 400 metric calls, each four times: with and without `optimize.cache`, and with and without DSPy's
+cache of LM calls. *Equal* are those whose candidates and scores are the same with and without `optimize.cache`. The
+ratios are calls made with it to calls made without. The functions of *tools* have `cache=True`."""
+SHOTS = """\
+Accuracy on 200 new examples, and the LM calls that it took to get there, DSPy's cache on. `FewShot` is compared with
+the `BootstrapFewShot` above it; `max_labeled_demos=0` for both."""
 Goal = Mapping[str, float] | None  # by program; "" for those without one of their own
 
 
@@ -87,23 +128,22 @@ def figure(value: float | None, goal: float | None = None, at_least: bool = Fals
     return f"{value:.2f} ({'≥' if at_least else '≤'} {goal:g}: {word(met)})"
 
 
-def calls_table(results: Results) -> list[list[str]]:
-    """What each arm needed to reach the target."""
-    lines = [["program", "optimizer", "metric calls", "LM calls", "reflection calls", "missed"]]
-    for shape in results.shapes("gepa"):
-        for arm in GEPA_ARMS:
-            found = results.of("gepa", shape, arm)
-            if found:
-                cells = [shown([one[name] for one in found]) for name in ("metric", "task", "reflections")]
-                missed = sum(not one["reached"] for one in found)
-                lines.append([shape, arm, *cells, f"{missed} of {len(found)}"])
+def calls_table(results: Results, shape: str) -> list[list[str]]:
+    """What each optimizer needed to reach the target."""
+    lines = [["optimizer", "metric calls", "LM calls", "reflection calls", "missed"]]
+    for arm in GEPA_ARMS:
+        found = results.of("gepa", shape, arm)
+        if found:
+            cells = [shown([one[name] for one in found]) for name in ("metric", "task", "reflections")]
+            missed = sum(not one["reached"] for one in found)
+            lines.append([TITLES[arm], *cells, f"{missed} of {len(found)}"])
     return lines
 
 
 def claims_table(results: Results) -> list[list[str]]:
     """The ratios of medians, with the goals of the design."""
     shapes = results.shapes("gepa")
-    lines = [["ratio of medians", "against", *shapes]]
+    lines = [["ratio of medians", *shapes]]
 
     def add(figure_name: str, what: str, against: str, ours: str, theirs: Sequence[str], goal: Goal = None) -> None:
         cells = []
@@ -111,10 +151,9 @@ def claims_table(results: Results) -> list[list[str]]:
             rivals = [results.values(figure_name, "gepa", shape, one) for one in theirs]
             value = ratio(results.values(figure_name, "gepa", shape, ours), *rivals)
             cells.append(figure(value, goal.get(shape, goal[""]) if goal else None))
-        lines.append([what, against, *cells])
+        lines.append([f"{what} / {against}", *cells])
 
-    finals, best = (FINAL_ROBIN, FINAL_ALL), "`dspy.GEPA`, final metric, the better selector"
-    hand, same = "`dspy.GEPA`, field metrics by hand, all", "`dspy.GEPA`, `optimize.by_field`, all"
+    finals, best, hand, same = (FINAL_ROBIN, FINAL_ALL), "final metric", "by hand", "`by_field`, all"
     add("metric", "metric calls", best, OURS, finals, {"": 0.5})
     add("task", "LM calls", best, OURS, finals, {"": 0.55, "loop": 0.75})
     add("metric", "metric calls", hand, OURS, [BY_HAND], {"": 0.95, "router": 0.65})
@@ -130,7 +169,7 @@ def claims_table(results: Results) -> list[list[str]]:
 def sweeps_table(results: Results) -> list[list[str]]:
     """Metric calls by what the reflection LM can do."""
     shapes = results.shapes("gepa")
-    lines = [["reflection LM", "against", *shapes]]
+    lines = [["reflection LM", *shapes]]
     for sweep in results.sweeps():
         for against, theirs in (("final metric", (FINAL_ROBIN, FINAL_ALL)), ("by hand", (BY_HAND,))):
             cells = []
@@ -139,7 +178,7 @@ def sweeps_table(results: Results) -> list[list[str]]:
                 cells.append(
                     figure(ratio(ours, *(results.values("metric", "gepa", shape, one, sweep) for one in theirs)))
                 )
-            lines.append([sweep, against, *cells])
+            lines.append([f"{sweep} / {against}", *cells])
     return lines
 
 
@@ -182,19 +221,20 @@ def few_shot_table(results: Results) -> list[list[str]]:
     return lines
 
 
-def as_text(results: Results, level: int = 2) -> str:
-    """All tables for which there are figures."""
-    tables = (
-        ("Calls to the target", "gepa", calls_table),
-        ("Ratios and goals", "gepa", claims_table),
-        ("By what the reflection LM can do: metric calls", "gepa", sweeps_table),
-        ("With and without `optimize.cache`", "cache", cache_table),
-        ("Demonstrations", "few_shot", few_shot_table),
-    )
-    parts = [f"{describe()}. dspy {dspy.__version__}."]
-    for title, kind, table in tables:
-        if results.shapes(kind) and (table is not sweeps_table or len(results.sweeps()) > 1):
-            parts.append(f"{'#' * level} {title}\n\n{markdown(table(results))}")
+def as_text(results: Results) -> str:
+    """All tables for which there are figures, as a section of the page of benchmarks."""
+    seeds = len({job.seed for job, _ in results.done})
+    parts = [f"## {SECTION}", ABOUT, f"dspy {dspy.__version__}, dspyer {dspyer.__version__}, {seeds} seeds."]
+    if results.shapes("gepa"):
+        parts += ["### Ratios", RATIOS, markdown(claims_table(results))]
+        for shape in results.shapes("gepa"):
+            parts += [f"### Calls to the target: {shape}", markdown(calls_table(results, shape))]
+    if len(results.sweeps()) > 1:
+        parts += ["### Other reflection LMs", SWEPT, markdown(sweeps_table(results))]
+    if results.shapes("cache"):
+        parts += ["### With and without `optimize.cache`", CACHED, markdown(cache_table(results))]
+    if results.shapes("few_shot"):
+        parts += ["### Demonstrations", SHOTS, markdown(few_shot_table(results))]
     return "\n\n".join(parts)
 
 
@@ -207,6 +247,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one seed of the pipeline, without the sweeps")
     parser.add_argument("--jobs", type=int, default=1, help="processes (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, and go on from those it has")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the section of that page")
     given = parser.parse_args(arguments)
     shapes = [shape for shape in SHAPES if shape.name in (given.shapes or [one.name for one in SHAPES])]
     wanted = jobs(given.parts, given.seeds, shapes)
@@ -221,6 +262,8 @@ def main(arguments: list[str] | None = None) -> int:
         if given.json:
             given.json.write_text(json.dumps([[asdict(job), found] for job, found in results.done], indent=1))
     print(as_text(results))
+    if given.write:
+        given.write.write_text(put_section(given.write.read_text(), as_text(results) + "\n"))
     return 0
 
 
