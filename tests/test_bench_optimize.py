@@ -9,6 +9,7 @@ import pytest
 from dspy.teleprompt.gepa import InstructionProposer
 
 from bench import optimize as bench
+from bench.optimizations import FINAL_ALL, FINAL_ROBIN, OURS, Job, run
 from bench.report import put_section, section_of
 from bench.simulated_lms import Conventions, ReflectionLM, Reflector, Skill, TaskLM, Worker, rules_in
 from bench.simulated_programs import LOOP_SHAPE, PIPELINE, SHAPES, TOOLS_SHAPE, metric_by_hand, predictor
@@ -123,8 +124,8 @@ def test_the_tables_show_what_was_counted(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_an_optimization_with_a_cache_is_compared_with_the_same_one_without() -> None:
-    job = bench.Job("cache", "tools", bench.OURS, 0, quick=True)
-    _, found = bench.run(job)
+    job = Job("cache", "tools", OURS, 0, quick=True)
+    _, found = run(job)
     assert found["both"]["equal"]
     assert found["ours"]["equal"]
     assert found["both"]["functions"] < found["dspy"]["functions"] == found["none"]["functions"]
@@ -135,8 +136,8 @@ def test_an_optimization_with_a_cache_is_compared_with_the_same_one_without() ->
 
 def test_a_ratio_is_that_of_medians_and_takes_the_better_rival() -> None:
     done = [
-        (bench.Job("gepa", "pipeline", arm, seed), {"metric": value, "task": 1, "reflections": 1, "reached": True})
-        for arm, values in ((bench.OURS, (10, 20, 30)), (bench.FINAL_ROBIN, (80, 40, 50)), (bench.FINAL_ALL, (90,) * 3))
+        (Job("gepa", "pipeline", arm, seed), {"metric": value, "task": 1, "reflections": 1, "reached": True})
+        for arm, values in ((OURS, (10, 20, 30)), (FINAL_ROBIN, (80, 40, 50)), (FINAL_ALL, (90,) * 3))
         for seed, value in enumerate(values)
     ]
     results = bench.Results(done)
