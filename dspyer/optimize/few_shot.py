@@ -14,7 +14,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from dspyer.dspy_module.tracing import recording
 from dspyer.errors import brief
-from dspyer.optimize.field_metric import FieldMetric
+from dspyer.optimize.field_metric import FieldMetric, culprits
 from dspyer.optimize.judging import Culprits, FieldNote, RunJudge, author_of
 from dspyer.runtime.asked_layers import asking
 from dspyer.runtime.request import REQUEST, Request
@@ -190,7 +190,8 @@ class FewShot(dspy.BootstrapFewShot):
 
     def _judged(self, run: Run, trace: Sequence[Any], full: bool, judge: _Judge) -> _Found:
         """The demonstrations of a run: its steps that are right, or of which nothing is known in a successful run."""
-        found, _ = judge.of(run)
+        # The score has judged a run that ended well; results of field metrics, which may ask an LM, are shared with it.
+        found = culprits(run, judge.example, self._field_metric) if run.status == "completed" else judge.of(run)[0]
         verdicts, graph = _verdicts(found.notes), run._graph
         routers = {router.module_name for router in graph.routers}
         known = {id(step.outputs): step for step in run.trace_steps}
@@ -245,18 +246,19 @@ class _Judge:
 
     Attributes:
         most: how many rollouts an output has at most.
+        example: the example of the run.
         asked: the executions that were asked again.
     """
 
     def __init__(self, metric: FieldMetric, example: dspy.Example, most: int) -> None:
         self.most = most
+        self.example = example
         self.asked: list[str] = []
         self._metric = metric
-        self._example = example
 
     def of(self, run: Run) -> tuple[Culprits, frozenset[str]]:
         """What is known of a run, which may have failed, and the ids of the commits in which a fault was made."""
-        judge = RunJudge(run, self._example, self._metric._judge, self._metric.goal, {})
+        judge = RunJudge(run, self.example, self._metric._judge, self._metric.goal, {})
         return judge.judgement().culprits, judge.faults
 
     def wants_another(
@@ -282,7 +284,7 @@ class _Judge:
         """What the metrics say of the fields of an output, as they stand after it."""
         with recording():
             return {
-                self._metric._judge.judge(field, self._example, thaw(after.raw(field)), after).verdict
+                self._metric._judge.judge(field, self.example, thaw(after.raw(field)), after).verdict
                 for field in patch
                 if field in self._metric.metrics and field in after
             }

@@ -399,3 +399,17 @@ def test_fields_of_a_graph_inside_are_not_those_of_the_metric() -> None:
 def test_wrong_arguments(call: Callable[[], Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         call()
+
+
+def test_a_metric_is_asked_once_for_each_value_of_a_run() -> None:
+    """The score and the demonstrations of a run share what its field metrics said: they may ask an LM."""
+    asked: Counter[str] = Counter()
+
+    def judged(example: Any, c: str) -> bool:
+        asked[c] += 1
+        return bool(c == example.c)
+
+    metric = by_field({"a": equals("a"), "c": judged}, goal="c")
+    with Task(a=right("text", "a"), b=right("a", "b", wrong=["x"]), c=right("b", "c")):
+        FewShot(metric, max_labeled_demos=0).compile(pipeline(), trainset=examples("x", "y"))
+    assert asked == {"no x": 1, "c y": 1}
