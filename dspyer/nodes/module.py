@@ -67,6 +67,11 @@ class ModuleNode(Node):
         """The message fields to which each call adds its turn."""
         return self.turns.fields
 
+    @property
+    def always_writes(self) -> tuple[str, ...]:
+        """The fields that get its outputs: a module gives all of them."""
+        return tuple((self.gives or {}).values())
+
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
         return whole_inputs(self.inputs, state)

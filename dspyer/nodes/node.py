@@ -370,6 +370,11 @@ class Node:
         return None if self.writes is None else frozenset(self.writes.values())
 
     @property
+    def always_writes(self) -> tuple[str, ...]:
+        """The fields that every call that returns has written; those with the value that they had are in no patch."""
+        return ()
+
+    @property
     def may_give(self) -> frozenset[str] | None:
         """The fields of the state that its outputs are meant for, which may be written later; None for any."""
         return self.may_write

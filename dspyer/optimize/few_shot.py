@@ -262,17 +262,17 @@ class _Judge:
         return judge.judgement().culprits, judge.faults
 
     def wants_another(
-        self, execution: str, patch: Mapping[str, Any], after: ImmutableState, run: Callable[[], Run]
+        self, execution: str, fields: Iterable[str], after: ImmutableState, run: Callable[[], Run]
     ) -> bool:
         """Whether an output is wrong, and nothing from which it follows is known to be. `run` is the run up to it."""
-        if "wrong" not in self._verdicts(patch, after):
+        if "wrong" not in self._verdicts(fields, after):
             return False
         with recording():  # a metric may ask an LM, which is no step of the run
             return execution in self.of(run())[1]
 
-    def is_right(self, patch: Mapping[str, Any], after: ImmutableState) -> bool:
+    def is_right(self, fields: Iterable[str], after: ImmutableState) -> bool:
         """Whether the output of a rollout is right."""
-        found = self._verdicts(patch, after)
+        found = self._verdicts(fields, after)
         return "right" in found and "wrong" not in found
 
     def found(self, execution: str, right: bool) -> None:
@@ -280,12 +280,12 @@ class _Judge:
         del right
         self.asked.append(execution)
 
-    def _verdicts(self, patch: Mapping[str, Any], after: ImmutableState) -> set[str]:
+    def _verdicts(self, fields: Iterable[str], after: ImmutableState) -> set[str]:
         """What the metrics say of the fields of an output, as they stand after it."""
         with recording():
             return {
                 self._metric._judge.judge(field, self.example, thaw(after.raw(field)), after).verdict
-                for field in patch
+                for field in fields
                 if field in self._metric.metrics and field in after
             }
 

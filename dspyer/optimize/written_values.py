@@ -227,6 +227,21 @@ class WrittenValues:
             value = WrittenValue(commit, field, authors, *reads, self._built_on(field, update, before))
             value.passes_on = node.checking is not None
             self._put(value, after)
+        for field in self._restated(commit, node, before):
+            kept = () if field in node.always_writes else (before[field],)
+            self._put(WrittenValue(commit, field, (node.name,), *reads, kept), after)
+
+    def _restated(self, commit: Commit, node: Node, before: Current) -> list[str]:
+        """The fields that a node has left as they were, or has written with the value that they had.
+
+        They are in no patch. A module has written them; what a function did is unknown, so that the value follows from
+        the earlier one and from what the function has read, as what it decided not to write does.
+        """
+        if node.checking is not None or node.writes is None:
+            return []
+        reducer = self._graph.topology.schema.reducer
+        fields = [field for field in node.writes.values() if field not in commit.patch and reducer(field) is None]
+        return [field for field in fields if field in node.always_writes or field in before]
 
     def _built_on(self, field: str, update: Any, before: Current) -> tuple[WrittenValue, ...]:
         """The value into which an update was folded."""
@@ -252,9 +267,9 @@ class WrittenValues:
         reads.follows.extend(decisions)
         authors = () if router.module_name is None else (router.module_name,)
         written = [
-            WrittenValue(commit, field, authors, *reads, self._built_on(field, commit.patch[field], after))
+            WrittenValue(commit, field, authors, *reads, self._built_on(field, commit.patch.get(field), after))
             for field in router.writes.values()
-            if field in commit.patch
+            if field in commit.patch or self._graph.topology.schema.reducer(field) is None
         ]
         if not written:
             return [self._decide(WrittenValue(commit, NO_FIELD, authors, *reads))]

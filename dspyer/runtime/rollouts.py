@@ -11,7 +11,7 @@ they are left as they are.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -58,11 +58,14 @@ class Rollouts(Protocol):
     def most(self) -> int: ...
 
     def wants_another(
-        self, execution: str, patch: Mapping[str, Any], after: ImmutableState, run: Callable[[], Run]
+        self, execution: str, fields: Iterable[str], after: ImmutableState, run: Callable[[], Run]
     ) -> bool:
-        """Whether an output is wrong through the fault of its node. `run` gives the run as far as this commit."""
+        """Whether an output is wrong through the fault of its node. `run` gives the run as far as this commit.
 
-    def is_right(self, patch: Mapping[str, Any], after: ImmutableState) -> bool:
+        `fields` are those that it has written, also with the value that they had.
+        """
+
+    def is_right(self, fields: Iterable[str], after: ImmutableState) -> bool:
         """Whether the output of a rollout is right."""
 
     def found(self, execution: str, right: bool) -> None:
@@ -79,7 +82,7 @@ def asked_again(
     if isinstance(session, LiveSession) or session.journal is not None:  # a stored map has recorded its items
         return first
     so_far = partial(_run_so_far, session, execution, first)
-    if not rollouts.wants_another(execution.id, first.patch, first.after, so_far):
+    if not rollouts.wants_another(execution.id, {*first.patch, *node.always_writes}, first.after, so_far):
         return first
     delegate, kept = first.call.context.delegate, take_steps(0)
     failed = session.failed_attempts.get(execution.id)
@@ -107,7 +110,7 @@ def asked_again(
                 raise
             forget()
             continue
-        if rollouts.is_right(output.patch, output.after):
+        if rollouts.is_right({*output.patch, *node.always_writes}, output.after):
             lose(kept)
             rollouts.found(execution.id, True)
             return output
