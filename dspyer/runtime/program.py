@@ -595,8 +595,9 @@ class CompiledGraph(dspy.Module):
         else:
             found = {name: state.raw(name) for name in outputs if name in state}
         prediction = dspy.Prediction(**{name: thaw(value) for name, value in found.items()})
-        recorder = current_recorder() if request.keeps_events else None
-        setattr(prediction, LINK, RunLink(lambda prediction: Run(ended, prediction, recorder)))
+        recorded = request.keeps_events  # if the run is asked for before `_run` makes it: within a wrapper
+        link = RunLink(lambda prediction: Run(ended, prediction, current_recorder() if recorded else None))
+        vars(prediction)[LINK] = link
         outcome.predicted(session.run_id, prediction)
         return prediction
 

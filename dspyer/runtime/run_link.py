@@ -59,7 +59,7 @@ class KeptPrediction:
     __slots__ = ("_made", "_parts")
 
     def __init__(self, prediction: dspy.Prediction) -> None:
-        self._parts = without_run(prediction).__dict__
+        self._parts = _without_link(prediction)
         self._made = weakref.ref(prediction)
 
     def of(self, run: Any) -> dspy.Prediction:
@@ -77,13 +77,19 @@ class KeptPrediction:
 
 def without_run(prediction: dspy.Prediction) -> dspy.Prediction:
     """The same prediction without a link, so that it keeps no run alive."""
-    return _prediction_of({name: part for name, part in prediction.__dict__.items() if name != ATTRIBUTE})
+    return _prediction_of(_without_link(prediction))
+
+
+def _without_link(prediction: dspy.Prediction) -> dict[str, Any]:
+    parts: dict[str, Any] = vars(prediction).copy()
+    parts.pop(ATTRIBUTE, None)
+    return parts
 
 
 def _prediction_of(parts: dict[str, Any]) -> dspy.Prediction:
     """A prediction with the attributes of another one: what is set in one of them is set in both."""
-    prediction = dspy.Prediction()
-    prediction.__dict__.update(parts)
+    prediction: dspy.Prediction = object.__new__(dspy.Prediction)
+    vars(prediction).update(parts)
     return prediction
 
 
