@@ -47,40 +47,31 @@ class ModuleDescriber:
     def __init__(self) -> None:
         self._known: dict[int, tuple[Any, Any]] = {}  # with the object, so that no other one gets its id
 
-    def key_of(self, where: tuple[str, ...], module: dspy.Module, inputs: Mapping[str, Any], own_rollouts: int) -> str:
-        """The key of a call; `NoKeyError` if it has none.
+    def key_of(
+        self, where: tuple[str, ...], module: dspy.Module, inputs: Mapping[str, Any], own_rollouts: int
+    ) -> tuple[str, Any]:
+        """The key of a call, and what the module is; `NoKeyError` if there is none.
 
         `where` names the graph and the node. `own_rollouts` is what earlier attempts of the call have added to rollout
         ids: the result of a later attempt has the key of the first one.
         """
         predictors = [predictor for _, predictor in predictors_in(module)]
-        _require_caching(module, predictors)
         found = _Description(self._known)
-        shown = isinstance(module, dspy.Predict) and _library(_base_of(type(module)))
-        given = {name: found.part(value, f"the input {name!r}", shown) for name, value in inputs.items()}
-        adapter = asked_adapter()
-        rollouts = [added_rollouts(adapter) - own_rollouts, trial_rollout(adapter)]
         described = found.part(module, class_name(type(module)))
-        asked = [found.part(dspy.settings.lm, "the LM"), found.adapter(adapter), rollouts]
-        return digest([_FORM, dspy.__version__, where, described, given, asked, _filled(predictors)])
+        simple = isinstance(module, dspy.Predict) and _library(_base_of(type(module)))
+        given = {name: found.part(value, f"the input {name!r}", simple) for name, value in inputs.items()}
+        adapter = asked_adapter()
+        asked = [found.adapter(adapter), added_rollouts(adapter) - own_rollouts, trial_rollout(adapter)]
+        if any(predictor.lm is None for predictor in predictors) or not _library(type(module)):
+            asked.append(found.part(dspy.settings.lm, "the LM"))
+        return digest([_FORM, dspy.__version__, where, described, given, asked, _filled(predictors)]), described
 
     def state_of(self, module: dspy.Module) -> Any:
-        """What a module is, to see whether a call has changed it; None if that cannot be described."""
+        """What a module is, as `key_of` describes it; None if that cannot be described."""
         try:
             return _Description(self._known).part(module, class_name(type(module)))
         except NoKeyError:
             return None
-
-
-def _require_caching(module: dspy.Module, predictors: list[Any]) -> None:
-    """Raise `NoKeyError` if an LM of the module is not to be served from caches."""
-    lms = [predictor.lm or dspy.settings.lm for predictor in predictors]
-    lms += [value for value in vars(module).values() if isinstance(value, dspy.BaseLM)]
-    for lm in lms:
-        if not getattr(lm, "cache", False) or getattr(lm, "kwargs", {}).get("cache") is False:
-            raise NoKeyError(f"its LM {getattr(lm, 'model', lm)!r} does not cache: dspy.LM(..., cache=True) would")
-    if any(predictor.config.get("cache") is False for predictor in predictors):
-        raise NoKeyError("a predictor of it has cache=False")
 
 
 def _filled(predictors: list[Any]) -> list[Any]:
@@ -154,6 +145,8 @@ class _Description:
             raise NoKeyError(f"{where} is a compiled graph, whose own nodes are looked up")
         if not isinstance(module, dspy.Predict):
             return ["module", self._class(cls, where), self._attributes(module, where, _OF_MODULES)]
+        if module.config.get("cache") is False:
+            raise NoKeyError(f"{where} has cache=False")
         template = vars(module).get("template")
         return [
             "predictor",
@@ -174,6 +167,8 @@ class _Description:
 
     def _lm(self, lm: Any, where: str) -> Any:
         """An LM as DSPy's cache knows it, with the LMs that it is made of."""
+        if not getattr(lm, "cache", False) or lm.kwargs.get("cache") is False:
+            raise NoKeyError(f"the LM {lm.model!r} does not cache (dspy.LM(..., cache=True) would)")
         settings = {name: value for name, value in lm.kwargs.items() if name not in _CLIENT}
         inner = [
             [name, self.part(value, f"{where}.{name}")]

@@ -179,11 +179,11 @@ class ModuleFrame:
         attempt = call.context.delegate
         asked = attempt.host.records.new_responses.get(RecordKey(attempt.local_id, self._layer), 0)
         try:
-            key = results.describer.key_of(where, module, inputs, STRIDE * asked)
+            key, described = results.describer.key_of(where, module, inputs, STRIDE * asked)
         except Exception as error:  # noqa: BLE001 - whatever the module holds: it is called as without a cache
             self.warn("its results are not kept", error, where)
             return (yield from self._made(None, where, module, inputs))
-        look = _Lookup(self, key, where, module, inputs)
+        look = _Lookup(self, key, described, where, module, inputs)
         if asked or self._fresh:
             return (yield from self._made(look, where, module, inputs))
         while True:
@@ -214,12 +214,11 @@ class ModuleFrame:
     ) -> Script[Any]:
         """What the module returns when it is called; stored if there is a key."""
         before = step_count()
-        state = None if look is None else self._results.describer.state_of(module)
         result = yield _ModuleCall(module, inputs), self._call
         steps = steps_since(before)
         self.made += 1
         self._results.count(where, False, len(steps))
-        if look is not None and look.encode(result, steps, state):
+        if look is not None and look.encode(result, steps):
             assert look.entry is not None
             self.stored.append(look.key)
             yield WriteEntry(self._results.cache, look.key, look.entry), self._call
@@ -246,13 +245,21 @@ class _Lookup:
     """One look of a frame into the cache.
 
     Attributes:
+        described: what the module was before its call.
         entry: the entry of what the module returned; None if it cannot be kept.
     """
 
     def __init__(
-        self, frame: ModuleFrame, key: str, where: tuple[str, str], module: dspy.Module, inputs: Mapping[str, Any]
+        self,
+        frame: ModuleFrame,
+        key: str,
+        described: Any,
+        where: tuple[str, str],
+        module: dspy.Module,
+        inputs: Mapping[str, Any],
     ) -> None:
         self.key = key
+        self.described = described
         self.where = where
         self.module = module
         self.inputs = inputs
@@ -272,12 +279,12 @@ class _Lookup:
         self._frame._results.count(self.where, True, len(steps))
         return (result,)
 
-    def encode(self, result: Any, steps: Any, state: Any) -> bool:
+    def encode(self, result: Any, steps: Any) -> bool:
         """Makes the entry of what the module returned, if it can be kept."""
         try:
             if not steps:
                 raise StateError("it called no predictor of its own")
-            if state is None or state != self._frame._results.describer.state_of(self.module):
+            if self._frame._results.describer.state_of(self.module) != self.described:
                 raise StateError("a call changes the module, so the next one may give something else")
             entry = encode_result(result, steps, self.module, self.inputs)
             again = decode_result(entry, self.module, self.inputs, self._schema)
