@@ -11,6 +11,7 @@ within an optimization.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Final
 
@@ -31,6 +32,7 @@ from dspyer.values.freezing import freeze
 from dspyer.values.types import class_name
 
 _FORM: Final = 1  # of keys and entries: another number leaves all earlier entries behind
+_FUNCTIONS: Final = (FunctionType, MethodType, BuiltinFunctionType, partial)
 _LIBRARIES: Final = frozenset({"dspy", "dspyer", "pydantic", "builtins"})
 _OF_PREDICTORS: Final = frozenset({"signature", "demos", "lm", "stage", "traces", "train", "template"})
 _OF_MODULES: Final = frozenset({"callbacks", "history", "_compiled", "_warned_zero_temp_rollout"})
@@ -57,7 +59,7 @@ class ModuleDescriber:
         """
         predictors = [predictor for _, predictor in predictors_in(module)]
         found = _Description(self._known)
-        described = found.part(module, class_name(type(module)))
+        described = found.part(module, type(module).__name__)
         simple = isinstance(module, dspy.Predict) and _library(_base_of(type(module)))
         given = {name: found.part(value, f"the input {name!r}", simple) for name, value in inputs.items()}
         adapter = asked_adapter()
@@ -69,7 +71,7 @@ class ModuleDescriber:
     def state_of(self, module: dspy.Module) -> Any:
         """What a module is, as `key_of` describes it; None if that cannot be described."""
         try:
-            return _Description(self._known).part(module, class_name(type(module)))
+            return _Description(self._known).part(module, type(module).__name__)
         except NoKeyError:
             return None
 
@@ -122,7 +124,7 @@ class _Description:
             return {name: self.part(item, f"{where}[{name!r}]", shown) for name, item in value.items()}
         if isinstance(value, type):
             return self._signature(value) if issubclass(value, dspy.Signature) else self._class(value, where)
-        if isinstance(value, FunctionType | MethodType | BuiltinFunctionType) or own_call(value) is not None:
+        if isinstance(value, _FUNCTIONS) or isinstance(own_call(value), FunctionType):
             return self._function(value, where)
         try:
             return ["value", encoding.encode(freeze(value))]
