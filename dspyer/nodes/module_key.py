@@ -10,10 +10,10 @@ within an optimization.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import dspy
 from dspy.adapters.types.tool import Tool
@@ -39,6 +39,10 @@ _OF_MODULES: Final = frozenset({"callbacks", "history", "_compiled", "_warned_ze
 _CLIENT: Final = frozenset({"api_key"})  # another key changes no response
 
 
+_Known: TypeAlias = dict[tuple[str, int], tuple[Any, Any]]
+"""What was described before, with the object, so that no other one gets its id."""
+
+
 class NoKeyError(Exception):
     """The calls of a module have no key: the text says why."""
 
@@ -47,7 +51,7 @@ class ModuleDescriber:
     """Describes modules and calls of them as JSON. May be used from several threads."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Any, Any]] = {}  # with the object, so that no other one gets its id
+        self._known: _Known = {}
 
     def key_of(
         self, where: tuple[str, ...], module: dspy.Module, inputs: Mapping[str, Any], own_rollouts: int
@@ -100,7 +104,7 @@ def _library(cls: type) -> bool:
 class _Description:
     """The description of one call."""
 
-    def __init__(self, known: dict[int, tuple[Any, Any]]) -> None:
+    def __init__(self, known: _Known) -> None:
         self._known = known
         self._seen: dict[int, int] = {}
 
@@ -200,27 +204,31 @@ class _Description:
 
     def _type(self, annotation: Any) -> Any:
         """A type with the JSON schema of which prompts show a part."""
-        known = self._known.get(id(annotation))
-        if known is None:
+
+        def describe() -> Any:
             try:
                 schema = TypeAdapter(annotation).json_schema()
             except Exception:  # noqa: BLE001 - pydantic raises errors of several kinds; the name must do
                 schema = {}
-            known = self._known[id(annotation)] = annotation, [repr(annotation), schema]
-        return known[1]
+            return [repr(annotation), schema]
+
+        return self._once("type", annotation, describe)
 
     def _class(self, cls: type, where: str) -> Any:
         """A class with the code that no library defines."""
-        known = self._known.get(id(cls))
-        if known is None:
-            bases = [base for base in cls.__mro__ if not _library(base)]
-            known = self._known[id(cls)] = cls, [class_name(cls), *[_code(base, where) for base in bases]]
-        return known[1]
+
+        def describe() -> Any:
+            return [class_name(cls), *[_code(base, where) for base in cls.__mro__ if not _library(base)]]
+
+        return self._once("class", cls, describe)
 
     def _function(self, fn: Any, where: str) -> Any:
-        known = self._known.get(id(fn))
+        return self._once("function", fn, lambda: _code(fn, where))
+
+    def _once(self, kind: str, value: Any, describe: Callable[[], Any]) -> Any:
+        known = self._known.get((kind, id(value)))
         if known is None:
-            known = self._known[id(fn)] = fn, _code(fn, where)
+            known = self._known[kind, id(value)] = value, describe()
         return known[1]
 
 

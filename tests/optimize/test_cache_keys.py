@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,9 +11,15 @@ from typing import Any, Literal
 
 import dspy
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
 
-from dspyer import END, START, Graph, optimize
-from tests.optimize.cached import caching_lm
+from dspyer import END, START, Graph, Send, fill, messages, optimize, view
+from dspyer.dspy_module.lm_requests import in_rollout, with_new_responses
+from dspyer.nodes.module_key import ModuleDescriber
+from dspyer.runtime.asked_layers import asking
+from tests.optimize.cached import caching, caching_lm, facts
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +54,7 @@ def with_lm(**kwargs: Any) -> Any:
 
 
 def told(text: str) -> Any:
-    return program(dspy.Predict(dspy.Signature("question, place -> answer", f"{text} {{place}}")), reads=["question"])
+    return program(dspy.Predict(dspy.Signature("question -> answer", f"{text} {{place}}")))
 
 
 class Kinds(dspy.Signature):
@@ -115,10 +123,9 @@ ASK = {"question": "Where?"}
 EQUAL: dict[str, Callable[[], Any]] = {
     "another copy": lambda: program().deepcopy(),
     "the same instructions": lambda: instructed(program().answer.signature.instructions),
-    "an id of a data set in a demo": lambda: program(),
+    "an id of a data set in a demo": program,
     "traces and stage": lambda: _changed(program(), stage="other", traces=[1], train=[2]),
     "a compiled copy": lambda: _changed(program(), _compiled=True),
-    "another api key": lambda: with_lm(api_key="other"),
 }
 
 
@@ -156,7 +163,6 @@ DIFFERENT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: with_lm(rollout_id=1, temperature=1.0),
         lambda: with_lm(rollout_id=2, temperature=1.0),
     ),
-    "address of the LM": (lambda: with_lm(api_base="http://a"), lambda: with_lm(api_base="http://b")),
     "code of a module": (
         lambda: coded("return self.ask(question=question)"),
         lambda: coded("return self.ask(question=question + '!')"),
@@ -182,7 +188,7 @@ def made_calls(folder: Path, first: Any, second: Any, inputs: Any = ASK, other: 
 
 @pytest.mark.parametrize("case", EQUAL)
 def test_equal_calls_hit(case: str, tmp_path: Path) -> None:
-    first = with_lm(api_key="one") if "api key" in case else program()
+    first = program()
     second = EQUAL[case]()
     if "data set" in case:
         first = with_demos(dspy.Example(dspy_uuid="1", question="q", answer="a"))
@@ -199,3 +205,191 @@ def test_a_changed_part_misses(case: str, tmp_path: Path) -> None:
     before, after = made_calls(tmp_path, first, second, inputs)
     assert before == after > 0
     assert made_calls(tmp_path, *(make() for make in DIFFERENT[case]), inputs) == (0, 0)
+
+
+def test_of_an_lm_the_key_of_its_account_does_not_count() -> None:
+    def key(**kwargs: Any) -> str:
+        with dspy.context(lm=dspy.LM("openai/some", **kwargs)):
+            return ModuleDescriber().key_of(("One", "answer"), dspy.Predict("question -> answer"), ASK, 0)[0]
+
+    assert key(api_key="one") == key(api_key="two")
+    assert len({key(), key(api_base="http://a"), key(api_base="http://b"), key(max_tokens=3)}) == 4
+
+
+# --- what a call reads
+
+
+class Place(BaseModel):
+    question: str = ""
+    place: str = ""
+    talk: messages.Messages = []
+    asks: list[str] = []
+    answer: str = ""
+
+
+def reading(**reads: Any) -> Any:
+    graph = Graph(Place, name="Reading", inputs=["question", "place", "asks", "talk"])
+    graph.add_node("answer", dspy.Predict(f"{', '.join(reads)} -> answer"), reads=reads)
+    return graph.add_path(START, "answer", END).compile()
+
+
+def begin() -> None:
+    """Writes nothing."""
+
+
+def sending() -> Any:
+    graph = Graph(Place, name="Sending", inputs=["question", "asks"], merge={"answer": "last_write_wins"})
+    graph.add_node("begin", begin, writes=[])
+    graph.add_node("answer", dspy.Predict("question -> answer"))
+    graph.add_edge(START, "begin").add_edge("answer", END)
+    graph.add_conditional_edges("begin", lambda asks: [Send("answer", {"question": one}) for one in asks], ["answer"])
+    return graph.compile()
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text} for text in texts]
+
+
+# (program, what it is given first, then, whether that is the same to the node)
+READS: dict[str, tuple[Callable[[], Any], dict[str, Any], dict[str, Any], bool]] = {
+    "a field": (program, {"question": "a"}, {"question": "b"}, False),
+    "a type": (program, {"question": "1"}, {"question": 1}, False),
+    "a field that it does not read": (
+        lambda: reading(question="question"),
+        {"question": "a", "place": "x"},
+        {"question": "a", "place": "y"},
+        True,
+    ),
+    "the value for a template": (
+        lambda: told("In"),
+        {"question": "a", "place": "x"},
+        {"question": "a", "place": "y"},
+        False,
+    ),
+    "a filled input": (
+        lambda: reading(question=fill("{place}?")),
+        {"question": "a", "place": "x"},
+        {"question": "a", "place": "y"},
+        False,
+    ),
+    "a view that shows the same": (
+        lambda: reading(talk=view("talk").last(1)),
+        {"talk": said("a", "c")},
+        {"talk": said("b", "c")},
+        True,
+    ),
+    "a view that shows something else": (
+        lambda: reading(talk=view("talk").last(1)),
+        {"talk": said("a", "b")},
+        {"talk": said("a", "c")},
+        False,
+    ),
+    "a Send": (sending, {"asks": ["a"]}, {"asks": ["b"]}, False),
+    "a Send among others": (sending, {"asks": ["a", "b"]}, {"asks": ["b", "a", "b"]}, True),
+    "a run value": (lambda: reading(question="run.count"), {"place": "x"}, {"place": "y"}, True),
+}
+
+
+@pytest.mark.parametrize("case", READS)
+def test_what_a_call_reads_is_its_key(case: str, tmp_path: Path) -> None:
+    make, first, second, same = READS[case]
+    before, after = made_calls(tmp_path, make(), make(), first, second)
+    assert before > 0
+    assert after == (0 if same else before)
+    assert made_calls(tmp_path, make(), make(), first, second) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("block", "other"),
+    [
+        (lambda: with_new_responses(1), lambda: with_new_responses(2)),
+        (lambda: in_rollout(1, 0.7), lambda: in_rollout(2, 0.7)),
+        (lambda: dspy.context(adapter=dspy.ChatAdapter()), lambda: dspy.context(adapter=dspy.JSONAdapter())),
+    ],
+    ids=["attempts", "trials", "adapter"],
+)
+def test_settings_around_a_run_are_part_of_the_key(block: Any, other: Any, tmp_path: Path) -> None:
+    made = program()
+    counts = []
+    for around in (block, other, block, other):
+        with caching() as lm, optimize.cache(tmp_path), around():
+            made.run(ASK)
+        counts.append(len(lm.calls))
+    assert counts == [1, 1, 0, 0]
+
+
+def test_the_default_adapter_is_the_chat_adapter(tmp_path: Path) -> None:
+    with caching() as lm, optimize.cache(tmp_path):
+        program().run(ASK)
+        with dspy.context(adapter=dspy.ChatAdapter()):
+            program().run(ASK)
+    assert len(lm.calls) == 1
+
+
+# --- content, not position
+
+
+def pair(first: str = "", second: str = "") -> Any:
+    graph = Graph(name="Pair").add_node("a", dspy.Predict("question -> a")).add_node("b", dspy.Predict("question -> b"))
+    graph.add_node("c", dspy.Predict("a, b -> answer"))
+    graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "c").add_edge("c", END)
+    made = graph.compile()
+    for predictor, text in ((made.a, first), (made.b, second)):
+        predictor.signature = predictor.signature.with_instructions(text or predictor.signature.instructions)
+    return made
+
+
+def test_a_merge_of_two_candidates_hits_what_both_have(tmp_path: Path) -> None:
+    with caching(), optimize.cache(tmp_path):
+        pair("Be brief.").run(ASK)
+        pair("", "Be kind.").run(ASK)
+    with caching() as lm, optimize.cache(tmp_path):
+        run = pair("Be brief.", "Be kind.").run(ASK)
+    assert [call.prompt.asks for call in lm.calls] == [("answer",)]  # `c` alone reads something new
+    assert {one.node for one in run.commits if one.cached} == {"a", "b"}
+
+
+def test_after_a_changed_node_that_gives_the_same_all_else_hits(tmp_path: Path) -> None:
+    with caching(lambda prompt: {prompt.asks[0]: "x"}) as lm, optimize.cache(tmp_path):
+        pair().run(ASK)
+        pair("Be brief.").run(ASK)
+    assert [call.prompt.asks for call in lm.calls].count(("answer",)) == 1
+    assert len(lm.calls) == 4
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 1), st.integers(0, 2)), max_size=6))
+def test_any_order_of_candidates_and_questions_gives_what_calls_would(tmp_path_factory: Any, asked: list[Any]) -> None:
+    made = pair()
+    with caching(), optimize.cache(tmp_path_factory.mktemp("law")):
+        for first, second, demo, question in asked:
+            for predictor, number in ((made.a, first), (made.b, second)):
+                predictor.signature = predictor.signature.with_instructions(f"Be {number}.")
+            made.a.demos = [EXAMPLE] * demo
+            found = facts(made.run({"question": f"{question}?"}))
+            with asking(results=None):  # as without the block
+                assert facts(made.run({"question": f"{question}?"})) == found
+
+
+OTHER_PROCESS = """
+import sys, dspy
+from dspyer import optimize
+from tests.optimize.cached import caching
+from tests.optimize.test_cache_keys import ASK, limited, pair, tooled, look
+program = {"pair": pair, "tool": lambda: tooled(look)}[sys.argv[2]]()
+with caching() as lm, optimize.cache(sys.argv[1]):
+    program.run(ASK)
+print(len(lm.calls))
+"""
+
+
+def test_a_program_that_is_built_in_another_process_hits(tmp_path: Path) -> None:
+    def elsewhere(name: str) -> str:
+        command = [sys.executable, "-c", OTHER_PROCESS, str(tmp_path), name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    with caching() as lm, optimize.cache(tmp_path):
+        pair().run(ASK)
+        tooled(look).run(ASK)
+    assert lm.calls
+    assert [elsewhere("pair"), elsewhere("tool")] == ["0", "0"]
