@@ -30,6 +30,11 @@ class Desk(BaseModel):
     problems: list[str] = []
 
 
+def look(place: str) -> str:
+    """A tool."""
+    return place
+
+
 def answers(prompt: Any) -> dict[str, Any]:
     """What the LM says of any prompt: a function of it alone."""
     given = {name: str(value) for name, value in prompt.inputs.items()}
