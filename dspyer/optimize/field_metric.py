@@ -224,7 +224,9 @@ class FieldMetric:
                 "a run that was made at once, program.run({...})"
             )
         if run.status != "completed":
-            raise ValueError(f"this run {run.status}: culprits judges completed runs; run.failures names what failed")
+            raise ValueError(
+                f"this run is {run.status}: culprits judges completed runs; run.failures names what failed"
+            )
         known = self._judged(run, example)
         with known.lock:
             if known.judgement is None:

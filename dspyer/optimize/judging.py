@@ -21,7 +21,7 @@ from dspyer.events import TraceStep
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.router import Router
 from dspyer.optimize.field_functions import FieldJudge, FieldResult
-from dspyer.optimize.written_values import NO_FIELD, FoldedRead, WrittenValue, WrittenValues
+from dspyer.optimize.written_values import NO_FIELD, FieldRead, WrittenValue, WrittenValues
 from dspyer.values.frozen import thaw
 
 if TYPE_CHECKING:
@@ -185,11 +185,13 @@ class RunJudge:
 
     def _add(self, value: WrittenValue) -> None:
         result = self._result(value)
-        if result is not None and result.verdict == "right" and not value.problems:
+        beside = [self._seen[one] for one in value.beside]
+        is_right = result is not None and result.verdict == "right"
+        if is_right or (any(one.right for one in beside) and all(one.fault is None for one in beside)):
             self._status[value] = self._seen[value] = self._part[value] = _RIGHT
             return
-        read = _together([*map(self._seen_status, value.follows), *map(self._folded_status, value.folded)])
-        whole = _together([read, *map(self._seen_status, value.builds_on)]) if value.builds_on else read
+        read = _together([*map(self._seen.__getitem__, value.follows), *map(self._read_status, value.reads), *beside])
+        whole = _together([read, *map(self._seen.__getitem__, value.builds_on)]) if value.builds_on else read
         status, part = whole, read
         if whole.fault is None:
             wrong = bool(value.problems) or value.failed or (result is not None and result.verdict == "wrong")
@@ -209,17 +211,19 @@ class RunJudge:
             part = part._replace(via=value) if part.fault is not None else part
         self._seen[value], self._part[value] = status, part
 
-    def _seen_status(self, value: WrittenValue) -> _Status:
-        return self._seen[value]
+    def _read_status(self, read: FieldRead) -> _Status:
+        """What is known of a field that was read; a value that is right need not have been written again."""
+        status = self._value_status(read)
+        return status if status.right else _together([status, *map(self._seen.__getitem__, read.kept_by)])
 
-    def _folded_status(self, read: FoldedRead) -> _Status:
-        """What is known of a folded field: by the metric of the whole if it could tell, else of the parts read."""
-        if read.whole is not None and (read.whole in self._results or not read.parts):
-            return self._seen[read.whole]
-        return _together([self._part_status(value) for value in self._parts(read)])
+    def _value_status(self, read: FieldRead) -> _Status:
+        """What is known of the value itself: by the metric of the whole if it could tell, else of the parts read."""
+        if read.parts is not None and read.value not in self._results:
+            return _together([self._part_status(value) for value in self._parts(read)])
+        return _UNKNOWN if read.value is None else self._seen[read.value]
 
-    def _parts(self, read: FoldedRead) -> list[WrittenValue]:
-        found = [self._values.written.get((commit, read.field)) for commit in read.parts]
+    def _parts(self, read: FieldRead) -> list[WrittenValue]:
+        found = [self._values.written.get((commit, read.field)) for commit in read.parts or ()]
         return [value for value in found if value is not None]
 
     def _part_status(self, value: WrittenValue) -> _Status:
@@ -255,9 +259,9 @@ class RunJudge:
         while stack:
             value = stack.pop()
             before = [*value.follows, *value.builds_on]
-            for read in value.folded:
-                judged = read.whole is not None and read.whole in self._results
-                before += [] if judged else self._parts(read)
+            for read in value.reads:
+                if not self._value_status(read).right:
+                    before += [*self._parts(read), *read.kept_by, *([] if read.value is None else [read.value])]
             for one in before:
                 if one in seen or one in self._suspected or not self._seen[one].suspects:
                     continue
@@ -293,7 +297,8 @@ class RunJudge:
         suspects = () if fault is None else self._suspects[fault]
         cause = suspects[0] if status.fault is not None and len(suspects) == 1 else None
         text = self._text(value, status, fault)
-        return FieldNote(commit.id, value.authors[0], commit.visit, value.field, verdict, cause, suspects, text)
+        author = commit.node if commit.node.startswith("join:") else value.authors[0]
+        return FieldNote(commit.id, author, commit.visit, value.field, verdict, cause, suspects, text)
 
     def _text(self, value: WrittenValue, status: _Status, fault: WrittenValue | None) -> str:
         """The feedback for the authors of a value."""

@@ -16,14 +16,15 @@ state after its node.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dspyer.errors import CheckError
 from dspyer.events import Commit
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.node import Node
-from dspyer.nodes.router import Router
+from dspyer.nodes.router import ModuleRouter, Router
 from dspyer.patch import resets
 from dspyer.scheduler.lineage import LogEntry, is_manual, merge_base, sent_to
 from dspyer.scheduler.topology import END, START
@@ -36,17 +37,21 @@ NO_FIELD: Final = ""
 """The field of a decision, and of a failure that no field holds."""
 
 
-class FoldedRead(NamedTuple):
-    """A field with a reducer that was read: as a whole, or as parts of it that a view showed or siblings posted.
+class FieldRead(NamedTuple):
+    """A field that was read.
 
     Attributes:
-        whole: its value; None if only siblings that ran at the same time had written it.
-        parts: the ids of the commits that brought what was read.
+        field: its name.
+        value: its value; None for an input of the run, and if only siblings at the same time had written it.
+        parts: of a field with a reducer, the ids of the commits that brought what was read: a view may have shown a
+            part of it, and siblings may have posted to it.
+        kept_by: the decisions that have led past nodes which may write the field: they left the value as it is.
     """
 
     field: str
-    whole: WrittenValue | None
-    parts: tuple[str, ...]
+    value: WrittenValue | None
+    parts: tuple[str, ...] | None = None
+    kept_by: tuple[WrittenValue, ...] = ()
 
 
 class WrittenValue:
@@ -55,9 +60,12 @@ class WrittenValue:
     Attributes:
         commit: the commit.
         field: the field; `NO_FIELD` for a decision, and for a failure that no field holds.
-        authors: who may be responsible for it: the node, or a router, and what condensed the value.
-        follows: the values and decisions from which it follows.
-        folded: what was read of fields with reducers.
+        authors: who may be responsible for it: the node, or a router, and what condensed the value; of a value that a
+            join folded, those of its parts; of one that a merge policy made, the join.
+        follows: the decisions from which it follows, and values that were sent within a check.
+        reads: the fields that were read for it.
+        beside: of a decision, the values that were written with it, such as a label: by them it is judged, if their
+            metrics can tell.
         builds_on: the values into which it was folded.
         problems: what a check has found in it; empty if none has refused it.
         failed: whether its node failed, and an error edge led on.
@@ -68,15 +76,16 @@ class WrittenValue:
 
     __slots__ = (
         "authors",
+        "beside",
         "builds_on",
         "commit",
         "failed",
         "field",
-        "folded",
         "follows",
         "partial",
         "passes_on",
         "problems",
+        "reads",
     )
 
     def __init__(
@@ -85,15 +94,16 @@ class WrittenValue:
         field: str,
         authors: tuple[str, ...],
         follows: Iterable[WrittenValue],
-        folded: Sequence[FoldedRead] = (),
+        reads: Sequence[FieldRead] = (),
         builds_on: tuple[WrittenValue, ...] = (),
     ) -> None:
         self.commit = commit
         self.field = field
         self.authors = authors
         self.follows = tuple(dict.fromkeys(follows))
-        self.folded = tuple(folded)
+        self.reads = tuple(reads)
         self.builds_on = builds_on
+        self.beside: tuple[WrittenValue, ...] = ()
         self.problems: tuple[str, ...] = ()
         self.failed = False
         self.passes_on = False
@@ -103,16 +113,27 @@ class WrittenValue:
         return f"<{self.field or 'decision'} by {', '.join(self.authors) or self.commit.node} in {self.commit.id}>"
 
 
-Current = Mapping[str, WrittenValue]
-"""The value of each field after a commit; none for inputs of the run."""
-
 Decisions = Mapping[str, tuple[WrittenValue, ...]]
 """The decisions that led a branch to where it is, by the node that they followed."""
 
 
+class _Position(NamedTuple):
+    """Where a branch is after a commit.
+
+    Attributes:
+        current: the value of each field.
+        led_by: the decisions without which it would not be here.
+        kept_by: by field, the decisions that have led past nodes which may write it, since it was last written.
+    """
+
+    current: dict[str, WrittenValue]
+    led_by: Decisions
+    kept_by: dict[str, Decisions]
+
+
 class _Reads(NamedTuple):
     follows: list[WrittenValue]
-    folded: list[FoldedRead]
+    fields: list[FieldRead]
 
 
 class WrittenValues:
@@ -130,108 +151,113 @@ class WrittenValues:
         self._entries: Sequence[LogEntry] = run._entries
         self.values: list[WrittenValue] = []
         self.written: dict[tuple[str, str], WrittenValue] = {}
-        self._current: list[Current] = []
-        self._led_by: list[Decisions] = []  # the decisions that lead on from each commit
         self._decided: dict[str, tuple[WrittenValue, ...]] = {}  # the decisions of each commit
         self._rejections = _rejections(self._entries, self._graph.rejecting)
+        self._positions: list[_Position] = []
         for entry in self._entries:
-            self._add(entry)
-        self.final: Current = self._current[-1] if self._current else {}
+            self._positions.append(self._after(entry))
+        self.final = self._positions[-1].current
 
-    def _add(self, entry: LogEntry) -> None:
-        """The values and decisions of one commit."""
+    def _after(self, entry: LogEntry) -> _Position:
+        """Adds the values and decisions of one commit."""
         if len(entry.parents) > 1:
-            self._join(entry)
-        elif entry.parents and is_manual(entry.commit):  # given, as inputs are
-            (parent,) = entry.parents
-            kept = {field: value for field, value in self._current[parent].items() if field not in entry.commit.patch}
-            self._current.append(kept)
-            self._led_by.append(self._led_by[parent])
-        else:
-            self._commit(entry)
+            return self._join(entry)
+        if entry.parents and is_manual(entry.commit):  # given, as inputs are
+            before = self._positions[entry.parents[0]]
+            current = {field: value for field, value in before.current.items() if field not in entry.commit.patch}
+            return before._replace(current=current)
+        return self._commit(entry)
 
-    def _put(self, value: WrittenValue, after: dict[str, WrittenValue]) -> WrittenValue:
+    def _put(self, value: WrittenValue, position: _Position) -> WrittenValue:
         value.problems = self._rejections.get(value.commit.id, ())
         value.passes_on = value.passes_on or bool(value.problems)
         self.values.append(value)
         self.written[value.commit.id, value.field] = value
         if value.field != NO_FIELD:
-            after[value.field] = value
+            position.current[value.field] = value
+            position.kept_by.pop(value.field, None)
         return value
 
-    def _decide(self, decision: WrittenValue) -> WrittenValue:
+    def _decide(self, decision: WrittenValue, beside: Iterable[WrittenValue] = ()) -> WrittenValue:
+        decision.beside = tuple(beside)
         self.values.append(decision)
         return decision
 
-    def _leading(self, entry: LogEntry) -> Decisions:
-        """The decisions without which a commit would not have been made."""
+    def _arriving(self, entry: LogEntry) -> tuple[Decisions, dict[str, Decisions]]:
+        """The decisions without which a commit would not have been made, and those that left fields as they are."""
+        graph = self._graph
         node = entry.commit.node.removeprefix("join:") if len(entry.parents) > 1 else entry.commit.node
-        deciding = avoiding(self._graph, node)
-        found: dict[str, tuple[WrittenValue, ...]] = {}
+        deciding = avoiding(graph, node)
+        led_by: dict[str, tuple[WrittenValue, ...]] = {}
+        kept_by: dict[str, Decisions] = {}
         for parent in entry.parents:
-            for source, decisions in self._led_by[parent].items():
+            position = self._positions[parent]
+            for field, decisions in position.kept_by.items():
+                kept_by[field] = {**kept_by.get(field, {}), **decisions}
+            for source, decided in position.led_by.items():
                 if source in deciding:
-                    found[source] = tuple(dict.fromkeys((*found.get(source, ()), *decisions)))
-        return found
+                    led_by[source] = tuple(dict.fromkeys((*led_by.get(source, ()), *decided)))
+                else:  # the ways meet here
+                    for field in written_between(graph, source, node):
+                        kept_by[field] = {**kept_by.get(field, {}), source: decided}
+        return led_by, kept_by
 
     # --- a commit of a node
 
-    def _commit(self, entry: LogEntry) -> None:
+    def _commit(self, entry: LogEntry) -> _Position:
         commit, graph = entry.commit, self._graph
-        node, leading = graph.nodes.get(commit.node), self._leading(entry)
-        before: Current = self._current[entry.parents[0]] if entry.parents else {}
-        after = dict(before)
-        decisions = [decision for decided in leading.values() for decision in decided]
+        node = graph.nodes.get(commit.node)
+        led_by, kept_by = self._arriving(entry)
+        before = self._positions[entry.parents[0]].current if entry.parents else {}
+        position = _Position(dict(before), led_by, kept_by)
+        decisions = [decision for decided in led_by.values() for decision in decided]
         sources = self._run._sources_apart(commit.id)
-        sent = set(sent_to(self._entries, entry.parents, commit.branch)) if entry.parents else set[str]()
-        by_id = _is_part_of_check(graph, commit.node)  # what a check sends was read by the node that it checks
-        reads = self._reads(sources.node, before, sent, by_id)
+        of_checked = self._of_checked(entry)
+        sent = set[str]() if of_checked else self._sent_to(entry)
+        reads = self._reads(sources.node, position, sent, of_checked)
         reads.follows.extend(decisions)
         if node is not None and commit.failure is not None and _along_error_edge(graph, commit):
             failure = WrittenValue(commit, next(iter(commit.patch), NO_FIELD), (node.name,), *reads)
             failure.failed = True
-            decided: list[WrittenValue] = [self._put(failure, after)]
+            decided = [self._put(failure, position)]
+            for field in (node.writes or {}).values():
+                kept_by[field] = {**kept_by.get(field, {}), node.name: (failure,)}
         else:
             routers = _routers(graph, commit.node)
-            if node is not None:
-                self._node_values(entry, node, routers, before, after, reads)
+            written = [] if node is None else self._node_values(commit, node, routers, position, reads)
             decided = []
             if node is not None and node.checking is not None:
                 decided.append(self._decide(_passing(WrittenValue(commit, NO_FIELD, (), *reads))))
             elif node is not None and node.goto:  # a `Command` may have decided
-                decided.append(self._decide(WrittenValue(commit, NO_FIELD, (node.name,), *reads)))
+                decided.append(self._decide(WrittenValue(commit, NO_FIELD, (node.name,), *reads), written))
+            if node is not None and node.goto and not sources.routers:  # it did, in the place of its routers
+                routers = []
             for router in routers:
-                decided += self._route(commit, router, sources.routers, after, sent, decisions)
-        self._current.append(after)
+                decided.append(self._route(commit, router, sources.routers, position, sent, decisions))
         self._decided[commit.id] = tuple(decided)
-        self._led_by.append({**leading, commit.node: tuple(decided)} if decided else leading)
+        return position._replace(led_by={**led_by, commit.node: tuple(decided)}) if decided else position
 
     def _node_values(
-        self,
-        entry: LogEntry,
-        node: Node,
-        routers: Sequence[Router],
-        before: Current,
-        after: dict[str, WrittenValue],
-        reads: _Reads,
-    ) -> None:
+        self, commit: Commit, node: Node, routers: Sequence[Router], position: _Position, reads: _Reads
+    ) -> list[WrittenValue]:
         """The values that the node itself has written."""
-        commit = entry.commit
+        found: list[WrittenValue] = []
         own = None if node.writes is None else set(node.writes.values())
         routed = {field for router in routers for field in router.writes.values()}
-        for field, update in commit.patch.items():
+        for field in commit.patch:
             if field in routed and (own is None or field not in own):
                 continue
             condenser = self._graph.condensers.get(node.name, {}).get(field)
             authors = (node.name,) if condenser is None else (node.name, condenser.name)
-            value = WrittenValue(commit, field, authors, *reads, self._built_on(field, update, before))
+            value = WrittenValue(commit, field, authors, *reads, self._built_on(field, commit, position.current))
             value.passes_on = node.checking is not None
-            self._put(value, after)
-        for field in self._restated(commit, node, before):
-            kept = () if field in node.always_writes else (before[field],)
-            self._put(WrittenValue(commit, field, (node.name,), *reads, kept), after)
+            found.append(self._put(value, position))
+        for field in self._restated(commit, node, position):
+            kept = () if field in node.always_writes else (position.current[field],)
+            found.append(self._put(WrittenValue(commit, field, (node.name,), *reads, kept), position))
+        return found
 
-    def _restated(self, commit: Commit, node: Node, before: Current) -> list[str]:
+    def _restated(self, commit: Commit, node: Node, position: _Position) -> list[str]:
         """The fields that a node has left as they were, or has written with the value that they had.
 
         They are in no patch. A module has written them; what a function did is unknown, so that the value follows from
@@ -241,13 +267,14 @@ class WrittenValues:
             return []
         reducer = self._graph.topology.schema.reducer
         fields = [field for field in node.writes.values() if field not in commit.patch and reducer(field) is None]
-        return [field for field in fields if field in node.always_writes or field in before]
+        return [field for field in fields if field in node.always_writes or field in position.current]
 
-    def _built_on(self, field: str, update: Any, before: Current) -> tuple[WrittenValue, ...]:
+    def _built_on(self, field: str, commit: Commit, before: Mapping[str, WrittenValue]) -> tuple[WrittenValue, ...]:
         """The value into which an update was folded."""
         earlier = before.get(field)
-        if earlier is None:
+        if earlier is None or field not in commit.patch:
             return ()
+        update = commit.patch[field]
         if self._graph.topology.schema.reducer(field) is not None:
             return () if resets(update) else (earlier,)
         return (earlier,) if isinstance(update, Mapping) else ()
@@ -257,66 +284,85 @@ class WrittenValues:
         commit: Commit,
         router: Router,
         sources: Mapping[str, tuple[str, ...]],
-        after: dict[str, WrittenValue],
+        position: _Position,
         sent: set[str],
         decisions: Sequence[WrittenValue],
-    ) -> list[WrittenValue]:
-        """What a router has decided: the values that it wrote, or else a decision without a field."""
+    ) -> WrittenValue:
+        """What a router has decided; what it wrote is put beside it."""
         fields = sources if router.reads is None else [field for field in router.reads.values() if field in sources]
-        reads = self._reads({field: sources[field] for field in fields}, after, sent, by_id=False)
+        reads = self._reads({field: sources[field] for field in fields}, position, sent)
         reads.follows.extend(decisions)
         authors = () if router.module_name is None else (router.module_name,)
-        written = [
-            WrittenValue(commit, field, authors, *reads, self._built_on(field, commit.patch.get(field), after))
-            for field in router.writes.values()
-            if field in commit.patch or self._graph.topology.schema.reducer(field) is None
-        ]
-        if not written:
-            return [self._decide(WrittenValue(commit, NO_FIELD, authors, *reads))]
-        return [self._put(value, after) for value in written]
+        written: dict[str, WrittenValue] = {}
+        for own, field in router.writes.items():
+            if field not in commit.patch and self._graph.topology.schema.reducer(field) is not None:
+                continue
+            earlier = self._built_on(field, commit, position.current)
+            written[own] = self._put(WrittenValue(commit, field, authors, *reads, earlier), position)
+        label = written.get(router.label) if isinstance(router, ModuleRouter) else None
+        beside = written.values() if label is None else (label,)
+        return self._decide(WrittenValue(commit, NO_FIELD, authors, *reads), beside)
 
-    def _reads(self, sources: Mapping[str, tuple[str, ...]], current: Current, sent: set[str], by_id: bool) -> _Reads:
+    def _sent_to(self, entry: LogEntry) -> set[str]:
+        """The names of the values that a `Send` brought."""
+        return set(sent_to(self._entries, entry.parents, entry.commit.branch)) if entry.parents else set()
+
+    def _of_checked(self, entry: LogEntry) -> set[str]:
+        """What a check or a fix has got of the node that is checked: its own value, or what that node has read."""
+        graph, name = self._graph, entry.commit.node
+        if name in graph.checks:
+            return self._sent_to(entry)
+        check = graph.checked.get(name)
+        if check is None or check.fix != name:
+            return set()
+        of = check.visit_at(self._entries, entry.parents[0]).of
+        return {check.into, *check.outputs.values(), *(self._sent_to(self._entries[of]) if of >= 0 else ())}
+
+    def _reads(
+        self,
+        sources: Mapping[str, tuple[str, ...]],
+        position: _Position,
+        sent: set[str],
+        of_checked: AbstractSet[str] = frozenset(),
+    ) -> _Reads:
         """The values that were read, given the commits behind them."""
         found = _Reads([], [])
         for field, commits in sources.items():
-            if by_id:
+            if field in of_checked:
                 for commit in commits:
                     value = self.written.get((commit, field))
                     found.follows.extend(self._decided.get(commit, ()) if value is None else (value,))
             elif field in sent:  # what decided to send it has also made it
                 found.follows.extend(decision for commit in commits for decision in self._decided.get(commit, ()))
-            elif self._graph.topology.schema.reducer(field) is not None:
-                found.folded.append(FoldedRead(field, current.get(field), commits))
-            elif field in current:
-                found.follows.append(current[field])
+            else:
+                parts = None if self._graph.topology.schema.reducer(field) is None else commits
+                kept_by = [one for decided in position.kept_by.get(field, {}).values() for one in decided]
+                found.fields.append(FieldRead(field, position.current.get(field), parts, tuple(kept_by)))
         return found
 
     # --- joins
 
-    def _join(self, entry: LogEntry) -> None:
+    def _join(self, entry: LogEntry) -> _Position:
         """The values after a join: of each field, that of the branch that changed it, or a joined one."""
         commit, entries = entry.commit, self._entries
-        index = len(self._current)
+        index = len(self._positions)
         base = merge_base(entries, entry.parents)[0]
-        branches, before = [self._current[parent] for parent in entry.parents], self._current[base]
-        leading = self._leading(entry)
-        after: dict[str, WrittenValue] = {}
-        joined: list[WrittenValue] = []
+        branches, before = [self._positions[parent].current for parent in entry.parents], self._positions[base].current
+        current: dict[str, WrittenValue] = {}
+        position = _Position(current, *self._arriving(entry))
         for field in dict.fromkeys([field for branch in branches for field in branch]):
-            changed = list(dict.fromkeys([branch[field] for branch in branches if field in branch]))
-            changed = [value for value in changed if value is not before.get(field)] or changed
+            values = list(dict.fromkeys([branch[field] for branch in branches if field in branch]))
+            changed = [value for value in values if value is not before.get(field)] or values
             winner = entry.winners.get((field,))
             won = None if winner is None or winner == index else self.written.get((entries[winner].commit.id, field))
             if won is not None or (len(changed) == 1 and winner is None):
-                after[field] = won or changed[0]
+                current[field] = won or changed[0]
                 continue
-            joined.append(WrittenValue(commit, field, (commit.node,), (), (), tuple(changed)))
+            authors: tuple[str, ...] = (commit.node,)
             if self._graph.topology.schema.reducer(field) is not None or isinstance(entry.state.raw(field), FrozenDict):
-                _mark_partial(changed, before.get(field))
-        for value in joined:
-            self._put(value, after)
-        self._current.append(after)
-        self._led_by.append(leading)
+                authors = _mark_partial(changed, before.get(field))
+            self._put(WrittenValue(commit, field, authors, (), (), tuple(changed)), position)
+        return position
 
 
 def _passing(decision: WrittenValue) -> WrittenValue:
@@ -324,14 +370,18 @@ def _passing(decision: WrittenValue) -> WrittenValue:
     return decision
 
 
-def _mark_partial(changed: Iterable[WrittenValue], base: WrittenValue | None) -> None:
-    """Marks the values that branches had folded since they parted."""
-    stack = list(changed)
+def _mark_partial(changed: Iterable[WrittenValue], base: WrittenValue | None) -> tuple[str, ...]:
+    """Marks the values that branches had folded since they parted, and returns their authors."""
+    stack, authors = list(changed), dict[str, None]()
+    seen: set[WrittenValue] = set()
     while stack:
         value = stack.pop()
-        if value is not base and not value.partial:
+        if value is not base and value not in seen:
+            seen.add(value)
             value.partial = True
+            authors.update(dict.fromkeys(value.authors))
             stack.extend(value.builds_on)
+    return tuple(authors)
 
 
 def _rejections(entries: Sequence[LogEntry], rejecting: Mapping[str, Node]) -> dict[str, tuple[str, ...]]:
@@ -352,12 +402,6 @@ def _rejections(entries: Sequence[LogEntry], rejecting: Mapping[str, Node]) -> d
 
 
 # --- facts of the graph
-
-
-def _is_part_of_check(graph: GraphSpec, name: str) -> bool:
-    """Whether a node is a check or a fix: what they are sent is not made by the one that sends it."""
-    check = graph.checked.get(name)
-    return name in graph.checks or (check is not None and check.fix == name)
 
 
 def _along_error_edge(graph: GraphSpec, commit: Commit) -> bool:
@@ -383,6 +427,23 @@ def avoiding(graph: GraphSpec, node: str) -> frozenset[str]:
             break
         avoids |= more
     return frozenset(name for name in names if _leads_past(graph, name, avoids))
+
+
+@lru_cache(maxsize=1024)
+def written_between(graph: GraphSpec, source: str, node: str) -> frozenset[str]:
+    """The fields that may be written on the ways from a node to another one, as far as nodes declare them."""
+    fields: set[str] = set()
+    stack, seen = [*graph.topology.targets(source)], {node, END}
+    while stack:
+        name = stack.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        stack += graph.topology.targets(name)
+        fields.update((graph.nodes[name].writes or {}).values())
+        fields.update(field for router in _routers(graph, name) for field in router.writes.values())
+        fields.update(edge.into for edge in graph.error_edges.get(name, ()) if edge.into is not None)
+    return frozenset(fields)
 
 
 def _leads_past(graph: GraphSpec, name: str, avoids: set[str]) -> bool:

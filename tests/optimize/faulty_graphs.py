@@ -1,0 +1,327 @@
+"""Random graphs in which some nodes go wrong at some of their visits, and what is known of that without dspyer.
+
+A right value begins with `ok`. A node gives one if all that it reads is right, if it should run at all, and if no fault
+is planted in this visit of it. Where only the last is not so, the node notes itself as a culprit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple
+
+import dspy
+from hypothesis import strategies as st
+from pydantic import BaseModel, create_model
+
+from dspyer import END, START, Command, Failure, Graph, Send, reducers
+from dspyer.optimize import equals
+
+BAD = "bad"
+REFUSED = "refused"
+
+
+class Block(NamedTuple):
+    """A part of a graph, which ends at one node; `reads` choose among the fields before it."""
+
+    kind: str
+    reads: tuple[int, ...]
+    size: int
+
+
+class Plan(NamedTuple):
+    """The blocks of a graph, and its faults: the number of a node and its visit, 0 for all visits."""
+
+    blocks: tuple[Block, ...]
+    faults: tuple[tuple[int, int], ...]
+
+
+class FakePredict(dspy.Predict):
+    """A predictor that calls a function, and appends its step to the trace."""
+
+    def __init__(self, inputs: Sequence[str], outputs: Mapping[str, Any], give: Callable[..., Any]) -> None:
+        fields: dict[str, Any] = {name: (Any, dspy.InputField()) for name in inputs}
+        fields |= {name: (kind, dspy.OutputField()) for name, kind in outputs.items()}
+        super().__init__(dspy.Signature(fields))  # type: ignore[arg-type, unused-ignore]
+        self.give = give
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        (name,) = self.signature.output_fields
+        prediction = dspy.Prediction(**{name: self.give(**inputs)})
+        dspy.settings.trace.append((self, inputs, prediction))
+        return prediction
+
+
+def is_right(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(is_right, value))
+    return not isinstance(value, str) or value.startswith("ok")
+
+
+def reading(field: str, function: Callable[[Any], Any], returns: Any = None) -> Callable[..., Any]:
+    """The same function with a parameter of this name: a node or router reads the field, and nothing else."""
+    named: Callable[..., Any] = eval(f"lambda {field}: function({field})", {"function": function})
+    named.__annotations__.update({} if returns is None else {"return": returns})
+    return named
+
+
+def all_right(example: Any, **fields: Any) -> bool:
+    return all(map(is_right, fields.values()))
+
+
+class FaultyGraph:
+    """The graph of a plan. Every node but counters and pure routers has a predictor.
+
+    Attributes:
+        program: the program.
+        metrics: the metric of each field that a node with a predictor writes.
+        example: the right values.
+        culprits: the nodes that went wrong although nothing before them had.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.fields: dict[str, Any] = {"q": (str, ...)}
+        self.gold: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
+        self.culprits: set[str] = set()
+        self.nodes: list[str] = []
+        self._readable = ["q"]
+        self._folding: list[tuple[str, str]] = []
+        self._visits: Counter[str] = Counter()
+        self._steps: list[Callable[[Graph], Any]] = []
+        last = START
+        for number, block in enumerate(plan.blocks):
+            last = getattr(self, f"_{block.kind}")(f"b{number}", block, last)
+        self._node_at("goal", self._readable[-1:], last)
+        self._edge("goal", END)
+        schema: type[BaseModel] = create_model("Planted", **self.fields)
+        graph = Graph(schema, inputs=["q"], name="Planted")
+        for step in self._steps:
+            step(graph)
+        self.faults = {self.nodes[at % len(self.nodes)]: visit for at, visit in plan.faults}
+        self.program = graph.compile()
+        self.example = dspy.Example(q="ok", **self.gold).with_inputs("q")
+
+    def run(self) -> Any:
+        self._visits.clear()
+        self.culprits.clear()
+        with dspy.context(trace=[]):
+            run = self.program.run({"q": "ok"})
+        for first, second in self._folding:  # what the second one added cannot be judged alone
+            if not is_right(run.state[f"w{first}"][0]):
+                self.culprits.discard(second)
+        return run
+
+    # --- what a node does
+
+    def _answer(
+        self, node: str, inputs: Sequence[Any], right: Any, wrong: Any = BAD, misled: bool = False, visit: int = 0
+    ) -> Any:
+        """The output of a node; `wrong` is what a planted fault gives."""
+        self._visits[node] += 1
+        visit = visit or self._visits[node]
+        if misled or not all(map(is_right, inputs)):
+            return "right" if wrong == "right" else BAD
+        if node in self.faults and self.faults[node] in (0, visit):
+            self.culprits.add(node)
+            if wrong is ValueError:
+                raise ValueError("planted")
+            return wrong
+        return right
+
+    # --- building
+
+    def _field(self, name: str, kind: Any = str, default: Any = "", gold: Any = None, metric: Any = None) -> str:
+        self.fields[name] = (kind, default)
+        self.gold[name] = f"ok:{name}" if gold is None else gold
+        self.metrics[name] = metric or equals(name)
+        return name
+
+    def _reads(self, block: Block) -> list[str]:
+        return list(dict.fromkeys(self._readable[at % len(self._readable)] for at in block.reads))
+
+    def _node_at(
+        self, name: str, reads: Sequence[str], last: str | None, field: str | None = None, **options: Any
+    ) -> str:
+        """A node with a predictor that reads fields and writes one, of its name if none is given."""
+        field = self._field(f"f{name}") if field is None else field
+        own = {f"i{at}": read for at, read in enumerate(reads)}
+
+        def give(**inputs: Any) -> Any:
+            inputs.pop("problems", None), inputs.pop("previous_out", None)
+            return self._answer(name, list(inputs.values()), f"ok:{field}", **options)
+
+        self.nodes.append(name)
+        self._do(lambda g: g.add_node(name, FakePredict([*own], {"out": str}, give), reads=own, writes={"out": field}))
+        if last is not None:
+            self._edge(last, name)
+        if field == f"f{name}":
+            self._readable.append(field)
+        return name
+
+    def _edge(self, source: str | list[str], target: str | list[str]) -> None:
+        self._do(lambda g: g.add_edge(source, target))
+
+    def _do(self, step: Callable[[Graph], Any]) -> None:
+        self._steps.append(step)
+
+    # --- the kinds of blocks
+
+    def _node(self, name: str, block: Block, last: str) -> str:
+        return self._node_at(name, self._reads(block), last)
+
+    def _fork(self, name: str, block: Block, last: str) -> str:
+        reads = self._reads(block)
+        arms = [self._node_at(f"{name}_{at}", reads, last) for at in range(block.size)]
+        meet = self._node_at(f"{name}_meet", [f"f{arm}" for arm in arms[:2]], None)
+        self._edge(arms, meet)
+        return meet
+
+    def _arms(self, name: str) -> dict[str, str]:
+        """Arms behind a label. The right one is wrong; the left one writes a field that the other one lacks."""
+        both, one = self._field(f"a{name}"), self._field(f"z{name}")
+        left, right = f"{name}_left", f"{name}_right"
+        self._node_at(left, ["q"], None, both)
+        more = self._node_at(f"{name}_more", [both], left, one)
+        self._node_at(right, ["q"], None, both, misled=True)
+        meet = self._node_at(f"{name}_meet", [both, one], None)
+        self._edge(more, meet)
+        self._edge(right, meet)
+        return {"left": left, "right": right}
+
+    def _function_router(self, name: str, block: Block, last: str) -> str:
+        self._node_at(name, self._reads(block), last)
+        targets, label = self._arms(name), f"f{name}"
+
+        def route(value: str) -> str:
+            return "left" if is_right(value) else "right"
+
+        self._do(lambda g: g.add_conditional_edges(name, reading(label, route), targets))
+        return f"{name}_meet"
+
+    def _module_router(self, name: str, block: Block, last: str) -> str:
+        self._node_at(name, self._reads(block), last)
+        read, router = f"f{name}", f"{name}_router"
+        label = self._field(f"l{name}", str, "", "left")
+        targets = self._arms(name)
+
+        def give(**inputs: Any) -> Any:
+            return self._answer(router, list(inputs.values()), "left", "right")
+
+        self.nodes.append(router)
+        module = FakePredict([read], {"label": Literal["left", "right"]}, give)
+        self._do(lambda g: g.add_conditional_edges(name, module, targets, writes={"label": label}))
+        return f"{name}_meet"
+
+    def _command(self, name: str, block: Block, last: str) -> str:
+        """A function with a predictor decides by a `Command`."""
+        (read, *_), label = self._reads(block), self._field(f"f{name}")
+        targets = self._arms(name)
+
+        def give(value: Any) -> Any:
+            return self._answer(name, [value], f"ok:{label}")
+
+        def decide(value: Any, ask: Any) -> Any:
+            out = ask(value=value).out
+            return Command({label: out}, targets["left" if is_right(out) else "right"])
+
+        self.nodes.append(name)
+        ask = FakePredict(["value"], {"out": str}, give)
+        options: Any = {"reads": {"value": read}, "writes": [label], "goto": [*targets.values()]}
+        self._do(lambda g: g.add_node(name, decide, modules={"ask": ask}, **options))
+        self._edge(last, name)
+        return f"{name}_meet"
+
+    def _loop(self, name: str, block: Block, last: str) -> str:
+        """Two or three rounds; with an odd size each reads what the one before has written."""
+        own, count = self._field(f"f{name}", default="ok"), f"n{name}"
+        self.fields[count] = (int, 0)
+        self._node_at(name, [*self._reads(block), *([own] if block.size % 2 else [])], last, own)
+        self._do(lambda g: g.add_node(f"{name}_count", lambda n: {count: n + 1}, reads={"n": count}, writes=[count]))
+        self._edge(name, f"{name}_count")
+        self._do(lambda g: g.add_node(f"{name}_out", lambda: None, writes=[]))
+
+        def again(rounds: int) -> bool:
+            return rounds < block.size
+
+        ways = {True: name, False: f"{name}_out"}
+        self._do(lambda g: g.add_conditional_edges(f"{name}_count", reading(count, again), ways))
+        self._readable.append(own)
+        return f"{name}_out"
+
+    def _sends(self, name: str, block: Block, last: str) -> str:
+        """Workers append to one field. Which of them has a fault depends on its item."""
+        self._node_at(name, self._reads(block), last)
+        read, worker = f"f{name}", f"{name}_worker"
+        notes = self._field(
+            f"w{name}", Annotated[list[str], reducers.append], [], [f"ok:{item}" for item in range(block.size)]
+        )
+
+        def give(item: int, value: Any) -> Any:
+            return self._answer(worker, [value], f"ok:{item}", visit=item + 1)
+
+        def spread(value: str) -> list[Send]:
+            return [Send(worker, {"item": item}) for item in range(block.size)]
+
+        self.nodes.append(worker)
+        module = FakePredict(["item", "value"], {"out": str}, give)
+        reads = {"value": read}
+        self._do(lambda g: g.add_conditional_edges(name, reading(read, spread, list[Send]), [worker]))
+        self._do(lambda g: g.add_node(worker, module, reads=reads, writes={"out": notes}))
+        return self._node_at(f"{name}_meet", [notes], worker)
+
+    def _folded(self, name: str, block: Block, last: str) -> str:
+        """Two nodes append to one field, one after the other, without having read it."""
+        notes = self._field(f"w{name}", Annotated[list[str], reducers.append], [], metric=all_right)
+        first = self._node_at(name, self._reads(block), last, notes)
+        second = self._node_at(f"{name}_second", ["q"], first, notes)
+        self._folding.append((first, second))
+        return self._node_at(f"{name}_meet", [notes], second)
+
+    def _check(self, name: str, block: Block, last: str) -> str:
+        """A check refuses what a planted fault gives, and a fix corrects it."""
+        reads, field, problems = self._reads(block), f"f{name}", f"p{name}"
+        self._node_at(name, reads, last, wrong=REFUSED)
+        self.fields[problems] = (list[str], [])
+        inputs = [*(f"i{at}" for at in range(len(reads))), "previous_out", "problems"]
+
+        def give(**inputs: Any) -> Any:
+            return self._answer(f"{name}_fix", [inputs[one] for one in inputs if one[0] == "i"], f"ok:{field}")
+
+        def finds(value: str) -> list[str]:
+            return ["no"] if value == REFUSED else []
+
+        self.nodes.append(f"{name}_fix")
+        fix = FakePredict(inputs, {"out": str}, give)
+        self._do(
+            lambda g: g.add_check(f"{name}_check", reading(field, finds), of=name, max_fixes=2, fix=fix, into=problems)
+        )
+        return self._node_at(f"{name}_meet", [field], name)
+
+    def _error(self, name: str, block: Block, last: str) -> str:
+        """A planted fault raises, and a handler that should not run leads on."""
+        failure = f"p{name}"
+        self.fields[failure] = (Failure | None, None)
+        self._node_at(name, self._reads(block), last, wrong=ValueError)
+        handler = self._node_at(f"{name}_handler", ["q"], None, self._field(f"h{name}", default="ok"), misled=True)
+        self._do(lambda g: g.add_error_edge(name, handler, into=failure))
+        meet = self._node_at(f"{name}_meet", [f"f{name}"], name)
+        self._edge(handler, meet)
+        return meet
+
+
+KINDS = [
+    name.removeprefix("_")
+    for name in (
+        "_node _fork _function_router _module_router _command _loop _sends _folded _check _error".split()  # noqa: SIM905
+    )
+]
+BLOCKS = st.builds(
+    Block, st.sampled_from(KINDS), st.lists(st.integers(0, 99), min_size=1, max_size=2).map(tuple), st.integers(2, 3)
+)
+
+
+def plans(most_faults: int, most_blocks: int = 4) -> st.SearchStrategy[Plan]:
+    blocks = st.lists(BLOCKS, min_size=1, max_size=most_blocks).map(tuple)
+    faults = st.lists(st.tuples(st.integers(0, 99), st.integers(0, 2)), min_size=1, max_size=most_faults).map(tuple)
+    return st.builds(Plan, blocks, faults)
