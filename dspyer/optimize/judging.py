@@ -190,7 +190,7 @@ class RunJudge:
         if is_right or (any(one.right for one in beside) and all(one.fault is None for one in beside)):
             self._status[value] = self._seen[value] = self._part[value] = _RIGHT
             return
-        read = _together([*map(self._seen.__getitem__, value.follows), *map(self._read_status, value.reads), *beside])
+        read = _together([*map(self._read_status, value.reads), *map(self._seen.__getitem__, value.follows), *beside])
         whole = _together([read, *map(self._seen.__getitem__, value.builds_on)]) if value.builds_on else read
         status, part = whole, read
         if whole.fault is None:
