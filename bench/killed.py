@@ -68,11 +68,7 @@ def main() -> int:
     parser.add_argument("--optimizers", nargs="*", default=sorted(OPTIMIZERS), choices=sorted(OPTIMIZERS))
     parser.add_argument("--threads", nargs="*", type=int, default=[1, 4])
     chosen = parser.parse_args()
-    print(
-        LINE.format(
-            "optimizer", "threads", "what keeps calls", "kills", "equal", "LM calls", "repeated", "not repeated"
-        )
-    )
+    print(LINE.format("optimizer", "threads", "what keeps calls", "kills", "equal", "LM calls", "before", "repeated"))
     with tempfile.TemporaryDirectory() as folder:
         for number, work in enumerate(works(chosen.optimizers, chosen.threads)):
             found = survey(work, chosen.points, Path(folder) / str(number))

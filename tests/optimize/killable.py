@@ -278,10 +278,9 @@ def field_gepa(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
 def few_shot(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
     del lm, journal
     metric = optimize.by_field({"tone": fair, "label": optimize.equals("label")}, goal="label")
-    module: Any = optimize
     return {
         "tuned": described(
-            module.FewShot(metric, rollouts=2).compile(desk_graph(work.instructions).compile(), trainset=work.train)
+            optimize.FewShot(metric, rollouts=2).compile(desk_graph(work.instructions).compile(), trainset=work.train)
         )
     }
 
