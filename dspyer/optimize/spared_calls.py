@@ -81,6 +81,10 @@ def cache(path: str | PathLike[str]) -> Iterator[SparedCalls]:
     changed, and those that read something else because of it. Results are on disk before the next node starts: an
     optimization that was killed and is started again with the same arguments gets them from there.
 
+    The folder also keeps the responses of the reflection LM of `optimize.GEPA`, and what field metrics said. Other LM
+    calls outside of nodes, such as the prompts of `dspy.MIPROv2` and `dspy.SIMBA` or the reflections of `dspy.GEPA`,
+    are found again by DSPy's request cache alone: leave it on, on disk, for an optimization that may be killed.
+
     A result from the folder has the same patch, route and steps of the DSPy trace as a call; the commit is `cached`,
     and its LM usage is 0. Not kept are errors, results of modules whose LM does not cache, and what has no JSON form; a
     warning says so once for each node. A module is taken to be a function of its inputs and the responses of its LMs.
