@@ -82,9 +82,12 @@ def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any], descri
     """The key of one call of a metric; None if it has none."""
     identity = Identity((dspy.Module, dspy.BaseLM), describer.state_of)
     lm, adapter = dspy.settings.lm, dspy.settings.adapter
+    known_lm = None if lm is None else describer.state_of(lm)
+    if lm is not None and known_lm is None:
+        _say_once(f"results of {_name(metric)} are not kept, since dspy.settings.lm does not cache: cache=True would")
+        return None
     try:
-        around = [None if lm is None else identity.of_object(lm, "dspy.settings.lm"), class_name(type(adapter))]
-        described = [identity.of_callable(metric), around]
+        described = [identity.of_callable(metric), known_lm, class_name(type(adapter))]
         given = {name: encoding.encode(freeze(_contents(value))) for name, value in sorted(arguments.items())}
         key = digest([_FORM, "result", described, given])
     except Exception as error:  # noqa: BLE001 - whatever the example holds: the result is only not kept

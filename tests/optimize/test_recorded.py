@@ -254,9 +254,11 @@ def judge_in_closure(lm: Any = None, instructions: str = "") -> Any:
     return by_judge
 
 
-def test_the_verdict_of_an_lm_is_found_again_while_the_judge_is_the_same(tmp_path: Path) -> None:
+def test_the_verdict_of_an_lm_is_found_again_while_the_judge_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def yes(model: str = "yes") -> ScriptedLM:
-        return ScriptedLM(lambda _prompt: {"verdict": "True"}, model=model)
+        return ScriptedLM(lambda _prompt: {"verdict": "True"}, model=model, cache=True)
 
     with optimize.cache(tmp_path), dspy.context(lm=yes()):
         for metrics in ([by_global_judge] * 2, [judge_in_closure(), judge_in_closure()]):
@@ -274,6 +276,9 @@ def test_the_verdict_of_an_lm_is_found_again_while_the_judge_is_the_same(tmp_pat
         with dspy.context(adapter=dspy.JSONAdapter()):
             judged(judge_in_closure())
         assert JUDGED["Paris"] == 6
-        JUDGE.signature = JUDGE.signature.with_instructions("Be kind.")
+        monkeypatch.setattr(JUDGE, "signature", JUDGE.signature.with_instructions("Be kind."))
         judged(by_global_judge)
         assert JUDGED["Paris"] == 7
+        for _ in range(2):  # it says that each call is to be made
+            judged(judge_in_closure(lm=yes().copy(cache=False)))
+        assert JUDGED["Paris"] == 9
