@@ -43,8 +43,8 @@ class FieldRead(NamedTuple):
     Attributes:
         field: its name.
         value: its value; None for an input of the run, and if only siblings at the same time had written it.
-        parts: of a field with a reducer, the ids of the commits that brought what was read: a view may have shown a
-            part of it, and siblings may have posted to it.
+        parts: of a view, and of a live field, the ids of the commits that brought what was read: it may be a part of
+            the value, or posts of siblings that are not in it. None if the value was read as a whole.
         kept_by: the decisions that have led past nodes which may write the field: they left the value as it is.
     """
 
@@ -152,6 +152,7 @@ class WrittenValues:
         self.values: list[WrittenValue] = []
         self.written: dict[tuple[str, str], WrittenValue] = {}
         self._decided: dict[str, tuple[WrittenValue, ...]] = {}  # the decisions of each commit
+        self._viewed = {(read.node, read.view.field) for read in run._view_reads}
         self._rejections = _rejections(self._entries, self._graph.rejecting)
         self._positions: list[_Position] = []
         for entry in self._entries:
@@ -214,7 +215,7 @@ class WrittenValues:
         sources = self._run._sources_apart(commit.id)
         of_checked = self._of_checked(entry)
         sent = set[str]() if of_checked else self._sent_to(entry)
-        reads = self._reads(sources.node, position, sent, of_checked)
+        reads = self._reads(sources.node, position, sent, commit.node, of_checked)
         reads.follows.extend(decisions)
         if node is not None and commit.failure is not None and _along_error_edge(graph, commit):
             failure = WrittenValue(commit, next(iter(commit.patch), NO_FIELD), (node.name,), *reads)
@@ -323,10 +324,11 @@ class WrittenValues:
         sources: Mapping[str, tuple[str, ...]],
         position: _Position,
         sent: set[str],
+        reader: str | None = None,
         of_checked: AbstractSet[str] = frozenset(),
     ) -> _Reads:
-        """The values that were read, given the commits behind them."""
-        found = _Reads([], [])
+        """The values that a node, or a router, has read, given the commits behind them."""
+        found, live = _Reads([], []), self._graph.topology.schema.live_fields
         for field, commits in sources.items():
             if field in of_checked:
                 for commit in commits:
@@ -335,7 +337,7 @@ class WrittenValues:
             elif field in sent:  # what decided to send it has also made it
                 found.follows.extend(decision for commit in commits for decision in self._decided.get(commit, ()))
             else:
-                parts = None if self._graph.topology.schema.reducer(field) is None else commits
+                parts = commits if (reader, field) in self._viewed or field in live else None
                 kept_by = [one for decided in position.kept_by.get(field, {}).values() for one in decided]
                 found.fields.append(FieldRead(field, position.current.get(field), parts, tuple(kept_by)))
         return found
