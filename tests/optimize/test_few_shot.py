@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 import dspy
@@ -13,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Retry, Run, reducers
-from dspyer.optimize import FewShot, by_field, equals
+from dspyer.optimize import FewShot, by_field, cache, equals
 from dspyer.optimize.few_shot import _Judge
 from dspyer.runtime.asked_layers import asking
 from dspyer.testing import no_pauses
@@ -413,3 +414,24 @@ def test_a_metric_is_asked_once_for_each_value_of_a_run() -> None:
     with Task(a=right("text", "a"), b=right("a", "b", wrong=["x"]), c=right("b", "c")):
         FewShot(metric, max_labeled_demos=0).compile(pipeline(), trainset=examples("x", "y"))
     assert asked == {"no x": 1, "c y": 1}
+
+
+# --- with optimize.cache
+
+
+def test_rollouts_are_kept_and_are_no_answers_of_a_plain_run(tmp_path: Path) -> None:
+    """What was chosen by the gold value must not be found by a run that is evaluated."""
+    before = dspy.cache
+    dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
+    task = Task(a=right("text", "a", ["x"], 2), b=right("a", "b"), c=right("b", "c", ["y"]))
+    try:
+        with cache(tmp_path), dspy.context(lm=TextLM("task", task, cache=True)):
+            first = few_shot(rollouts=3).compile(pipeline(), trainset=examples("x", "y"))
+            calls = Counter(task.calls)
+            again = few_shot(rollouts=3).compile(pipeline(), trainset=examples("x", "y"))
+            assert task.calls == calls  # all of them came from the folder
+            plain = pipeline()(text="x")
+    finally:
+        dspy.cache = before
+    assert texts_of(again) == texts_of(first) == {"make_a": ["x", "y"], "make_b": ["x", "y"], "make_c": ["x"]}
+    assert (plain.a, plain.c) == ("no x", "no x")
