@@ -313,7 +313,7 @@ def few_shot(shape: Shape, arm: str, seed: int, tests: int) -> Figures:
             metric = counted(lambda *given: final_metric(*given).score, calls)
             few: Any = dspy.BootstrapFewShot(metric, max_bootstrapped_demos=4, max_labeled_demos=0, max_rounds=extra)
         else:
-            few = optimize.FewShot(counted_fields(shape, calls), max_demos=4, rollouts=extra)
+            few = optimize.FewShot(counted_fields(shape, calls), max_demos=4, rollouts=extra, max_labeled_demos=0)
         tuned = few.compile(shape.build(), trainset=trainset)
         made = worker.calls
         test = shape.examples(conventions, "test", tests)

@@ -33,9 +33,11 @@ class FewShot(dspy.BootstrapFewShot):
     metrics of its fields. A node whose fields have no metric gets those of fully successful runs, as in
     `dspy.BootstrapFewShot`. Outputs that a check has refused, and trials that lost, are no demonstrations. An example
     gives each predictor at most one; those of fully successful runs come first, and among equals those of the runs
-    whose culprits are rarest.
+    whose culprits are rarest. With `rollouts`, what a node gave when it was asked again comes before all others: it
+    shows what the node does not do by itself.
 
-    It stops when every predictor has `max_demos`, or after the last example.
+    It stops when `max_demos` runs were fully successful and every predictor has `max_demos` demonstrations, or after
+    the last example.
 
     Args:
         metric: the metric of each field, as `by_field` makes it.
@@ -141,18 +143,20 @@ class FewShot(dspy.BootstrapFewShot):
         wanted = max_bootstraps or self.max_bootstrapped_demos
         pools: dict[str, list[_Demo]] = {name: [] for name in self.name2predictor}
         situations: Counter[frozenset[str]] = Counter()
+        full = 0
         used: set[int] = set()
         for index, example in enumerate(tqdm(self.trainset)):
-            if all(len(pool) >= wanted for pool in pools.values()):
+            if full >= wanted and all(len(pool) >= wanted for pool in pools.values()):
                 break
             found = self._run_of_example(example)
+            full += found.full
             situations[found.situation] += 1
             for name, demo in found.demos.items():
-                pools[name].append(_Demo(demo, found.full, found.situation))
+                pools[name].append(_Demo(demo, found.full, name in found.corrected, found.situation))
             if found.demos:
                 used.add(index)
         self.name2traces = {
-            name: [one.demo for one in sorted(pool, key=lambda one: (not one.full, situations[one.situation]))]
+            name: [one.demo for one in sorted(pool, key=lambda one: one.order(situations))]
             for name, pool in pools.items()
         }
         self.validation = [example for index, example in enumerate(self.trainset) if index not in used]
@@ -195,7 +199,7 @@ class FewShot(dspy.BootstrapFewShot):
         verdicts, graph = _verdicts(found.notes), run._graph
         routers = {router.module_name for router in graph.routers}
         known = {id(step.outputs): step for step in run.trace_steps}
-        steps = []
+        steps, corrected = [], set()
         for predictor, inputs, outputs in trace:
             step, verdict = known.get(id(outputs)), None
             if step is not None:
@@ -204,9 +208,11 @@ class FewShot(dspy.BootstrapFewShot):
                 verdict = verdicts.get((outermost_execution(step.execution), author))
             if verdict == "right" or (verdict is None and full):
                 steps.append((predictor, inputs, outputs))
+                if step is not None and outermost_execution(step.execution) in judge.asked:
+                    corrected.add(self.predictor2name.get(id(predictor), ""))
         nodes = {commit.id: commit.node for commit in run.commits}
         asked = {nodes[execution] for execution in judge.asked if execution in nodes}
-        return _Found(self._demos(steps), full, frozenset((*asked, *found.shares)))
+        return _Found(self._demos(steps), full, frozenset((*asked, *found.shares)), frozenset(corrected))
 
     def _demos(self, steps: Iterable[tuple[Any, Mapping[str, Any], dspy.Prediction]]) -> dict[str, dspy.Example]:
         """A demonstration for each predictor, chosen among several of its steps as `BootstrapFewShot` does."""
@@ -226,19 +232,39 @@ def _one_of(demos: Sequence[dspy.Example]) -> dspy.Example:
 
 
 class _Demo(NamedTuple):
-    """A demonstration, whether its run was fully successful, and the culprits of its run."""
+    """A demonstration of a predictor.
+
+    Attributes:
+        demo: it.
+        full: whether its run was fully successful.
+        corrected: whether its node was asked again: it shows what the node does not do by itself.
+        situation: the culprits of its run.
+    """
 
     demo: dspy.Example
     full: bool
+    corrected: bool
     situation: frozenset[str]
+
+    def order(self, situations: Mapping[frozenset[str], int]) -> tuple[bool, bool, int]:
+        """The demonstrations with the smallest of these come first; `situations` counts the runs."""
+        return not self.corrected, not self.full, situations[self.situation]
 
 
 class _Found(NamedTuple):
-    """The demonstrations of a run by predictor, whether it was fully successful, and its culprits."""
+    """What a run has given.
+
+    Attributes:
+        demos: the demonstrations by predictor.
+        full: whether it was fully successful.
+        situation: its culprits, those that were corrected by rollouts too.
+        corrected: the predictors whose node gave its output in a rollout.
+    """
 
     demos: Mapping[str, dspy.Example]
     full: bool
     situation: frozenset[str]
+    corrected: frozenset[str] = frozenset()
 
 
 class _Judge:

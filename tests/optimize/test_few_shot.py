@@ -167,6 +167,23 @@ def test_it_stops_when_every_predictor_has_enough() -> None:
     assert task.count("a") == 3
 
 
+def test_what_a_node_gave_when_it_was_asked_again_comes_first() -> None:
+    """It shows what the node does not do by itself; in a run that failed elsewhere, too."""
+    with Task(a=right("text", "a", ["r"], 1), b=right("a", "b", ["q", "r"], 9), c=right("b", "c")):
+        tuned = few_shot(rollouts=1).compile(pipeline(), trainset=examples("p", "q", "r"))
+    assert texts_of(tuned) == {"make_a": ["r", "p", "q"], "make_b": ["p"], "make_c": ["p"]}
+
+
+def test_it_goes_on_for_a_predictor_that_a_route_has_left_out() -> None:
+    graph = Graph(name="Routed", inputs=["text"]).add_node("make_a", dspy.Predict("text -> a"))
+    graph = graph.add_node("make_b", dspy.Predict("a -> b")).add_edge(START, "make_a").add_edge("make_b", END)
+    graph = graph.add_conditional_edges("make_a", lambda a: "make_b" if a.endswith("z") else END, ["make_b", END])
+    metric = by_field({"a": equals("a"), "b": lambda example, b: b == example.b}, goal="a")
+    with Task(a=right("text", "a"), b=right("a", "b")) as task:
+        tuned = few_shot(metric, max_demos=1).compile(graph.compile(), trainset=examples(*"vwxyz"))
+    assert (texts_of(tuned), task.count("a")) == ({"make_a": ["v"], "make_b": ["z"]}, 5)
+
+
 def test_a_teacher_gives_the_demonstrations() -> None:
     teacher = pipeline()
     teacher.make_a.signature = teacher.make_a.signature.with_instructions(teacher.make_a.signature.instructions)
