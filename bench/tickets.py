@@ -4,7 +4,8 @@ The program is the desk of `examples/tune.py` with a tool in it; the tickets are
 an optimizer, tuned and scored on the same tickets with and without `optimize.cache`, in turn. Calls are counted where
 they are made: those of the LM in its engine, so that a response from DSPy's cache is none; those of the tool in the
 tool; and a metric call is a run of the desk that was compared with its ticket. DSPy's cache is on in every line, and
-empty when the line begins. The LM is the offline one, slowed down to `--delay` seconds a call.
+empty when the line begins. In the block, the tool is declared `cache=`, and scores and metric calls must be the
+same, and LM calls no more. The LM is the offline one, slowed down to `--delay` seconds a call.
 """
 
 from __future__ import annotations
@@ -313,12 +314,12 @@ def table(names: list[str], seeds: int, delays: tuple[float, float]) -> Iterator
         scores = [each.score for each in plain]
         middle = Measured(*(median(column) for column in zip(*plain, strict=True)))
         other = Measured(*(median(column) for column in zip(*cached, strict=True)))
-        same = "same scores" if scores == [each.score for each in cached] else "OTHER SCORES"
+        pairs = zip(plain, cached, strict=True)
+        same = all((one.score, one.metric) == (two.score, two.metric) and two.lm <= one.lm for one, two in pairs)
         yield (
             f"| {name} | {middle.score:.0f} % ({min(scores):.0f}–{max(scores):.0f}) | {middle.lm:,.0f} "
             f"| {middle.reflection:.0f} | {middle.metric:,.0f} | {middle.tool:,.0f} | {middle.seconds / 60:.2f} "
-            f"| {other.lm:,.0f} LM, {other.metric:,.0f} metric, {other.tool:,.0f} tool calls, "
-            f"{other.seconds / 60:.2f} min, {same} |"
+            f"| {other.tool:,.0f} tool calls, {other.seconds / 60:.2f} min{'' if same else ', OTHER RESULTS'} |"
         )
 
 

@@ -314,8 +314,6 @@ def test_optimizers_on_tickets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     assert len(lines) == 2
     for line in lines:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        lm, _, metric, tool = (int(cell.replace(",", "")) for cell in cells[2:6])
-        found = re.fullmatch(r"([\d,]+) LM, ([\d,]+) metric, ([\d,]+) tool calls, [\d.]+ min, same scores", cells[7])
+        found = re.fullmatch(r"(\d+) tool calls, [\d.]+ min", cells[7])  # it would say OTHER RESULTS
         assert found, line
-        assert (int(found[1]), int(found[2])) == (lm, metric)
-        assert int(found[3]) <= min(tool, 12)
+        assert 0 < int(found[1]) <= min(int(cells[5]), 12)
