@@ -34,7 +34,8 @@ class GEPA(dspy.GEPA):
     - It edits the predictors of the *culprits* of a minibatch (`optimize.culprits`), and not one after the other. That
       takes a metric by `optimize.by_field`, and a compiled graph. With another metric the selector is that of DSPy.
     - It reuses the run of an earlier candidate on an example if all nodes that ran have the same instructions now. Such
-      a run counts for no metric call of the budget. The metric is not called either.
+      a run counts for no metric call of the budget. The metric is not called either. Of a module that is no graph, all
+      predictors must have the same instructions.
     - It asks the reflection LM for another proposal (with a new `rollout_id`) if it has had one for the same candidate
       and the same records. With DSPy's cache, it would get the same proposal again.
 

@@ -258,13 +258,12 @@ class ReusingAdapter:
         What the reflection LM was asked for this candidate and these records before is asked with a rollout id of its
         own. DSPy's proposer asks for each instruction alone; other proposers are asked for all components at once.
         """
-        wanted = [name for name in components_to_update if name in reflective_dataset]
         asked: list[str] = []
         texts: dict[str, str] = {}
         with counting_lm_calls() as counts:
             try:
-                for group in self._groups(wanted):
-                    records = {name: reflective_dataset[name] for name in group}
+                for group in self._groups(components_to_update, reflective_dataset):
+                    records = {name: reflective_dataset[name] for name in group if name in reflective_dataset}
                     asked.append(_digest(candidate, records))
                     proposer = self._proposer_for(asked[-1])
                     texts.update(proposer.propose_new_texts(dict(candidate), records, group))
@@ -280,13 +279,15 @@ class ReusingAdapter:
                 self._stats.node(self.components.node_of(name)).proposed += 1
         return texts
 
-    def _groups(self, names: list[str]) -> list[list[str]]:
+    def _groups(self, names: list[str], dataset: Mapping[str, Any]) -> list[list[str]]:
         """The components that are asked for together; without reuse all of them, as DSPy does."""
-        if not self.reuse or not isinstance(self.inner.custom_instruction_proposer, InstructionProposer):
+        if not self.reuse:
             return [names] if names else []
-        alone = [name for name in names if name in self._predictors]
-        code = [name for name in names if name not in self._predictors]
-        return [*([name] for name in alone), *([code] if code else [])]
+        known = [name for name in names if name in dataset]
+        if type(self.inner.custom_instruction_proposer) is not InstructionProposer:
+            return [known] if known else []
+        code = [name for name in known if name not in self._predictors]  # of a `dspy.Flex`
+        return [*([name] for name in known if name in self._predictors), *([code] if code else [])]
 
     def _proposer_for(self, key: str) -> Any:
         """What proposes, with other requests than before for the same key."""

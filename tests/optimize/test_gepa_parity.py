@@ -148,3 +148,18 @@ def test_a_selector_that_is_unknown_is_refused() -> None:
 def test_there_are_no_stats_before_compile() -> None:
     with pytest.raises(LookupError, match="nothing was optimized yet"):
         _ = optimize.GEPA(stepwise, reflection_lm=SkillLM(), max_metric_calls=1).stats
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_proposer_of_the_user_is_asked_for_all_components_at_once(reuse: bool) -> None:
+    asked: list[list[str]] = []
+
+    def propose(candidate: Any, reflective_dataset: Any, components_to_update: list[str]) -> dict[str, str]:
+        asked.append(components_to_update)
+        assert set(reflective_dataset) == set(components_to_update)
+        return {name: f"{candidate[name]} RULE {name[-1]}" for name in components_to_update}
+
+    found = tune(optimize.GEPA, instruction_proposer=propose, component_selector="all", reuse=reuse)
+
+    assert set(map(tuple, asked)) == {("write_a", "write_b", "write_c")}
+    assert found.scores[2][-1] == 1
