@@ -77,6 +77,8 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.display.timeline.TimelineWait",  # as its `waits`
         "dspyer.display.tokens.TokenRow",  # as `run.view_tokens().rows`
         "dspyer.display.tokens.Tokens",  # as `run.view_tokens()`
+        "dspyer.optimize.gepa_stats.GEPAStats",  # as `gepa.stats`
+        "dspyer.optimize.gepa_stats.NodeTuning",  # as `gepa.stats.nodes`
         "dspyer.optimize.spared_calls.SparedCalls",  # as `optimize.cache(path)` yields
         "dspyer.runtime.streams.AsyncEvents",  # as `program.astream(...)`
         "dspyer.runtime.streams.Events",  # as `program.stream(...)`
