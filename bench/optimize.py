@@ -57,7 +57,7 @@ first result.
 **What this can show**: what an optimizer gains by showing the reflection LM the right records, and by running less.
 **What it cannot show**: how much a real LM learns from a record, whether its rules disturb one another, and how often
 the fields of a real task have gold values. Most of the gain comes from comparing fields, and anyone can write such a
-metric by hand for `dspy.GEPA`: that is the column *by hand*. Measure with your own program.
+metric by hand for `dspy.GEPA`: those are the rows *by hand*. Measure with your own program.
 
 An optimization has 30 training and 20 validation examples, and ends at 90 % on the latter, or after 1,600 metric
 calls, which then count. Cells are medians (quartiles) over the seeds; ratios are ratios of medians, lower is better."""
@@ -77,6 +77,7 @@ ratios are calls made with it to calls made without. The functions of *tools* ha
 SHOTS = """\
 Accuracy on 200 new examples, and the LM calls that it took to get there, DSPy's cache on. `FewShot` is compared with
 the `BootstrapFewShot` above it; `max_labeled_demos=0` for both."""
+OTHERS = [name for name in SWEEPS if name != MAIN]
 Goal = Mapping[str, float] | None  # by program; "" for those without one of their own
 
 
@@ -98,6 +99,10 @@ class Results:
     def shapes(self, kind: str) -> list[str]:
         """The programs for which there are figures."""
         return list(dict.fromkeys(job.shape for job, _ in self.done if job.kind == kind))
+
+    def seeds(self, kind: str, sweep: str = MAIN) -> int:
+        """How many seeds there are."""
+        return len({job.seed for job, _ in self.done if (job.kind, job.sweep) == (kind, sweep)})
 
     def sweeps(self) -> list[str]:
         """The reflection LMs for which there are figures."""
@@ -168,17 +173,16 @@ def claims_table(results: Results) -> list[list[str]]:
 
 def sweeps_table(results: Results) -> list[list[str]]:
     """Metric calls by what the reflection LM can do."""
-    shapes = results.shapes("gepa")
-    lines = [["reflection LM", *shapes]]
+    shapes = [shape for shape in results.shapes("gepa") if any(results.of("gepa", shape, OURS, s) for s in OTHERS)]
+    lines = [["reflection LM", *(f"{shape} / {what}" for shape in shapes for what in ("final metric", "by hand"))]]
     for sweep in results.sweeps():
-        for against, theirs in (("final metric", (FINAL_ROBIN, FINAL_ALL)), ("by hand", (BY_HAND,))):
-            cells = []
-            for shape in shapes:
-                ours = results.values("metric", "gepa", shape, OURS, sweep)
-                cells.append(
-                    figure(ratio(ours, *(results.values("metric", "gepa", shape, one, sweep) for one in theirs)))
-                )
-            lines.append([f"{sweep} / {against}", *cells])
+        cells = []
+        for shape in shapes:
+            ours = results.values("metric", "gepa", shape, OURS, sweep)
+            for theirs in ((FINAL_ROBIN, FINAL_ALL), (BY_HAND,)):
+                rivals = [results.values("metric", "gepa", shape, one, sweep) for one in theirs]
+                cells.append(figure(ratio(ours, *rivals)))
+        lines.append([sweep, *cells])
     return lines
 
 
@@ -223,18 +227,20 @@ def few_shot_table(results: Results) -> list[list[str]]:
 
 def as_text(results: Results) -> str:
     """All tables for which there are figures, as a section of the page of benchmarks."""
-    seeds = len({job.seed for job, _ in results.done})
-    parts = [f"## {SECTION}", ABOUT, f"dspy {dspy.__version__}, dspyer {dspyer.__version__}, {seeds} seeds."]
-    if results.shapes("gepa"):
-        parts += ["### Ratios", RATIOS, markdown(claims_table(results))]
-        for shape in results.shapes("gepa"):
+    parts = [f"## {SECTION}", ABOUT, f"dspy {dspy.__version__}, dspyer {dspyer.__version__}."]
+    if shapes := results.shapes("gepa"):
+        parts += ["### Ratios", f"{RATIOS} {results.seeds('gepa')} seeds.", markdown(claims_table(results))]
+        for shape in shapes:
             parts += [f"### Calls to the target: {shape}", markdown(calls_table(results, shape))]
-    if len(results.sweeps()) > 1:
-        parts += ["### Other reflection LMs", SWEPT, markdown(sweeps_table(results))]
+    if swept := [name for name in results.sweeps() if name in OTHERS]:
+        seeds = results.seeds("gepa", swept[0])
+        parts += ["### Other reflection LMs", f"{SWEPT} {seeds} seeds.", markdown(sweeps_table(results))]
     if results.shapes("cache"):
-        parts += ["### With and without `optimize.cache`", CACHED, markdown(cache_table(results))]
+        seeds = results.seeds("cache")
+        parts += ["### With and without `optimize.cache`", f"{CACHED} {seeds} seeds.", markdown(cache_table(results))]
     if results.shapes("few_shot"):
-        parts += ["### Demonstrations", SHOTS, markdown(few_shot_table(results))]
+        seeds = results.seeds("few_shot")
+        parts += ["### Demonstrations", f"{SHOTS} {seeds} seeds.", markdown(few_shot_table(results))]
     return "\n\n".join(parts)
 
 
