@@ -75,8 +75,8 @@ Optimizations of 400 metric calls, each four times: with and without `optimize.c
 cache of LM calls. *Equal* are those whose candidates and scores are the same with and without `optimize.cache`. The
 ratios are calls made with it to calls made without. The functions of *tools* have `cache=True`."""
 SHOTS = """\
-Accuracy on 200 new examples, and the LM calls that it took to get there, DSPy's cache on. `FewShot` is compared with
-the `BootstrapFewShot` above it; `max_labeled_demos=0` for both."""
+Accuracy on 200 new examples, and the LM calls that it took to gather demonstrations, DSPy's cache on. The last columns
+are ratios to the `BootstrapFewShot` above. All take at most 4 demonstrations per predictor, and no labeled ones."""
 OTHERS = [name for name in SWEEPS if name != MAIN]
 Goal = Mapping[str, float] | None  # by program; "" for those without one of their own
 
@@ -205,23 +205,20 @@ def cache_table(results: Results) -> list[list[str]]:
 
 
 def few_shot_table(results: Results) -> list[list[str]]:
-    """Accuracy after demonstrations, and the LM calls that they took."""
-    lines = [["program", "optimizer", "accuracy", "LM calls", "ratio of accuracies"]]
+    """Accuracy after demonstrations, and the LM calls that they took, each also as a ratio to the arm before."""
+    lines = [["program", "optimizer", "accuracy", "LM calls", "accuracy, ratio", "calls, ratio"]]
+    goals = {"pipeline": 1.2, "fork": 1.2, "router": 1.0}
     for shape in results.shapes("few_shot"):
         for arm, against in zip(FEW_SHOT_ARMS, (None, *FEW_SHOT_ARMS), strict=False):
             scores, calls = (results.values(name, "few_shot", shape, arm) for name in ("score", "task"))
             if not scores:
                 continue
-            gain = (
-                ""
-                if against is None or arm.startswith("Boot")
-                else figure(
-                    ratio(scores, results.values("score", "few_shot", shape, against)),
-                    None if arm == "FewShot()" else 1.0 if shape == "router" else 1.2,
-                    at_least=True,
-                )
-            )
-            lines.append([shape, arm, shown(scores, 2), shown(calls), gain])
+            ratios = ["", ""]
+            if against is not None and not arm.startswith("Bootstrap"):
+                goal = goals.get(shape) if arm == "FewShot(rollouts=3)" else None
+                rivals = [results.values(name, "few_shot", shape, against) for name in ("score", "task")]
+                ratios = [figure(ratio(scores, rivals[0]), goal, at_least=True), figure(ratio(calls, rivals[1]))]
+            lines.append([shape, f"`{arm}`", shown(scores, 2), shown(calls), *ratios])
     return lines
 
 
