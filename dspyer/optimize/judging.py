@@ -235,7 +235,7 @@ class RunJudge:
     def _result(self, value: WrittenValue) -> FieldResult | None:
         """What the metric says of a value; None if there is none, or it cannot tell."""
         field, commit = value.field, value.commit.id
-        if field not in self._judge.metrics or value.partial or value.failed or value.problems:
+        if field not in self._judge.metrics or value.unjudged or value.failed or value.problems:
             return None
         key = (commit, field)
         if key not in self._known and self._values.final.get(field) is value and (NO_FIELD, field) in self._known:

@@ -6,7 +6,7 @@ state after its node.
 
 - A value that was folded into an earlier one (a reducer, a dict that is written key by key) builds on that one.
 - Where branches join that have all written a field, the joined value builds on theirs. If it was folded, theirs are
-  only parts of it (`partial`), which a metric of the whole cannot judge.
+  only parts of it (`unjudged`), which a metric of the whole cannot judge.
 - A decision counts only for nodes that would not have run in any case: those in the arms of a fork, and not the one
   behind all arms. This is the control dependence of compilers (Ferrante, Ottenstein, Warren, "The program dependence
   graph and its use in optimization", 1987).
@@ -71,7 +71,8 @@ class WrittenValue:
         failed: whether its node failed, and an error edge led on.
         passes_on: whether what follows from it is judged by what it follows from itself: a check only says what is
             wrong, and what it has refused is known to be wrong by the one that corrects it.
-        partial: whether a join folded it into a value of several branches.
+        unjudged: whether no metric judges it: a join has folded it into a value of several branches, or it hands on
+            what a check has refused.
     """
 
     __slots__ = (
@@ -82,10 +83,10 @@ class WrittenValue:
         "failed",
         "field",
         "follows",
-        "partial",
         "passes_on",
         "problems",
         "reads",
+        "unjudged",
     )
 
     def __init__(
@@ -107,7 +108,7 @@ class WrittenValue:
         self.problems: tuple[str, ...] = ()
         self.failed = False
         self.passes_on = False
-        self.partial = False
+        self.unjudged = False
 
     def __repr__(self) -> str:
         return f"<{self.field or 'decision'} by {', '.join(self.authors) or self.commit.node} in {self.commit.id}>"
@@ -153,7 +154,7 @@ class WrittenValues:
         self.written: dict[tuple[str, str], WrittenValue] = {}
         self._decided: dict[str, tuple[WrittenValue, ...]] = {}  # the decisions of each commit
         self._viewed = {(read.node, read.view.field) for read in run._view_reads}
-        self._rejections = _rejections(self._entries, self._graph.rejecting)
+        self._rejections, self._handing_on = _rejections(self._entries, self._graph.rejecting)
         self._positions: list[_Position] = []
         for entry in self._entries:
             self._positions.append(self._after(entry))
@@ -171,7 +172,8 @@ class WrittenValues:
 
     def _put(self, value: WrittenValue, position: _Position) -> WrittenValue:
         value.problems = self._rejections.get(value.commit.id, ())
-        value.passes_on = value.passes_on or bool(value.problems)
+        value.unjudged = value.commit.id in self._handing_on
+        value.passes_on = value.passes_on or bool(value.problems) or value.unjudged
         self.values.append(value)
         self.written[value.commit.id, value.field] = value
         if value.field != NO_FIELD:
@@ -362,7 +364,7 @@ class WrittenValues:
                 continue
             authors: tuple[str, ...] = (commit.node,)
             if self._graph.topology.schema.reducer(field) is not None or isinstance(entry.state.raw(field), FrozenDict):
-                authors = _mark_partial(changed, before.get(field))
+                authors = _mark_parts(changed, before.get(field))
             self._put(WrittenValue(commit, field, authors, (), (), tuple(changed)), position)
         return position
 
@@ -372,7 +374,7 @@ def _passing(decision: WrittenValue) -> WrittenValue:
     return decision
 
 
-def _mark_partial(changed: Iterable[WrittenValue], base: WrittenValue | None) -> tuple[str, ...]:
+def _mark_parts(changed: Iterable[WrittenValue], base: WrittenValue | None) -> tuple[str, ...]:
     """Marks the values that branches had folded since they parted, and returns their authors."""
     stack, authors = list(changed), dict[str, None]()
     seen: set[WrittenValue] = set()
@@ -380,15 +382,21 @@ def _mark_partial(changed: Iterable[WrittenValue], base: WrittenValue | None) ->
         value = stack.pop()
         if value is not base and value not in seen:
             seen.add(value)
-            value.partial = True
+            value.unjudged = True
             authors.update(dict.fromkeys(value.authors))
             stack.extend(value.builds_on)
     return tuple(authors)
 
 
-def _rejections(entries: Sequence[LogEntry], rejecting: Mapping[str, Node]) -> dict[str, tuple[str, ...]]:
-    """The problems that checks have found, by the commit whose output they refused."""
+def _rejections(
+    entries: Sequence[LogEntry], rejecting: Mapping[str, Node]
+) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+    """The problems that checks have found, by the commit whose output they refused.
+
+    And the commits that have handed that on to the check: in an agent, one takes the outputs out of the turn.
+    """
     found: dict[str, tuple[str, ...]] = {}
+    handing_on: set[str] = set()
     for entry in entries:
         check, failure = rejecting.get(entry.commit.node), entry.commit.failure
         if check is None or check.checking is None or not entry.parents:
@@ -399,8 +407,13 @@ def _rejections(entries: Sequence[LogEntry], rejecting: Mapping[str, Node]) -> d
             problems = tuple(thaw(entry.state.raw(check.checking.into)))
         else:
             continue
-        found |= dict.fromkeys(check.output_before(entries, entry.parents[0]), problems)
-    return found
+        refused = check.output_before(entries, entry.parents[0])
+        found |= dict.fromkeys(refused, problems)
+        before = entries[entry.parents[0]]
+        while refused and before.commit.id not in refused:
+            handing_on.add(before.commit.id)
+            before = entries[before.parents[0]]
+    return found, handing_on
 
 
 # --- facts of the graph

@@ -11,10 +11,11 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Command, Graph, Run, reducers, view
+from dspyer import END, START, Command, Graph, Run, agents, reducers, view
 from dspyer.optimize import Culprits, by_field, culprits, equals
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM
+from tests.agents.kit import turn
 
 EXAMPLE = dspy.Example(q="?", a="1", b="2", c="3", answer="right", label="left").with_inputs("q")
 
@@ -282,6 +283,25 @@ def test_output_that_was_accepted_in_the_end_is_judged_by_its_metric() -> None:
     run = play(checked(accept=True), [{"a": "1"}, {"b": "long"}, {"b": "long"}, {"b": "long!"}])
     assert [note.verdict for note in judge(run, "a", "b").notes if note.field == "b"] == ["wrong"] * 3
     assert feedback(run, "a", "b")[3] == "`b` is 'long!', expected '2'."
+
+
+@pytest.mark.parametrize(("last", "shares"), [("right", {"react": 1.0}), ("x", {"react": 0.75, "settle": 0.25})])
+def test_an_agent_is_the_culprit_for_what_its_check_refused_and_for_what_it_gave_then(
+    last: str, shares: dict[str, float]
+) -> None:
+    def found(answer: str) -> list[str]:
+        return ["a draft"] if answer == "draft" else []
+
+    program = agents.tool_loop("question -> answer", [], check=found).compile()
+    submitted = [turn(("submit", {"answer": answer})) for answer in ("draft", last)]
+    with ScriptedLM(submitted):
+        run = program.run({"question": "?"})
+    assert judge(run, "answer").shares == shares
+    told = feedback(run, "answer")
+    assert told[0].startswith("A check refused it: a draft")
+    if last == "x":
+        expected = "`answer` is 'x', expected 'right'. `answer` is the first field known to be wrong; this step may be "
+        assert told[1] == f"{expected}the cause."
 
 
 class Failing(BaseModel):
