@@ -13,7 +13,7 @@ from dspy.utils.hasher import Hasher
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from dspyer.dspy_module.tracing import recording
-from dspyer.errors import brief
+from dspyer.errors import StoreError, brief
 from dspyer.optimize.field_metric import FieldMetric, culprits
 from dspyer.optimize.judging import Culprits, FieldNote, RunJudge, author_of
 from dspyer.runtime.asked_layers import asking
@@ -187,6 +187,8 @@ class FewShot(dspy.BootstrapFewShot):
         finally:
             self.metric = metric
         ended = request.outcome.ended
+        if ended is not None and isinstance(ended.error, StoreError):  # it would fail for every example
+            raise ended.error
         if not judged and ended is not None and ended.error is not None:
             run = Run(*request.outcome.take(), None)
             judged.append(self._judged(run, run.trace, False, judge))

@@ -14,6 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Retry, Run, reducers
+from dspyer.errors import StoreError
 from dspyer.optimize import FewShot, by_field, cache, equals
 from dspyer.optimize.few_shot import _Judge
 from dspyer.runtime.asked_layers import asking
@@ -151,6 +152,43 @@ def test_a_run_that_raised_gives_the_steps_that_it_has_made() -> None:
     assert optimizer.error_count == 2
     with Task(a=right("text", "a"), b=right("a", "b"), c=fails), pytest.raises(Exception, match="down"):
         few_shot(max_errors=1).compile(pipeline(), trainset=examples("x", "y"))
+
+
+class Broken(dspy.Module):
+    """A module that gives a wrong value, and finds a full disk when it is asked again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask = dspy.Predict("text -> a")
+        self.calls: list[str] = []
+
+    def forward(self, text: str) -> dspy.Prediction:
+        self.calls.append(text)
+        if len(self.calls) > 1:
+            raise StoreError("the disk is full")
+        found: dspy.Prediction = self.ask(text=text)
+        return found
+
+
+def test_a_store_that_fails_ends_the_optimization() -> None:
+    graph = Graph(name="One", inputs=["text"]).add_node("make_a", Broken()).add_path(START, "make_a", END)
+    metric = by_field({"a": equals("a")}, goal="a")
+    with Task(a=right("text", "a", ["x"])), pytest.raises(StoreError, match="the disk is full"):
+        few_shot(metric, rollouts=2, max_errors=9).compile(graph.compile(), trainset=examples("x", "y"))
+
+
+def test_an_error_of_a_metric_is_counted_and_no_error_edge_takes_it() -> None:
+    def broken(example: dspy.Example, a: str) -> bool:
+        raise LookupError("no such column")
+
+    graph = Graph(name="Edge", inputs=["text"]).add_node("make_a", dspy.Predict("text -> a"))
+    graph = graph.add_node("help", lambda: {"c": "c x"}, writes=["c"]).add_error_edge("make_a", "help")
+    program = graph.add_path(START, "make_a", "help", END).compile()
+    metric = by_field({"a": broken, "c": equals("c")}, goal="c")
+    with Task(a=right("text", "a")):
+        optimizer = few_shot(metric, rollouts=2, max_errors=9)
+        optimizer.compile(program, trainset=examples("x"))
+    assert (optimizer.error_count, optimizer.metric) == (1, metric)
 
 
 def test_full_runs_come_first_and_then_the_rarest_culprits() -> None:
