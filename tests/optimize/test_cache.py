@@ -291,7 +291,9 @@ def test_what_a_schema_refuses_is_not_kept(tmp_path: Path) -> None:
     graph = Graph(Strict, name="Strict", inputs=["question"]).add_node("answer", dspy.Predict("question -> answer"))
     program = graph.add_path(START, "answer", END).compile()
     with ScriptedLM([{"answer": "bad"}, {"answer": "good"}], cache=True), optimize.cache(tmp_path):
-        assert [program.run({"question": "Where?"}).status for _ in range(3)] == ["failed", "completed", "completed"]
+        assert program.run({"question": "Where?"}).status == "failed"
+        assert not list(patch_cache.cache_in(str(tmp_path))._open())
+        assert [program.run({"question": "Where?"}).status for _ in range(2)] == ["completed", "completed"]
 
 
 def test_a_result_that_the_schema_of_now_refuses_is_asked_for_again(
@@ -390,6 +392,21 @@ def test_tasks_on_one_loop_make_one_call(tmp_path: Path) -> None:
         found = asyncio.run(ask())
     assert len(lm.calls) == 1
     assert len({one.answer for one in found}) == 1
+
+
+def test_an_attempt_that_timed_out_is_waited_for_no_longer(tmp_path: Path) -> None:
+    let_go = threading.Event()
+
+    def slowly(prompt: Any) -> Any:
+        assert let_go.wait(20)
+        return answers(prompt)
+
+    program = one_node(timeout=0.05)
+    with dspy.context(lm=caching_lm(slowly)), optimize.cache(tmp_path):
+        assert type(program.run({"question": "Where?"}).error).__name__ == "NodeTimeoutError"
+        assert not patch_cache._flights
+        let_go.set()
+        assert one_node().run({"question": "Where?"}).status == "completed"
 
 
 # --- blocks and folders
