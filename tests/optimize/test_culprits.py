@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
+import pickle
+import weakref
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -397,6 +400,17 @@ def test_each_value_is_judged_once() -> None:
     assert sorted(calls) == ["a", "b", "c"]
     culprits(run, dspy.Example(**EXAMPLE), metric)
     assert len(calls) == 6, "another example is judged anew"
+
+
+def test_a_metric_keeps_no_run_alive_and_can_be_copied() -> None:
+    metric, run = metric_of("a", "c"), play(chain(), [{"a": "1"}, {"b": "x"}, {"c": "y"}])
+    shares = culprits(run, EXAMPLE, metric).shares
+    assert culprits(run, EXAMPLE, copy.deepcopy(metric)).shares == shares
+    assert culprits(run, EXAMPLE, pickle.loads(pickle.dumps(metric))).shares == shares
+    known = weakref.ref(run)
+    del run
+    gc.collect()
+    assert known() is None
 
 
 def test_the_state_is_the_one_after_the_commit() -> None:
