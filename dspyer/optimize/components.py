@@ -98,10 +98,9 @@ class Components:
         except (LookupError, TypeError):
             return self._all
         ran = {START, *(commit.node for commit in run.commits), *(step.node for step in run.trace_steps)}
-        unused = {
+        of_nodes = {
             component
-            for node, attributes in self._used.items()
-            if node not in ran
+            for attributes in self._used.values()
             for attribute in attributes
             for component in self._in.get(attribute, ())
         }
@@ -111,7 +110,7 @@ class Components:
             for attribute in self._used.get(node, (node,))
             for component in self._in.get(attribute, ())
         }
-        return tuple(component for component in self._all if component in used or component not in unused)
+        return tuple(component for component in self._all if component in used or component not in of_nodes)
 
 
 def nodes_by_part(program: dspy.Module) -> dict[int, str]:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import dspy
 import pytest
 
 from dspyer import END, START, Graph, Run, optimize
+from dspyer.optimize.components import Components
+from dspyer.optimize.gepa import _Observer
+from dspyer.optimize.gepa_selector import CulpritSelector, Responsible
 from dspyer.optimize.gepa_stats import GEPAStats
-from tests.optimize.skills import ONE_EACH, RULES, ChainState, SkillLM, chain, examples, step, stepwise
+from tests.optimize.skills import ONE_EACH, RULES, ChainState, SkillLM, chain, examples, step
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -265,10 +269,55 @@ def test_a_router_with_a_predictor_has_a_row_of_its_own_for_all_that_is_counted(
 
 
 def test_an_edit_that_a_merge_brings_together_is_kept_once() -> None:
-    _, gepa, selected = tune(chain(), metric=stepwise, component_selector="round_robin", max_metric_calls=70, seed=3)
+    components, stats = Components(chain(), ["write_a", "write_b"]), GEPAStats(["write_a", "write_b"], [])
+    observer = _Observer(components, stats, None)
+    old = {"write_a": "old", "write_b": "old"}
+    first, second, merged = {**old, "write_a": "new"}, {**old, "write_b": "new"}, {"write_a": "new", "write_b": "new"}
+    state = SimpleNamespace(program_candidates=[old])
+    observer.on_iteration_start({"state": state})
+    for parents, candidate in (([0], first), ([0], second)):
+        state.program_candidates.append(candidate)
+        accepted = {"new_candidate_idx": len(state.program_candidates) - 1, "parent_ids": parents}
+        observer.on_candidate_accepted(accepted)
+    state.program_candidates.append({**merged, "write_b": "made by the merge"})
+    observer.on_merge_accepted({"new_candidate_idx": 3, "parent_ids": [1, 2]})
+    observer.on_candidate_accepted({"new_candidate_idx": 3, "parent_ids": [1, 2]})
 
-    assert sum(one.kept for one in gepa.stats.nodes.values()) <= selected.kept
-    assert all(one.kept <= one.proposed for one in gepa.stats.nodes.values())
+    assert [one.kept for one in stats.nodes.values()] == [1, 1]
+    assert stats.candidates == 4
+
+
+def test_a_run_with_a_culprit_adds_no_suspect_and_one_without_adds_one_of_its_own() -> None:
+    def responsible(culprits: str = "", suspects: str = "") -> Responsible:
+        return Responsible(frozenset(culprits), frozenset(suspects))
+
+    class Told(CulpritSelector):
+        def __init__(self) -> None:
+            adapter: Any = SimpleNamespace(components=Components(dspy.Module(), "abcd"))
+            super().__init__(adapter, BY_FIELD, GEPAStats("abcd", "abcd"))
+
+        def _responsible(self, trajectory: Any) -> Responsible:
+            told: Responsible = trajectory["told"]
+            return told
+
+        def _reflectable(self, candidate: Any, trajectories: Any) -> list[str]:
+            return list(candidate)
+
+    def select(*told: Responsible, turn: int = 0) -> str:
+        state = SimpleNamespace(
+            list_of_named_predictors=list("abcd"), named_predictor_id_to_update_next_for_program_candidate=[turn]
+        )
+        return "".join(Told()(state, [{"told": one} for one in told], [], 0, dict.fromkeys("abcd", "text")))
+
+    assert select(responsible("a", "b")) == "a"
+    assert select(responsible("a"), responsible("c"), responsible()) == "ac"
+    assert select(responsible("a"), responsible("", "bc")) == "ab"
+    assert select(responsible("a"), responsible("", "bc"), turn=2) == "ac"
+    assert select(responsible("b"), responsible("", "bc")) == "b"
+    assert select(responsible("", "bc"), responsible("", "cd")) == "bc"
+    assert select(responsible(), turn=3) == "d"
+    assert select(responsible("x")) == ""
+    assert select(responsible("xd")) == "d"
 
 
 def test_the_table_and_its_forms() -> None:
