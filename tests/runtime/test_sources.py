@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, Send, live, reducers, view
+from dspyer import END, START, Graph, Replace, Send, live, reducers, view
 
 
 class Desk(BaseModel):
@@ -136,6 +136,10 @@ FORKS: dict[str, tuple[Graph, dict[str, list[str]]]] = {
     "below a key": (
         fork(["card"], {"card": {"x": {"l": 1}}}, {"card": {"x": {"r": 1}}}, {"card": {"x": {"f": 1}, "y": 2}}),
         {"card": ["first", "left", "right"]},
+    ),
+    "an equal value in place of it": (
+        fork(["most"], {"most": Replace(4)}, {"n": 1}, {"most": 4}),
+        {"most": ["left"]},
     ),
     "without parts": (fork(["most"], {"most": 4}, {"n": 1}, {"most": 2}), {"most": ["START", "first", "left"]}),
 }
