@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 import dspy
 
-from dspyer.errors import brief, list_names, suggestion
+from dspyer.errors import brief, list_names, suggestion, with_article
 from dspyer.events import TraceStep
 from dspyer.graph.spec import GraphSpec
 from dspyer.optimize.field_functions import Equals, FieldJudge, FieldResult, metric_name, metric_problems
@@ -349,7 +349,7 @@ def culprits(run: Run, example: Any, metric: FieldMetric) -> Culprits:
         The culprits, with notes on every field that was written.
 
     Raises:
-        TypeError: if the metric is not one of `by_field`.
+        TypeError: if it is no run, or the metric is not one of `by_field`.
         ValueError: if the metric does not fit the graph, if the run was resumed, or if it is not completed.
 
     Example:
@@ -364,6 +364,10 @@ def culprits(run: Run, example: Any, metric: FieldMetric) -> Culprits:
           trunk:1 count (visit 1) words: wrong: `words` is 9, expected 2.
           trunk:2 grade (visit 1) long: wrong: `long` follows from `words`, which was already wrong: ...
     """
+    given: object = run
+    if not isinstance(given, Run):
+        kind = with_article(type(given).__name__)
+        raise TypeError(f"culprits takes a run, and got {kind}: give program.run({{...}}), or Run.of(prediction)")
     if not isinstance(metric, FieldMetric):
         raise TypeError(f"culprits takes a metric by field, as optimize.by_field makes it, and got {brief(metric)}")
     return metric._judgement(run, example).culprits

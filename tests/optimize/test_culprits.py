@@ -456,6 +456,8 @@ def test_a_misfit_is_said_when_a_program_is_first_seen() -> None:
             call(metric_of("a", "answer"))
     with pytest.raises(TypeError, match="culprits takes a metric by field"):
         culprits(run, EXAMPLE, equals("a"))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"culprits takes a run, and got a Prediction: .* Run\.of\(prediction\)"):
+        culprits(run.prediction, EXAMPLE, metric_of("a"))
 
 
 def test_a_resumed_run_is_refused() -> None:
