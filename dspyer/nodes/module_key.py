@@ -2,7 +2,7 @@
 
 What a module is, is described anew for each call, since optimizers change it in place: the code of classes that DSPy
 does not define, and the attributes: of predictors the signature, the demonstrations, the LM and its settings. Of the
-settings of DSPy, the LM, the adapter with its rollout ids, the values for templates and the warning count.
+settings of DSPy, the LM, the adapter with its rollout ids, the values for templates and the warning near a limit count.
 
 The code of a class or function, and the form of a type, are described once for each describer: they do not change
 within an optimization.
@@ -56,24 +56,28 @@ class ModuleDescriber:
     def key_of(
         self, where: tuple[str, ...], module: dspy.Module, inputs: Mapping[str, Any], own_rollouts: int
     ) -> tuple[str, Any]:
-        """The key of a call, and what the module is; `NoKeyError` if there is none.
+        """The key of a call, and what `call_of` gives; `NoKeyError` if there is none.
 
         `where` names the graph and the node. `own_rollouts` is what earlier attempts of the call have added to rollout
         ids: the result of a later attempt has the key of the first one.
         """
         predictors = [predictor for _, predictor in predictors_in(module)]
-        found = _Description(self._known)
-        described = found.part(module, type(module).__name__)
-        simple = isinstance(module, dspy.Predict) and _library(_base_of(type(module)))
-        given = {name: found.part(value, f"the input {name!r}", simple) for name, value in inputs.items()}
+        described, found = self.call_of(module, inputs), _Description(self._known)
         adapter = asked_adapter()
         asked = [found.adapter(adapter), added_rollouts(adapter) - own_rollouts, trial_rollout(adapter)]
         if any(predictor.lm is None for predictor in predictors) or not _library(type(module)):
             asked.append(found.part(dspy.settings.lm, "the LM"))
-        return digest([_FORM, dspy.__version__, where, described, given, asked, _filled(predictors)]), described
+        return digest([_FORM, dspy.__version__, where, described, asked, _filled(predictors)]), described
+
+    def call_of(self, module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
+        """What a module and its inputs are: a call may change both."""
+        found = _Description(self._known)
+        simple = isinstance(module, dspy.Predict) and _library(_base_of(type(module)))
+        described = found.part(module, type(module).__name__)
+        return [described, {name: found.part(value, f"the input {name!r}", simple) for name, value in inputs.items()}]
 
     def state_of(self, module: dspy.Module) -> Any:
-        """What a module is, as `key_of` describes it; None if that cannot be described."""
+        """What a module or an LM is; None if that cannot be described."""
         try:
             return _Description(self._known).part(module, type(module).__name__)
         except NoKeyError:

@@ -245,7 +245,7 @@ class _Lookup:
     """One look of a frame into the cache.
 
     Attributes:
-        described: what the module was before its call.
+        described: what the module and its inputs were before the call.
         entry: the entry of what the module returned; None if it cannot be kept.
     """
 
@@ -284,8 +284,8 @@ class _Lookup:
         try:
             if not steps:
                 raise StateError("it called no predictor of its own")
-            if self._frame._results.describer.state_of(self.module) != self.described:
-                raise StateError("a call changes the module, so the next one may give something else")
+            if self._frame._results.describer.call_of(self.module, self.inputs) != self.described:
+                raise StateError("a call changes the module or its inputs, so the next one may give something else")
             entry = encode_result(result, steps, self.module, self.inputs)
             again = decode_result(entry, self.module, self.inputs, self._schema)
             if encode_result(*again, self.module, self.inputs) != entry:

@@ -187,6 +187,14 @@ class Holding(dspy.Module):
         return self.ask(question=question)
 
 
+class Changing(Holding):
+    """Changes its input in place."""
+
+    def forward(self, question: Any) -> dspy.Prediction:
+        question.append("Why?")
+        return self.ask(question=question)
+
+
 class Naming(Holding):
     """Gives what has no JSON form."""
 
@@ -207,19 +215,20 @@ class Foreign(Holding):
         (dspy.Predict("question -> answer", cache=False), "has cache=False"),
         (Stateful(), "a call changes the module"),
         (Holding(threading.Lock()), "Holding.value is a lock, which cannot be told from another one"),
+        (Changing(None), "a call changes the module or its inputs"),
         (Naming(None), "object"),
         (Foreign(None), "that it does not hold"),
         (Holding(one_node()), "is a compiled graph"),
         (dspy.BestOfN(dspy.Predict("question -> answer"), 2, lambda *_: 1.0, 1.0), "that it does not hold"),
     ],
-    ids=["config", "state", "lock", "object", "foreign", "graph", "copies"],
+    ids=["config", "state", "lock", "inputs", "object", "foreign", "graph", "copies"],
 )
 def test_what_is_not_kept_is_called_and_said_once(
     module: Any, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     program = one_node(module, writes=["answer"])
     with caching_lm() as lm, optimize.cache(tmp_path) as spared:
-        runs = [program.run({"question": "Where?"}) for _ in range(3)]
+        runs = [program.run({"question": ["Where?"]}) for _ in range(3)]
     assert len(lm.calls) == 3
     assert [run.commits[-1].cached for run in runs] == [False] * 3
     assert spared.to_dict()["answer"]["spared"] == 0
