@@ -164,7 +164,7 @@ def keeping(
     called, since the cache had what they all return.
     """
     session = call.runner.session
-    results = None if session is None else session.asked.results
+    results = None if session is None else session.optimizer_layers.results
     if results is None:
         return attempt
     kept: Callable[[Call], Script[T]] = results.keeping(call, attempt, layer, served)

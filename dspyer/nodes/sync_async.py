@@ -31,8 +31,8 @@ from dspyer.blocking import (
     result_of,
     run_in_thread,
 )
-from dspyer.dspy_module.result_frames import result_frame
 from dspyer.dspy_module.tracing import recording_apart
+from dspyer.nodes.call_interceptor import call_interceptor
 from dspyer.nodes.callables import own_call
 from dspyer.stopping import current_limit
 
@@ -75,15 +75,16 @@ async def _wait(awaitable: Awaitable[T]) -> T:
 
 
 def call_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
-    """What a module returns, in sync code: of a call, or from the cache around it (`result_frames`)."""
-    frame = result_frame.get()
-    return module_called(module, inputs) if frame is None else frame.call_module(module, inputs)
+    """What a module returns to sync code: of a call, or from the cache of `optimize.cache`."""
+    interceptor = call_interceptor.get()
+    return module_called(module, inputs) if interceptor is None else interceptor.call_module(module, inputs)
 
 
 async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """The same in async code."""
-    frame = result_frame.get()
-    return await (amodule_called(module, inputs) if frame is None else frame.acall_module(module, inputs))
+    interceptor = call_interceptor.get()
+    called = amodule_called if interceptor is None else interceptor.acall_module
+    return await called(module, inputs)
 
 
 def module_called(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:

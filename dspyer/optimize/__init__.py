@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dspyer.optimize.accepted import accepted_only
+from dspyer.optimize.cache_block import cache
 from dspyer.optimize.few_shot import FewShot
 from dspyer.optimize.field_metric import FieldMetric, by_field, culprits, equals
 from dspyer.optimize.gepa import GEPA
-from dspyer.optimize.judging import Culprits, FieldNote
-from dspyer.optimize.spared_calls import cache
+from dspyer.optimize.run_judge import Culprits, FieldNote
 
 __all__ = [
     "GEPA",

@@ -15,8 +15,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from dspyer.dspy_module.tracing import recording
 from dspyer.errors import StoreError, brief
 from dspyer.optimize.field_metric import FieldMetric, culprits
-from dspyer.optimize.judging import Culprits, FieldNote, RunJudge, author_of
-from dspyer.runtime.asked_layers import asking
+from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
+from dspyer.runtime.optimizer_layers import asking_for
 from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import Run
 from dspyer.scheduler.run_state import outermost_execution
@@ -182,7 +182,7 @@ class FewShot(dspy.BootstrapFewShot):
 
         self.metric: Any = note
         try:
-            with asking(**layers), dspy.context(**{REQUEST: request}):
+            with asking_for(**layers), dspy.context(**{REQUEST: request}):
                 self._bootstrap_one_example(example)
         finally:
             self.metric = metric

@@ -11,7 +11,7 @@ import dspy
 from dspyer.errors import annotate, brief, list_names, suggestion, with_article
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.sync_async import is_async
-from dspyer.optimize.recorded import recorded_result
+from dspyer.optimize.cached_calls import cached_result
 
 LONGEST = 2000
 """The most characters of a value in feedback."""
@@ -83,7 +83,7 @@ class FieldJudge:
 
         if isinstance(metric, Equals):
             return judged()  # which costs less than to look it up
-        return FieldResult(*recorded_result(metric, arguments, judged))
+        return FieldResult(*cached_result(metric, arguments, judged))
 
     def text(self, field: str, example: Any, value: Any, result: FieldResult) -> str:
         """The feedback on a value: the metric's own, else what it is and what was expected."""

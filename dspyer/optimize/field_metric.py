@@ -14,7 +14,7 @@ from dspyer.errors import brief, list_names, suggestion, with_article
 from dspyer.events import TraceStep
 from dspyer.graph.spec import GraphSpec
 from dspyer.optimize.field_functions import Equals, FieldJudge, FieldResult, metric_name, metric_problems
-from dspyer.optimize.judging import Culprits, Judgement, RunJudge, author_of
+from dspyer.optimize.run_judge import Culprits, Judgement, RunJudge, author_of
 from dspyer.optimize.written_values import NO_FIELD
 from dspyer.patch import DELETE
 from dspyer.runtime.program import CompiledGraph

@@ -19,11 +19,11 @@ from gepa.core.state import CachedEvaluation, EvaluationCache
 from dspyer.dspy_module.lm_requests import STRIDE
 from dspyer.errors import needs_new_response
 from dspyer.failure import Failure
+from dspyer.optimize.cached_calls import cached_lm
 from dspyer.optimize.components import Components
 from dspyer.optimize.gepa_stats import GEPAStats
 from dspyer.optimize.lm_counts import LMCounts, counting_lm_calls
-from dspyer.optimize.recorded import recorded_lm
-from dspyer.runtime.asked_layers import asked_layers
+from dspyer.runtime.optimizer_layers import optimizer_layers
 from dspyer.runtime.request import FAILED_RUNS
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_link import without_run
@@ -91,7 +91,7 @@ class ReusingAdapter:
         self._runs = _Runs()
         self._trainset = {id(example): example for example in trainset}
         self._proposer = copy.copy(inner)
-        self._proposer.reflection_lm = recorded_lm(inner.reflection_lm or dspy.settings.lm)
+        self._proposer.reflection_lm = cached_lm(inner.reflection_lm or dspy.settings.lm)
         self._proposed: Counter[str] = Counter()
         self._predictors = dict(inner.student.named_predictors())
 
@@ -337,7 +337,7 @@ def _dspy_caches() -> bool:
 
 def _calls_spared_by_cache() -> Counter[tuple[str, str]]:
     """The LM calls that `optimize.cache` has spared so far, by graph and node."""
-    results = asked_layers().results
+    results = optimizer_layers().results
     if results is None:
         return Counter()
     with results.lock:

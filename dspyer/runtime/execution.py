@@ -146,7 +146,7 @@ def _layered(
         if caught is None:
             raise
         return caught
-    rollouts = session.asked.rollouts
+    rollouts = session.optimizer_layers.rollouts
     if rollouts is None:
         return output
     return (yield from asked_again(rollouts, session, execution, output, partial(_output, session, execution, policy)))
@@ -171,8 +171,8 @@ def _cached(session: Session, execution: Execution, call: Call, policy: NodePoli
     make = partial(_attempts, session, execution, call, policy)
     use, decode = partial(_validated, session, execution, call), _decoder(graph.topology.schema)
     output, hit = yield from cached(plan, graph.nodes[execution.node], graph.cache_dir, decode, call, use, make)
-    if session.asked.results is not None:
-        session.asked.results.count((graph.name, execution.node), hit, 0)
+    if session.optimizer_layers.results is not None:
+        session.optimizer_layers.results.count((graph.name, execution.node), hit, 0)
     return output._replace(cached=hit or output.cached)
 
 

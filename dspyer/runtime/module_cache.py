@@ -24,9 +24,9 @@ import dspy
 
 from dspyer.dspy_module.lm_requests import STRIDE
 from dspyer.dspy_module.predictors import predictors_in
-from dspyer.dspy_module.result_frames import result_frame
 from dspyer.dspy_module.tracing import append_to_trace, step_count, steps_since, take_steps
 from dspyer.errors import NodeTimeoutError, StateError, always_raised
+from dspyer.nodes.call_interceptor import call_interceptor, intercepted_by
 from dspyer.nodes.module_key import ModuleDescriber, NoKeyError
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
@@ -34,7 +34,7 @@ from dspyer.nodes.sync_async import amodule_called, module_called
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.persistence.patch_cache import Flight, cache_in, join_flight
 from dspyer.runtime.cache_steps import Follow, Lead, ReadEntry, RemoveEntries, WriteEntry
-from dspyer.runtime.module_entries import decode_result, encode_result
+from dspyer.runtime.module_cache_entries import decode_result, encode_result
 
 logger = logging.getLogger("dspyer")
 
@@ -81,7 +81,7 @@ class ModuleResults:
     ) -> Callable[[Call], Script[T]]:
         """An attempt with a frame around its steps."""
         del call  # each attempt has its own
-        around = result_frame.get()
+        around = call_interceptor.get()
 
         def kept(call: Call) -> Script[T]:
             frame = ModuleFrame(self, call, layer)
@@ -132,7 +132,7 @@ def _within(frame: ModuleFrame, script: Script[T]) -> Script[T]:
 
 
 class ModuleFrame:
-    """One attempt: the modules that it calls are looked up.
+    """One attempt: the modules that it calls are looked up. A `CallInterceptor`.
 
     Attributes:
         spared: how many calls were spared.
@@ -307,18 +307,12 @@ class _InFrame(NamedTuple):
     step: Step
 
     def call(self, call: Call) -> Any:
-        token = result_frame.set(self.frame)
-        try:
+        with intercepted_by(self.frame):
             return self.step.call(call)
-        finally:
-            result_frame.reset(token)
 
     async def acall(self, call: Call) -> Any:
-        token = result_frame.set(self.frame)
-        try:
+        with intercepted_by(self.frame):
             return await self.step.acall(call)
-        finally:
-            result_frame.reset(token)
 
 
 class _ModuleCall(NamedTuple):
@@ -329,16 +323,10 @@ class _ModuleCall(NamedTuple):
 
     def call(self, call: Call) -> Any:
         del call
-        token = result_frame.set(None)
-        try:
+        with intercepted_by(None):
             return module_called(self.module, self.inputs)
-        finally:
-            result_frame.reset(token)
 
     async def acall(self, call: Call) -> Any:
         del call
-        token = result_frame.set(None)
-        try:
+        with intercepted_by(None):
             return await amodule_called(self.module, self.inputs)
-        finally:
-            result_frame.reset(token)

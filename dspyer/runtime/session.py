@@ -62,8 +62,8 @@ from dspyer.persistence.execution_records import (
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
-from dspyer.runtime.asked_layers import NO_LAYERS, asked_layers
 from dspyer.runtime.lineage_order import unfinished_branches
+from dspyer.runtime.optimizer_layers import NO_LAYERS, optimizer_layers
 from dspyer.runtime.pending_rows import PendingRows
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import CallCount, Request, RunStart
@@ -133,7 +133,7 @@ class Session(NotLive):
         fields: the items or keys of each field with their authors, for views; computed when first read.
         inner_checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
         view_reads: the views that nodes have read, for `Run.tokens`.
-        asked: the layers that the code around the run asks for.
+        optimizer_layers: the layers that the code around the run asks for.
         layered: the nodes whose call something surrounds: those of the graph, or all if a layer is asked for.
         root: the id of the outermost run.
         label: the name of the outermost run, in front of the ids of its questions; "" if it is not stored.
@@ -161,8 +161,8 @@ class Session(NotLive):
         self.started = time.time()
         self.program = program
         self.graph = graph
-        self.asked = asked = asked_layers()
-        self.layered: Container[str] = graph.layered if asked is NO_LAYERS else graph.nodes
+        self.optimizer_layers = layers = optimizer_layers()
+        self.layered: Container[str] = graph.layered if layers is NO_LAYERS else graph.nodes
         self.run_start = run_start = run_start._replace(patch=seal(run_start.patch))
         self.run: RunState = run_start.run
         self.inputs = run_start.state

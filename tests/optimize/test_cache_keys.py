@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Graph, Send, fill, messages, optimize, view
 from dspyer.dspy_module.lm_requests import in_rollout, with_new_responses
 from dspyer.nodes.module_key import ModuleDescriber
-from dspyer.runtime.asked_layers import asking
+from dspyer.runtime.optimizer_layers import asking_for
 from tests.optimize.cached import caching, caching_lm, facts, look
 
 
@@ -363,7 +363,7 @@ def test_any_order_of_candidates_and_questions_gives_what_calls_would(tmp_path_f
                 predictor.signature = predictor.signature.with_instructions(f"Be {number}.")
             made.a.demos = [EXAMPLE] * demo
             found = facts(made.run({"question": f"{question}?"}))
-            with asking(results=None):  # as without the block
+            with asking_for(results=None):  # as without the block
                 assert facts(made.run({"question": f"{question}?"})) == found
 
 

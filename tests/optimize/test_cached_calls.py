@@ -15,8 +15,8 @@ from dspy.utils.exceptions import LMServerError
 
 from dspyer import optimize
 from dspyer.lms import reliable
+from dspyer.optimize.cached_calls import cached_lm
 from dspyer.optimize.field_functions import FieldJudge
-from dspyer.optimize.recorded import recorded_lm
 from dspyer.testing import ScriptedLM
 from tests.runtime.cached import warnings_of
 
@@ -40,9 +40,9 @@ def test_a_repeated_request_asks_anew_and_one_that_is_started_again_replays(tmp_
     """5.5: by prompt and by how often that prompt was sent."""
     lm = numbered()
     with optimize.cache(tmp_path):
-        first = recorded_lm(lm)
+        first = cached_lm(lm)
         assert [propose(first), propose(first), propose(first, "y")] == ["idea 1", "idea 2", "idea 3"]
-        again = recorded_lm(lm)
+        again = cached_lm(lm)
         found = [propose(again), propose(again), propose(again, "y"), propose(again)]
     assert found == ["idea 1", "idea 2", "idea 3", "idea 4"]
     assert len(lm.calls) == 4
@@ -53,10 +53,10 @@ def test_a_repeated_request_asks_anew_and_one_that_is_started_again_replays(tmp_
 async def test_async_code_finds_what_sync_code_kept(tmp_path: Path) -> None:
     lm = numbered()
     with optimize.cache(tmp_path):
-        assert propose(recorded_lm(lm)) == "idea 1"
-        again = recorded_lm(lm)
+        assert propose(cached_lm(lm)) == "idea 1"
+        again = cached_lm(lm)
         assert [await apropose(again), await apropose(again)] == ["idea 1", "idea 2"]
-        assert [propose(recorded_lm(lm)) for _ in range(2)] == ["idea 1", "idea 1"]
+        assert [propose(cached_lm(lm)) for _ in range(2)] == ["idea 1", "idea 1"]
     assert len(lm.calls) == 2
 
 
@@ -82,36 +82,36 @@ def _with(lm: ScriptedLM, model: str | None = None, **kwargs: Any) -> Any:
 def test_a_request_is_known_by_all_that_may_change_its_response(tmp_path: Path, name: str) -> None:
     change, config, found = CHANGES[name]
     with optimize.cache(tmp_path):
-        propose(recorded_lm(lm := numbered()))
-        assert propose(recorded_lm(change(lm)), **config) == ("idea 1" if found else "idea 2")
+        propose(cached_lm(lm := numbered()))
+        assert propose(cached_lm(change(lm)), **config) == ("idea 1" if found else "idea 2")
 
 
 def test_a_request_that_fails_does_not_count(tmp_path: Path) -> None:
     lm = ScriptedLM([LMServerError("busy"), {"idea": "a"}, {"idea": "b"}])
     with optimize.cache(tmp_path):
-        twin = recorded_lm(lm)
+        twin = cached_lm(lm)
         with pytest.raises(LMServerError, match="busy"):
             propose(twin)
         assert [propose(twin), propose(twin)] == ["a", "b"]
-        again = recorded_lm(lm)
+        again = cached_lm(lm)
         assert [propose(again), propose(again)] == ["a", "b"]
 
 
 def test_the_lms_of_reliable_and_copies_are_recorded_together(tmp_path: Path) -> None:
     lm = numbered()
     with optimize.cache(tmp_path):
-        twin = recorded_lm(reliable(lm, retry=None))
+        twin = cached_lm(reliable(lm, retry=None))
         assert [propose(twin), propose(copy.deepcopy(twin)), propose(twin.copy())] == ["idea 1", "idea 2", "idea 3"]
-        again = recorded_lm(recorded_lm(reliable(lm, retry=None)))
+        again = cached_lm(cached_lm(reliable(lm, retry=None)))
         assert [propose(again) for _ in range(3)] == ["idea 1", "idea 2", "idea 3"]
     assert len(lm.calls) == 3
 
 
 def test_nothing_is_recorded_outside_of_a_block(tmp_path: Path) -> None:
     lm = numbered()
-    assert recorded_lm(lm) is lm
+    assert cached_lm(lm) is lm
     with optimize.cache(tmp_path):
-        assert recorded_lm(None) is None
+        assert cached_lm(None) is None
 
 
 def test_a_response_that_json_would_change_is_used_and_not_kept(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_response_that_json_would_change_is_used_and_not_kept(tmp_path: Path) 
     with optimize.cache(tmp_path):
         lm = ScriptedLM(lambda _prompt: {"calls": calls})
         for _ in range(2):
-            with dspy.context(lm=recorded_lm(lm), adapter=dspy.ChatAdapter(use_native_function_calling=True)):
+            with dspy.context(lm=cached_lm(lm), adapter=dspy.ChatAdapter(use_native_function_calling=True)):
                 search = dspy.Predict("question, tools: list[dspy.Tool] -> calls: dspy.ToolCalls")
                 found = search(question="x", tools=[dspy.Tool(lambda q: q, name="search")])
                 assert found.calls.tool_calls[0].name == "search"
@@ -131,10 +131,10 @@ def test_a_folder_that_fails_later_costs_requests_and_raises_nothing(
 ) -> None:
     lm = numbered()
     with optimize.cache(folder := tmp_path / "results"):
-        assert propose(recorded_lm(lm)) == "idea 1"
+        assert propose(cached_lm(lm)) == "idea 1"
         for path in folder.glob("cache.db*"):
             path.write_bytes(b"no database" * 1000)
-        found = [propose(recorded_lm(lm)) for _ in range(2)]
+        found = [propose(cached_lm(lm)) for _ in range(2)]
     assert found == ["idea 2", "idea 3"]
     assert len(warnings_of(caplog)) == 1
 

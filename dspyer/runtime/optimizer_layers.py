@@ -14,10 +14,10 @@ import dspy
 if TYPE_CHECKING:
     from dspyer.runtime.module_cache import ModuleResults
 
-ASKED_LAYERS: Final = "dspyer_layers"
+OPTIMIZER_LAYERS: Final = "dspyer_layers"
 
 
-class AskedLayers(NamedTuple):
+class OptimizerLayers(NamedTuple):
     """What is asked for; None for a layer that is not.
 
     Attributes:
@@ -29,16 +29,16 @@ class AskedLayers(NamedTuple):
     rollouts: Any = None
 
 
-NO_LAYERS: Final = AskedLayers()
+NO_LAYERS: Final = OptimizerLayers()
 
 
-def asked_layers() -> AskedLayers:
+def optimizer_layers() -> OptimizerLayers:
     """The layers that the code around the caller asks for."""
-    found: AskedLayers = dspy.settings.get(ASKED_LAYERS) or NO_LAYERS
+    found: OptimizerLayers = dspy.settings.get(OPTIMIZER_LAYERS) or NO_LAYERS
     return found
 
 
-def asking(**layers: Any) -> AbstractContextManager[Any]:
-    """A block that asks for further layers, by the attributes of `AskedLayers`."""
-    context: AbstractContextManager[Any] = dspy.context(**{ASKED_LAYERS: asked_layers()._replace(**layers)})
+def asking_for(**layers: Any) -> AbstractContextManager[Any]:
+    """A block that asks for further layers, by the attributes of `OptimizerLayers`."""
+    context: AbstractContextManager[Any] = dspy.context(**{OPTIMIZER_LAYERS: optimizer_layers()._replace(**layers)})
     return context

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dspyer.errors import with_article
-from dspyer.runtime.asked_layers import asking
 from dspyer.runtime.module_cache import ModuleResults
+from dspyer.runtime.optimizer_layers import asking_for
 
 
 class SparedCalls:
@@ -121,5 +121,5 @@ def cache(path: str | PathLike[str]) -> Iterator[SparedCalls]:
         raise TypeError(f"optimize.cache takes the path of a folder, and got {with_article(type(given).__name__)}")
     results = ModuleResults(str(Path(path).expanduser().absolute()))
     results.cache.require_format()
-    with asking(results=results):
+    with asking_for(results=results):
         yield SparedCalls(results)

@@ -26,7 +26,7 @@ import dspy
 from dspyer.nodes.cache_key import Identity, digest
 from dspyer.nodes.module_key import ModuleDescriber
 from dspyer.persistence.patch_cache import PatchCache, on_disk
-from dspyer.runtime.asked_layers import asked_layers
+from dspyer.runtime.optimizer_layers import optimizer_layers
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
@@ -42,30 +42,30 @@ _CLIENT: Final = [
 ]  # as in the key of DSPy's own cache: another key changes no response
 
 
-def recorded_lm(lm: Any) -> Any:
+def cached_lm(lm: Any) -> Any:
     """Return a twin of an LM that keeps its responses in the folder of `optimize.cache`, or the LM outside of a block.
 
     Each twin counts for itself how often it made a request: it is for one optimization.
     """
-    results = asked_layers().results
+    results = optimizer_layers().results
     if results is None or not isinstance(lm, dspy.BaseLM):
         return lm
     twin = copy.copy(lm)
-    if not isinstance(lm, RecordsResponses):
+    if not isinstance(lm, CachesResponses):
         kind: Any = type(lm)
         twin.__class__ = _recording(kind)
     twin._dspyer_responses = _Responses(results.cache)
     return twin
 
 
-def recorded_result(
+def cached_result(
     metric: Callable[..., Any], arguments: Mapping[str, Any], judge: Callable[[], tuple[Any, ...]]
 ) -> tuple[Any, ...]:
     """Return what `judge` says of the arguments of a metric, from the folder of `optimize.cache` if it is there.
 
     Nothing is kept of a metric, or of arguments, that could not be told from others.
     """
-    results = asked_layers().results
+    results = optimizer_layers().results
     key = None if results is None else _result_key(metric, arguments, results.describer)
     if results is None or key is None:
         return judge()
@@ -121,7 +121,7 @@ def _say_once(text: str) -> None:
         logger.warning("optimize.cache: %s", text)
 
 
-class RecordsResponses:
+class CachesResponses:
     """The part of an LM that looks a request up before it makes it."""
 
     _dspyer_responses: _Responses
@@ -143,9 +143,9 @@ class RecordsResponses:
 
 @cache
 def _recording(kind: Any) -> Any:
-    """The class of an LM with `RecordsResponses`, under the same name."""
+    """The class of an LM with `CachesResponses`, under the same name."""
     return type(
-        kind.__name__, (RecordsResponses, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        kind.__name__, (CachesResponses, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     )
 
 
@@ -199,7 +199,7 @@ class _Request:
 
 def _request_key(lm: Any, prompt: Any, messages: Any, kwargs: Mapping[str, Any]) -> str | None:
     """The key of a request; None for one that DSPy's cache has no key for either."""
-    kind = type(lm).__mro__[2]  # the LM's own class, behind `RecordsResponses`
+    kind = type(lm).__mro__[2]  # the LM's own class, behind `CachesResponses`
     request = {
         **lm.kwargs,
         **kwargs,
