@@ -77,46 +77,58 @@ class ThreadWorkers:
     """
 
     def __init__(self, limit: int) -> None:
-        self.busy = 0
         self._limit = limit
         self._jobs: SimpleQueue[tuple[Context, Any, Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
-        self._done: SimpleQueue[tuple[Any, WorkOutcome]] = SimpleQueue()
+        # Outcomes stay in a list until they are taken, and `busy` is a difference of counts: if Ctrl-C is raised while
+        # `next` takes one, that outcome may be lost, but nothing waits for it.
+        self._outcomes: list[tuple[Any, WorkOutcome] | None] = []
+        self._arrived: SimpleQueue[bool] = SimpleQueue()  # True for an outcome, False for a wake-up
+        self._started = 0
+        self._taken = 0
         self._threads: list[Thread] = []
         self._limiter: anyio.CapacityLimiter | None = None
         self._on_loop: bool | None = None
 
+    @property
+    def busy(self) -> int:
+        """How many outcomes of started work `next` has not returned."""
+        return self._started - self._taken
+
     def start(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
         """Starts work; `next` returns its outcome under `key`."""
-        self.busy += 1
         if self._on_loop is None:
             self._on_loop = in_worker_thread()
         if self._on_loop:
             anyio.from_thread.run_sync(self._spawn, key, work, *args)
+            self._started += 1
             return
-        self._jobs.put((copy_context(), key, work, args))
-        if len(self._threads) < min(self.busy, self._limit):
+        if len(self._threads) < min(self.busy + 1, self._limit):
             thread = Thread(target=self._serve, name=f"dspyer_{len(self._threads)}")
-            try:
-                thread.start()
-            finally:  # Ctrl-C may be raised after the thread has started: `__exit__` must join the thread all the same
-                self._threads.append(thread)
+            self._threads.append(thread)  # before it starts, so that `__exit__` ends it whenever Ctrl-C is raised
+            thread.start()
+        self._jobs.put((copy_context(), key, work, args))
+        self._started += 1  # after the job is there: nothing waits for a job that Ctrl-C has kept from starting
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
             context, key, work, args = job
-            self._done.put((key, context.run(run, work, *args)))
+            self._put(key, context.run(run, work, *args))
         self._jobs.put(None)  # the end marker, for the next thread
+
+    def _put(self, key: Any, outcome: WorkOutcome) -> None:
+        self._outcomes.append((key, outcome))
+        self._arrived.put(True)
 
     def _spawn(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
         """Starts work in a worker thread of AnyIO. Called on the event loop."""
 
         def run_in_thread() -> None:
-            self._done.put((key, run(work, *args)))
+            self._put(key, run(work, *args))
 
         def ended(task: asyncio.Future[None]) -> None:
             _tasks.discard(task)
             if task.cancelled():  # the loop shuts down; the work may never have begun, and `next` would wait forever
-                self._done.put((key, (None, asyncio.CancelledError(), ())))
+                self._put(key, (None, asyncio.CancelledError(), ()))
 
         self._limiter = self._limiter or anyio.CapacityLimiter(self._limit)
         task = asyncio.ensure_future(anyio.to_thread.run_sync(run_in_thread, limiter=self._limiter))
@@ -125,18 +137,23 @@ class ThreadWorkers:
 
     @property
     def done(self) -> bool:
-        """Whether `next` returns at once."""
-        return not self._done.empty()
+        """Whether `next` returns an outcome at once."""
+        return self._taken < len(self._outcomes)
 
     def next(self) -> tuple[Any, WorkOutcome]:
         """Waits for the next outcome; its key is None for a wake-up."""
-        found = self._done.get()
-        self.busy -= found is not _WAKE_UP
+        while self._taken == len(self._outcomes):
+            if not self._arrived.get():
+                return _WAKE_UP
+        found = self._outcomes[self._taken]
+        assert found is not None
+        self._taken += 1
+        self._outcomes[self._taken - 1] = None  # it holds the result of a node
         return found
 
     def wake(self) -> None:
         """Makes `next` return at once, with None as the key. May be called from any thread."""
-        self._done.put(_WAKE_UP)
+        self._arrived.put(False)
 
     def __enter__(self) -> Self:
         return self
