@@ -31,7 +31,7 @@ from bench.optimizations import (
     jobs,
     run,
 )
-from bench.report import markdown, put_section, word
+from bench.report import NO, markdown, put_section, word
 from bench.simulated_programs import SHAPES
 
 PARTS = ("gepa", "few_shot", "cache", "sweeps")
@@ -65,7 +65,9 @@ RATIOS = """\
 `optimize.GEPA` with a metric of every field, compared with `dspy.GEPA`: with the final metric and the selector that
 is better in this figure; with the same field metrics written by hand, which say what a field is and what it should be
 (selector `all`); and with `optimize.by_field` (selector `all`). The goals are those of the design. The last two rows
-are `optimize.GEPA` with `weights`, and with a metric of the goal alone."""
+are `optimize.GEPA` with `weights`, and with a metric of the goal alone. Where one mistake hides another behind it (a
+question that goes to the wrong desk, and a right desk that does not know its kind), mending the first does not change
+the score of the goal, and an optimizer may stop there for good: `weights` let it see the progress."""
 SWEPT = """\
 Metric calls of `optimize.GEPA` as a multiple of those of `dspy.GEPA`, for reflection LMs that learn more or less
 easily. *Careful* ones are misled by plausible values only, and those that are *never misled* write no wrong rule at
@@ -73,10 +75,12 @@ all. With `p_low` = `p_high` the reflection LM needs no feedback."""
 CACHED = """\
 Optimizations of 400 metric calls, each four times: with and without `optimize.cache`, and with and without DSPy's
 cache of LM calls. *Equal* are those whose candidates and scores are the same with and without `optimize.cache`. The
-ratios are calls made with it to calls made without. The functions of *tools* have `cache=True`."""
+ratios are calls made with it to calls made without. The functions of *tools* have `cache=True`. `optimize.GEPA`
+repeats no equal run, so it leaves less to spare."""
 SHOTS = """\
-Accuracy on 200 new examples, and the LM calls that it took to gather demonstrations, DSPy's cache on. The last columns
-are ratios to the `BootstrapFewShot` above. All take at most 4 demonstrations per predictor, and no labeled ones."""
+Accuracy on 200 new examples, and the LM calls that it took to gather demonstrations, DSPy's cache on. The last
+columns are ratios to the `BootstrapFewShot` above. All take at most 4 demonstrations per predictor, and no labeled
+ones."""
 OTHERS = [name for name in SWEEPS if name != MAIN]
 Goal = Mapping[str, float] | None  # by program; "" for those without one of their own
 
@@ -222,23 +226,45 @@ def few_shot_table(results: Results) -> list[list[str]]:
     return lines
 
 
+def shortfalls(tables: Mapping[str, list[list[str]]]) -> str:
+    """The goals that were missed, so that no reader must look for them."""
+    missed = []
+    for title, (head, *lines) in tables.items():
+        for line in lines:
+            name = [cell for cell, column in zip(line, head, strict=True) if column in ("program", "optimizer")]
+            for column, cell in zip(head, line, strict=True):
+                if NO in cell:
+                    row = ", ".join(name) or line[0]
+                    missed.append(f"- {title}: {row}, {column}: {cell.replace(f': {NO}', '')}")
+    return "Goals that were missed:\n\n" + "\n".join(missed) if missed else "Every goal was met."
+
+
+def count_of_seeds(results: Results, kind: str, sweep: str = MAIN) -> str:
+    """How many seeds a table has."""
+    seeds = results.seeds(kind, sweep)
+    return f"{seeds} seed{'s' if seeds != 1 else ''}."
+
+
 def as_text(results: Results) -> str:
     """All tables for which there are figures, as a section of the page of benchmarks."""
     parts = [f"## {SECTION}", ABOUT, f"dspy {dspy.__version__}, dspyer {dspyer.__version__}."]
+    tables: dict[str, list[list[str]]] = {}
+
+    def add(title: str, about: str, kind: str, table: list[list[str]], sweep: str = MAIN) -> None:
+        tables[title] = table
+        parts.extend([f"### {title}", f"{about} {count_of_seeds(results, kind, sweep)}", markdown(table)])
+
     if shapes := results.shapes("gepa"):
-        parts += ["### Ratios", f"{RATIOS} {results.seeds('gepa')} seeds.", markdown(claims_table(results))]
+        add("Ratios", RATIOS, "gepa", claims_table(results))
         for shape in shapes:
             parts += [f"### Calls to the target: {shape}", markdown(calls_table(results, shape))]
     if swept := [name for name in results.sweeps() if name in OTHERS]:
-        seeds = results.seeds("gepa", swept[0])
-        parts += ["### Other reflection LMs", f"{SWEPT} {seeds} seeds.", markdown(sweeps_table(results))]
+        add("Other reflection LMs", SWEPT, "gepa", sweeps_table(results), swept[0])
     if results.shapes("cache"):
-        seeds = results.seeds("cache")
-        parts += ["### With and without `optimize.cache`", f"{CACHED} {seeds} seeds.", markdown(cache_table(results))]
+        add("With and without `optimize.cache`", CACHED, "cache", cache_table(results))
     if results.shapes("few_shot"):
-        seeds = results.seeds("few_shot")
-        parts += ["### Demonstrations", f"{SHOTS} {seeds} seeds.", markdown(few_shot_table(results))]
-    return "\n\n".join(parts)
+        add("Demonstrations", SHOTS, "few_shot", few_shot_table(results))
+    return "\n\n".join([*parts[:3], shortfalls(tables), *parts[3:]])
 
 
 def main(arguments: list[str] | None = None) -> int:

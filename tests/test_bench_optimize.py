@@ -146,6 +146,16 @@ def test_a_ratio_is_that_of_medians_and_takes_the_better_rival() -> None:
     assert bench.shown([10, 20, 30]) == "20 (15–25)"
 
 
+def test_the_goals_that_were_missed_come_first() -> None:
+    done = [
+        (Job("few_shot", "fork", arm, 0), {"score": score, "task": 1})
+        for arm, score in (("BootstrapFewShot(max_rounds=3)", 0.5), ("FewShot(rollouts=3)", 0.55))
+    ]
+    text = bench.as_text(bench.Results(done))
+    missed = "- Demonstrations: fork, `FewShot(rollouts=3)`, accuracy, ratio: 1.10 (≥ 1.2)"
+    assert text.index("Goals that were missed") < text.index(missed) < text.index("### Demonstrations")
+
+
 def test_a_section_is_put_before_the_shortfalls_and_replaced() -> None:
     page = "# Benchmarks\n\n## Runs\n\nOne.\n\n## Where dspyer falls short\n\nHere.\n"
     first = put_section(page, "## Optimizing\n\nTwo.\n\n### More\n\nThree.\n")
