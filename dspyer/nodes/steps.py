@@ -156,18 +156,18 @@ def wrapped(script: Script[T], wrap: Callable[[Step], Step]) -> Script[T]:
 
 
 def keeping(
-    call: Call, attempt: Callable[[Call], Script[T]], layer: str = "", served: Callable[[T], T] | None = None
+    call: Call, attempt: Callable[[Call], Script[T]], layer: str = "", from_cache: Callable[[T], T] | None = None
 ) -> Callable[[Call], Script[T]]:
     """An attempt within the cache of module calls that the run was asked for; the attempt itself if there is none.
 
-    `layer` names what of an execution is tried, as in `retried`. `served` marks a result for which no module was
+    `layer` names what of an execution is tried, as in `retried`. `from_cache` marks a result for which no module was
     called, since the cache had what they all return.
     """
     session = call.runner.session
     results = None if session is None else session.optimizer_layers.results
     if results is None:
         return attempt
-    kept: Callable[[Call], Script[T]] = results.keeping(call, attempt, layer, served)
+    kept: Callable[[Call], Script[T]] = results.keeping(attempt, layer, from_cache)
     return kept
 
 

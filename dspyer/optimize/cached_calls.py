@@ -24,8 +24,8 @@ from typing import Any, Final
 import dspy
 
 from dspyer.nodes.cache_key import Identity, digest
-from dspyer.nodes.module_key import ModuleDescriber
 from dspyer.persistence.patch_cache import PatchCache, on_disk
+from dspyer.runtime.module_cache import ModuleResults
 from dspyer.runtime.optimizer_layers import optimizer_layers
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
@@ -35,11 +35,8 @@ from dspyer.values.types import class_name
 logger = logging.getLogger("dspyer")
 
 _FORM: Final = 1  # of keys and entries: another number leaves all earlier entries behind
-_CLIENT: Final = [
-    "api_key",
-    "api_base",
-    "base_url",
-]  # as in the key of DSPy's own cache: another key changes no response
+_CLIENT: Final = ["api_key", "api_base", "base_url"]
+"""What is no part of a request, as in the key of DSPy's own cache: it changes no response."""
 
 
 def cached_lm(lm: Any) -> Any:
@@ -66,7 +63,7 @@ def cached_result(
     Nothing is kept of a metric, or of arguments, that could not be told from others.
     """
     results = optimizer_layers().results
-    key = None if results is None else _result_key(metric, arguments, results.describer)
+    key = None if results is None else _result_key(metric, arguments, results)
     if results is None or key is None:
         return judge()
     found = _read(results.cache, key)
@@ -78,24 +75,24 @@ def cached_result(
     return tuple(found)
 
 
-def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any], describer: ModuleDescriber) -> str | None:
+def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any], results: ModuleResults) -> str | None:
     """The key of one call of a metric; None if it has none."""
+    describer = results.describer
     identity = Identity((dspy.Module, dspy.BaseLM), describer.state_of)
     lm, adapter = dspy.settings.lm, dspy.settings.adapter
     known_lm = None if lm is None else describer.state_of(lm)
     if lm is not None and known_lm is None:
-        _say_once(f"results of {_name(metric)} are not kept, since dspy.settings.lm does not cache: cache=True would")
+        _warn(results, metric, "dspy.settings.lm does not cache: cache=True would")
         return None
     try:
         described = [identity.of_callable(metric), known_lm, class_name(type(adapter))]
         given = {name: encoding.encode(freeze(_contents(value))) for name, value in sorted(arguments.items())}
         key = digest([_FORM, "result", described, given])
     except Exception as error:  # noqa: BLE001 - whatever the example holds: the result is only not kept
-        _say_once(f"results of {_name(metric)} are not kept, since an argument has no JSON form: {error}")
+        _warn(results, metric, "an argument has no JSON form", error)
         return None
     if identity.unknown:
-        other = identity.unknown[0]
-        _say_once(f"results of {_name(metric)} are not kept, since they could be those of another {other}")
+        _warn(results, metric, f"they could be those of another {identity.unknown[0]}")
         return None
     return key
 
@@ -108,17 +105,12 @@ def _contents(value: Any) -> Any:
     return dict(value) if isinstance(value, ImmutableState) else value
 
 
-def _name(metric: Any) -> str:
-    return str(getattr(metric, "__qualname__", type(metric).__qualname__))
-
-
-_said: set[str] = set()
-
-
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        logger.warning("optimize.cache: %s", text)
+def _warn(results: ModuleResults, metric: Any, reason: str, error: Exception | None = None) -> None:
+    """Logs why the results of a metric are not kept: once per metric and reason as a warning, then for debugging."""
+    name = str(getattr(metric, "__qualname__", type(metric).__qualname__))
+    level = logging.WARNING if results.is_new(("", name), reason) else logging.DEBUG
+    text = reason if error is None else f"{reason}: {error}"
+    logger.log(level, "optimize.cache: results of %s are not kept, since %s", name, text)
 
 
 class CachesResponses:

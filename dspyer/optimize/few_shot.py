@@ -14,6 +14,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from dspyer.dspy_module.tracing import recording
 from dspyer.errors import StoreError, brief
+from dspyer.optimize.field_functions import FieldJudge
 from dspyer.optimize.field_metric import FieldMetric, culprits
 from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
 from dspyer.runtime.optimizer_layers import asking_for
@@ -166,7 +167,7 @@ class FewShot(dspy.BootstrapFewShot):
 
     def _run_of_example(self, example: dspy.Example) -> _Found:
         """Run the teacher on one example, and judge the steps; a run that raises is counted by `BootstrapFewShot`."""
-        request, judge = Request(), _Judge(self._field_metric, example, self.rollouts)
+        request, judge = Request(), StepJudge(self._field_metric, example, self.rollouts)
         layers = {"rollouts": judge} if self.rollouts else {}
         metric, judged = self._field_metric, list[_Found]()
 
@@ -194,7 +195,7 @@ class FewShot(dspy.BootstrapFewShot):
             judged.append(self._judged(run, run.trace, False, judge))
         return judged[0] if judged else _Found({}, False, frozenset())
 
-    def _judged(self, run: Run, trace: Sequence[Any], full: bool, judge: _Judge) -> _Found:
+    def _judged(self, run: Run, trace: Sequence[Any], full: bool, judge: StepJudge) -> _Found:
         """The demonstrations of a run: its steps that are right, or of which nothing is known in a successful run."""
         # The score has judged a run that ended well; results of field metrics, which may ask an LM, are shared with it.
         found = culprits(run, judge.example, self._field_metric) if run.status == "completed" else judge.of(run)[0]
@@ -269,7 +270,7 @@ class _Found(NamedTuple):
     corrected: frozenset[str] = frozenset()
 
 
-class _Judge:
+class StepJudge:
     """Judges the steps of a run against an example, also while it runs (`runtime.rollouts.Rollouts`).
 
     Attributes:
@@ -283,10 +284,11 @@ class _Judge:
         self.example = example
         self.asked: list[str] = []
         self._metric = metric
+        self._fields = FieldJudge(metric.metrics)
 
     def of(self, run: Run) -> tuple[Culprits, frozenset[str]]:
         """What is known of a run, which may have failed, and the ids of the commits in which a fault was made."""
-        judge = RunJudge(run, self.example, self._metric._judge, self._metric.goal, {})
+        judge = RunJudge(run, self.example, self._fields, self._metric.goal, {})
         return judge.judgement().culprits, judge.faults
 
     def wants_another(
@@ -296,23 +298,21 @@ class _Judge:
         if "wrong" not in self._verdicts(fields, after):
             return False
         with recording():  # a metric may ask an LM, which is no step of the run
-            return execution in self.of(run())[1]
+            wanted = execution in self.of(run())[1]
+        if wanted:
+            self.asked.append(execution)
+        return wanted
 
     def is_right(self, fields: Iterable[str], after: ImmutableState) -> bool:
         """Whether the output of a rollout is right."""
         found = self._verdicts(fields, after)
         return "right" in found and "wrong" not in found
 
-    def found(self, execution: str, right: bool) -> None:
-        """Notes that an execution was asked again."""
-        del right
-        self.asked.append(execution)
-
     def _verdicts(self, fields: Iterable[str], after: ImmutableState) -> set[str]:
         """What the metrics say of the fields of an output, as they stand after it."""
         with recording():
             return {
-                self._metric._judge.judge(field, self.example, thaw(after.raw(field)), after).verdict
+                self._fields.judge(field, self.example, thaw(after.raw(field)), after).verdict
                 for field in fields
                 if field in self._metric.metrics and field in after
             }

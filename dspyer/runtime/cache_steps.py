@@ -1,77 +1,35 @@
-"""The steps of a script that uses a cache: read and write an entry, lead a flight, follow one."""
+"""The steps of a script that uses a cache: work on its folder, lead a flight, follow one."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import blocked_loops
-from dspyer.persistence.patch_cache import ANY_LOOP, Flight, PatchCache, on_disk
+from dspyer.persistence.patch_cache import ANY_LOOP, Flight, on_disk
 from dspyer.runtime.workers import in_worker_thread
 from dspyer.stopping import current_limit
 
 
-class ReadEntry(NamedTuple):
-    """Reads an entry from disk."""
+class DiskStep:
+    """Does something with the entries of a `PatchCache`, which is one of its methods with its arguments."""
 
-    cache: PatchCache
-    key: str
-    ttl: float | None = None
+    def __init__(self, work: Callable[..., Any], *args: Any) -> None:
+        self._work = work
+        self._args = args
 
-    def call(self, call: Call) -> bytes | None:
+    def call(self, call: Call) -> Any:
         del call
-        return self._start().result()
+        return on_disk(self._work, *self._args).result()
 
-    async def acall(self, call: Call) -> bytes | None:
+    async def acall(self, call: Call) -> Any:
         del call
-        return await asyncio.wrap_future(self._start())
-
-    def _start(self) -> Future[bytes | None]:
-        return on_disk(self.cache.read, self.key, self.ttl)
-
-
-class WriteEntry(NamedTuple):
-    """Writes an entry to disk."""
-
-    cache: PatchCache
-    key: str
-    entry: bytes
-    ttl: float | None = None
-
-    def call(self, call: Call) -> None:
-        del call
-        self._start().result()
-
-    async def acall(self, call: Call) -> None:
-        del call
-        await asyncio.wrap_future(self._start())
-
-    def _start(self) -> Future[None]:
-        return on_disk(self.cache.write, self.key, self.entry, self.ttl)
-
-
-class RemoveEntries(NamedTuple):
-    """Removes entries from disk."""
-
-    cache: PatchCache
-    keys: tuple[str, ...]
-
-    def call(self, call: Call) -> None:
-        del call
-        self._start().result()
-
-    async def acall(self, call: Call) -> None:
-        del call
-        await asyncio.wrap_future(self._start())
-
-    def _start(self) -> Future[None]:
-        return on_disk(self.cache.remove, self.keys)
+        return await asyncio.wrap_future(on_disk(self._work, *self._args))
 
 
 class Lead(NamedTuple):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
@@ -33,7 +34,7 @@ from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
 from dspyer.nodes.sync_async import amodule_called, module_called
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.persistence.patch_cache import Flight, cache_in, join_flight
-from dspyer.runtime.cache_steps import Follow, Lead, ReadEntry, RemoveEntries, WriteEntry
+from dspyer.runtime.cache_steps import DiskStep, Follow, Lead
 from dspyer.runtime.module_cache_entries import decode_result, encode_result
 
 logger = logging.getLogger("dspyer")
@@ -77,34 +78,24 @@ class ModuleResults:
         self._warned: set[tuple[str, str, str]] = set()
 
     def keeping(
-        self, call: Call, attempt: Callable[[Call], Script[T]], layer: str, served: Callable[[T], T] | None
+        self, attempt: Callable[[Call], Script[T]], layer: str, from_cache: Callable[[T], T] | None
     ) -> Callable[[Call], Script[T]]:
-        """An attempt with a frame around its steps."""
-        del call  # each attempt has its own
+        """An attempt with a frame around its steps; `nodes.steps.keeping` says what the arguments are."""
         around = call_interceptor.get()
 
         def kept(call: Call) -> Script[T]:
-            frame = ModuleFrame(self, call, layer)
             steps = step_count()
+            frame = ModuleFrame(self, call, layer)
             try:
-                found = yield from _within(frame, attempt(call))
+                found = yield from frame.attempted(attempt)
             except Exception as error:
-                if frame.stored:
-                    yield RemoveEntries(self.cache, tuple(frame.stored)), call
                 if not frame.spared or always_raised(error) or isinstance(error, NodeTimeoutError):
                     raise
                 frame.warn("a result in the cache cannot be used, so the module is called", error)
-            else:
-                return frame.ended(found, served, around)
-            take_steps(steps)
-            frame = ModuleFrame(self, call, layer, fresh=True)
-            try:
-                found = yield from _within(frame, attempt(call))
-            except Exception:
-                if frame.stored:
-                    yield RemoveEntries(self.cache, tuple(frame.stored)), call
-                raise
-            return frame.ended(found, served, around)
+                take_steps(steps)
+                frame = ModuleFrame(self, call, layer, fresh=True)
+                found = yield from frame.attempted(attempt)
+            return frame.ended(found, from_cache, around)
 
         return kept
 
@@ -127,10 +118,6 @@ class ModuleResults:
         return not known
 
 
-def _within(frame: ModuleFrame, script: Script[T]) -> Script[T]:
-    return wrapped(script, frame.around)
-
-
 class ModuleFrame:
     """One attempt: the modules that it calls are looked up. A `CallInterceptor`.
 
@@ -149,17 +136,22 @@ class ModuleFrame:
         self._fresh = fresh
         self._session = call.runner.session
 
-    def around(self, step: Step) -> Step:
-        """A step of the attempt."""
-        return _InFrame(self, step)
+    def attempted(self, attempt: Callable[[Call], Script[T]]) -> Script[T]:
+        """The attempt with its steps in this frame. If it fails, what it has stored is removed."""
+        try:
+            return (yield from wrapped(attempt(self._call), partial(_InFrame, self)))
+        except Exception:
+            if self.stored:
+                yield DiskStep(self._results.cache.remove, tuple(self.stored)), self._call
+            raise
 
-    def ended(self, found: T, served: Callable[[T], T] | None, around: Any) -> T:
+    def ended(self, found: T, from_cache: Callable[[T], T] | None, around: Any) -> T:
         """The result of the attempt, marked if the cache had all that its modules return."""
         if isinstance(around, ModuleFrame) and around._session is self._session:  # of an item, in that of its map
             with self._results.lock:
                 around.spared += self.spared
                 around.made += self.made
-        return served(found) if served is not None and self.spared and not self.made else found
+        return from_cache(found) if from_cache is not None and self.spared and not self.made else found
 
     # --- what modules are called through
 
@@ -200,7 +192,7 @@ class ModuleFrame:
                 return (yield from self._made(look, where, module, inputs)) if spared is None else spared[0]
 
     def _leader(self, look: _Lookup, flight: Flight) -> Script[Any]:
-        entry: bytes | None = yield ReadEntry(self._results.cache, look.key), self._call
+        entry: bytes | None = yield DiskStep(self._results.cache.read, look.key, None), self._call
         found = None if entry is None else look.used(entry)
         if found is not None:
             flight.entry = entry
@@ -221,7 +213,7 @@ class ModuleFrame:
         if look is not None and look.encode(result, steps):
             assert look.entry is not None
             self.stored.append(look.key)
-            yield WriteEntry(self._results.cache, look.key, look.entry), self._call
+            yield DiskStep(self._results.cache.write, look.key, look.entry, None), self._call
         return result
 
     def _name(self, module: dspy.Module) -> str:

@@ -35,7 +35,7 @@ from dspyer.persistence.patch_cache import (
     encode_patch,
     join_flight,
 )
-from dspyer.runtime.cache_steps import Follow, Lead, ReadEntry, WriteEntry
+from dspyer.runtime.cache_steps import DiskStep, Follow, Lead
 from dspyer.values.frozen import thaw
 
 logger = logging.getLogger("dspyer")
@@ -86,7 +86,7 @@ def _leader(
     look: _Look, flight: Flight, use: Callable[[Reply], T], make: Callable[[Capture | None], Script[T]], call: Call
 ) -> Script[tuple[T, bool]]:
     """Looks the key up; without an entry that can be used, calls the node and stores what it returned."""
-    entry: bytes | None = yield ReadEntry(look.cache, look.key, look.plan.ttl), call
+    entry: bytes | None = yield DiskStep(look.cache.read, look.key, look.plan.ttl), call
     found = None if entry is None else look.used(entry, use)
     if found is not None:
         flight.entry = entry
@@ -97,7 +97,7 @@ def _leader(
         look.warn("it called a predictor, which a result from the cache would leave out of the trace: it is not kept")
     elif look.entry is not None:
         flight.entry = look.entry
-        yield WriteEntry(look.cache, look.key, look.entry, look.plan.ttl), call
+        yield DiskStep(look.cache.write, look.key, look.entry, look.plan.ttl), call
     return output, False
 
 

@@ -60,16 +60,14 @@ class Rollouts(Protocol):
     def wants_another(
         self, execution: str, fields: Iterable[str], after: ImmutableState, run: Callable[[], Run]
     ) -> bool:
-        """Whether an output is wrong through the fault of its node. `run` gives the run as far as this commit.
+        """Whether an output is wrong through the fault of its node, which is then asked again.
 
-        `fields` are those that it has written, also with the value that they had.
+        `run` gives the run as far as this commit. `fields` are those that it has written, also
+        with the value that they had.
         """
 
     def is_right(self, fields: Iterable[str], after: ImmutableState) -> bool:
         """Whether the output of a rollout is right."""
-
-    def found(self, execution: str, right: bool) -> None:
-        """Note how the rollouts of an execution have ended."""
 
 
 def asked_again(
@@ -112,11 +110,9 @@ def asked_again(
             continue
         if rollouts.is_right({*output.patch, *node.always_writes}, output.after):
             lose(kept)
-            rollouts.found(execution.id, True)
             return output
         forget()
     append_to_trace(kept)
-    rollouts.found(execution.id, False)
     return first
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Graph, Retry, Run, reducers
 from dspyer.errors import StoreError
 from dspyer.optimize import FewShot, by_field, cache, equals
-from dspyer.optimize.few_shot import _Judge
+from dspyer.optimize.few_shot import StepJudge
 from dspyer.runtime.optimizer_layers import asking_for
 from dspyer.testing import no_pauses
 from dspyer.testing.prompt import Prompt, write_answer
@@ -324,7 +324,7 @@ def test_what_follows_from_a_wrong_value_is_not_asked_again() -> None:
 
 
 def run_with_rollouts(program: CompiledGraph, example: dspy.Example, metric: Any, rollouts: int, how: str) -> Run:
-    judge = _Judge(metric, example, rollouts)
+    judge = StepJudge(metric, example, rollouts)
     with asking_for(rollouts=judge):
         if how == "async":
             return asyncio.run(program.arun(example.inputs().toDict()))
