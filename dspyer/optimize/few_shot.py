@@ -19,7 +19,7 @@ from dspyer.optimize.field_metric import FieldMetric, culprits
 from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
 from dspyer.runtime.optimizer_layers import asking_for
 from dspyer.runtime.request import REQUEST, Request
-from dspyer.runtime.run import Run
+from dspyer.runtime.run import Run, internals_of
 from dspyer.scheduler.run_state import outermost_execution
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import thaw
@@ -199,7 +199,7 @@ class FewShot(dspy.BootstrapFewShot):
         """The demonstrations of a run: its steps that are right, or of which nothing is known in a successful run."""
         # The score has judged a run that ended well; results of field metrics, which may ask an LM, are shared with it.
         found = culprits(run, judge.example, self._field_metric) if run.status == "completed" else judge.of(run)[0]
-        verdicts, graph = _verdicts(found.notes), run._graph
+        verdicts, graph = _verdicts(found.notes), internals_of(run).graph
         routers = {router.module_name for router in graph.routers}
         known = {id(step.outputs): step for step in run.trace_steps}
         steps, corrected = [], set()

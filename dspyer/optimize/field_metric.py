@@ -18,7 +18,7 @@ from dspyer.optimize.run_judge import Culprits, Judgement, RunJudge, author_of
 from dspyer.optimize.written_values import NO_FIELD
 from dspyer.patch import DELETE
 from dspyer.runtime.program import CompiledGraph
-from dspyer.runtime.run import Run
+from dspyer.runtime.run import Run, internals_of
 from dspyer.scheduler.run_state import outermost_execution
 from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
@@ -194,9 +194,10 @@ class FieldMetric:
             found = next((one for one in self._runs.get(run, ()) if one.example is example), None)
         if found is not None:
             return found
-        if run._graph is not self._fits:
-            self._validate_graph(run._graph)
-            self._fits = run._graph
+        graph = internals_of(run).graph
+        if graph is not self._fits:
+            self._validate_graph(graph)
+            self._fits = graph
         found = _JudgedRun(example)
         for field in self._scored:
             if field in run.state:
@@ -218,7 +219,7 @@ class FieldMetric:
 
     def _judgement(self, run: Run, example: Any) -> Judgement:
         """Which nodes are responsible for what is wrong in a run; judged once for each run and example."""
-        if run._made_here[2]:
+        if internals_of(run).resumed:
             raise ValueError(
                 "this run was resumed, so this process knows only a part of what its nodes have read and called: judge "
                 "a run that was made at once, program.run({...})"
@@ -277,7 +278,7 @@ class FieldMetric:
         if step is None:
             return judgement.goal
         commit = outermost_execution(step.execution)
-        author = author_of(step, run._graph)
+        author = author_of(step, internals_of(run).graph)
         texts = judgement.feedback.get((commit, author), ())
         return "\n".join(texts) or judgement.goal
 

@@ -13,7 +13,7 @@ one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from dspyer.dspy_module.signatures import path_in_program
 from dspyer.dspy_module.tracing import is_apart
@@ -22,10 +22,8 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.router import Router
 from dspyer.optimize.field_functions import FieldJudge, FieldResult
 from dspyer.optimize.written_values import NO_FIELD, FieldRead, WrittenValue, WrittenValues
+from dspyer.runtime.run import Run, internals_of
 from dspyer.values.frozen import thaw
-
-if TYPE_CHECKING:
-    from dspyer.runtime.run import Run
 
 
 class FieldNote(NamedTuple):
@@ -149,7 +147,7 @@ class RunJudge:
         self._judge = judge
         self._goal = goal
         self._known = known
-        self._graph: GraphSpec = run._graph
+        self._graph = internals_of(run).graph
         self._values = WrittenValues(run)
         self._with_lm, self._tunable = authors_with_lm(run, self._graph)
         self._results: dict[WrittenValue, FieldResult] = {}

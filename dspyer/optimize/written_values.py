@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from dspyer.errors import CheckError
 from dspyer.events import Commit
@@ -26,12 +26,10 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.node import Node
 from dspyer.nodes.router import ModuleRouter, Router
 from dspyer.patch import resets
+from dspyer.runtime.run import Run, internals_of
 from dspyer.scheduler.lineage import LogEntry, is_manual, merge_base, sent_to
 from dspyer.scheduler.topology import END, START
 from dspyer.values.frozen import FrozenDict, thaw
-
-if TYPE_CHECKING:
-    from dspyer.runtime.run import Run
 
 NO_FIELD: Final = ""
 """The field of a decision, and of a failure that no field holds."""
@@ -147,13 +145,14 @@ class WrittenValues:
     """
 
     def __init__(self, run: Run) -> None:
-        self._run = run
-        self._graph: GraphSpec = run._graph
-        self._entries: Sequence[LogEntry] = run._entries
+        internals = internals_of(run)
+        self._graph = internals.graph
+        self._entries = internals.entries
+        self._sources = internals.sources
         self.values: list[WrittenValue] = []
         self.written: dict[tuple[str, str], WrittenValue] = {}
         self._decided: dict[str, tuple[WrittenValue, ...]] = {}  # the decisions of each commit
-        self._viewed = {(read.node, read.view.field) for read in run._view_reads}
+        self._viewed = {(read.node, read.view.field) for read in internals.view_reads}
         self._rejections, self._handing_on = _rejections(self._entries, self._graph.rejecting)
         self._positions: list[_Position] = []
         for entry in self._entries:
@@ -214,7 +213,7 @@ class WrittenValues:
         before = self._positions[entry.parents[0]].current if entry.parents else {}
         position = _Position(dict(before), led_by, kept_by)
         decisions = [decision for decided in led_by.values() for decision in decided]
-        sources = self._run._sources_apart(commit.id)
+        sources = self._sources(commit.id)
         of_checked = self._of_checked(entry)
         sent = set[str]() if of_checked else self._sent_to(entry)
         reads = self._reads(sources.node, position, sent, commit.node, of_checked)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -23,6 +23,7 @@ from dspyer.dspy_module.lm_records import LMRecorder
 from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
+from dspyer.graph.spec import GraphSpec
 from dspyer.persistence.lm_usage import total_cost
 from dspyer.runtime.read_sources import ReadSources, Sources
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
@@ -34,7 +35,7 @@ from dspyer.runtime.session_views import TokenReads
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
 from dspyer.scheduler.run_state import FailedBranch, outermost_execution
 from dspyer.state import ImmutableState
-from dspyer.views import estimate_tokens
+from dspyer.views import ViewRead, estimate_tokens
 
 
 class Run:
@@ -98,7 +99,8 @@ class Run:
             link.set(self)
         self._view_reads = tuple(session.view_reads)
         self._fields = session.fields.fresh()
-        self._made_here = (session.graph.nodes, run.log, len(session.run_start.run.log))
+        self._log = run.log
+        self._replayed = len(session.run_start.run.log)  # commits of an earlier process, from which the run was resumed
         self._entries = canonical_order(list(run.log), run.first)
         self._first = run.first
         self.commits: tuple[Commit, ...] = tuple([entry.commit for entry in self._entries])
@@ -166,7 +168,7 @@ class Run:
             >>> graph.compile().run({"n": 0}).counts["add"].visits
             3
         """
-        return counts_in(self.commits, self._made_here[0])
+        return counts_in(self.commits, self._graph.nodes)
 
     @property
     def cost(self) -> float | None:
@@ -360,18 +362,11 @@ class Run:
             >>> run.sources("trunk:2"), run.sources("trunk:1")
             ({'n': ('trunk:1',), 'unit': ('trunk:0',)}, {'n': ('trunk:0',)})
         """
-        node, routers = self._sources_apart(version)
+        node, routers = self._sources(self._entry(version).commit.id)
         return {
             field: tuple(sorted({*node.get(field, ()), *routers.get(field, ())}, key=self._index_of.__getitem__))
             for field in {**node, **routers}
         }
-
-    def _sources_apart(self, version: int | str) -> Sources:
-        """What the node of a commit has read, and what its routers have read."""
-        commit = self._entry(version).commit.id
-        if self._read_sources is None:
-            self._read_sources = ReadSources(self._graph, self._fields, self._made_here[1], self._view_reads)
-        return self._read_sources.of(commit)
 
     def repairs(self) -> list[dspy.Example]:
         """The corrections of the run as training examples: one for each check that passed after it had refused.
@@ -446,9 +441,9 @@ class Run:
             >>> tokens.rows[0].node, tokens.rows[0].sent
             ('size', 4)
         """
-        nodes, log, first = self._made_here
-        reads = TokenReads(self._fields, log, count or estimate_tokens)
-        found = (*reads.of_views(self._view_reads), *reads.of_plain_inputs(nodes, first))
+        nodes = self._graph.nodes
+        reads = TokenReads(self._fields, self._log, count or estimate_tokens)
+        found = (*reads.of_views(self._view_reads), *reads.of_plain_inputs(nodes, self._replayed))
         return count_tokens(nodes, found, self.usage, "by estimate" if count is None else "by tokenizer")
 
     def stats(self) -> Stats:
@@ -467,7 +462,7 @@ class Run:
             >>> stats.nodes["add"].visits, stats.nodes["add"].first_try
             (1, 1)
         """
-        nodes, _, before = self._made_here
+        nodes, before = self._graph.nodes, self._replayed
         failures = [FinalFailure(one.failure, one.failed_attempts, one.branches[0].id) for one in self._failures]
         parts = counted_parts(nodes, self._fields.schema)
         earlier = ["tokens, LM calls and USD are those since the run was last resumed"]
@@ -632,6 +627,12 @@ class Run:
     def _repr_svg_(self) -> str:
         return self.to_svg()
 
+    def _sources(self, commit: str) -> Sources:
+        """What the node of a commit has read, and what its routers have read."""
+        if self._read_sources is None:
+            self._read_sources = ReadSources(self._graph, self._fields, self._log, self._view_reads)
+        return self._read_sources.of(commit)
+
     def _entry(self, version: int | str) -> LogEntry:
         if isinstance(version, str):
             index = self._index_of.get(version)
@@ -670,6 +671,29 @@ class Counts(NamedTuple):
     visits: int = 0
     calls: int = 0
     tool_calls: int = 0
+
+
+class RunInternals(NamedTuple):
+    """What other parts of dspyer ask of a run, and users do not.
+
+    Attributes:
+        graph: its graph.
+        entries: its commits in canonical order, with their parents and states.
+        view_reads: the views that its nodes have read.
+        sources: what the node of a commit and its routers have read, each for itself, given the id of the commit.
+        resumed: whether another process has made a part of it, of which this one knows no steps.
+    """
+
+    graph: GraphSpec
+    entries: Sequence[LogEntry]
+    view_reads: tuple[ViewRead, ...]
+    sources: Callable[[str], Sources]
+    resumed: bool
+
+
+def internals_of(run: Run) -> RunInternals:
+    """The internals of a run."""
+    return RunInternals(run._graph, run._entries, run._view_reads, run._sources, bool(run._replayed))
 
 
 def counts_in(commits: Iterable[Commit], nodes: Container[str]) -> dict[str, Counts]:

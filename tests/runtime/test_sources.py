@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph, Replace, Send, live, reducers, view
+from dspyer.runtime.run import internals_of
 
 
 class Desk(BaseModel):
@@ -174,7 +175,7 @@ def test_a_router_reads_the_state_after_its_node() -> None:
     graph = graph.add_conditional_edges("read", lambda n, other: "read" if n < 2 else END, ["read", END])
     run = graph.compile().run({"n": 0})
     assert run.sources("trunk:2") == {"n": ("trunk:1", "trunk:2"), "other": ("trunk:0",)}
-    node, routers = run._sources_apart("trunk:2")
+    node, routers = internals_of(run).sources("trunk:2")
     assert (node, routers) == ({"n": ("trunk:1",)}, {"n": ("trunk:2",), "other": ("trunk:0",)})
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import START, Context, Graph, Replace, Run, Send, reducers, view
+from dspyer.runtime.run import internals_of
 from tests.runtime.test_drivers import unreached
 from tests.scheduler.test_schedule import Plan, plans
 
@@ -152,7 +153,7 @@ def check(run: Run, seen: Seen, routed: Seen) -> None:
     # A whole list that a policy has chosen is credited to the commit that won, as in `blame` and in views.
     decided = {conflict.path[0] for conflict in run.conflicts if len(conflict.path) == 1} & {"rows", "pages", "names"}
     for commit in run.commits:
-        node, routers = run._sources_apart(commit.id)
+        node, routers = internals_of(run).sources(commit.id)
         for found, where in ((node, seen), (routers, routed)):
             for field, expected in where.get(commit.id, {}).items():
                 if expected and field not in decided:  # an empty value holds no id
