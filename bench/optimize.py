@@ -56,11 +56,14 @@ first result.
 
 **What this can show**: what an optimizer gains by showing the reflection LM the right records, and by running less.
 **What it cannot show**: how much a real LM learns from a record, whether its rules disturb one another, and how often
-the fields of a real task have gold values. Most of the gain comes from comparing fields, and anyone can write such a
-metric by hand for `dspy.GEPA`: those are the rows *by hand*. Measure with your own program.
+the fields of a real task have gold values. Anyone can compare fields in a metric by hand for `dspy.GEPA`: those are
+the rows *by hand*. They lose most where a value that was expected for other inputs misleads the reflection LM, which
+`optimize.by_field` never shows. Real LMs may see through that; [other reflection LMs](#other-reflection-lms) show how
+much depends on it. Measure with your own program.
 
 An optimization has 30 training and 20 validation examples, and ends at 90 % on the latter, or after 1,600 metric
-calls, which then count. Cells are medians (quartiles) over the seeds; ratios are ratios of medians, lower is better."""
+calls, which then count: a baseline that often misses the target would need more than its figure. Cells are medians
+(quartiles) over the seeds; ratios are ratios of medians, lower is better."""
 RATIOS = """\
 `optimize.GEPA` with a metric of every field, compared with `dspy.GEPA`: with the final metric and the selector that
 is better in this figure; with the same field metrics written by hand, which say what a field is and what it should be
