@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ContextDecorator
+from contextvars import ContextVar
 from os import PathLike
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from dspyer.errors import with_article
+from dspyer.errors import brief
 from dspyer.runtime.module_cache import ModuleResults
 from dspyer.runtime.optimizer_layers import asking_for
+
+logger = logging.getLogger("dspyer")
 
 
 class SparedCalls:
@@ -71,8 +76,7 @@ def _lines(rows: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
         yield "  ".join((first.ljust(widths[0]), *cells))
 
 
-@contextmanager
-def cache(path: str | PathLike[str]) -> Iterator[SparedCalls]:
+def cache(path: str | PathLike[str]) -> AbstractContextManager[SparedCalls]:
     """A block in which no module of a graph is called again for what it was called for before.
 
     It is for any optimizer, for `dspy.Evaluate` and for plain calls, in all threads that DSPy starts. A result is found
@@ -88,12 +92,14 @@ def cache(path: str | PathLike[str]) -> Iterator[SparedCalls]:
     A result from the folder has the same patch, route and steps of the DSPy trace as a call; the commit is `cached`,
     and its LM usage is 0. Not kept are errors, results of modules whose LM does not cache, and what has no JSON form; a
     warning says so once for each node. A module is taken to be a function of its inputs and the responses of its LMs.
+    Within another block, the inner one counts. Threads that you start yourself are not in the block: enter it there.
 
     Args:
         path: the folder. It is made if it is not there; several processes may use it.
 
-    Yields:
-        The counts of calls that were made and spared, to print.
+    Returns:
+        The block: `with cache(path) as spared`, where `spared` has the counts of calls that were made and spared, to
+        print. It may be entered again, and begins to count anew.
 
     Raises:
         StoreError: if the folder cannot be used, or holds something else or another format. A disk that fails later
@@ -118,8 +124,44 @@ def cache(path: str | PathLike[str]) -> Iterator[SparedCalls]:
     """
     given: Any = path
     if not isinstance(given, str | PathLike) or not str(given):
-        raise TypeError(f"optimize.cache takes the path of a folder, and got {with_article(type(given).__name__)}")
-    results = ModuleResults(str(Path(path).expanduser().absolute()))
-    results.cache.require_format()
-    with asking_for(results=results):
-        yield SparedCalls(results)
+        raise TypeError(f"optimize.cache takes the path of a folder, and got {brief(given)}")
+    return _Block(Path(path))
+
+
+_entered: ContextVar[tuple[AbstractContextManager[Any], ...]] = ContextVar("dspyer_cache_blocks", default=())
+"""What the blocks around the running code have asked for, the innermost last."""
+
+
+class _Block(ContextDecorator):
+    """A block of `cache`. May be entered several times, also from several threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._used = False
+
+    def __call__(self, function: Callable[..., Any]) -> Any:
+        self._used = True
+        return super().__call__(function)
+
+    def __enter__(self) -> SparedCalls:
+        self._used = True
+        results = ModuleResults(str(self._path.expanduser().absolute()))
+        results.cache.require_format()
+        layers = asking_for(results=results)
+        layers.__enter__()
+        _entered.set((*_entered.get(), layers))
+        return SparedCalls(results)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        *others, layers = _entered.get()
+        _entered.set(tuple(others))
+        layers.__exit__(kind, error, traceback)
+
+    def __del__(self) -> None:
+        if not self._used:
+            logger.warning(
+                "optimize.cache(%r) was never entered, so it has kept nothing: write `with optimize.cache(...):`",
+                str(self._path),
+            )

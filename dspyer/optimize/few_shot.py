@@ -14,6 +14,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from dspyer.dspy_module.tracing import recording
 from dspyer.errors import StoreError, brief
+from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import FieldJudge
 from dspyer.optimize.field_metric import FieldMetric, culprits
 from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
@@ -117,7 +118,8 @@ class FewShot(dspy.BootstrapFewShot):
             A copy of the student with demonstrations.
 
         Raises:
-            ValueError: if the metric does not fit the program or the examples.
+            TypeError: if an example is no `dspy.Example`.
+            ValueError: if the metric does not fit the program or the examples, or these not the inputs of the program.
             Exception: what a run has raised, after `max_errors` of them.
 
         Example:
@@ -132,6 +134,7 @@ class FewShot(dspy.BootstrapFewShot):
             >>> tuned.find.demos[0].place, len(lm.calls)
             ('north', 2)
         """
+        validate_examples(student, trainset, "trainset")
         self._field_metric.validate(student, trainset)
         self.error_count = 0
         tuned: dspy.Module = super().compile(student, teacher=teacher, trainset=list(trainset))
@@ -181,7 +184,7 @@ class FewShot(dspy.BootstrapFewShot):
                 judged.append(self._judged(run, steps, full, judge))
             return False  # no demonstrations of its own
 
-        self.metric: Any = note
+        self.metric: Any = _Noting(metric, note)
         try:
             with asking_for(**layers), dspy.context(**{REQUEST: request}):
                 self._bootstrap_one_example(example)
@@ -232,6 +235,20 @@ def _one_of(demos: Sequence[dspy.Example]) -> dspy.Example:
         return demos[0]
     chance = random.Random(Hasher.hash(tuple(demos)))
     return chance.choice(demos[:-1]) if chance.random() < 0.5 else demos[-1]
+
+
+class _Noting:
+    """A function in the place of a metric, which messages of DSPy show as the metric."""
+
+    def __init__(self, metric: FieldMetric, note: Callable[..., bool]) -> None:
+        self._metric = metric
+        self._note = note
+
+    def __call__(self, *args: Any) -> bool:
+        return self._note(*args)
+
+    def __repr__(self) -> str:
+        return repr(self._metric)
 
 
 class _Demo(NamedTuple):

@@ -48,12 +48,15 @@ class Equals:
     def expected(self, example: Any) -> Any:
         """The value of the column."""
         if self.column not in example:
-            hint = suggestion(self.column, example.keys())
-            raise ValueError(
-                f"equals({self.column!r}): the example has no {self.column!r}; it has {list_names(example.keys())}."
-                f"{hint} For examples without it, give a function that returns None"
-            )
+            raise ValueError(self.lacks(example))
         return example[self.column]
+
+    def lacks(self, example: Any) -> str:
+        """What is wrong with an example without the column."""
+        return (
+            f"equals({self.column!r}): the example has no {self.column!r}; it has {list_names(example.keys())}."
+            f"{suggestion(self.column, example.keys())} For examples without it, give a function that returns None"
+        )
 
     def __repr__(self) -> str:
         return f"equals({self.column!r})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
@@ -22,6 +23,8 @@ from dspyer.runtime.run import Run, internals_of
 from dspyer.scheduler.run_state import outermost_execution
 from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
+
+logger = logging.getLogger("dspyer")
 
 
 class PassOrScore(float):
@@ -117,6 +120,7 @@ class FieldMetric:
         self._judge = FieldJudge(self.metrics)
         self._runs: WeakKeyDictionary[Run, list[_JudgedRun]] = WeakKeyDictionary()
         self._fits: GraphSpec | None = None  # the graph that was validated last
+        self._missed: set[str] = set()  # fields that a prediction without a run did not have
         self._lock = Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -160,10 +164,11 @@ class FieldMetric:
         """
         if isinstance(program, CompiledGraph):
             self._validate_graph(program.graph)
-        for example in examples:
-            for metric in self.metrics.values():
-                if isinstance(metric, Equals):
-                    metric.expected(example)
+        given = list(examples)
+        for metric in self.metrics.values():
+            lacking = [one for one in given if metric.column not in one] if isinstance(metric, Equals) else []
+            if isinstance(metric, Equals) and lacking:
+                raise ValueError(f"{metric.lacks(lacking[0])} ({len(lacking)} of {len(given)} examples lack it)")
 
     def _validate_graph(self, graph: GraphSpec) -> None:
         """Refuse metrics of fields that a graph does not have, or that none of its nodes writes."""
@@ -238,12 +243,28 @@ class FieldMetric:
     def _score_without_run(self, example: Any, pred: Any) -> float:
         if not isinstance(pred, dspy.Prediction):  # what some optimizers pass for a run that failed
             return 0.0
+        if pred.keys():
+            self._warn_of_missing([field for field in self._scored if field not in pred], pred)
         return self._mean(
             {
                 field: self._judge.judge(field, example, pred[field], pred) if field in pred else None
                 for field in self._scored
             }
         )
+
+    def _warn_of_missing(self, fields: Iterable[str], pred: dspy.Prediction) -> None:
+        """Says once for each field that a module without a graph did not give it: the name may be misspelt."""
+        for field in fields:
+            with self._lock:
+                known = field in self._missed
+                self._missed.add(field)
+            if not known:
+                logger.warning(
+                    "by_field: a prediction has no field %r, which scores 0; it has %s.%s",
+                    field,
+                    list_names(pred.keys()),
+                    suggestion(field, pred.keys()),
+                )
 
     @property
     def _scored(self) -> Iterable[str]:

@@ -18,10 +18,11 @@ from gepa.api import optimize as gepa_optimize
 from gepa.core.data_loader import ensure_loader
 
 from dspyer.optimize.components import Components
+from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gepa_adapter import KnownRuns, ReusingAdapter
 from dspyer.optimize.gepa_selector import CulpritSelector
-from dspyer.optimize.gepa_stats import GEPAStats, edits_between
+from dspyer.optimize.gepa_stats import GEPAStats, edits_between, noting_errors
 
 _SELECTORS: Final = ("culprits", "round_robin", "all")
 
@@ -118,7 +119,9 @@ class GEPA(dspy.GEPA):
             The program with the instructions of the best candidate; with `track_stats=True` it has `detailed_results`.
 
         Raises:
-            ValueError: if a metric by field does not fit the program or the examples.
+            TypeError: if an example is no `dspy.Example`.
+            ValueError: if the examples do not fit the inputs of the program, or a metric by field does not fit them or
+                the program.
 
         Example:
             >>> import io
@@ -148,9 +151,12 @@ class GEPA(dspy.GEPA):
         self._stats = stats = GEPAStats(components.nodes, components.tunable)
         train: Any = ensure_loader(given["trainset"])
         val: Any = ensure_loader(given["valset"])
-        trainset = train.fetch(train.all_ids())
+        trainset, valset = train.fetch(train.all_ids()), val.fetch(val.all_ids())
+        validate_examples(student, trainset, "trainset")
+        validate_examples(student, valset, "valset")
         if isinstance(self.metric_fn, FieldMetric):  # DSPy scores 0 what a metric raises, and goes on
-            self.metric_fn.validate(student, [*trainset, *val.fetch(val.all_ids())])
+            self.metric_fn.validate(student, trainset if given["valset"] is given["trainset"] else [*trainset, *valset])
+        given["adapter"].metric_fn = noting_errors(given["adapter"].metric_fn, stats)
         adapter = ReusingAdapter(given["adapter"], components, stats, trainset, reuse=self.reuse)
         selector = given["module_selector"]
         if isinstance(selector, str) and selector == "culprits":

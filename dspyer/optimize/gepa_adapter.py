@@ -105,6 +105,7 @@ class ReusingAdapter:
         if not self.reuse:
             with self._making(len(batch)):
                 scored: Batch = self.inner.evaluate(batch, candidate, capture_traces=capture_traces)
+                self._count_failed([scored])
                 return scored
 
         # The validation set may be the trainset, of which the same run is asked for again with traces.
@@ -121,6 +122,7 @@ class ReusingAdapter:
         if not self.reuse:
             with self._making(sum(len(batch) for _, batch in items)):
                 found: list[Batch] = self.inner.batch_evaluate(items)
+                self._count_failed(found)
                 return found
         return self._evaluate(items, self.inner.batch_evaluate, traced=True)
 
@@ -131,6 +133,7 @@ class ReusingAdapter:
         if asked:
             with self._making(sum(len(lacks) for _, lacks in asked)):
                 made = make(asked)
+                self._count_failed(made)
         fresh = iter(made)
         return [
             self._combined(candidate, batch, lacks, next(fresh) if lacks else None, traced)
@@ -181,8 +184,8 @@ class ReusingAdapter:
             objectives = dict(made.objective_scores[place]) if made.objective_scores else {}
             run = KnownRun(example, output, score, objectives, captured.get(place), {})
             fresh[id(example)] = run
-            if not isinstance(output, dspy.Prediction) or not len(output.keys()):
-                continue  # DSPy's evaluation gives an empty prediction, or none, for a run that raised
+            if _has_failed(output):
+                continue
             run = replace(run, calls=self._repeatable_calls(output))
             used = self.components.used_in(output)
             if id(example) not in self._trainset:
@@ -225,6 +228,9 @@ class ReusingAdapter:
                 if not _dspy_caches():
                     for where, calls in (_calls_spared_by_cache() - cached_before).items():
                         self._stats.node(self.components.node_in(*where)).lm_spared += calls
+
+    def _count_failed(self, made: Iterable[Batch]) -> None:
+        self._stats.failed_runs += sum(_has_failed(output) for batch in made for output in batch.outputs)
 
     def _count_calls(self, counts: LMCounts) -> None:
         for node, made in counts.made.items():
@@ -324,6 +330,11 @@ class KnownRuns(EvaluationCache[Any, Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return EvaluationCache, ()  # with `log_dir`, `gepa` pickles its state; runs are of this process
+
+
+def _has_failed(output: Any) -> bool:
+    """Whether a run or its metric raised: DSPy's evaluation gives an empty prediction for it, or none."""
+    return not isinstance(output, dspy.Prediction) or not output.keys()
 
 
 def _is_cached(predictor: Any) -> bool:

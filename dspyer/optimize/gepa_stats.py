@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import wraps
+from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.display.amounts import count_of
@@ -52,6 +54,9 @@ class GEPAStats:
         judged: runs of minibatches whose culprits were searched for.
         metric_calls: runs of an example that were made and scored; they count for the budget.
         metric_spared: runs that were not made, since an equal run was known (`reuse=True`); they count for nothing.
+        failed_runs: those runs of `metric_calls` that raised, in the program or in the metric.
+        metric_errors: how often the metric raised in them.
+        metric_error: what it raised last.
         reflection_calls: calls of the reflection LM that were made.
         reflection_cached: further ones that a cache answered.
         repeated: proposals that had been made for the same parent and records before, and were asked for anew.
@@ -77,6 +82,9 @@ class GEPAStats:
         self.judged = 0
         self.metric_calls = 0
         self.metric_spared = 0
+        self.failed_runs = 0
+        self.metric_errors = 0
+        self.metric_error = ""
         self.reflection_calls = 0
         self.reflection_cached = 0
         self.repeated = 0
@@ -153,6 +161,9 @@ class GEPAStats:
             f"reflection calls: {self.reflection_calls:,} made{cached}; {repeated} asked for anew",
             f"{count_of(self.candidates, 'candidate')}, the given program included",
         ]
+        if self.failed_runs:
+            of_metric = f", {self.metric_errors:,} in the metric: {self.metric_error}" if self.metric_errors else ""
+            lines.append(f"{self.failed_runs:,} of {count_of(self.metric_calls, 'run')} failed{of_metric}")
         if self.untunable:
             lines.append(
                 f"{count_of(self.untunable, 'minibatch', 'minibatches')} gave no proposal: every culprit is a node "
@@ -161,6 +172,23 @@ class GEPAStats:
         if self.other_lm_calls:
             lines.append(f"{count_of(self.other_lm_calls, 'LM call')} of no node: in a metric, or around the graph")
         return lines
+
+
+def noting_errors(metric: Callable[..., Any], stats: GEPAStats) -> Callable[..., Any]:
+    """The metric; the figures say what it raises, which DSPy's evaluation only logs."""
+    lock = Lock()
+
+    @wraps(metric, updated=())
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return metric(*args, **kwargs)
+        except Exception as error:
+            with lock:
+                stats.metric_errors += 1
+                stats.metric_error = f"{type(error).__name__}: {error}"
+            raise
+
+    return noting
 
 
 class _Figure(NamedTuple):

@@ -120,7 +120,8 @@ class PatchCache:
             names = [path.name for path in folder.iterdir()]
             # A file of no content is one that a process has just made, or was killed while it did.
             found = ((folder / _FORMAT_FILE).read_text() or None) if _FORMAT_FILE in names else None
-            names = [name for name in names if name != _FORMAT_FILE]
+            # Hidden files are of tools: .gitignore, .DS_Store.
+            names = [name for name in names if name != _FORMAT_FILE and not name.startswith(".")]
             foreign = next((name for name in sorted(names) if found is None and not _OWN_FILE.fullmatch(name)), None)
             if found in (None, _FORMAT) and foreign is None:
                 disk = self._open()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +18,7 @@ from dspyer import END, START, Budget, Graph, Retry, Send, optimize
 from dspyer.errors import StoreError
 from dspyer.persistence import patch_cache
 from dspyer.testing import ScriptedLM, no_pauses
-from tests.optimize.cached import Desk, Doc, answers, caching_lm, facts, own_steps
+from tests.optimize.cached import Desk, Doc, answers, caching, caching_lm, facts, own_steps
 from tests.optimizers.lm import NotingLM
 from tests.optimizers.programs import PAIRS
 from tests.runtime.conftest import PLAYS, Play
@@ -474,6 +476,53 @@ def test_a_folder_that_is_none_of_ours_is_refused_before_anything_runs(make: Any
 def test_a_path_is_a_path(path: Any) -> None:
     with pytest.raises(TypeError, match=r"optimize\.cache takes the path of a folder"), optimize.cache(path):
         pass
+
+
+def test_a_block_may_be_entered_again_and_within_another_one(tmp_path: Path) -> None:
+    program, block = one_node(), optimize.cache(tmp_path / "a")
+    with caching() as lm:
+        for calls in (1, 0):
+            with block as spared, block:
+                program.run({"question": "Where?"})
+            assert spared.to_dict() == {}  # the inner one counts
+            with block as spared:
+                program.run({"question": f"Where? {calls}"})
+            assert spared.to_dict()["answer"]["calls"] == 1
+        program.run({"question": "Where?"})
+    assert len(lm.calls) == 4
+    with ThreadPoolExecutor(4) as pool, caching() as lm:
+
+        def ask(number: int) -> str:
+            with dspy.context(lm=lm), block:
+                return str(program.run({"question": f"Which? {number % 3}"}).status)
+
+        assert set(pool.map(ask, range(12))) == {"completed"}
+    assert len(lm.calls) == 3
+
+
+def test_a_block_without_with_says_that_it_keeps_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    optimize.cache(tmp_path)
+    gc.collect()
+    (warning,) = warnings_of(caplog)
+    assert "was never entered, so it has kept nothing: write `with optimize.cache(...):`" in warning
+    caplog.clear()
+    with optimize.cache(tmp_path):
+        pass
+    decorator: Any = optimize.cache(tmp_path)
+    decorator(len)
+    del decorator
+    gc.collect()
+    assert warnings_of(caplog) == []
+
+
+def test_hidden_files_are_of_tools(tmp_path: Path) -> None:
+    (tmp_path / ".gitignore").write_text("*")
+    with caching() as lm:
+        for _ in range(2):
+            with optimize.cache(tmp_path):
+                one_node().run({"question": "Where?"})
+    assert len(lm.calls) == 1
+    assert (tmp_path / ".gitignore").read_text() == "*"
 
 
 def test_a_disk_that_fails_later_is_a_miss(tmp_path: Path, monkeypatch: Any, caplog: Any) -> None:

@@ -149,3 +149,19 @@ def test_a_metric_that_does_not_fit_the_program_names_its_fields() -> None:
     fits.validate(counting())
     with pytest.raises(ValueError, match="the example has no 'wrods'"):
         fits.validate(counting(), [EXAMPLE])
+
+
+def test_a_field_that_a_module_without_a_graph_does_not_give_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    metric = by_field({"anser": equals("answer")}, goal="anser")
+    assert metric(dspy.Example(answer="4"), dspy.Prediction()) == 0  # of a run that failed
+    assert [metric(dspy.Example(answer="4"), pred(answer="4")) for _ in range(3)] == [0, 0, 0]
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "by_field: a prediction has no field 'anser', which scores 0; it has 'answer'. Did you mean 'answer'?"
+    )
+
+
+def test_examples_without_a_column_are_counted() -> None:
+    examples = [dspy.Example(text="a"), dspy.Example(text="a", words=1), dspy.Example(text="b")]
+    with pytest.raises(ValueError, match=r"the example has no 'words'; it has 'text'.* \(2 of 3 examples lack it\)"):
+        by_field({"words": equals("words")}, goal="words").validate(counting(), examples)

@@ -1,0 +1,83 @@
+"""Examples that do not fit are refused before the first run, and figures say what failed in the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dspy
+import pytest
+
+from dspyer import END, START, CompiledGraph, Graph, optimize
+from dspyer.testing import ScriptedLM
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+METRIC = optimize.by_field({"place": optimize.equals("place")}, goal="place")
+GOOD = dspy.Example(question="Where?", place="north").with_inputs("question")
+
+
+def program() -> CompiledGraph:
+    return Graph(name="Find").add_node("find", dspy.Predict("question -> place")).add_path(START, "find", END).compile()
+
+
+def gepa(examples: Any, metric: Any = METRIC, **options: Any) -> optimize.GEPA:
+    made = optimize.GEPA(metric, reflection_lm=ScriptedLM([]), max_metric_calls=6, num_threads=1, **options)
+    made.compile(program(), trainset=[GOOD], valset=examples)
+    return made
+
+
+def few_shot(examples: Any) -> None:
+    optimize.FewShot(METRIC).compile(program(), trainset=examples)
+
+
+@pytest.mark.parametrize("optimizer", [gepa, few_shot])
+@pytest.mark.parametrize(
+    ("bad", "error", "text"),
+    [
+        (GOOD.toDict(), TypeError, r"set\[1\] is a dict: give dspy\.Example\(\*\*values\)\.with_inputs\(\.\.\.\)"),
+        (dspy.Example(**GOOD.toDict()), ValueError, r"set\[1\] .*: call example\.with_inputs\('question'\)"),
+        (
+            dspy.Example(text="Where?", place="north").with_inputs("text"),
+            ValueError,
+            r"set\[1\]: graph 'Find' has no input 'text'",
+        ),
+    ],
+    ids=["dict", "no inputs", "other inputs"],
+)
+def test_an_example_that_is_none_is_named_before_anything_runs(
+    optimizer: Callable[[Any], object], bad: Any, error: type[Exception], text: str
+) -> None:
+    with ScriptedLM([]) as lm, pytest.raises(error, match=text):
+        optimizer([GOOD, bad])
+    assert not lm.calls
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_the_figures_name_what_a_metric_raised(reuse: bool) -> None:
+    metric = optimize.by_field({"place": lambda example, place: 85}, goal="place")
+    with ScriptedLM(lambda prompt: {"place": "north"}):
+        stats = gepa([GOOD, GOOD.copy()], metric, reuse=reuse).stats
+    assert stats.failed_runs == stats.metric_errors == stats.metric_calls > 0
+    text = f"{stats.metric_calls} of {stats.metric_calls} runs failed, {stats.metric_calls} in the metric: ValueError: "
+    assert text + "the metric of 'place' returned 85" in str(stats)
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_the_figures_count_runs_that_failed(reuse: bool) -> None:
+    def fails(prompt: Any) -> Any:
+        raise RuntimeError("the provider does not answer")
+
+    with ScriptedLM(fails):
+        stats = gepa([GOOD, GOOD.copy()], reuse=reuse).stats
+    assert (stats.failed_runs, stats.metric_errors) == (stats.metric_calls, 0)
+    assert str(stats).endswith(f"\n{stats.metric_calls} of {stats.metric_calls} runs failed")
+
+
+def test_a_message_of_a_run_that_failed_names_the_metric(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(prompt: Any) -> Any:
+        raise RuntimeError("the provider does not answer")
+
+    with ScriptedLM(fails):
+        optimize.FewShot(METRIC, max_errors=9).compile(program(), trainset=[GOOD])
+    assert "with by_field({'place': equals('place')}, goal='place') due to" in caplog.text
