@@ -1,4 +1,4 @@
-"""What DSPy's optimizers need of a graph beyond being a module, and metrics and optimizers that know its nodes."""
+"""Metrics by field, the culprits that they find, and optimizers that use them. DSPy's optimizers need none of it."""
 
 from __future__ import annotations
 

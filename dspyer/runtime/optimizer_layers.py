@@ -1,7 +1,7 @@
-"""Layers that a block of code asks for, around each node of the programs that are called in it.
+"""Layers around each node that an optimizer asks for, in all programs that are called in its block.
 
-A node has the layers of its own policies (`execution`); these come from outside of the graph, for an optimization. They
-travel in DSPy's settings, which `dspy.Evaluate` and optimizers carry to their threads.
+A node has the layers of its own policies (`execution`); these come from outside of the graph. They travel in DSPy's
+settings, which `dspy.Evaluate` and optimizers carry to their threads.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class OptimizerLayers(NamedTuple):
     """What is asked for; None for a layer that is not.
 
     Attributes:
-        results: keeps what modules return, and counts the calls that it spares.
-        rollouts: decides which nodes are asked again (around layers 1 to 5, see `rollouts`).
+        results: the cache of module calls, for `optimize.cache`: within each attempt.
+        rollouts: what decides which nodes are asked again, a `rollouts.Rollouts`: around layers 1 to 5 of `execution`.
     """
 
     results: ModuleResults | None = None

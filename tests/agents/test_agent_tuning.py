@@ -21,10 +21,10 @@ from dspyer.search import best_of
 from dspyer.testing import ScriptedLM
 from dspyer.testing.prompt import Prompt, write_answer
 from dspyer.testing.text_engine import Sampling
-from tests.optimizers import table
-from tests.optimizers.lm import NotingLM, NotingWriter, Sent
-from tests.optimizers.programs import LABEL, TEXTS, exact, generous
-from tests.optimizers.table import ROWS, Row, Tune
+from tests.dspy_optimizers import table
+from tests.dspy_optimizers.lm import NotingLM, NotingWriter, Sent
+from tests.dspy_optimizers.programs import LABEL, TEXTS, exact, generous
+from tests.dspy_optimizers.table import ROWS, Row, Tune
 
 REFUSED = "refused-note"
 MARK = "described-by-its-docstring"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import dspy
 import pytest
 
-from tests.optimizers.lm import NotingLM
+from tests.dspy_optimizers.lm import NotingLM
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from pydantic import BaseModel
 from dspyer import END, START, Graph
 from dspyer.errors import InputError
 from dspyer.testing import NearestLM
-from tests.optimizers.lm import NotingLM
-from tests.optimizers.programs import LABEL, PAIRS, Ask, Pair, clean, shared
-from tests.optimizers.table import bootstrap
+from tests.dspy_optimizers.lm import NotingLM
+from tests.dspy_optimizers.programs import LABEL, PAIRS, Ask, Pair, clean, shared
+from tests.dspy_optimizers.table import bootstrap
 
 ROOT = Path(__file__).parents[2]
 pairs = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
@@ -196,7 +196,7 @@ def test_a_saved_program_is_loaded_from_disk(pair: Pair, kind: str, lm: NotingLM
 
 FRESH = """
 import inspect, sys, dspy
-from tests.optimizers.lm import NotingLM
+from tests.dspy_optimizers.lm import NotingLM
 program = dspy.load(sys.argv[1], allow_pickle=True)
 assert type(program).__name__ in inspect.getsource(type(program))
 lm = NotingLM()

@@ -13,8 +13,8 @@ from dspy.teleprompt.bootstrap_trace import FailedPrediction, bootstrap_trace_da
 
 from dspyer import END, START, Graph
 from tests.dspy_contract.gates import Gate, Turns
-from tests.optimizers.lm import NotingLM
-from tests.optimizers.programs import PAIRS, Pair
+from tests.dspy_optimizers.lm import NotingLM
+from tests.dspy_optimizers.programs import PAIRS, Pair
 
 NAMES = ("one", "two", "three")
 ORDERS = list(itertools.permutations(NAMES))

@@ -18,8 +18,8 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Graph
 from dspyer.errors import InputError
-from tests.optimizers.lm import NotingLM
-from tests.optimizers.programs import LABEL, PAIRS, Pair, generous
+from tests.dspy_optimizers.lm import NotingLM
+from tests.dspy_optimizers.programs import LABEL, PAIRS, Pair, generous
 
 ROOT = Path(__file__).parents[2]
 CHAIN, FORK, LOOP = PAIRS[:3]
@@ -145,7 +145,7 @@ PROMPTS = """
 from functools import partial
 import dspy
 from dspyer import END, START, Graph
-from tests.optimizers.lm import NotingLM
+from tests.dspy_optimizers.lm import NotingLM
 graph = Graph(name="Ordered")
 facts = {"zeta": 1, "alpha": ["a"], "mid": {"y": 1, "x": 2}}
 graph.add_node("a", partial(lambda question, given: {"facts": given, "tags": {"one"}}, given=facts))

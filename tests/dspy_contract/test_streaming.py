@@ -11,8 +11,8 @@ import pytest
 from dspy.streaming import StatusMessage, StatusMessageProvider, StreamListener, StreamResponse
 
 from dspyer import END, START, Graph, events
-from tests.optimizers.lm import NotingLM
-from tests.optimizers.programs import PAIRS, Pair
+from tests.dspy_optimizers.lm import NotingLM
+from tests.dspy_optimizers.programs import PAIRS, Pair
 
 modes = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 

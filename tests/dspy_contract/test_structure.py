@@ -10,7 +10,7 @@ import pytest
 
 from dspyer import END, START, Graph
 from dspyer.errors import GraphError
-from tests.optimizers.programs import PAIRS, Pair
+from tests.dspy_optimizers.programs import PAIRS, Pair
 
 SET_BY_DSPY = [
     "forward",

@@ -18,9 +18,9 @@ from dspyer import END, START, Budget, Graph, Retry, Send, optimize
 from dspyer.errors import StoreError
 from dspyer.persistence import patch_cache
 from dspyer.testing import ScriptedLM, no_pauses
+from tests.dspy_optimizers.lm import NotingLM
+from tests.dspy_optimizers.programs import PAIRS
 from tests.optimize.cached import Desk, Doc, answers, caching, caching_lm, facts, own_steps
-from tests.optimizers.lm import NotingLM
-from tests.optimizers.programs import PAIRS
 from tests.runtime.conftest import PLAYS, Play
 
 

@@ -10,10 +10,10 @@ import dspy
 import pytest
 
 from dspyer import optimize
-from tests.optimizers.lm import NotingLM
-from tests.optimizers.programs import PAIRS
-from tests.optimizers.table import ROWS
-from tests.optimizers.test_table import Tuned
+from tests.dspy_optimizers.lm import NotingLM
+from tests.dspy_optimizers.programs import PAIRS
+from tests.dspy_optimizers.table import ROWS
+from tests.dspy_optimizers.test_table import Tuned
 
 GRAPHS = {pair.name: pair for pair in PAIRS}
 OPTIMIZERS = {row.name: row for row in ROWS}

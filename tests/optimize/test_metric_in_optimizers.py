@@ -10,10 +10,10 @@ import pytest
 
 from dspyer import END, START, Graph
 from dspyer.optimize import by_field, equals
+from tests.dspy_optimizers.lm import NotingLM
+from tests.dspy_optimizers.programs import LABEL, TEXTS
+from tests.dspy_optimizers.table import FEW
 from tests.optimize.faulty_graphs import FakePredict
-from tests.optimizers.lm import NotingLM
-from tests.optimizers.programs import LABEL, TEXTS
-from tests.optimizers.table import FEW
 
 pytestmark = pytest.mark.usefixtures("quiet")
 

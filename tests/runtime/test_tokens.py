@@ -18,9 +18,9 @@ from dspyer import END, START, Graph, Retry, lms
 from dspyer.errors import NodeTimeoutError
 from dspyer.events import AttemptFailed, Committed, NodeFailed, Token
 from dspyer.testing import no_pauses
+from tests.dspy_optimizers.lm import NotingLM
 from tests.http_faults import Cut, ErrorEvent, Hold, Text
 from tests.openai_server import Messages, OpenAIServer, prompt_of
-from tests.optimizers.lm import NotingLM
 
 Key = tuple[tuple[str, ...], str, int, str, str]
 

@@ -14,8 +14,8 @@ import optuna
 from dspy.teleprompt import BootstrapFewShotWithOptuna
 from dspy.teleprompt.grpo import GRPO
 
-from tests.optimizers.lm import NotingLM
-from tests.optimizers.programs import exact, generous
+from tests.dspy_optimizers.lm import NotingLM
+from tests.dspy_optimizers.programs import exact, generous
 
 Examples = list[dspy.Example]
 Tune = Callable[[Any, Examples, NotingLM], Any]

@@ -11,9 +11,9 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph, fill
-from tests.optimizers.lm import NotingLM
-from tests.optimizers.programs import PAIRS, Label, exact
-from tests.optimizers.table import ROWS, Row
+from tests.dspy_optimizers.lm import NotingLM
+from tests.dspy_optimizers.programs import PAIRS, Label, exact
+from tests.dspy_optimizers.table import ROWS, Row
 
 
 class State(BaseModel):

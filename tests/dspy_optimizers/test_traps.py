@@ -20,10 +20,10 @@ from dspy.teleprompt.bootstrap_trace import bootstrap_trace_data
 from dspy.teleprompt.reanchor.reanchor import ReAnchor
 
 from dspyer import END, START, Graph
-from tests.optimizers import table
-from tests.optimizers.conftest import Listener
-from tests.optimizers.lm import NotingLM
-from tests.optimizers.programs import LABEL, PAIRS, SHARED, Ask, Pair, exact, generous, shared
+from tests.dspy_optimizers import table
+from tests.dspy_optimizers.conftest import Listener
+from tests.dspy_optimizers.lm import NotingLM
+from tests.dspy_optimizers.programs import LABEL, PAIRS, SHARED, Ask, Pair, exact, generous, shared
 
 CHAIN, FORK, LOOP = PAIRS[:3]
 

@@ -12,11 +12,11 @@ from dspyer import END, START, Graph
 from dspyer.search import best_of
 from dspyer.testing.prompt import Prompt, write_answer
 from dspyer.testing.text_engine import Sampling
-from tests.optimizers.lm import NotingLM, NotingWriter, Sent
-from tests.optimizers.programs import LABEL
-from tests.optimizers.table import ROWS, Row
-from tests.optimizers.test_checks import REFUSED as LOST
-from tests.optimizers.test_checks import TRAIN, shown_as_good
+from tests.dspy_optimizers.lm import NotingLM, NotingWriter, Sent
+from tests.dspy_optimizers.programs import LABEL
+from tests.dspy_optimizers.table import ROWS, Row
+from tests.dspy_optimizers.test_checks import REFUSED as LOST
+from tests.dspy_optimizers.test_checks import TRAIN, shown_as_good
 
 
 class TryingWriter(NotingWriter):

@@ -15,9 +15,9 @@ import dspy
 import pytest
 
 from dspyer.dspy_module.source import source_class
-from tests.optimizers.lm import NotingLM, Sent
-from tests.optimizers.programs import PAIRS, Pair, exact
-from tests.optimizers.table import ROWS, Row
+from tests.dspy_optimizers.lm import NotingLM, Sent
+from tests.dspy_optimizers.programs import PAIRS, Pair, exact
+from tests.dspy_optimizers.table import ROWS, Row
 
 EVERYWHERE = {"BootstrapFewShot", "MIPROv2", "GEPA", "SIMBA", "InferRules", "BootstrapFinetune", "GRPO"}
 CASES = [

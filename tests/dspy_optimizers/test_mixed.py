@@ -10,9 +10,9 @@ import dspy
 import pytest
 
 from dspyer import END, START, Command, Graph, Send
-from tests.optimizers import table
-from tests.optimizers.lm import NotingLM
-from tests.optimizers.programs import LABEL, PAIRS, Ask, exact, fork, shared
+from tests.dspy_optimizers import table
+from tests.dspy_optimizers.lm import NotingLM
+from tests.dspy_optimizers.programs import LABEL, PAIRS, Ask, exact, fork, shared
 
 CHAIN, FORK = PAIRS[:2]
 

@@ -17,10 +17,10 @@ import pytest
 from dspyer import END, START, Graph, optimize
 from dspyer.testing.prompt import Prompt, write_answer
 from dspyer.testing.text_engine import Sampling
-from tests.optimizers import table
-from tests.optimizers.lm import NotingLM, NotingWriter, Sent
-from tests.optimizers.programs import LABEL, TEXTS
-from tests.optimizers.table import ROWS, Row
+from tests.dspy_optimizers import table
+from tests.dspy_optimizers.lm import NotingLM, NotingWriter, Sent
+from tests.dspy_optimizers.programs import LABEL, TEXTS
+from tests.dspy_optimizers.table import ROWS, Row
 
 REFUSED = "refused-text"
 PREVIOUS = re.compile(rf"previous.draft\W+{REFUSED}", re.IGNORECASE)
