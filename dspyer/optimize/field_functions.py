@@ -16,6 +16,9 @@ from dspyer.optimize.cached_calls import cached_result
 LONGEST = 2000
 """The most characters of a value in feedback."""
 
+ROUNDING = 1e-6
+"""How far a score may be beyond 0 or 1, or below 1: weights that add up to 1 on paper add up to 0.9999999999999999."""
+
 
 class FieldResult(NamedTuple):
     """What a field metric says of one value.
@@ -74,7 +77,7 @@ class FieldJudge:
         metric = self.metrics[field]
         arguments = {"example": example, field: value}
         if field in self._takes_state:
-            arguments["state"] = state
+            arguments.setdefault("state", state)  # a field of this name is itself
 
         def judged() -> FieldResult:
             try:
@@ -121,6 +124,8 @@ def metric_problems(field: str, metric: Any) -> list[str]:
     if not callable(metric) or isinstance(metric, type | dspy.Module):
         kind = with_article(type(metric).__name__)
         return [f"{who} is {brief(metric)}, {kind}: give a function of `example` and `{field}`, or equals('column')"]
+    if field == "example":
+        return [f"{who} cannot take both the example and a field of this name: compare it with equals('column')"]
     if is_async(metric):
         return [f"{who} is async: give a plain function"]
     signature = read_signature(metric, who)
@@ -153,12 +158,22 @@ def _result(found: Any, field: str) -> FieldResult:
         feedback, given = found.get("feedback"), found.get("score")
         if feedback is not None and not isinstance(feedback, str):
             raise ValueError(f"the metric of {field!r} gave the feedback {brief(feedback)}: give a text")
+    feedback = feedback if feedback and feedback.strip() else None
     if given is None:
         return FieldResult(None, feedback)
-    score = float(given) if isinstance(given, SupportsFloat) and not isinstance(given, str) else math.nan
-    if not 0 <= score <= 1:
+    score = _number(given)
+    if not -ROUNDING <= score <= 1 + ROUNDING:
         raise ValueError(
             f"the metric of {field!r} returned {brief(given)}: give a bool, a number from 0 to 1, None if it cannot "
             "tell, or dspy.Prediction(score=..., feedback=...)"
         )
-    return FieldResult(score, feedback)
+    return FieldResult(1.0 if score > 1 - ROUNDING else max(0.0, score), feedback)
+
+
+def _number(given: Any) -> float:
+    if not isinstance(given, SupportsFloat) or isinstance(given, str):
+        return math.nan
+    try:
+        return float(given)
+    except (TypeError, ValueError):  # an array of several numbers, or of none
+        return math.nan

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import dspy
 
-from dspyer.errors import brief, list_names, suggestion, with_article
+from dspyer.errors import UnsupportedValueError, brief, list_names, suggestion, with_article
 from dspyer.events import TraceStep
 from dspyer.graph.spec import GraphSpec
 from dspyer.optimize.field_functions import Equals, FieldJudge, FieldResult, metric_name, metric_problems
@@ -21,7 +22,7 @@ from dspyer.patch import DELETE
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.run import Run, internals_of
 from dspyer.scheduler.run_state import outermost_execution
-from dspyer.values.freezing import same
+from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 
 logger = logging.getLogger("dspyer")
@@ -116,7 +117,9 @@ class FieldMetric:
             raise ValueError("by_field: " + "; ".join(problems))
         self.metrics: Mapping[str, Callable[..., Any]] = dict(metrics)
         self.goal = goal
-        self.weights: Mapping[str, float] | None = None if weights is None else dict(weights)
+        self.weights: Mapping[str, float] | None = (
+            None if weights is None else {field: float(weight) for field, weight in weights.items()}
+        )
         self._judge = FieldJudge(self.metrics)
         self._runs: WeakKeyDictionary[Run, list[_JudgedRun]] = WeakKeyDictionary()
         self._fits: GraphSpec | None = None  # the graph that was validated last
@@ -131,10 +134,12 @@ class FieldMetric:
     ) -> Any:
         """The score of a run; with `pred_name`, also feedback for the predictor of that name, as `dspy.GEPA` asks.
 
-        In a bootstrap, with a `trace` alone, a score below 1 counts as false: it is no example to follow.
+        In a bootstrap, with a `trace` alone, a score below 1 counts as false: it is no example to follow. Of a
+        prediction that a module around the graph has changed, the score is that of the changed values.
         """
         run = _run_of(pred)
-        score = self._score_without_run(example, pred) if run is None else self._score(run, example)
+        by_run = run is not None and not self._is_changed(pred, run)
+        score = self._score(run, example) if run is not None and by_run else self._score_without_run(example, pred)
         if pred_name is None:
             return score if trace is None else PassOrScore(score)
         if run is None:
@@ -192,6 +197,18 @@ class FieldMetric:
     def _score(self, run: Run, example: Any) -> float:
         known = self._judged(run, example)
         return self._mean({field: known.results.get((NO_FIELD, field)) for field in self._scored})
+
+    def _is_changed(self, pred: dspy.Prediction, run: Run) -> bool:
+        """Whether a module around the graph has changed a value that counts for the score."""
+        for field in self._scored:
+            if field in pred and field in run.state:
+                try:
+                    value = freeze(pred[field])
+                except UnsupportedValueError:  # it cannot come from a state
+                    return True
+                if not same(value, run.state.raw(field)):
+                    return True
+        return False
 
     def _judged(self, run: Run, example: Any) -> _JudgedRun:
         """What is known of a run: at first, the results of the fields that count for its score."""
@@ -403,8 +420,8 @@ def _argument_problems(metrics: Any, goal: Any, weights: Any) -> list[str]:
     if not isinstance(metrics, Mapping) or not all(isinstance(field, str) for field in metrics):
         return [f"metrics is {brief(metrics)}: give a dict from fields to functions"]
     problems = [problem for field, metric in metrics.items() for problem in metric_problems(field, metric)]
-    if goal not in metrics:
-        hint = suggestion(goal, metrics)
+    if not isinstance(goal, str) or goal not in metrics:
+        hint = suggestion(goal, metrics) if isinstance(goal, str) else ""
         problems.append(f"the goal {goal!r} has no metric.{hint} There are metrics of {list_names(metrics) or 'none'}")
     if weights is None:
         return problems
@@ -413,8 +430,8 @@ def _argument_problems(metrics: Any, goal: Any, weights: Any) -> list[str]:
     for field, weight in weights.items():
         if field not in metrics:
             problems.append(f"the field {field!r} has a weight and no metric.{suggestion(field, metrics)}")
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 < weight < math.inf:
             problems.append(f"the weight of {field!r} is {brief(weight)}: give a positive number, or leave it out")
-    if goal in metrics and goal not in weights:
+    if isinstance(goal, str) and goal in metrics and goal not in weights:
         problems.append(f"the goal {goal!r} has no weight: the score would not depend on it")
     return problems

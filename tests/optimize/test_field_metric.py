@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import dspy
+import numpy as np
 import pytest
 
 from dspyer import END, START, Graph
@@ -35,6 +37,9 @@ RESULTS: list[tuple[Any, float]] = [
     (1, 1.0),
     (dspy.Prediction(score=0.5, feedback="half"), 0.5),
     (dspy.Prediction(score=True), 1.0),
+    (0.7 + 0.2 + 0.1, 1.0),
+    (1.0 + 2**-52, 1.0),
+    (-1e-17, 0.0),
 ]
 
 
@@ -44,7 +49,9 @@ def test_what_a_field_metric_returns_is_the_score(returned: Any, score: float) -
     assert metric(EXAMPLE, pred(words=2)) == score
 
 
-@pytest.mark.parametrize("returned", [2, -0.1, float("nan"), "yes", [1], dspy.Prediction(score="1"), object()])
+@pytest.mark.parametrize(
+    "returned", [2, -0.1, float("nan"), "yes", [1], dspy.Prediction(score="1"), object(), np.array([1.0, 0.0])]
+)
 def test_any_other_result_is_refused(returned: Any) -> None:
     metric = by_field({"words": lambda example, words: returned}, goal="words")
     with pytest.raises(ValueError, match=r"the metric of 'words' returned .*: give a bool, a number from 0 to 1"):
@@ -77,6 +84,8 @@ BAD: list[tuple[Callable[[], object], str]] = [
         lambda: by_field({"words": ok, "notes": lambda example, notes: 1}, goal="words", weights={"notes": 1}),
         "the goal 'words' has no weight",
     ),
+    (lambda: by_field({"words": ok}, goal=["words"]), r"the goal \['words'\] has no metric"),  # type: ignore[arg-type]
+    (lambda: by_field({"example": lambda example: 1}, goal="example"), "cannot take both .* equals"),
     (lambda: by_field(["words"], goal="words"), "metrics is .*: give a dict"),  # type: ignore[arg-type]
 ]
 
@@ -165,3 +174,43 @@ def test_examples_without_a_column_are_counted() -> None:
     examples = [dspy.Example(text="a"), dspy.Example(text="a", words=1), dspy.Example(text="b")]
     with pytest.raises(ValueError, match=r"the example has no 'words'; it has 'text'.* \(2 of 3 examples lack it\)"):
         by_field({"words": equals("words")}, goal="words").validate(counting(), examples)
+
+
+def test_a_field_of_the_name_of_a_parameter() -> None:
+    assert by_field({"state": lambda example, state: state == 2}, goal="state")(EXAMPLE, pred(state=2)) == 1
+    assert by_field({"example": equals("words")}, goal="example")(EXAMPLE, pred(example=2)) == 1
+
+
+def test_any_real_number_is_a_weight() -> None:
+    weights: Any = {"words": Fraction(1, 3), "notes": np.int64(1)}
+    metric = by_field({"words": equals("words"), "notes": ok_notes}, goal="words", weights=weights)
+    assert metric(EXAMPLE, pred(words=0, notes=1)) == pytest.approx(0.75)
+
+
+def ok_notes(example: Any, notes: Any) -> bool:
+    return True
+
+
+def test_feedback_without_words_is_none() -> None:
+    metric = by_field({"words": lambda example, words: dspy.Prediction(score=0, feedback=" ")}, goal="words")
+    assert metric(EXAMPLE, pred(words=3), None, "count", []).feedback == "`words` is 3, which is wrong."
+
+
+class Rounded(dspy.Module):  # type: ignore[misc, unused-ignore]
+    """Changes what its graph gave."""
+
+    def __init__(self, graph: dspy.Module) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        prediction = self.graph(**inputs)
+        prediction.words = round(prediction.words)
+        return prediction
+
+
+def test_the_score_is_that_of_what_the_program_gives() -> None:
+    graph = Graph().add_node("count", lambda text: {"words": 2.2}, writes=["words"]).add_path(START, "count", END)
+    metric = by_field({"words": equals("words")}, goal="words")
+    prediction = Rounded(graph.compile())(text="a b")
+    assert metric(EXAMPLE, prediction) == metric(EXAMPLE, dspy.Prediction(**prediction)) == 1
