@@ -72,6 +72,10 @@ class FieldJudge:
         self.metrics = dict(metrics)
         self._takes_state = {field for field, metric in metrics.items() if _takes_state(metric)}
 
+    def takes_state(self, field: str) -> bool:
+        """Whether the metric of a field wants the state after it was written."""
+        return field in self._takes_state
+
     def judge(self, field: str, example: Any, value: Any, state: Any) -> FieldResult:
         """What the metric of a field says of one value."""
         metric = self.metrics[field]

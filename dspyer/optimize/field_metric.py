@@ -17,11 +17,12 @@ from dspyer.events import TraceStep
 from dspyer.graph.spec import GraphSpec
 from dspyer.optimize.field_functions import Equals, FieldJudge, FieldResult, metric_name, metric_problems
 from dspyer.optimize.run_judge import Culprits, Judgement, RunJudge, author_of
-from dspyer.optimize.written_values import NO_FIELD
+from dspyer.optimize.written_values import NO_FIELD, WrittenValues
 from dspyer.patch import DELETE
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.run import Run, internals_of
 from dspyer.scheduler.run_state import outermost_execution
+from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 
@@ -230,14 +231,8 @@ class FieldMetric:
 
     def _final_result(self, run: Run, example: Any, field: str) -> FieldResult:
         """What a metric says of the value of a field in the end, with the state right after it was written."""
-        value, state = run.state.raw(field), run.state
-        try:
-            wrote = run.at(run.blame((field,)).id)
-        except LookupError:  # an earlier run of the thread has
-            pass
-        else:
-            state = wrote if same(wrote.raw(field, DELETE), value) else state
-        return self._judge.judge(field, example, thaw(value), state)
+        state = _state_after(run, field) if self._judge.takes_state(field) else run.state
+        return self._judge.judge(field, example, thaw(run.state.raw(field)), state)
 
     def _judgement(self, run: Run, example: Any) -> Judgement:
         """Which nodes are responsible for what is wrong in a run; judged once for each run and example."""
@@ -350,6 +345,16 @@ def _run_of(pred: object) -> Run | None:
         return None
 
 
+def _state_after(run: Run, field: str) -> ImmutableState:
+    """The state right after the last commit that wrote a field, also with the value that it had."""
+    try:  # of a resumed run, this process does not know what its nodes have read
+        wrote = run.blame((field,)).id if internals_of(run).resumed else WrittenValues(run).final[field].commit.id
+    except LookupError:  # it was given, or an earlier run of the thread has written it
+        return run.state
+    state = run.at(wrote)
+    return state if same(state.raw(field, DELETE), run.state.raw(field)) else run.state
+
+
 def step_of(run: Run, trace: Any, pred_trace: Any) -> TraceStep | None:
     """The step of a run that an optimizer shows: by identity, or in a copy of the trace by its position there."""
     if not pred_trace:
@@ -430,7 +435,7 @@ def _argument_problems(metrics: Any, goal: Any, weights: Any) -> list[str]:
     for field, weight in weights.items():
         if field not in metrics:
             problems.append(f"the field {field!r} has a weight and no metric.{suggestion(field, metrics)}")
-        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 < weight < math.inf:
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 < float(weight) < math.inf:
             problems.append(f"the weight of {field!r} is {brief(weight)}: give a positive number, or leave it out")
     if isinstance(goal, str) and goal in metrics and goal not in weights:
         problems.append(f"the goal {goal!r} has no weight: the score would not depend on it")

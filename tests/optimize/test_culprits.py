@@ -424,6 +424,27 @@ def test_the_state_is_the_one_after_the_commit() -> None:
     assert states == [{"q": "?", "a": "1"}]
 
 
+class Round(BaseModel):
+    text: str = ""
+    rounds: int = 0
+
+
+def test_a_value_that_was_written_again_has_the_state_after_that() -> None:
+    """In the second round the node has written the text that was there."""
+    graph = Graph(Round).add_node("write", lambda: {"text": "same"}, writes=["text"])
+    graph.add_node("count", lambda rounds: {"rounds": rounds + 1}, writes=["rounds"]).add_path(START, "write", "count")
+    graph.add_conditional_edges("count", lambda rounds: "write" if rounds < 2 else END, ["write", END])
+    run = graph.compile().run({})
+
+    def second(example: Any, text: str, state: Any) -> bool:
+        return bool(state["rounds"] == 1)
+
+    metric = by_field({"text": second}, goal="text")
+    assert metric(EXAMPLE, run.prediction) == 1
+    found = culprits(run, EXAMPLE, metric)
+    assert [note.verdict for note in found.notes if note.field == "text"] == ["wrong", "right"]
+
+
 def test_a_goal_that_was_not_written_makes_all_that_ran_suspects() -> None:
     graph = Graph(Routed).add_node("left", dspy.Predict("q -> answer")).add_node("right", dspy.Predict("q -> notes"))
     graph.add_conditional_edges(START, dspy.Predict("q -> label: Literal['left', 'right']"), ["left", "right"])
