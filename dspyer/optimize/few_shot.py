@@ -335,11 +335,21 @@ class StepJudge:
             }
 
 
-def _verdicts(notes: Iterable[FieldNote]) -> dict[tuple[str, str], str]:
-    """What is known of what a node or router wrote in a commit: wrong if one field is, right if one is right."""
+def _verdicts(notes: Sequence[FieldNote]) -> dict[tuple[str, str], str]:
+    """What is known of what a node or router wrote in a commit: wrong if one field is, right if one is right.
+
+    What branches have added to a value is wrong if this is wrong because of them.
+    """
+    joined = {
+        (note.field, node)
+        for note in notes
+        if note.node.startswith("join:") and note.verdict == "wrong"
+        for node in note.suspects
+    }
     found: dict[tuple[str, str], str] = {}
     for note in notes:
         place = note.commit, note.node
-        if note.verdict == "wrong" or (note.verdict == "right" and found.get(place) != "wrong"):
-            found[place] = note.verdict
+        verdict = "wrong" if note.verdict == "unknown" and (note.field, note.node) in joined else note.verdict
+        if verdict == "wrong" or (verdict == "right" and found.get(place) != "wrong"):
+            found[place] = verdict
     return found

@@ -155,12 +155,16 @@ class RunJudge:
         self._seen: dict[WrittenValue, _Status] = {}  # as those see it that follow from it
         self._part: dict[WrittenValue, _Status] = {}  # the same without what it builds on
         self._suspects: dict[WrittenValue, tuple[str, ...]] = {}  # of each fault
+        self._whole: dict[WrittenValue, WrittenValue] = {}  # the right value into which a join has folded a part
         self._suspected: dict[WrittenValue, WrittenValue] = {}  # the first fault that may follow from an unknown value
 
     def judgement(self) -> Judgement:
         """Judges all values, in the order in which they were written."""
         for value in self._values.values:
             self._add(value)
+        for value in self._values.values:
+            if value in self._results and self._status[value].right and value.commit.node.startswith("join:"):
+                self._mark_parts(value)
         for fault in self._suspects:
             self._mark_suspected(fault)
         shares = self._shares()
@@ -249,6 +253,16 @@ class RunJudge:
         self._results[value] = result
         return result
 
+    def _mark_parts(self, whole: WrittenValue) -> None:
+        """What branches have added to a right value is right: it could not be judged alone."""
+        stack = [*whole.builds_on]
+        while stack:
+            value = stack.pop()
+            if value.unjudged and value not in self._whole and self._status[value].fault is None:
+                self._whole[value] = whole
+                self._status[value] = _RIGHT
+                stack.extend(value.builds_on)
+
     # --- responsibility
 
     def _mark_suspected(self, fault: WrittenValue) -> None:
@@ -301,14 +315,14 @@ class RunJudge:
     def _text(self, value: WrittenValue, status: _Status, fault: WrittenValue | None) -> str:
         """The feedback for the authors of a value."""
         if status.right:
-            own = self._results[value].feedback
+            own = self._results[self._whole.get(value, value)].feedback
             return f"`{value.field}` is right." + (f" {own}" if own else "")
         found = []
         if value.problems:
             found.append(f"A check refused it: {'; '.join(value.problems)}")
         if status.fault is not None and status.fault is not value:
             found.append(self._follows_text(value, status))
-        elif fault is not None and len(self._suspects[fault]) > 1:
+        elif fault is not None and (fault is not value or len(self._suspects[fault]) > 1):
             found.append(self._suspect_text(fault))
         elif fault is value and not value.problems:
             found.append(self._fault_text(value))

@@ -15,6 +15,7 @@ state after its node.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import lru_cache
@@ -69,8 +70,8 @@ class WrittenValue:
         failed: whether its node failed, and an error edge led on.
         passes_on: whether what follows from it is judged by what it follows from itself: a check only says what is
             wrong, and what it has refused is known to be wrong by the one that corrects it.
-        unjudged: whether no metric judges it: a join has folded it into a value of several branches, or it hands on
-            what a check has refused.
+        unjudged: whether no metric judges it: a join has folded it into a value of several branches, or will in a run
+            that is not over, or it hands on what a check has refused.
     """
 
     __slots__ = (
@@ -157,7 +158,9 @@ class WrittenValues:
         self._positions: list[_Position] = []
         for entry in self._entries:
             self._positions.append(self._after(entry))
-        self.final = self._positions[-1].current
+        self.final = self._positions[-1].current if self._positions else {}  # of a run that failed at `START`
+        if run.status != "completed":
+            self._mark_unjoined()
 
     def _after(self, entry: LogEntry) -> _Position:
         """Adds the values and decisions of one commit."""
@@ -366,6 +369,44 @@ class WrittenValues:
                 authors = _mark_parts(changed, before.get(field))
             self._put(WrittenValue(commit, field, authors, (), (), tuple(changed)), position)
         return position
+
+    def _mark_unjoined(self) -> None:
+        """Marks what a branch holds of a field into which its siblings may be folded, in a run that is not over."""
+        graph, joined = self._graph, set[int]()
+        stack = [parent for entry in self._entries if len(entry.parents) > 1 for parent in entry.parents]
+        while stack:
+            at = stack.pop()
+            if at not in joined:
+                joined.add(at)
+                stack.extend(self._entries[at].parents)
+        writers = Counter(
+            field
+            for name, node in graph.nodes.items()
+            for field in {
+                *(node.writes or {}).values(),
+                *(f for way in _routers(graph, name) for f in way.writes.values()),
+            }
+        )
+        unjoined = {
+            entry.commit.id: self._sent_apart(entry)
+            for at, entry in enumerate(self._entries)
+            if at not in joined and entry.commit.branch
+        }
+        for value in self.values:
+            sent = unjoined.get(value.commit.id)
+            if sent is not None and value.field != NO_FIELD and (sent or writers[value.field] != 1):
+                folded = graph.topology.schema.reducer(value.field) is not None
+                if folded or isinstance(value.commit.patch.get(value.field), Mapping):
+                    value.unjudged = True
+
+    def _sent_apart(self, entry: LogEntry) -> bool:
+        """Whether a `Send` began the branch of a commit, beside others to the same node."""
+        while entry.commit.branch and len(entry.parents) == 1:
+            before = self._entries[entry.parents[0]]
+            if len(before.sends) > 1:
+                return True
+            entry = before
+        return False
 
 
 def _passing(decision: WrittenValue) -> WrittenValue:

@@ -14,7 +14,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Command, Graph, Run, agents, reducers, view
+from dspyer import END, START, Command, Graph, Run, Send, agents, reducers, view
 from dspyer.optimize import Culprits, by_field, culprits, equals
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM
@@ -369,6 +369,33 @@ def test_parts_of_a_folded_field_are_judged_together_where_branches_join() -> No
     example = dspy.Example(notes=["1", "3"], answer="right")
     found = culprits(run, example, by_field({"notes": complete, "answer": equals("answer")}, goal="answer"))
     assert found.shares == {"one": 0.5, "two": 0.5}
+
+
+def test_workers_are_told_of_the_value_that_they_have_made_together() -> None:
+    """The node is the only culprit, but each of its steps may be the cause."""
+
+    def spread(q: str) -> list[Send]:
+        return [Send("work", {"item": item}) for item in "ab"]
+
+    graph = Graph(Noted).add_node("work", dspy.Predict("item -> note"), writes={"note": "notes"})
+    graph.add_node("last", dspy.Predict("notes: list[str] -> answer")).add_conditional_edges(START, spread, ["work"])
+    graph.add_edge("work", "last").add_edge("last", END)
+    run = play(graph, [{"note": "1"}, {"note": "2"}, {"answer": "x"}], max_concurrency=1)
+    metric = by_field({"notes": equals("notes"), "answer": equals("answer")}, goal="answer")
+
+    def told(**gold: Any) -> tuple[list[str], list[str]]:
+        example = dspy.Example(**gold)
+        verdicts = [note.verdict for note in culprits(run, example, metric).notes if note.node == "work"]
+        texts = [metric(example, run.prediction, run.trace, "work", [step]).feedback for step in run.trace[:2]]
+        return verdicts, texts
+
+    assert told(notes=["1", "2"], answer="y") == (["right"] * 2, ["`notes` is right."] * 2)
+    text = "`notes` is the first field known to be wrong; this step may be the cause."
+    for answer in "xy":
+        assert told(notes=["1"], answer=answer) == (
+            ["unknown"] * 2,
+            [f"`notes` is ['1', '2'], expected ['1']. {text}"] * 2,
+        )
 
 
 def test_a_view_reads_only_what_it_shows() -> None:

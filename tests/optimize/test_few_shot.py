@@ -13,7 +13,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Retry, Run, reducers
+from dspyer import END, START, CompiledGraph, Graph, Retry, Run, Send, reducers
 from dspyer.errors import StoreError
 from dspyer.optimize import FewShot, by_field, cache, equals
 from dspyer.optimize.few_shot import StepJudge
@@ -490,3 +490,55 @@ def test_rollouts_are_kept_and_are_no_answers_of_a_plain_run(tmp_path: Path) -> 
         dspy.cache = before
     assert texts_of(again) == texts_of(first) == {"make_a": ["x", "y"], "make_b": ["x", "y"], "make_c": ["x"]}
     assert (plain.a, plain.c) == ("no x", "no x")
+
+
+# --- branches that make one value together
+
+
+class Items(BaseModel):
+    text: str
+    parts: Annotated[list[str], reducers.append] = []
+    c: str = ""
+
+
+def workers(how: str) -> CompiledGraph:
+    def spread(text: str) -> list[Send]:
+        return [Send("part", {"text": item}) for item in "12"]
+
+    graph = Graph(Items, inputs=["text"])
+    for name in ("part", "other") if how == "fork" else ("part",):
+        graph.add_node(name, dspy.Predict("text -> part"), writes={"part": "parts"})
+    graph.add_node("make_c", dspy.Predict("parts: list[str] -> c")).add_edge("make_c", END)
+    if how == "fork":
+        return graph.add_edge(START, ["part", "other"]).add_edge(["part", "other"], "make_c").compile()
+    return graph.add_conditional_edges(START, spread, ["part"]).add_edge("part", "make_c").compile()
+
+
+@pytest.mark.parametrize("how", ["send", "fork"])
+@pytest.mark.parametrize(("part", "c", "demos"), [("ok", "no", (1, 0)), ("ok", "ok", (1, 1)), ("bad", "ok", (0, 1))])
+def test_a_part_is_judged_with_the_others_and_not_asked_again(
+    how: str, part: str, c: str, demos: tuple[int, int]
+) -> None:
+    """It is never right alone, so rollouts would be in vain; that of a wrong value is no demonstration."""
+    program = workers(how)
+    metric = by_field({"parts": equals("parts"), "c": equals("c")}, goal="c")
+    example = dspy.Example(text="x", parts=["ok", "ok"], c="ok").with_inputs("text")
+    with Task(part=lambda inputs, rollout: {"part": part}, c=lambda inputs, rollout: {"c": c}) as task:
+        taught = few_shot(metric, rollouts=2).compile(program, trainset=[example])
+    assert (task.count("part"), task.count("c")) == (2, 1 if c == "ok" or part == "bad" else 3)
+    found = {name: len(predictor.demos) for name, predictor in taught.named_predictors()}
+    assert (found["part"], found["make_c"]) == demos
+
+
+def test_a_run_that_fails_before_its_first_node_is_an_error_like_others() -> None:
+    def route(text: str) -> str:
+        if text == "x":
+            raise ConnectionError("down")
+        return "make_a"
+
+    graph = Graph(name="Routed").add_node("make_a", dspy.Predict("text -> a")).add_edge("make_a", END)
+    graph.add_conditional_edges(START, route, ["make_a"])
+    metric = by_field({"a": equals("a")}, goal="a")
+    with Task(a=lambda inputs, rollout: {"a": "a y"}):
+        taught = few_shot(metric, max_errors=2).compile(graph.compile(), trainset=examples("x", "y"))
+    assert texts_of(taught) == {"make_a": ["y"]}
