@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from enum import Enum
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from inspect import getattr_static
 from re import Pattern
@@ -273,16 +273,20 @@ def _cells(fn: FunctionType) -> dict[str, Any]:
     return found
 
 
-def _globals(code: CodeType) -> set[str]:
+@lru_cache(2048)
+def _globals(code: CodeType) -> frozenset[str]:
     found = {
         instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _LOADS_OF_GLOBALS
     }
-    return found.union(*[_globals(constant) for constant in code.co_consts if isinstance(constant, CodeType)])
+    return frozenset(found).union(
+        *[_globals(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
+    )
 
 
 _LOADS_OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
 
 
+@lru_cache(2048)
 def _code(code: CodeType) -> list[Any]:
     """Describe bytecode, without the file and the lines that it came from."""
     return [

@@ -6,7 +6,9 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import dspy
 
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, arun_script, run_script
@@ -14,6 +16,14 @@ from dspyer.nodes.sync_async import blocked_loops
 from dspyer.persistence.patch_cache import ANY_LOOP, Flight, on_disk
 from dspyer.runtime.workers import in_worker_thread
 from dspyer.stopping import current_limit
+
+_LED: Final = "dspyer_led"  # a setting, since DSPy carries these to its threads
+
+
+def _led() -> tuple[Flight, ...]:
+    """The flights that executions around the caller lead."""
+    found: tuple[Flight, ...] = dspy.settings.get(_LED) or ()
+    return found
 
 
 class DiskStep:
@@ -57,6 +67,7 @@ class Lead(NamedTuple):
             while limit is not None:
                 stack.enter_context(limit.signal.on_stop(lambda _reason: self.flight.abandon()))
                 limit = limit.around
+            stack.enter_context(dspy.context(**{_LED: (*_led(), self.flight)}))
             with self.flight.leading(loop):
                 yield
 
@@ -90,7 +101,13 @@ class Follow(NamedTuple):
         return self._has_outcome()
 
     def _would_deadlock(self) -> bool:
-        """Whether the leader needs an event loop that a sync call around this execution blocks, as in a notebook."""
+        """Whether the leader waits for this execution.
+
+        It is around it, if what is called calls its own program again. Or it needs an event loop that a sync call
+        around this execution blocks, as in a notebook.
+        """
+        if any(flight is self.flight for flight in _led()):
+            return True
         blocked = blocked_loops()
         return bool(blocked) and (self.flight.loop is ANY_LOOP or self.flight.loop in blocked)
 

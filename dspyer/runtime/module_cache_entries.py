@@ -20,10 +20,11 @@ from dspyer.dspy_module.predictors import predictors_in
 from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import StateError, brief
 from dspyer.schema.schema import Schema
-from dspyer.threads.graph_fingerprint import classes_in, named_classes
+from dspyer.threads.graph_fingerprint import named_classes
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
+from dspyer.values.named_classes import classes_in
 
 _OF_DSPY: Final = (dspy.History, dspy.Image, dspy.Audio, dspy.Code, ToolCalls, ToolCalls.ToolCall, dspy.Example)
 _CLASS: Final = '"class"'

@@ -36,6 +36,7 @@ from dspyer.stores.base import Change, Row
 from dspyer.stores.content import blob_id
 from dspyer.values import json as encoding
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList
+from dspyer.values.named_classes import classes_in
 from dspyer.values.types import Opaque, class_name, known_class
 
 
@@ -259,10 +260,6 @@ def _pattern_text(segments: tuple[Any, ...]) -> str:
 # A value of any other class is read as an opaque value: nothing is imported, and no class is called, because a row
 # names it.
 
-NAMED = (Enum, tuple, str, int, float, bytes)
-"""Bases of the classes that rows name, in addition to models and dataclasses."""
-
-
 # How the JSON of a row names a class: {"$type":"model","class":"module:Name","value":...}
 _CLASS = b'","class":"'
 _CLASSES = re.compile(rb'"\$type":"\w+","class":"([^"\\]+)"')
@@ -276,14 +273,6 @@ def decoder(schema: Schema) -> Callable[[Any], Any]:
 def named_classes(schema: Schema) -> tuple[type, ...]:
     """The classes that the types of the fields name, directly or through the fields of other classes."""
     return () if schema.model is None else classes_in([schema.model])
-
-
-def classes_in(annotations: Iterable[Any]) -> tuple[type, ...]:
-    """The classes that some types name."""
-    found: dict[type, None] = {}
-    for annotation in annotations:
-        _collect(annotation, found)
-    return tuple(found)
 
 
 class StorableCheck:
@@ -340,32 +329,3 @@ def _holds(value: Any, name: str) -> bool:
     if isinstance(value, list | tuple | set | frozenset):
         return any(_holds(part, name) for part in value)
     return False
-
-
-def _collect(annotation: Any, found: dict[type, None]) -> None:
-    """Add the classes that a type names to `found`, which also keeps recursive types from looping."""
-    annotation = getattr(annotation, "__value__", annotation)  # of an alias, `type X = ...`
-    for argument in get_args(annotation):
-        _collect(argument, found)
-    if not isinstance(annotation, type) or annotation in found:
-        return
-    if issubclass(annotation, BaseModel):
-        found[annotation] = None
-        for field in annotation.model_fields.values():
-            _collect(field.annotation, found)
-    elif dataclasses.is_dataclass(annotation) or hasattr(annotation, "__required_keys__"):
-        found[annotation] = None
-        _collect_hints(annotation, found)
-    elif issubclass(annotation, NAMED) and annotation not in NAMED:
-        found[annotation] = None
-        if hasattr(annotation, "_fields"):
-            _collect_hints(annotation, found)
-
-
-def _collect_hints(cls: type, found: dict[type, None]) -> None:
-    try:
-        hints = get_type_hints(cls)
-    except NameError:  # a name that is imported under TYPE_CHECKING only
-        return
-    for hint in hints.values():
-        _collect(hint, found)

@@ -35,6 +35,11 @@ def look(place: str) -> str:
     return place
 
 
+def ending(end: str) -> Callable[[str], str]:
+    """A constraint of a type."""
+    return lambda text: text + end
+
+
 def answers(prompt: Any) -> dict[str, Any]:
     """What the LM says of any prompt: a function of it alone."""
     given = {name: str(value) for name, value in prompt.inputs.items()}

@@ -7,19 +7,19 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import dspy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel, create_model, field_validator
 
 from dspyer import END, START, Graph, Send, fill, messages, optimize, view
 from dspyer.dspy_module.lm_requests import in_rollout, with_new_responses
 from dspyer.nodes.module_key import ModuleDescriber
 from dspyer.runtime.optimizer_layers import asking_for
-from tests.optimize.cached import caching, caching_lm, facts, look
+from tests.optimize.cached import answers, caching, caching_lm, ending, facts, look
 
 
 @pytest.fixture(autouse=True)
@@ -73,15 +73,28 @@ class MoreKinds(dspy.Signature):
 
 def with_model(**fields: Any) -> Any:
     """Two models of one name, one of which has another field."""
-    from pydantic import create_model
-
     made: Any = create_model("Answer", **fields)
     return program(dspy.Predict(dspy.Signature("question -> answer").with_updated_fields("answer", type_=made)))
 
 
-def coded(source: str) -> Any:
-    """A module whose code is given."""
-    space: dict[str, Any] = {"dspy": dspy, "__name__": "of_the_test"}
+def checked(end: int) -> Any:
+    """A model of one name and form whose code changes what an LM says."""
+
+    def ended(cls: Any, a: int) -> int:
+        return a + end
+
+    made: Any = create_model("Answer", a=(int, 1), __validators__={"ended": field_validator("a")(ended)})
+    return program(dspy.Predict(dspy.Signature("question -> answer").with_updated_fields("answer", type_=made)))
+
+
+def constrained(end: str) -> Any:
+    made = Annotated[str, AfterValidator(ending(end))]
+    return program(dspy.Predict(dspy.Signature("question -> answer").with_updated_fields("answer", type_=list[made])))
+
+
+def coded(source: str, **used: Any) -> Any:
+    """A module whose code is given, with the global variables that it uses."""
+    space: dict[str, Any] = {"dspy": dspy, "__name__": "of_the_test", **used}
     exec(
         textwrap.dedent(
             f"""
@@ -97,6 +110,25 @@ def coded(source: str) -> Any:
         space,
     )
     return program(space["Own"](), writes=["answer"])
+
+
+def with_other_lm(model: str) -> Any:
+    """A module that asks an LM behind a global variable."""
+    return coded(
+        """with dspy.context(lm=OTHER):
+                        return self.ask(question=question)""",
+        OTHER=caching_lm(model=model),
+    )
+
+
+def with_judge(instructions: str) -> Any:
+    """A module that asks a predictor behind a global variable, outside of the trace."""
+    return coded(
+        """found = self.ask(question=question)
+                    with dspy.context(trace=[]):
+                        return dspy.Prediction(answer=found.answer + JUDGE(question="fair?").answer)""",
+        JUDGE=dspy.Predict(dspy.Signature("question -> answer", instructions)),
+    )
 
 
 def limited(limit: int) -> Any:
@@ -164,10 +196,24 @@ DIFFERENT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
         lambda: coded("return self.ask(question=question + '!')"),
     ),
     "attribute of a module": (lambda: limited(3), lambda: limited(4)),
+    "an LM that code uses": (lambda: with_other_lm("a"), lambda: with_other_lm("b")),
+    "a predictor that code uses": (lambda: with_judge("Be kind."), lambda: with_judge("Be strict.")),
+    "code of a type": (lambda: checked(1), lambda: checked(2)),
+    "code of a constraint": (lambda: constrained("1"), lambda: constrained("2")),
     "code of a tool": (lambda: tooled(look), lambda: tooled(look_twice)),
     "description of a tool": (lambda: tooled(look), lambda: tooled(look, "looks well")),
     "template": (lambda: told("In"), lambda: told("At")),
 }
+
+
+def as_asked(prompt: Any) -> Any:
+    """What the LM says, of the type of each field."""
+    shapes = {"object": {"a": 1}, "array": ["x"]}
+    found = answers(prompt)
+    return {
+        field.name: shapes.get(dict(field.schema or {}).get("type", ""), found[field.name])
+        for field in prompt.output_fields
+    }
 
 
 def made_calls(folder: Path, first: Any, second: Any, inputs: Any = ASK, other: Any = None) -> tuple[int, int]:
@@ -175,10 +221,10 @@ def made_calls(folder: Path, first: Any, second: Any, inputs: Any = ASK, other: 
     counts = []
     for made, given_ in ((first, inputs), (second, other or inputs)):
         lm = made.answer.lm if isinstance(getattr(made, "answer", None), dspy.Predict) else None
-        lm = lm or caching_lm()
-        with optimize.cache(folder), dspy.context(lm=lm):
-            made.run(given_)
-        counts.append(len(lm.calls))
+        lm = lm or caching_lm(as_asked)
+        with optimize.cache(folder) as spared, dspy.context(lm=lm):
+            assert made.run(given_).status == "completed"
+        counts.append(sum(one["lm_calls"] for one in spared.to_dict().values()))
     return counts[0], counts[1]
 
 
@@ -314,6 +360,51 @@ def test_settings_around_a_run_are_part_of_the_key(block: Any, other: Any, tmp_p
     assert counts == [1, 1, 0, 0]
 
 
+@pytest.mark.parametrize("name", ["rm", "depth"])
+def test_settings_that_only_own_code_reads_are_part_of_its_key(name: str, tmp_path: Path) -> None:
+    own = coded(f"return dspy.Prediction(answer=f'{{self.ask(question=question).answer}} {{dspy.settings.{name}}}')")
+    said = []
+    for value in ("a", "b", "a"):
+        with caching() as lm, optimize.cache(tmp_path), dspy.context(**{name: value}):
+            said.append((own.run(ASK).state["answer"].split()[-1], len(lm.calls)))
+            program().run(ASK)  # no code there reads it
+    assert [text for text, _ in said] == ["a", "b", "a"]
+    assert len(lm.calls) == 0
+    assert [count for _, count in said] == [1, 1, 0]
+
+
+def test_what_code_uses_may_change_within_a_block(tmp_path: Path) -> None:
+    limits = {"limit": 1}
+
+    def limited_look(place: str) -> str:
+        return f"{place} {limits['limit']} {LIMIT}"
+
+    agent = tooled(limited_look)
+    own = coded("return dspy.Prediction(answer=f'{self.ask(question=question).answer} {LIMIT} {self.most}')", LIMIT=1)
+    cls: Any = type(own.answer)
+    cls.most = 1
+    counts, said = [], []
+    with optimize.cache(tmp_path):
+        for limit, value in ((LIMIT_OF_TOOL, 1), (LIMIT_OF_TOOL, 2), (LIMIT_OF_OWN, 2), (LIMIT_OF_CLASS, 2), ("", 0)):
+            if limit == LIMIT_OF_TOOL:
+                limits["limit"] = value
+            elif limit == LIMIT_OF_OWN:
+                cls.forward.__globals__["LIMIT"] = value
+            elif limit == LIMIT_OF_CLASS:
+                cls.most = value
+            with caching() as lm:
+                agent.run(ASK)
+                asked = len(lm.calls)
+                said.append(own.run(ASK).state["answer"][-3:])
+            counts.append((asked > 0, len(lm.calls) - asked))
+    assert counts == [(True, 1), (True, 0), (False, 1), (False, 1), (False, 0)]
+    assert said == ["1 1", "1 1", "2 1", "2 2", "2 2"]
+
+
+LIMIT = 1
+LIMIT_OF_TOOL, LIMIT_OF_OWN, LIMIT_OF_CLASS = "tool", "own", "class"
+
+
 def test_the_default_adapter_is_the_chat_adapter(tmp_path: Path) -> None:
     with caching() as lm, optimize.cache(tmp_path):
         program().run(ASK)
@@ -371,12 +462,14 @@ OTHER_PROCESS = """
 import sys, dspy
 from dspyer import optimize
 from tests.optimize.cached import caching, look
-from tests.optimize.test_cache_keys import ASK, pair, tooled
+from tests.optimize.test_cache_keys import ASK, as_asked, constrained, pair, tooled
 dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
 with caching() as lm, optimize.cache(sys.argv[1]):
     pair().run(ASK)
     tooled(look).run(ASK)
-print(len(lm.calls))
+with caching(as_asked) as typed, optimize.cache(sys.argv[1]):
+    constrained("1").run(ASK)
+print(len(lm.calls) + len(typed.calls))
 """
 
 
@@ -384,6 +477,8 @@ def test_a_program_that_is_built_in_another_process_hits(tmp_path: Path) -> None
     with caching() as lm, optimize.cache(tmp_path):
         pair().run(ASK)
         tooled(look).run(ASK)
+    with caching(as_asked), optimize.cache(tmp_path):
+        constrained("1").run(ASK)
     assert lm.calls
     command = [sys.executable, "-c", OTHER_PROCESS, str(tmp_path)]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == "0"
