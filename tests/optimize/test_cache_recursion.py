@@ -30,7 +30,7 @@ class Twice(dspy.Module):
         return self.ask(question=question)
 
 
-def directly(program: Any) -> Callable[..., Any]:
+def directly(program: Any) -> Any:
     return program
 
 
