@@ -31,7 +31,7 @@ class Components:
 
     def __init__(self, program: dspy.Module, components: Iterable[str]) -> None:
         self._all = tuple(components)
-        graph = _only_graph(program)
+        graph = only_graph(program)
         self.exact = graph is program
         if graph is None:
             self._in = {name: (name,) for name in self._all}
@@ -75,13 +75,15 @@ class Components:
         """The components in a node; none of a function, a tool or a frozen node."""
         return self._in.get(node, ())
 
-    def node_of(self, component: str) -> str:
-        """The node that a component is in; of one outside of the graph, its own name."""
-        return next((node for node, inside in self._in.items() if component in inside), component)
+    def nodes_of(self, component: str) -> tuple[str, ...]:
+        """The nodes that a component is in, several if they share it; of one outside of the graph, its own name."""
+        return tuple(node for node, inside in self._in.items() if component in inside) or (component,)
 
     def node_of_step(self, step: TraceStep) -> str:
         """The node that made a step of a run: for a router or condenser this one, and not the node that it follows."""
         path = path_in_program(step.predictor) or ""
+        if path in self._in.get(step.node, ()):  # also one that another node has, too, under whose name it is listed
+            return step.node
         within = (node for node in self._modules if path == node or path.startswith((f"{node}.", f"{node}[")))
         return next(within, step.node)
 
@@ -113,18 +115,19 @@ class Components:
         return tuple(component for component in self._all if component in used or component not in of_nodes)
 
 
-def nodes_by_part(program: dspy.Module) -> dict[int, str]:
-    """The node of each module and predictor of a program, by id; outside of the graph, the component."""
-    graph = _only_graph(program)
-    found: dict[int, str] = {}
+def nodes_by_part(program: dspy.Module) -> dict[int, tuple[str, ...]]:
+    """The nodes of each module and predictor of a program, by id; outside of the graph, the component."""
+    graph = only_graph(program)
+    found: dict[int, tuple[str, ...]] = {}
     for attribute, module in vars(graph).items() if graph is not None else ():
         if isinstance(module, dspy.Module):
             for _, part in module.named_sub_modules():
-                found.setdefault(id(part), attribute)
-    return {id(parameter): name for name, parameter in program.named_parameters()} | found
+                found[id(part)] = (*found.get(id(part), ()), attribute)
+    return {id(parameter): (name,) for name, parameter in program.named_parameters()} | found
 
 
-def _only_graph(program: dspy.Module) -> CompiledGraph | None:
+def only_graph(program: dspy.Module) -> CompiledGraph | None:
+    """The graph of a program, if it has just one, those inside of it not counted."""
     if isinstance(program, CompiledGraph):
         return program
     graphs = [part for _, part in program.named_sub_modules() if isinstance(part, CompiledGraph)]

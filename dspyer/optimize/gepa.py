@@ -42,7 +42,8 @@ class GEPA(dspy.GEPA):
 
     Reuse takes the first run for all equal ones, also if the LM samples (`temperature`, `cache=False`), or a tool
     answers differently each time. `reuse=False` draws again each time, as `dspy.GEPA` does; then proposals are not
-    asked for anew either. A run that failed is never reused.
+    asked for anew either. A run that failed is never reused, nor is one that went on after a failure, along an error
+    edge or in a map: made again, it may succeed.
 
     It ends when the budget is spent, or earlier: when nothing but known runs has come for so long that `dspy.GEPA`
     would have spent the rest of the budget on them.
@@ -186,6 +187,12 @@ class _Observer:
         self._state: Any = None
         self._merged: int | None = None
 
+    def on_valset_evaluated(self, event: Mapping[str, Any]) -> None:
+        self._stats.candidates = max(self._stats.candidates, event["candidate_idx"] + 1)
+
+    def on_optimization_end(self, event: Mapping[str, Any]) -> None:  # without an iteration, if `log_dir` had all
+        self._stats.candidates = len(event["final_state"].program_candidates)
+
     def on_iteration_start(self, event: Mapping[str, Any]) -> None:
         self._state = event["state"]
         self._stats.candidates = len(self._state.program_candidates)
@@ -201,7 +208,8 @@ class _Observer:
         if index == self._merged:  # its edits were accepted before
             return
         for component in edits_between([candidates[parent] for parent in event["parent_ids"]], candidates[index]):
-            self._stats.node(self._components.node_of(component)).kept += 1
+            for node in self._components.nodes_of(component):
+                self._stats.node(node).kept += 1
 
 
 class _NothingNew:

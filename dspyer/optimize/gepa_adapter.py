@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
+from weakref import WeakValueDictionary
 
 import dspy
 from dspy.teleprompt.gepa.instruction_proposal import InstructionProposer
@@ -94,9 +95,22 @@ class ReusingAdapter:
         self._proposer.reflection_lm = cached_lm(inner.reflection_lm or dspy.settings.lm)
         self._proposed: Counter[str] = Counter()
         self._predictors = dict(inner.student.named_predictors())
+        self._programs: WeakValueDictionary[int, dspy.Module] = WeakValueDictionary()  # of candidates, by id
+        inner.build_program = self._noting(inner.build_program)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
+
+    def _noting(self, build: Callable[[Candidate], dspy.Module]) -> Callable[[Candidate], dspy.Module]:
+        """What builds the program of a candidate, and notes it: LM calls of other programs are none of a node."""
+        programs = self._programs
+
+        def built(candidate: Candidate) -> dspy.Module:
+            program = build(candidate)
+            programs[id(program)] = program
+            return program
+
+        return built
 
     # --- runs
 
@@ -184,7 +198,7 @@ class ReusingAdapter:
             objectives = dict(made.objective_scores[place]) if made.objective_scores else {}
             run = KnownRun(example, output, score, objectives, captured.get(place), {})
             fresh[id(example)] = run
-            if _has_failed(output):
+            if _has_failed(output) or _had_failures(output):
                 continue
             run = replace(run, calls=self._repeatable_calls(output))
             used = self.components.used_in(output)
@@ -218,11 +232,10 @@ class ReusingAdapter:
         self.spared_since_made = 0
         failed: list[list[Failure]] = []
         cached_before = _calls_spared_by_cache()
-        with dspy.context(**{FAILED_RUNS: failed}), counting_lm_calls() as counts:
+        with dspy.context(**{FAILED_RUNS: failed}), self.counting():
             try:
                 yield
             finally:
-                self._count_calls(counts)
                 for failure in itertools.chain(*failed):
                     self._stats.node(failure.node).failed += 1
                 if not _dspy_caches():
@@ -231,6 +244,15 @@ class ReusingAdapter:
 
     def _count_failed(self, made: Iterable[Batch]) -> None:
         self._stats.failed_runs += sum(_has_failed(output) for batch in made for output in batch.outputs)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """A block whose LM calls are counted, those of the nodes of a candidate and all others."""
+        with counting_lm_calls(self._programs) as counts:
+            try:
+                yield
+            finally:
+                self._count_calls(counts)
 
     def _count_calls(self, counts: LMCounts) -> None:
         for node, made in counts.made.items():
@@ -254,7 +276,8 @@ class ReusingAdapter:
         """The records for the reflection LM; none for no component."""
         if not components_to_update:
             return {}
-        return self.inner.make_reflective_dataset(candidate, eval_batch, components_to_update)
+        with self.counting():  # the metric is asked for feedback, and may ask an LM
+            return self.inner.make_reflective_dataset(candidate, eval_batch, components_to_update)
 
     def propose_new_texts(
         self, candidate: Candidate, reflective_dataset: Mapping[str, Any], components_to_update: list[str]
@@ -282,7 +305,8 @@ class ReusingAdapter:
                 self._stats.reflection_cached += counts.cached.total()
         for name, text in texts.items():
             if text != candidate.get(name):
-                self._stats.node(self.components.node_of(name)).proposed += 1
+                for node in self.components.nodes_of(name):
+                    self._stats.node(node).proposed += 1
         return texts
 
     def _groups(self, names: list[str], dataset: Mapping[str, Any]) -> list[list[str]]:
@@ -340,6 +364,15 @@ def _has_failed(output: Any) -> bool:
 def _is_cached(predictor: Any) -> bool:
     """Whether DSPy's own cache answers the requests of a predictor when they are made again."""
     return _dspy_caches() and bool(getattr(getattr(predictor, "lm", None) or dspy.settings.lm, "cache", False))
+
+
+def _had_failures(prediction: dspy.Prediction) -> bool:
+    """Whether an error edge or a map went on after a failure: made again, it may succeed."""
+    try:
+        run = Run.of(prediction)
+    except (LookupError, TypeError):
+        return False
+    return any(node.failed for node in run.stats().nodes.values())
 
 
 def _dspy_caches() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +12,8 @@ from dspyer.optimize.field_metric import FieldMetric, culprits
 from dspyer.optimize.gepa_adapter import Candidate, ReusingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats
 from dspyer.runtime.run import Run
+
+logger = logging.getLogger("dspyer")
 
 
 class Responsible(NamedTuple):
@@ -61,8 +64,8 @@ class CulpritSelector:
             return []
         return self._next(state, candidate_idx, ran or list(candidate))
 
-    def _components(self, nodes: Collection[str], among: Collection[str]) -> list[str]:
-        return [name for name in among if self._adapter.components.node_of(name) in nodes]
+    def _components(self, nodes: frozenset[str], among: Collection[str]) -> list[str]:
+        return [name for name in among if not nodes.isdisjoint(self._adapter.components.nodes_of(name))]
 
     def _next(self, state: Any, candidate_idx: int, allowed: Collection[str]) -> list[str]:
         """The next component of a candidate in turn, as DSPy's round robin, of those that are allowed."""
@@ -97,7 +100,13 @@ class CulpritSelector:
             run = Run.of(trajectory["prediction"])
         except (LookupError, TypeError):
             return Responsible()
-        notes = culprits(run, trajectory["example"], self._metric).notes
+        try:
+            with self._adapter.counting():  # a field metric may ask an LM
+                notes = culprits(run, trajectory["example"], self._metric).notes
+        except Exception:
+            self._stats.unjudged += 1
+            logger.warning("optimize.GEPA: a run has no known culprits, a field metric raised", exc_info=True)
+            return Responsible()
         found = Responsible(
             frozenset(note.cause for note in notes if note.cause is not None),
             frozenset(node for note in notes if note.cause is None for node in note.suspects),

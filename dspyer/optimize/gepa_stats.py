@@ -53,6 +53,7 @@ class GEPAStats:
         nodes: the figures of each node, in the order of the graph.
         judged: runs of minibatches whose culprits were searched for.
         metric_calls: runs of an example that were made and scored; they count for the budget.
+        unjudged: runs whose culprits are unknown, since the metric of a field raised.
         metric_spared: runs that were not made, since an equal run was known (`reuse=True`); they count for nothing.
         failed_runs: those runs of `metric_calls` that raised, in the program or in the metric.
         metric_errors: how often the metric raised in them.
@@ -81,6 +82,7 @@ class GEPAStats:
         self.nodes: dict[str, NodeTuning] = {name: NodeTuning(name, name in may_edit) for name in nodes}
         self.judged = 0
         self.metric_calls = 0
+        self.unjudged = 0
         self.metric_spared = 0
         self.failed_runs = 0
         self.metric_errors = 0
@@ -169,6 +171,8 @@ class GEPAStats:
                 f"{count_of(self.untunable, 'minibatch', 'minibatches')} gave no proposal: every culprit is a node "
                 "that GEPA may not edit"
             )
+        if self.unjudged:
+            lines.append(f"{count_of(self.unjudged, 'run')} without known culprits: the metric of a field raised")
         if self.other_lm_calls:
             lines.append(f"{count_of(self.other_lm_calls, 'LM call')} of no node: in a metric, or around the graph")
         return lines

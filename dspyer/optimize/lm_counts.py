@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import dspy
 from dspy.utils.callback import BaseCallback
 from dspy.utils.callback_context import ACTIVE_CALL_ID
+from dspy.utils.usage_tracker import UsageTracker
 
+from dspyer.dspy_module.executing import executing
 from dspyer.dspy_module.lm_records import with_lm_callback
-from dspyer.optimize.components import nodes_by_part
+from dspyer.optimize.components import nodes_by_part, only_graph
+from dspyer.runtime.program import CompiledGraph
 
 
 class LMCounts(BaseCallback):
     """The LM calls of a block. May be used from several threads.
 
-    To DSPy it is a callback, and a module that calls: DSPy puts an entry into the history of each of those.
+    To DSPy it is a callback, and a module that calls: DSPy puts an entry into the history of each of those. Where the
+    history is turned off, a usage tracker says which calls no cache answered.
+
+    Args:
+        programs: the ids of the programs with the nodes: a metric may call others.
 
     Attributes:
         made: the calls that no cache of DSPy answered, failed ones too, by node; "" for those of no node.
@@ -27,13 +34,15 @@ class LMCounts(BaseCallback):
         history: where DSPy appends entries; it stays empty.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, programs: Container[int] = ()) -> None:
+        self._programs = programs
         self.made: Counter[str] = Counter()
         self.cached: Counter[str] = Counter()
         self.history: Any = _NotedHistory(self._entry)
         self._begun: dict[str, tuple[str, Any]] = {}
+        self._used: set[str] | None = None  # calls with usage, if that is how they are told from those of a cache
         self._answered: set[str] = set()  # by a cache
-        self._nodes: dict[int, tuple[dspy.Module, dict[int, str]]] = {}  # by program, which is kept
+        self._nodes: dict[int, _Nodes] = {}  # by program, which is kept
         self._lock = Lock()
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
@@ -43,12 +52,19 @@ class LMCounts(BaseCallback):
 
     def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
         """Count a call that has ended."""
-        del outputs, exception
+        del outputs
         node, _ = self._begun.pop(call_id, ("", None))
+        known = exception is None and isinstance(dspy.settings.usage_tracker, _NotedUsage)
         with self._lock:
-            counts = self.cached if call_id in self._answered else self.made
+            unused = known and self._used is not None and call_id not in self._used
+            counts = self.cached if unused or call_id in self._answered else self.made
             self._answered.discard(call_id)
             counts[node] += 1
+
+    def by_usage(self) -> UsageTracker:
+        """A usage tracker by which the calls of the block are told from those of a cache."""
+        self._used = used = set[str]()
+        return _NotedUsage(used)
 
     def _entry(self, entry: Mapping[str, Any]) -> None:
         call_id = ACTIVE_CALL_ID.get() or ""
@@ -62,16 +78,26 @@ class LMCounts(BaseCallback):
                 self._answered.add(call_id)
 
     def _node(self) -> str:
-        """The node that calls: that of the innermost calling module which its program has."""
+        """The node that calls: that of the innermost calling module which its program has, else the one that runs."""
         callers = list(dspy.settings.caller_modules or ())
-        callers = callers[callers.index(self) + 1 :] if self in callers else []
-        root = next((one for one in callers if isinstance(one, dspy.Module)), None)
+        root = next((one for one in callers if id(one) in self._programs), None)
         if root is None:
             return ""
         known = self._nodes.get(id(root))
         if known is None:
-            known = self._nodes[id(root)] = (root, nodes_by_part(root))
-        return next((known[1][id(one)] for one in reversed(callers) if id(one) in known[1]), "")
+            known = self._nodes[id(root)] = _Nodes(root, only_graph(root), nodes_by_part(root))
+        nodes = next((known.of_part[id(one)] for one in reversed(callers) if id(one) in known.of_part), ())
+        here = executing.get()
+        running = here.node if here is not None and here.program is known.graph is not None else ""
+        return running if running in nodes or not nodes else nodes[0]
+
+
+class _Nodes(NamedTuple):
+    """The nodes of a program, by the ids of their modules and predictors."""
+
+    program: dspy.Module
+    graph: CompiledGraph | None
+    of_part: dict[int, tuple[str, ...]]
 
 
 class _NotedHistory(list[Any]):
@@ -85,11 +111,32 @@ class _NotedHistory(list[Any]):
         self._note(entry)
 
 
+class _NotedUsage(UsageTracker):
+    """A usage tracker that notes which calls have usage, and keeps none."""
+
+    def __init__(self, used: set[str]) -> None:
+        super().__init__()
+        self._used = used
+
+    def add_usage(self, lm: str, usage_entry: dict[str, Any]) -> None:
+        """Note the call: DSPy gives the usage of responses that no cache gave."""
+        del lm, usage_entry
+        self._used.add(ACTIVE_CALL_ID.get() or "")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _NotedUsage:
+        return self  # `dspy.Parallel` gives each thread a copy
+
+
 @contextmanager
-def counting_lm_calls() -> Iterator[LMCounts]:
-    """Count the LM calls of a block, in all its threads."""
-    counts, settings = LMCounts(), dspy.settings
+def counting_lm_calls(programs: Container[int] = ()) -> Iterator[LMCounts]:
+    """Count the LM calls of a block, in all its threads, by the nodes of the programs with these ids."""
+    counts, settings = LMCounts(programs), dspy.settings
+    further: dict[str, Any] = {}
+    without_history = settings.disable_history or settings.max_history_size == 0
+    if without_history and settings.usage_tracker is None and not settings.track_usage:
+        further["usage_tracker"] = counts.by_usage()
     with dspy.context(
+        **further,
         caller_modules=[*(settings.caller_modules or []), counts],
         callbacks=with_lm_callback(settings.callbacks or [], counts),
     ):

@@ -1,0 +1,185 @@
+"""What `gepa.stats` counts, compared with calls that are counted where they are made; and what went wrong is in it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+from dspyer import END, START, Graph, optimize
+from tests.optimize.skills import ONE_EACH, RULES, ChainState, SkillLM, candidates, chain, examples, step, stepwise
+
+pytestmark = pytest.mark.usefixtures("quiet")
+
+BY_FIELD = optimize.by_field({field: optimize.equals(field) for field in RULES}, goal="c")
+
+
+def tune(program: Any, lm: Any = None, metric: Any = BY_FIELD, **options: Any) -> tuple[Any, Any]:
+    train, val = options.pop("train", examples(9)), options.pop("val", examples(6, 100))
+    settings = {"max_metric_calls": 42, "num_threads": 1, "track_stats": True, "reflection_lm": SkillLM(), **options}
+    with dspy.context(lm=lm or SkillLM(hard=ONE_EACH)):
+        gepa = optimize.GEPA(metric, **settings)
+        tuned = gepa.compile(program, trainset=train, valset=val)
+    return tuned, gepa.stats
+
+
+def made(stats: Any) -> int:
+    return sum(one.lm_calls for one in stats.nodes.values())
+
+
+# --- LM calls
+
+
+@pytest.mark.parametrize("settings", [{}, {"disable_history": True}, {"max_history_size": 0}])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_calls_that_the_cache_of_dspy_answers_are_told_from_those_that_are_made(
+    settings: dict[str, Any], threads: int
+) -> None:
+    dspy.cache.enable_memory_cache = True
+    dspy.cache.reset_memory_cache()
+    lm = SkillLM(hard=ONE_EACH, cache=True)
+    with dspy.context(**settings):
+        _, stats = tune(chain(), lm, reuse=False, num_threads=threads)
+
+    cached = sum(one.lm_cached for one in stats.nodes.values())
+    assert made(stats) == len(lm.tasks)
+    assert cached == 3 * stats.metric_calls - len(lm.tasks) > 0
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_an_lm_that_the_metric_asks_is_no_node(plain: bool) -> None:
+    judge, ask = SkillLM({"c": RULES["c"]}), dspy.Predict(step("b", "c"))
+
+    def asked(b: int) -> None:
+        with dspy.context(lm=judge):
+            ask(b=b)
+
+    def judged(example: Any, b: int) -> bool:
+        asked(b)
+        return bool(b == example.b)
+
+    def whole(example: Any, pred: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
+        asked(pred.b)
+        return stepwise(example, pred, trace, pred_name, pred_trace)
+
+    lm = SkillLM(hard=ONE_EACH)
+    fields = {"a": optimize.equals("a"), "b": judged, "c": optimize.equals("c")}
+    _, stats = tune(chain(), lm, whole if plain else optimize.by_field(fields, goal="c"))
+
+    assert list(stats.nodes) == ["write_a", "write_b", "write_c"]
+    assert made(stats) == len(lm.tasks)
+    assert stats.other_lm_calls == len(judge.asked) > 0, "also of those for feedback and for culprits"
+
+
+def test_an_lm_that_a_function_asks_is_of_its_node() -> None:
+    def write(n: int) -> dict[str, Any]:
+        return {"a": dspy.Predict(step("n", "a"))(n=n).a}
+
+    graph = Graph(ChainState, name="Asking").add_node("write_a", write, writes=["a"])
+    graph.add_node("write_b", dspy.Predict(step("a", "b")))
+    metric = optimize.by_field({"b": optimize.equals("b")}, goal="b")
+    lm = SkillLM()
+    _, stats = tune(graph.add_path(START, "write_a", "write_b", END).compile(), lm, metric)
+
+    assert stats.nodes["write_a"].lm_calls == stats.nodes["write_b"].lm_calls == len(lm.tasks) / 2
+    assert not stats.other_lm_calls
+
+
+# --- a predictor that two nodes share
+
+
+def test_a_shared_predictor_is_selected_for_each_of_its_nodes_and_its_calls_are_of_the_node_that_made_them() -> None:
+    shared = dspy.Predict(step("n", "a"))
+    graph = Graph(ChainState, name="Shared").add_node("first", shared)
+    graph.add_node("second", shared, reads={"n": "a"}, writes={"a": "b"})
+    program = graph.add_path(START, "first", "second", END).compile()
+    metric = optimize.by_field(
+        {"a": lambda example, a: True, "b": lambda example, b: b == RULES["a"](example.a)}, goal="b"
+    )
+
+    tuned, stats = tune(program, SkillLM(), metric)
+
+    assert stats.nodes["second"].culprit
+    assert not stats.nodes["first"].culprit
+    assert not stats.untunable
+    assert tuned.second.signature.instructions == "Give a. RULE a"
+    rows = [(one.lm_calls, one.lm_spared, one.proposed, one.kept) for one in stats.nodes.values()]
+    assert rows[0] == rows[1]
+    assert rows[0][0] == stats.metric_calls
+
+
+# --- what went wrong is visible, and does not end it
+
+
+def test_runs_that_ask_a_question_have_failed() -> None:
+    graph = Graph(ChainState, name="Asking").add_node("write_a", dspy.Predict(step("n", "a")))
+    graph.add_interrupt("ask", question="How many?", answer=int, into="b")
+    metric = optimize.by_field({"a": optimize.equals("a")}, goal="a")
+
+    _, stats = tune(graph.add_path(START, "write_a", "ask", END).compile(), SkillLM(), metric)
+
+    assert stats.failed_runs == stats.metric_calls == 42
+
+
+def test_a_field_metric_that_raises_ends_nothing_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    def judged(example: Any, b: int) -> bool:
+        if example.n == 3:
+            raise ZeroDivisionError("no scale")
+        return bool(b == example.b)
+
+    metric = optimize.by_field({"a": optimize.equals("a"), "b": judged, "c": optimize.equals("c")}, goal="c")
+    tuned, stats = tune(chain(), metric=metric)
+
+    assert stats.unjudged
+    assert f"{stats.unjudged} run" in str(stats)
+    assert "no scale" in caplog.text
+    assert "in the metric of the field 'b'" in caplog.text
+    assert len(candidates(tuned)) > 1, "it learned from the other examples"
+
+
+def test_candidates_are_counted_without_an_iteration(tmp_path: Path) -> None:
+    _, stats = tune(chain(), max_metric_calls=2)
+    tuned, first = tune(chain(), log_dir=str(tmp_path))
+    _, again = tune(chain(), log_dir=str(tmp_path))
+
+    assert stats.candidates == 1
+    assert stats.metric_calls == 6
+    assert again.candidates == first.candidates == len(candidates(tuned)) > 1
+
+
+# --- reuse
+
+
+@pytest.mark.parametrize("how", ["edge", "map"])
+def test_a_run_that_went_on_after_a_failure_is_made_again(how: str) -> None:
+    seen: Counter[int] = Counter()
+
+    def fetch(n: int) -> dict[str, Any]:
+        seen[n] += 1
+        if seen[n] == 1:
+            raise ConnectionError("no route")
+        return {"a": n + 1}
+
+    if how == "edge":
+        graph = Graph(ChainState, name="Fetching").add_node("fetch", fetch, writes=["a"])
+        graph.add_node("give_up", lambda n: {"a": -50}, writes=["a"]).add_edge("give_up", "write_b")
+        graph.add_error_edge("fetch", "give_up", on=ConnectionError)
+        graph.add_edge(START, "fetch")
+        graph.add_edge("fetch", "write_b")
+    else:
+        graph = Graph(name="Fetching").add_node("list", lambda n: {"ns": [n, -1]}, writes=["ns"])
+        seen[-1] = 1
+        graph.add_map("fetch", fetch, over="ns", item="n", into="found", failures="lost")
+        graph.add_node("pick", lambda found: {"a": found[0]}, writes=["a"])
+        graph.add_path(START, "list", "fetch", "pick", "write_b")
+    program = graph.add_node("write_b", dspy.Predict(step("a", "b"))).add_edge("write_b", END).compile()
+    metric = optimize.by_field({"b": optimize.equals("b")}, goal="b")
+
+    tuned, stats = tune(program, SkillLM(), metric, train=examples(6), val=None)
+
+    assert tuned.detailed_results.val_aggregate_scores[-1] == 1
+    assert min(seen.values()) > 1
+    assert stats.metric_spared
