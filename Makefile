@@ -55,8 +55,9 @@ PAGE := inspector/node_modules/.package-lock.json
 $(PAGE): inspector/package-lock.json
 	@! command -v npm >/dev/null || (cd inspector && npm ci --ignore-scripts --no-audit --no-fund --silent) || echo "inspector/node_modules could not be installed"
 
+# The many processes that tests start find the modules compiled, also where the environment asks for no bytecode.
 test: $(READY) browser $(PAGE)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .

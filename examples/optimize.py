@@ -18,7 +18,7 @@ import dspy
 from model import language_model
 from triage import desk, inbox, line, tickets
 
-TRAIN, TEST = 144, 96
+TRAIN, DEV, TEST = 144, 24, 96
 
 
 def score(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float | bool:
@@ -29,7 +29,7 @@ def score(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None)
 
 def optimizers() -> dict[str, Any]:
     """Return functions that tune a program, by the name of the optimizer."""
-    train, dev = tickets("train")[:TRAIN], tickets("dev")[:24]
+    train, dev = tickets("train")[:TRAIN], tickets("dev")[:DEV]
     few = dspy.BootstrapFewShot(metric=score, max_bootstrapped_demos=8, max_labeled_demos=64)
     search = dspy.BootstrapFewShotWithRandomSearch(
         metric=score, max_bootstrapped_demos=4, max_labeled_demos=48, num_candidate_programs=4, num_threads=4

@@ -10,7 +10,6 @@ import contextlib
 import io
 import re
 import runpy
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,12 +114,15 @@ def test_pictures_drawn_by_the_library_are_up_to_date(file: str) -> None:
     assert STYLE.sub("", drawn) == STYLE.sub("", shown), "run docs/pictures/draw.py"
 
 
-def test_the_examples_print_what_their_page_shows() -> None:
+@pytest.mark.usefixtures("settings")
+def test_the_examples_print_what_their_page_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     excerpts = [fence["body"] for fence in FENCE.finditer((ROOT / "docs" / "examples.md").read_text())]
-    script = ROOT / "examples" / "research.py"
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(str(ROOT / "examples" / "research.py"), run_name="__main__")
     assert excerpts
-    assert all(excerpt in result.stdout for excerpt in excerpts)
+    assert all(excerpt in printed.getvalue() for excerpt in excerpts)
 
 
 def anchors(page: Path) -> set[str]:

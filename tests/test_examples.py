@@ -8,6 +8,7 @@ import os
 import re
 import runpy
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -149,7 +150,7 @@ SHOWN = {
 }
 
 
-FEWER = {"optimize.py": {"TEST": 32}, "tune.py": {"TEST": 48, "CALLS": 240}}
+FEWER = {"optimize.py": {"DEV": 12, "TEST": 24}, "tune.py": {"TEST": 32, "CALLS": 240}}
 """Constants of examples that take long: fewer held-out tickets show the gain of an optimizer too."""
 
 
@@ -174,15 +175,16 @@ def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
         assert_little_was_repeated(printed)
 
 
-def run_as_a_program(example: Path, output: Path) -> None:
+def run_as_a_program(example: Path, output: Path, environment: Mapping[str, str] | None = None) -> None:
     """Run an example in this process, as `python example` does in an empty folder; its prints go to a file."""
     os.environ.pop("DSPYER_MODEL", None)
+    os.environ.update(environment or {})
     os.chdir(output.parent)
     with output.open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it lasts as long as the process
-    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
+    sys.stdout = open(1, "w", 1, "utf-8", closefd=False)  # noqa: SIM115 - it lasts as long as the process
+    sys.stderr = open(2, "w", 1, "utf-8", closefd=False)  # noqa: SIM115 - as above
     sys.argv = [str(example)]
     sys.path.insert(0, str(example.parent))
     if example.name not in FEWER:

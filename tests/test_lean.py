@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 
 WITHOUT_EXTRAS = '''
@@ -93,19 +91,12 @@ def python(code: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_a_program_is_tuned_saved_and_run_without_the_extras(tmp_path: Path) -> None:
-    python(f"{WITHOUT_EXTRAS}{TUNED}assert 'numpy' not in sys.modules", tmp_path)
-
-
-@pytest.mark.parametrize("name", ["quickstart.py", "research.py"])
-def test_an_example_runs_without_the_extras(name: str, tmp_path: Path) -> None:
-    path = ROOT / "examples" / name
-    assert python(WITHOUT_EXTRAS + EXAMPLE.format(path=str(path), folder=str(path.parent)), tmp_path)
-
-
-def test_an_import_opens_no_socket_and_loads_nothing_that_it_does_not_need(tmp_path: Path) -> None:
-    """Beyond what `import dspy` has loaded, and LiteLLM least of all: that takes seconds."""
-    assert python(IMPORT, tmp_path).strip() == "[] []"
+def test_programs_are_tuned_saved_and_run_without_the_extras(tmp_path: Path) -> None:
+    paths = [ROOT / "examples" / name for name in ("quickstart.py", "research.py")]
+    examples = [EXAMPLE.format(path=str(path), folder=str(path.parent)) for path in paths]
+    printed = python("\n".join([WITHOUT_EXTRAS, TUNED, *examples, "assert 'numpy' not in sys.modules"]), tmp_path)
+    assert "12 tickets" in printed
+    assert "8 documents read" in printed
 
 
 def test_reading_a_store_imports_no_dspy() -> None:
@@ -113,12 +104,12 @@ def test_reading_a_store_imports_no_dspy() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def test_agents_and_searches_are_loaded_by_who_uses_them(tmp_path: Path) -> None:
-    code = """
-import sys, dspyer, dspyer.testing
+def test_an_import_opens_no_socket_and_loads_only_what_is_used(tmp_path: Path) -> None:
+    """Beyond what `import dspy` has loaded, and LiteLLM least of all: that takes seconds."""
+    code = f"""{IMPORT}
 def loaded():
-    return sorted({name.split(".")[1] for name in sys.modules if name.startswith(("dspyer.agents", "dspyer.search"))})
-graph = dspyer.Graph().add_node("double", lambda n: {"n": 2 * n}, writes=["n"])
+    return sorted({{name.split(".")[1] for name in sys.modules if name.startswith(("dspyer.agents", "dspyer.search"))}})
+graph = dspyer.Graph().add_node("double", lambda n: {{"n": 2 * n}}, writes=["n"])
 graph.add_path(dspyer.START, "double", dspyer.END).compile()(n=2)
 assert "opentelemetry" not in sys.modules, "the program does not trace"
 print(loaded())
@@ -127,4 +118,4 @@ print(loaded())
 dspyer.agents
 print(loaded())
 """
-    assert python(code, tmp_path).splitlines() == ["[]", "['search']", "['agents', 'search']"]
+    assert python(code, tmp_path).splitlines() == ["[] []", "[]", "['search']", "['agents', 'search']"]

@@ -6,9 +6,6 @@ Every test counts the requests that the server saw: exactly one per call of a pr
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -27,6 +24,9 @@ from dspyer.testing.prompt import write_answer
 from dspyer.testing.text_engine import Sampling
 from tests.dspy_contract.gates import PATIENCE
 from tests.openai_server import HTTPFailureError, Messages, OpenAIServer, prompt_of, usage
+from tests.persistence.processes import end_of
+from tests.persistence.processes import fork as process
+from tests.test_examples import run_as_a_program
 
 ROOT = Path(__file__).parent.parent
 QUESTION = "Where does the train go?"
@@ -321,25 +321,18 @@ def test_an_example_runs_with_a_model_that_the_environment_names(tmp_path: Path)
     """`DSPYER_MODEL=openai/... python examples/quickstart.py`: the desk asks that model, and no other."""
     writer = NearestWriter()
     with OpenAIServer(lambda messages: writer.write(prompt_of(messages), Sampling()).text) as server:
-        environment = {
-            **os.environ,
-            "DSPYER_MODEL": "openai/desk",
-            "OPENAI_API_BASE": server.url,
-            "OPENAI_API_KEY": "test",
-            "DSPY_CACHEDIR": str(tmp_path / "cache"),
-        }
-        result = subprocess.run(
-            [sys.executable, str(ROOT / "examples" / "quickstart.py")],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env=environment,
-            check=False,
-        )
+        environment = {"DSPYER_MODEL": "openai/desk", "OPENAI_API_BASE": server.url, "OPENAI_API_KEY": "test"}
+        output = tmp_path / "output.txt"
 
-    assert result.returncode == 0, result.stderr
-    assert "Support desk with openai/desk" in result.stdout
-    assert "12 tickets" in result.stdout
+        def example() -> None:
+            dspy.configure_cache(disk_cache_dir=str(tmp_path / "cache"))
+            run_as_a_program(ROOT / "examples" / "quickstart.py", output, environment)
+
+        assert end_of(process(example)) == 0, output.read_text()
+
+    printed = output.read_text()
+    assert "Support desk with openai/desk" in printed
+    assert "12 tickets" in printed
     counts = asked(server)
     assert {body["model"] for body in server.requests} == {"desk"}
     assert counts.keys() == {"category", "wish", "urgency", "step"}

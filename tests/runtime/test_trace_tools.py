@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,12 +117,21 @@ def test_with_openinference_a_resume_in_another_process_is_in_the_same_tree(how:
 # --- MLflow
 
 SCRIPT = """
-import asyncio, json, sys
+import asyncio, json, os, shutil, sys
 import dspy, mlflow
 from dspyer import END, START, Context, Graph
 from dspyer.testing import ScriptedLM
 
-mlflow.set_tracking_uri(sys.argv[1])
+database = sys.argv[1]
+mlflow.set_tracking_uri(f"sqlite:///{database}")
+mlflow.search_experiments()  # makes the tables, in a hundred transactions
+shutil.copy(database, database + ".other")
+setting = "true"
+other = os.fork()
+if not other:
+    setting, database = "false", database + ".other"
+os.environ["MLFLOW_USE_DEFAULT_TRACER_PROVIDER"] = setting
+mlflow.set_tracking_uri(f"sqlite:///{database}")
 mlflow.dspy.autolog()
 
 def ask(ctx: Context):
@@ -148,29 +157,30 @@ def lines(spans, parent=None, depth=0):
             yield "  " * depth + span.name
             yield from lines(spans, span.span_id, depth + 1)
 
-print(json.dumps(["\\n".join(lines(trace.data.spans)) for trace in mlflow.search_traces(return_type="list")]))
+found = ["\\n".join(lines(trace.data.spans)) for trace in mlflow.search_traces(return_type="list")]
+if other:
+    assert os.waitpid(other, 0)[1] == 0
+print(json.dumps([setting, found]), flush=True)
+os._exit(0)  # the fork has threads' queues of the first, which it cannot end
 """
 
 
 @pytest.fixture(scope="module")
-def mlflow_traces() -> Iterator[dict[str, subprocess.Popen[str]]]:
-    """A process for each setting, which run at the same time."""
-    found = {}
-    in_memory = Path("/dev/shm")  # MLflow makes its tables in a hundred transactions
-    folder = tempfile.TemporaryDirectory(dir=in_memory if in_memory.is_dir() else None)
-    for setting in ("true", "false"):
-        database = f"sqlite:///{folder.name}/{setting}.db"
-        own = {"MLFLOW_USE_DEFAULT_TRACER_PROVIDER": setting, "MLFLOW_ASYNC_TRACE_LOGGING_MAX_INTERVAL_MILLIS": "50"}
-        command = [sys.executable, "-c", SCRIPT, database]
-        environment = {**os.environ, **own, "PYTHONPATH": str(ROOT)}
-        found[setting] = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder.name
+def mlflow_traces() -> dict[str, list[str]]:
+    """The trees by setting: of a process that imports MLflow and makes its tables once, and of its fork."""
+    in_memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=in_memory if in_memory.is_dir() else None) as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT, f"{folder}/traces.db"],
+            env={**os.environ, "MLFLOW_ASYNC_TRACE_LOGGING_MAX_INTERVAL_MILLIS": "50", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            cwd=folder,
+            timeout=120,
+            check=False,
         )
-    yield found
-    for process in found.values():
-        process.kill()
-        process.communicate()
-    folder.cleanup()
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(line) for line in done.stdout.splitlines()[-2:])
 
 
 PREDICTOR = ["Predict.forward", "  ChatAdapter.format", "  ScriptedLM.__call__", "  ChatAdapter.parse"]
@@ -186,11 +196,9 @@ def below(*around: str) -> str:
 
 @pytest.mark.parametrize("setting", ["true", "false"])
 def test_mlflow_shows_the_nodes_only_if_it_uses_the_provider_of_the_program(
-    setting: str, mlflow_traces: dict[str, subprocess.Popen[str]]
+    setting: str, mlflow_traces: dict[str, list[str]]
 ) -> None:
-    output, errors = mlflow_traces[setting].communicate(timeout=120)
-    assert mlflow_traces[setting].returncode == 0, errors
-    found = sorted(json.loads(output.splitlines()[-1]))
+    found = sorted(mlflow_traces[setting])
     if setting == "true":
         assert found == sorted([below("Research.forward")] * 4 + ["Research.forward"])
         return
