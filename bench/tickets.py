@@ -11,15 +11,13 @@ same, and LM calls no more. The LM is the offline one, slowed down to `--delay` 
 from __future__ import annotations
 
 import argparse
-import io
-import logging
 import random
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -266,7 +264,7 @@ def measure(name: str, seed: int, delays: tuple[float, float], cached: bool) -> 
         dspy.configure_cache(enable_disk_cache=False)
         lm, reflection_lm = SlowLM(calls, "lm", delays[0]), SlowLM(calls, "reflection", delays[0])
         stack.enter_context(dspy.context(lm=lm))
-        stack.enter_context(quietly())
+        stack.enter_context(tune.quietly())
         program = slow_desk(calls, delays[1], folder / "tuning" if cached else None)
         began = time.perf_counter()
         with optimize.cache(folder / "tuning") if cached else ExitStack():
@@ -279,17 +277,6 @@ def measure(name: str, seed: int, delays: tuple[float, float], cached: bool) -> 
             score = dspy.Evaluate(devset=test, metric=final_metric(fast), num_threads=2, display_progress=False)(tuned)
     kinds = ("lm", "reflection", "metric", "tool")
     return Measured(float(score.score), *(spent.get(kind, 0) for kind in kinds), seconds)
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Silences the optimizers."""
-    logging.disable(logging.WARNING)
-    try:
-        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-            yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def table(names: list[str], seeds: int, delays: tuple[float, float]) -> Iterator[str]:

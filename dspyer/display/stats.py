@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from dspyer.display.amounts import cost_text
 from dspyer.display.redaction import HIDDEN
+from dspyer.display.tables import table_html, table_lines
 from dspyer.display.tokens import total_of
 from dspyer.events import Commit
 from dspyer.failure import Failure
@@ -210,40 +210,22 @@ class Stats:
 
     def __str__(self) -> str:
         columns = self._columns()
-        table = [[column.title for column in columns]]
-        table += [[column.cell(one) for column in columns] for one in self.nodes.values()]
-        widths = [max(len(cells[place]) for cells in table) for place in range(len(columns))]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if place else cell.ljust(width)
-                for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-            ).rstrip()
-            for cells in table
-        ]
-        return "\n".join([*lines, *self._remarks()])
+        return "\n".join([*table_lines([[column.title for column in columns], *self._rows(columns)]), *self._remarks()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         columns = self._columns()
-        style = "padding:.3em .8em;border-bottom:1px solid #8884;white-space:nowrap;"
-        head = "".join(
-            f'<th style="{style}text-align:{column.align}">{html.escape(column.title)}</th>' for column in columns
-        )
-        body = ""
-        for one in self.nodes.values():
-            cells = [
-                f'<td style="{style}text-align:{column.align};{column.colour(one)}">'
-                f"{html.escape(column.cell(one))}</td>"
-                for column in columns
-            ]
-            body += f"<tr>{''.join(cells)}</tr>"
-        remarks = "".join(f"<li>{html.escape(line)}</li>" for line in self._remarks())
-        return (
-            '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-            + (f'<ul style="font-size:90%">{remarks}</ul>' if remarks else "")
-        )
+        alarms = {
+            (row, place)
+            for row, one in enumerate(self.nodes.values())
+            for place, column in enumerate(columns)
+            if column.alarms and column.counts(one)
+        }
+        return table_html([column.title for column in columns], self._rows(columns), self._remarks(), alarms)
+
+    def _rows(self, columns: Iterable[_Column]) -> list[list[str]]:
+        return [[column.cell(one) for column in columns] for one in self.nodes.values()]
 
     def _columns(self) -> list[_Column]:
         rows = self.nodes.values()
@@ -284,20 +266,14 @@ class _Column(NamedTuple):
         cell: the text of a node's cell.
         counts: whether a node has something to show here; without such a node the column is left out.
         always: whether it is never left out.
-        align: left or right.
-        alarms: whether a cell that counts is red.
+        alarms: whether a cell that counts is red: what a team looks at first.
     """
 
     title: str
     cell: Callable[[NodeStats], str]
     counts: Callable[[NodeStats], object] = bool
     always: bool = False
-    align: str = "right"
     alarms: bool = False
-
-    def colour(self, one: NodeStats) -> str:
-        """Red for what a team looks at first."""
-        return "color:#c0392b;font-weight:600" if self.alarms and self.counts(one) else ""
 
 
 def _share(name: str) -> Callable[[NodeStats], str]:
@@ -305,7 +281,7 @@ def _share(name: str) -> Callable[[NodeStats], str]:
 
 
 _COLUMNS = (
-    _Column("node", lambda one: one.node, always=True, align="left"),
+    _Column("node", lambda one: one.node, always=True),
     _Column("visits", lambda one: f"{one.visits:,}", always=True),
     _Column("items", lambda one: "" if one.items is None else f"{one.items:,}", lambda one: one.items is not None),
     _Column("first try", _share("first_try"), always=True),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dspyer.display.tables import table_lines
 from dspyer.scheduler.provenance import FieldPart, unattributed_parts
 from dspyer.views import label, tokens_of_parts
 
@@ -82,9 +83,7 @@ class Tokens:
         head = ("node", "input", "visits", "sent", "full", "")
         table = [head, *[self._cells(row) for row in self.rows]]
         total = ("all", "", "", f"{self.sent:,}", f"{self.full:,}", _share(self.sent, self.full))
-        table.append(total)
-        widths = [max(len(cells[column]) for cells in table) for column in range(len(head))]
-        lines = ["  ".join(map(_aligned, range(len(head)), cells, widths)).rstrip() for cells in table]
+        lines = table_lines([*table, total], names=2)
         lines += [f"cached by the provider: {count:,} input tokens of {name}" for name, count in self.cached.items()]
         return "\n".join([*lines, f"counted {self.counted}"])
 
@@ -95,10 +94,6 @@ class Tokens:
         name = label(row.name)
         what = name if row.view is None else f"{name} = {row.view}"
         return row.node, what, str(row.visits), f"{row.sent:,}", f"{row.full:,}", _share(row.sent, row.full)
-
-
-def _aligned(column: int, cell: str, width: int) -> str:
-    return cell.ljust(width) if column < 2 else cell.rjust(width)
 
 
 def _share(sent: int, full: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ContextDecorator
 from contextvars import ContextVar
 from os import PathLike
@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from dspyer.display.tables import table_lines
 from dspyer.errors import brief
 from dspyer.runtime.module_cache import ModuleResults
 from dspyer.runtime.optimizer_layers import asking_for
@@ -61,19 +62,12 @@ class SparedCalls:
         if not rows:
             return "no node was called"
         total = {name: sum(row[name] for row in rows.values()) for name in next(iter(rows.values()))}
-        return "\n".join(_lines({**rows, "total": total} if len(rows) > 1 else rows))
+        shown = {**rows, "total": total} if len(rows) > 1 else rows
+        head = ["node", "calls made", "spared", "LM calls made", "spared"]
+        return "\n".join(table_lines([head, *([name, *map(str, row.values())] for name, row in shown.items())]))
 
     def __repr__(self) -> str:
         return f"<SparedCalls in {self.folder}>"
-
-
-def _lines(rows: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
-    titles = ("node", "calls made", "spared", "LM calls made", "spared")
-    texts = [(name, *(str(count) for count in counts.values())) for name, counts in rows.items()]
-    widths = [max(len(row[column]) for row in (titles, *texts)) for column in range(len(titles))]
-    for first, *others in (titles, *texts):
-        cells = [text.rjust(width) for text, width in zip(others, widths[1:], strict=True)]
-        yield "  ".join((first.ljust(widths[0]), *cells))
 
 
 def cache(path: str | PathLike[str]) -> AbstractContextManager[SparedCalls]:

@@ -71,10 +71,6 @@ class Components:
         """The nodes with a component."""
         return tuple(node for node in self.nodes if self._in.get(node))
 
-    def of_node(self, node: str) -> tuple[str, ...]:
-        """The components in a node; none of a function, a tool or a frozen node."""
-        return self._in.get(node, ())
-
     def nodes_of(self, component: str) -> tuple[str, ...]:
         """The nodes that a component is in, several if they share it; of one outside of the graph, its own name."""
         return tuple(node for node, inside in self._in.items() if component in inside) or (component,)

@@ -1,4 +1,8 @@
-"""`by_field`: a metric that compares single fields of a program with gold values; `equals`, the usual comparison."""
+"""`by_field`: a metric that compares single fields of a program with gold values; `equals`, the usual comparison.
+
+`culprits` is here too, since the metric keeps what `run_judge` has found out about each run: an optimizer asks for the
+feedback of every predictor, and the run is judged once.
+"""
 
 from __future__ import annotations
 

@@ -51,15 +51,15 @@ class CulpritSelector:
         del subsample_scores
         ran = self._reflectable(candidate, trajectories)
         found = [self._responsible(trajectory) for trajectory in trajectories]
-        to_blame = frozenset[str]().union(*(one.culprits for one in found))
-        selected = self._components(to_blame, ran)
+        culprit_nodes = frozenset[str]().union(*(one.culprits for one in found))
+        selected = self._components(culprit_nodes, ran)
         for one in found:
             suspects = self._components(one.suspects, ran)
             if not one.culprits and suspects and not set(suspects) & set(selected):
                 selected += self._next(state, candidate_idx, suspects)
         if selected:
             return [name for name in candidate if name in selected]
-        if to_blame and not self._components(to_blame, candidate):
+        if culprit_nodes and not self._components(culprit_nodes, candidate):
             self._stats.untunable += 1
             return []
         return self._next(state, candidate_idx, ran or list(candidate))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import wraps
@@ -10,6 +9,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from dspyer.display.amounts import count_of
+from dspyer.display.tables import table_html, table_lines
 
 
 @dataclass(slots=True)
@@ -112,44 +112,18 @@ class GEPAStats:
         return {"nodes": [one.to_dict() for one in self.nodes.values()], **rest}
 
     def __str__(self) -> str:
-        columns = self._columns()
-        table = [[column.title for column in columns]]
-        table += [[column.cell(one) for column in columns] for one in self.nodes.values()]
-        widths = [max(len(cells[place]) for cells in table) for place in range(len(columns))]
-        lines = [
-            "  ".join(
-                cell.rjust(width) if place else cell.ljust(width)
-                for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
-            ).rstrip()
-            for cells in table
-        ]
-        return "\n".join([*lines, *self._lines()])
+        return "\n".join([*table_lines(self._table()), *self._lines()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        head, *rows = self._table()
+        return table_html(head, rows, self._lines())
+
+    def _table(self) -> list[list[str]]:
         columns = self._columns()
-        style = "padding:.3em .8em;border-bottom:1px solid #8884;white-space:nowrap;text-align:"
-        sides = ["left", *["right"] * (len(columns) - 1)]
-        head = "".join(
-            f'<th style="{style}{side}">{html.escape(column.title)}</th>'
-            for side, column in zip(sides, columns, strict=True)
-        )
-        body = "".join(
-            "<tr>"
-            + "".join(
-                f'<td style="{style}{side}">{html.escape(column.cell(one))}</td>'
-                for side, column in zip(sides, columns, strict=True)
-            )
-            + "</tr>"
-            for one in self.nodes.values()
-        )
-        lines = "".join(f"<li>{html.escape(line)}</li>" for line in self._lines())
-        return (
-            '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-            f'<ul style="font-size:90%">{lines}</ul>'
-        )
+        rows = [[column.cell(one) for column in columns] for one in self.nodes.values()]
+        return [[column.title for column in columns], *rows]
 
     def _columns(self) -> list[_Figure]:
         rows = self.nodes.values()

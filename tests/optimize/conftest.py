@@ -1,4 +1,4 @@
-"""Optimizers that print nothing and find nothing in DSPy's caches."""
+"""Optimizers that print nothing, and programs that find nothing in DSPy's caches."""
 
 from __future__ import annotations
 
@@ -19,3 +19,12 @@ def quiet() -> Iterator[None]:
     yield
     dspy.cache.enable_memory_cache, dspy.cache.enable_disk_cache = stores
     logger.setLevel(level)
+
+
+@pytest.fixture
+def no_dspy_cache() -> Iterator[None]:
+    """What is spared is spared by `optimize.cache` alone."""
+    before = dspy.cache
+    dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
+    yield
+    dspy.cache = before

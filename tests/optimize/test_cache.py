@@ -6,7 +6,6 @@ import asyncio
 import gc
 import logging
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -23,14 +22,7 @@ from tests.dspy_optimizers.programs import PAIRS
 from tests.optimize.cached import Desk, Doc, answers, caching, caching_lm, facts, own_steps
 from tests.runtime.conftest import PLAYS, Play
 
-
-@pytest.fixture(autouse=True)
-def _without_dspy_cache() -> Iterator[None]:
-    """What is spared here is spared by the block."""
-    before = dspy.cache
-    dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
-    yield
-    dspy.cache = before
+pytestmark = pytest.mark.usefixtures("no_dspy_cache")
 
 
 def warnings_of(log: pytest.LogCaptureFixture) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,13 +21,7 @@ from dspyer.nodes.module_key import ModuleDescriber
 from dspyer.runtime.optimizer_layers import asking_for
 from tests.optimize.cached import answers, caching, caching_lm, ending, facts, look
 
-
-@pytest.fixture(autouse=True)
-def _without_dspy_cache() -> Iterator[None]:
-    before = dspy.cache
-    dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
-    yield
-    dspy.cache = before
+pytestmark = pytest.mark.usefixtures("no_dspy_cache")
 
 
 def program(module: Any = None, name: str = "One", node: str = "answer", **options: Any) -> Any:

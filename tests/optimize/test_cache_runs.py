@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,7 @@ from dspyer.testing import ScriptedLM
 from tests.agents.kit import turn
 from tests.optimize.cached import Desk, caching, facts, own_steps
 
-
-@pytest.fixture(autouse=True)
-def _without_dspy_cache() -> Iterator[None]:
-    before = dspy.cache
-    dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
-    yield
-    dspy.cache = before
+pytestmark = pytest.mark.usefixtures("no_dspy_cache")
 
 
 def script() -> list[Any]:
