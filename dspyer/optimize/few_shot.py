@@ -46,7 +46,8 @@ class FewShot(dspy.BootstrapFewShot):
         max_demos: how many demonstrations each predictor gets at most.
         rollouts: how often a node whose output is wrong, though nothing that it had read was wrong, is asked again at
             once. The run goes on with the first right output. Each time costs the LM calls of this node alone: for a
-            map, those of all its items. Graphs and searches that are nodes are not asked again, nor are routers.
+            map, those of all its items. Not asked again are graphs and searches that are nodes, routers, what adds to
+            a value that several branches make, and nodes of a run with live fields, or on a thread with a store.
         max_labeled_demos: as in `dspy.BootstrapFewShot`: up to this number, predictors also get examples as they are.
         teacher_settings: DSPy settings for the runs, such as another `lm`.
         max_errors: after how many runs that raise the optimization raises too; None for DSPy's setting.

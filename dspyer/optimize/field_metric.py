@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from threading import Lock
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import dspy
 
@@ -127,6 +127,7 @@ class FieldMetric:
         )
         self._judge = FieldJudge(self.metrics)
         self._runs: WeakKeyDictionary[Run, list[_JudgedRun]] = WeakKeyDictionary()
+        self._unchanged: WeakKeyDictionary[Run, ref[dspy.Prediction]] = WeakKeyDictionary()
         self._fits: GraphSpec | None = None  # the graph that was validated last
         self._missed: set[str] = set()  # fields that a prediction without a run did not have
         self._lock = Lock()
@@ -204,7 +205,14 @@ class FieldMetric:
         return self._mean({field: known.results.get((NO_FIELD, field)) for field in self._scored})
 
     def _is_changed(self, pred: dspy.Prediction, run: Run) -> bool:
-        """Whether a module around the graph has changed a value that counts for the score."""
+        """Whether a module around the graph has changed a value that counts for the score.
+
+        It is asked once for each prediction: GEPA wants feedback for each predictor.
+        """
+        with self._lock:
+            known = self._unchanged.get(run)
+        if known is not None and known() is pred:
+            return False
         for field in self._scored:
             if field in pred and field in run.state:
                 try:
@@ -213,6 +221,8 @@ class FieldMetric:
                     return True
                 if not same(value, run.state.raw(field)):
                     return True
+        with self._lock:
+            self._unchanged[run] = ref(pred)
         return False
 
     def _judged(self, run: Run, example: Any) -> _JudgedRun:
