@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, SupportsFloat
+from weakref import WeakSet
 
 import dspy
+from pydantic_core import to_jsonable_python
 
 from dspyer.errors import annotate, brief, list_names, suggestion, with_article
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.sync_async import is_async
 from dspyer.optimize.cached_calls import cached_result
+
+logger = logging.getLogger("dspyer")
 
 LONGEST = 2000
 """The most characters of a value in feedback."""
@@ -37,6 +42,10 @@ class FieldResult(NamedTuple):
         return "unknown" if self.score is None else "right" if self.score >= 1 else "wrong"
 
 
+_warned: WeakSet[Equals] = WeakSet()
+"""Those that have warned: not a part of them, since results of functions that call one are found by its parts."""
+
+
 class Equals:
     """Whether a field equals a column of the example: what `equals` makes."""
 
@@ -46,7 +55,18 @@ class Equals:
         self.column = column
 
     def __call__(self, example: Any, value: Any) -> bool:
-        return bool(value == self.expected(example))
+        expected = self.expected(example)
+        equal = bool(value == expected)
+        if not equal and self not in _warned and _differ_in_type_alone(value, expected):
+            _warned.add(self)
+            logger.warning(
+                "equals(%r): the value %s and the expected %s differ in their types alone, and are not equal: give "
+                "examples with values of the type of the field, or a function that compares them",
+                self.column,
+                repr(value)[:200],
+                repr(expected)[:200],
+            )
+        return equal
 
     def expected(self, example: Any) -> Any:
         """The value of the column."""
@@ -63,6 +83,18 @@ class Equals:
 
     def __repr__(self) -> str:
         return f"equals({self.column!r})"
+
+
+def _differ_in_type_alone(value: Any, expected: Any) -> bool:
+    """Whether two values that are not equal are the same as JSON, or as texts: a model and a dict, 17 and "17"."""
+    if type(value) is type(expected) and isinstance(value, str | int | float | bool | None):
+        return False
+    try:
+        return bool(to_jsonable_python(value) == to_jsonable_python(expected)) or (
+            isinstance(value, str) is not isinstance(expected, str) and str(value) == str(expected)
+        )
+    except Exception:  # noqa: BLE001 - a value without a JSON form
+        return False
 
 
 class FieldJudge:

@@ -50,6 +50,7 @@ def equals(column: str) -> Callable[[Any, Any], bool]:
 
     Returns:
         The metric, a function of the example and the value. It raises a `ValueError` for an example without the column.
+        A warning in the log says so once if two values differ in their types alone: a dict is equal to no model.
 
     Raises:
         TypeError: if the name is no text.
