@@ -121,8 +121,8 @@ class GEPA(dspy.GEPA):
 
         Raises:
             TypeError: if an example is no `dspy.Example`.
-            ValueError: if the examples do not fit the inputs of the program, or a metric by field does not fit them or
-                the program.
+            ValueError: if the program has no predictor to edit, if the examples do not fit its inputs, or if a metric
+                by field does not fit them or the program.
 
         Example:
             >>> import io
@@ -148,6 +148,11 @@ class GEPA(dspy.GEPA):
 
     def _changed(self, student: dspy.Module, given: dict[str, Any]) -> dict[str, Any]:
         """The arguments for `gepa.optimize`, made of those that DSPy has for it."""
+        if not given["seed_candidate"]:
+            raise ValueError(
+                "optimize.GEPA: there is nothing to edit: the program has no predictor, or all of its modules are "
+                "frozen, as an optimizer leaves what it compiled; with add_node(..., frozen=False) it is edited again"
+            )
         components = Components(student, given["seed_candidate"])
         self._stats = stats = GEPAStats(components.nodes, components.tunable)
         train: Any = ensure_loader(given["trainset"])

@@ -81,3 +81,14 @@ def test_a_message_of_a_run_that_failed_names_the_metric(caplog: pytest.LogCaptu
     with ScriptedLM(fails):
         optimize.FewShot(METRIC, max_errors=9).compile(program(), trainset=[GOOD])
     assert "with by_field({'place': equals('place')}, goal='place') due to" in caplog.text
+
+
+def test_a_program_without_a_predictor_to_edit_is_refused() -> None:
+    compiled = dspy.ChainOfThought("question -> place")
+    compiled._compiled = True
+    made = optimize.GEPA(METRIC, reflection_lm=ScriptedLM([]), max_metric_calls=6)
+    steps: list[Any] = [compiled, lambda question: {"place": question}]
+    for step in steps:
+        frozen = Graph().add_node("find", step, writes=["place"]).add_path(START, "find", END).compile()
+        with pytest.raises(ValueError, match="there is nothing to edit: the program has no predictor, or all of its"):
+            made.compile(frozen, trainset=[GOOD])
