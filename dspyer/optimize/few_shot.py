@@ -135,10 +135,11 @@ class FewShot(dspy.BootstrapFewShot):
             >>> tuned.find.demos[0].place, len(lm.calls)
             ('north', 2)
         """
+        trainset = list(trainset)
         validate_examples(student, trainset, "trainset")
         self._field_metric.validate(student, trainset)
         self.error_count = 0
-        tuned: dspy.Module = super().compile(student, teacher=teacher, trainset=list(trainset))
+        tuned: dspy.Module = super().compile(student, teacher=teacher, trainset=trainset)
         return tuned
 
     # --- what `dspy.BootstrapFewShot.compile` calls

@@ -138,8 +138,12 @@ class GEPAStats:
             f"{count_of(self.candidates, 'candidate')}, the given program included",
         ]
         if self.failed_runs:
-            of_metric = f", {self.metric_errors:,} in the metric: {self.metric_error}" if self.metric_errors else ""
-            lines.append(f"{self.failed_runs:,} of {count_of(self.metric_calls, 'run')} failed{of_metric}")
+            why = (
+                f", {self.metric_errors:,} in the metric: {self.metric_error}"
+                if self.metric_errors
+                else ": see the log"
+            )
+            lines.append(f"{self.failed_runs:,} of {count_of(self.metric_calls, 'run')} failed{why}")
         if self.untunable:
             lines.append(
                 f"{count_of(self.untunable, 'minibatch', 'minibatches')} gave no proposal: every culprit is a node "

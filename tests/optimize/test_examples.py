@@ -71,7 +71,7 @@ def test_the_figures_count_runs_that_failed(reuse: bool) -> None:
     with ScriptedLM(fails):
         stats = gepa([GOOD, GOOD.copy()], reuse=reuse).stats
     assert (stats.failed_runs, stats.metric_errors) == (stats.metric_calls, 0)
-    assert str(stats).endswith(f"\n{stats.metric_calls} of {stats.metric_calls} runs failed")
+    assert str(stats).endswith(f"\n{stats.metric_calls} of {stats.metric_calls} runs failed: see the log")
 
 
 def test_a_message_of_a_run_that_failed_names_the_metric(caplog: pytest.LogCaptureFixture) -> None:
