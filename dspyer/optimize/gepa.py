@@ -41,7 +41,7 @@ class GEPA(dspy.GEPA):
       and the same records. With DSPy's cache, it would get the same proposal again.
 
     Reuse takes the first run for all equal ones, also if the LM samples (`temperature`, `cache=False`), or a tool
-    answers differently each time. `reuse=False` draws again each time, as `dspy.GEPA` does; then proposals are not
+    returns something else each time. `reuse=False` draws again each time, as `dspy.GEPA` does; then proposals are not
     asked for anew either. A run that failed is never reused, nor is one that went on after a failure, along an error
     edge or in a map: made again, it may succeed.
 

@@ -362,7 +362,7 @@ def _has_failed(output: Any) -> bool:
 
 
 def _is_cached(predictor: Any) -> bool:
-    """Whether DSPy's own cache answers the requests of a predictor when they are made again."""
+    """Whether DSPy's own cache serves the requests of a predictor when they are made again."""
     return _dspy_caches() and bool(getattr(getattr(predictor, "lm", None) or dspy.settings.lm, "cache", False))
 
 

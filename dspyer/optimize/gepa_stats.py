@@ -25,9 +25,9 @@ class NodeTuning:
         proposed: new instructions that the reflection LM wrote for it.
         kept: those of them that are in a candidate which GEPA accepted.
         lm_calls: its LM calls that were made, failed runs included.
-        lm_cached: further ones that DSPy's own cache answered.
+        lm_cached: further ones that DSPy's own cache served.
         lm_spared: LM calls that reuse and `optimize.cache` kept from being made, and that DSPy's cache would not have
-            answered.
+            served.
     """
 
     node: str
@@ -59,7 +59,7 @@ class GEPAStats:
         metric_errors: how often the metric raised in them.
         metric_error: what it raised last.
         reflection_calls: calls of the reflection LM that were made.
-        reflection_cached: further ones that a cache answered.
+        reflection_cached: further ones that a cache served.
         repeated: proposals that had been made for the same parent and records before, and were asked for anew.
         untunable: minibatches that gave no proposal, since every culprit was a node that GEPA may not edit.
         candidates: candidates that GEPA accepted, the program that it was given included.

@@ -23,14 +23,14 @@ class LMCounts(BaseCallback):
     """The LM calls of a block. May be used from several threads.
 
     To DSPy it is a callback, and a module that calls: DSPy puts an entry into the history of each of those. Where the
-    history is turned off, a usage tracker says which calls no cache answered.
+    history is turned off, a usage tracker says which calls no cache served.
 
     Args:
         programs: the ids of the programs with the nodes: a metric may call others.
 
     Attributes:
-        made: the calls that no cache of DSPy answered, failed ones too, by node; "" for those of no node.
-        cached: those that a cache of DSPy answered.
+        made: the calls that no cache of DSPy served, failed ones too, by node; "" for those of no node.
+        cached: those that a cache of DSPy served.
         history: where DSPy appends entries; it stays empty.
     """
 
@@ -41,7 +41,7 @@ class LMCounts(BaseCallback):
         self.history: Any = _NotedHistory(self._entry)
         self._begun: dict[str, tuple[str, Any]] = {}
         self._used: set[str] | None = None  # calls with usage, if that is how they are told from those of a cache
-        self._answered: set[str] = set()  # by a cache
+        self._served: set[str] = set()  # by a cache
         self._nodes: dict[int, _Nodes] = {}  # by program, which is kept
         self._lock = Lock()
 
@@ -57,8 +57,8 @@ class LMCounts(BaseCallback):
         known = exception is None and isinstance(dspy.settings.usage_tracker, _NotedUsage)
         with self._lock:
             unused = known and self._used is not None and call_id not in self._used
-            counts = self.cached if unused or call_id in self._answered else self.made
-            self._answered.discard(call_id)
+            counts = self.cached if unused or call_id in self._served else self.made
+            self._served.discard(call_id)
             counts[node] += 1
 
     def by_usage(self) -> UsageTracker:
@@ -75,7 +75,7 @@ class LMCounts(BaseCallback):
             hit = not entry.get("usage") and bool(getattr(self._begun[call_id][1], "cache", False))
         if hit:
             with self._lock:
-                self._answered.add(call_id)
+                self._served.add(call_id)
 
     def _node(self) -> str:
         """The node that calls: that of the innermost calling module which its program has, else the one that runs."""
