@@ -6,6 +6,7 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import dspy
@@ -18,6 +19,7 @@ from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import FieldJudge
 from dspyer.optimize.field_metric import FieldMetric, culprits
 from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
+from dspyer.optimize.written_values import WrittenValues
 from dspyer.runtime.optimizer_layers import asking_for
 from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import Run, internals_of
@@ -309,6 +311,11 @@ class StepJudge:
         """What is known of a run, which may have failed, and the ids of the commits in which a fault was made."""
         judge = RunJudge(run, self.example, self._fields, self._metric.goal, {})
         return judge.judgement().culprits, judge.faults
+
+    def shared(self, execution: str, run: Callable[[], Run]) -> AbstractSet[str]:
+        """The fields of which an output on a branch is a part: a metric of the whole cannot judge it."""
+        written = WrittenValues(run()).written
+        return {field for (commit, field), value in written.items() if commit == execution and value.unjudged}
 
     def wants_another(
         self, execution: str, fields: Iterable[str], after: ImmutableState, run: Callable[[], Run]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -57,6 +58,9 @@ class Rollouts(Protocol):
     @property
     def most(self) -> int: ...
 
+    def shared(self, execution: str, run: Callable[[], Run]) -> AbstractSet[str]:
+        """The fields of which an output on a branch is a part, to be judged with those of its siblings."""
+
     def wants_another(
         self, execution: str, fields: Iterable[str], after: ImmutableState, run: Callable[[], Run]
     ) -> bool:
@@ -80,7 +84,8 @@ def asked_again(
     if isinstance(session, LiveSession) or session.journal is not None:  # a stored map has recorded its items
         return first
     so_far = partial(_run_so_far, session, execution, first)
-    if not rollouts.wants_another(execution.id, {*first.patch, *node.always_writes}, first.after, so_far):
+    shared = rollouts.shared(execution.id, so_far) if execution.path else frozenset()
+    if not rollouts.wants_another(execution.id, {*first.patch, *node.always_writes} - shared, first.after, so_far):
         return first
     delegate, kept = first.call.context.delegate, take_steps(0)
     failed = session.failed_attempts.get(execution.id)
@@ -108,7 +113,7 @@ def asked_again(
                 raise
             forget()
             continue
-        if rollouts.is_right({*output.patch, *node.always_writes}, output.after):
+        if rollouts.is_right({*output.patch, *node.always_writes} - shared, output.after):
             lose(kept)
             return output
         forget()

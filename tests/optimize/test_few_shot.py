@@ -530,6 +530,18 @@ def test_a_part_is_judged_with_the_others_and_not_asked_again(
     assert (found["part"], found["make_c"]) == demos
 
 
+@pytest.mark.parametrize("how", ["send", "fork"])
+def test_a_metric_never_sees_a_part(how: str) -> None:
+    def both(example: Any, parts: list[str]) -> bool:
+        return (parts[0], parts[1]) == ("ok", "ok")
+
+    example = dspy.Example(text="x", c="ok").with_inputs("text")
+    with Task(part=lambda inputs, rollout: {"part": "ok"}, c=lambda inputs, rollout: {"c": "ok"}):
+        metric = by_field({"parts": both, "c": equals("c")}, goal="c")
+        taught = few_shot(metric, rollouts=2).compile(workers(how), trainset=[example])
+    assert all(len(predictor.demos) == 1 for _, predictor in taught.named_predictors())
+
+
 def test_a_run_that_fails_before_its_first_node_is_an_error_like_others() -> None:
     def route(text: str) -> str:
         if text == "x":
