@@ -18,7 +18,7 @@ from gepa.core.adapter import EvaluationBatch
 from gepa.core.state import CachedEvaluation, EvaluationCache
 
 from dspyer.dspy_module.lm_requests import STRIDE
-from dspyer.errors import needs_new_response
+from dspyer.errors import error_text, needs_new_response
 from dspyer.failure import Failure
 from dspyer.optimize.cached_calls import cached_lm
 from dspyer.optimize.components import Components
@@ -276,7 +276,7 @@ class ReusingAdapter:
         """The records for the reflection LM; none for no component."""
         if not components_to_update:
             return {}
-        with self.counting():  # the metric is asked for feedback, and may ask an LM
+        with self.counting(), self._reflecting():  # the metric is asked for feedback, and may ask an LM
             return self.inner.make_reflective_dataset(candidate, eval_batch, components_to_update)
 
     def propose_new_texts(
@@ -289,7 +289,7 @@ class ReusingAdapter:
         """
         asked: list[str] = []
         texts: dict[str, str] = {}
-        with counting_lm_calls() as counts:
+        with counting_lm_calls() as counts, self._reflecting():
             try:
                 for group in self._groups(components_to_update, reflective_dataset):
                     records = {name: reflective_dataset[name] for name in group if name in reflective_dataset}
@@ -309,13 +309,23 @@ class ReusingAdapter:
                     self._stats.node(node).proposed += 1
         return texts
 
+    @contextmanager
+    def _reflecting(self) -> Iterator[None]:
+        """A block that reflects: counts what it raises, after which `gepa` goes on and says so in a log alone."""
+        try:
+            yield
+        except Exception as error:
+            self._stats.reflection_errors += 1
+            self._stats.reflection_error = f"{type(error).__name__}: {error_text(error)}"
+            raise
+
     def _groups(self, names: list[str], dataset: Mapping[str, Any]) -> list[list[str]]:
         """The components that are asked for together; without reuse all of them, as DSPy does."""
         if not self.reuse:
             return [names] if names else []
         known = [name for name in names if name in dataset]
         if type(self.inner.custom_instruction_proposer) is not InstructionProposer:
-            return [known] if known else []
+            return [names] if known else []
         code = [name for name in known if name not in self._predictors]  # of a `dspy.Flex`
         return [*([name] for name in known if name in self._predictors), *([code] if code else [])]
 

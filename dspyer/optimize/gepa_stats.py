@@ -60,6 +60,9 @@ class GEPAStats:
         metric_error: what it raised last.
         reflection_calls: calls of the reflection LM that were made.
         reflection_cached: further ones that a cache served.
+        reflection_errors: how often the reflection LM, or the metric that was asked for feedback, raised, or there was
+            nothing to reflect on. Such a minibatch gives no proposal, unless a second try of gepa succeeds.
+        reflection_error: what was raised last.
         repeated: proposals that had been made for the same parent and records before, and were asked for anew.
         untunable: minibatches that gave no proposal, since every culprit was a node that GEPA may not edit.
         candidates: candidates that GEPA accepted, the program that it was given included.
@@ -89,6 +92,8 @@ class GEPAStats:
         self.metric_error = ""
         self.reflection_calls = 0
         self.reflection_cached = 0
+        self.reflection_errors = 0
+        self.reflection_error = ""
         self.repeated = 0
         self.untunable = 0
         self.candidates = 0
@@ -144,6 +149,8 @@ class GEPAStats:
                 else ": see the log"
             )
             lines.append(f"{self.failed_runs:,} of {count_of(self.metric_calls, 'run')} failed{why}")
+        if self.reflection_errors:
+            lines.append(f"reflection failed {count_of(self.reflection_errors, 'time')}: {self.reflection_error}")
         if self.untunable:
             lines.append(
                 f"{count_of(self.untunable, 'minibatch', 'minibatches')} gave no proposal: every culprit is a node "

@@ -10,6 +10,7 @@ import dspy
 import pytest
 
 from dspyer import END, START, Graph, optimize
+from dspyer.testing.text_engine import TextLM
 from tests.optimize.skills import ONE_EACH, RULES, ChainState, SkillLM, candidates, chain, examples, step, stepwise
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -138,6 +139,54 @@ def test_a_field_metric_that_raises_ends_nothing_and_is_counted(caplog: pytest.L
     assert "no scale" in caplog.text
     assert "in the metric of the field 'b'" in caplog.text
     assert len(candidates(tuned)) > 1, "it learned from the other examples"
+
+
+def test_feedback_that_raises_is_in_the_stats() -> None:
+    def broken(example: Any, pred: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
+        if pred_name is not None:
+            raise KeyError("hints")
+        return stepwise(example, pred)
+
+    tuned, stats = tune(chain(), metric=broken)
+
+    assert len(candidates(tuned)) == 1
+    assert stats.reflection_errors > 1
+    assert f"reflection failed {stats.reflection_errors} times: KeyError: 'hints'" in str(stats)
+
+
+def test_a_reflection_lm_that_raises_is_in_the_stats() -> None:
+    class Down:
+        def write(self, prompt: Any, sampling: Any, /) -> str:
+            raise ConnectionError("no route")
+
+    _, stats = tune(chain(), reflection_lm=TextLM("down", Down(), num_retries=0))
+    _, fine = tune(chain())
+
+    assert stats.reflection_errors
+    assert "no route" in stats.reflection_error
+    assert "no route" in str(stats)
+    assert not fine.reflection_errors
+    assert "reflection failed" not in str(fine)
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_proposer_of_the_user_also_gets_components_without_records(reuse: bool) -> None:
+    asked: list[tuple[set[str], set[str]]] = []
+
+    def propose(candidate: Any, reflective_dataset: Any, components_to_update: list[str]) -> dict[str, str]:
+        asked.append((set(components_to_update), set(reflective_dataset)))
+        return {name: f"{candidate[name]} RULE a" for name in components_to_update}
+
+    graph = Graph(ChainState, name="Sides")
+    for side in ("left", "right"):
+        graph.add_node(side, dspy.Predict(step("n", "a"))).add_edge(side, END)
+    graph.add_conditional_edges(START, lambda n: "right" if n < 1000 else "left", ["left", "right"])
+    metric = optimize.by_field({"a": optimize.equals("a")}, goal="a")
+
+    options = {"instruction_proposer": propose, "component_selector": "all", "reuse": reuse}
+    tune(graph.compile(), SkillLM(), metric, **options)
+
+    assert asked[0] == ({"left", "right"}, {"right"})
 
 
 def test_candidates_are_counted_without_an_iteration(tmp_path: Path) -> None:
