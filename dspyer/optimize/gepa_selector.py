@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+import dspy
 from dspy.teleprompt.bootstrap_trace import FailedPrediction
 
 from dspyer.optimize.field_metric import FieldMetric, culprits
@@ -96,9 +97,11 @@ class CulpritSelector:
 
     def _judge(self, trajectory: Mapping[str, Any]) -> Responsible:
         """The responsible nodes of a run, which are counted; none of a run that failed: see `GEPAStats`."""
+        prediction = trajectory["prediction"]
         try:
-            run = Run.of(trajectory["prediction"])
+            run = Run.of(prediction)
         except (LookupError, TypeError):
+            self._stats.without_run += isinstance(prediction, dspy.Prediction) and bool(prediction.keys())
             return Responsible()
         try:
             with self._adapter.counting():  # a field metric may ask an LM

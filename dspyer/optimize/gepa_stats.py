@@ -54,6 +54,7 @@ class GEPAStats:
         judged: runs of minibatches whose culprits were searched for.
         metric_calls: runs of an example that were made and scored; they count for the budget.
         unjudged: runs whose culprits are unknown, since the metric of a field raised.
+        without_run: runs whose culprits are unknown, since their prediction is none that a graph gave.
         metric_spared: runs that were not made, since an equal run was known (`reuse=True`); they count for nothing.
         failed_runs: those runs of `metric_calls` that raised, in the program or in the metric.
         metric_errors: how often the metric raised in them.
@@ -86,6 +87,7 @@ class GEPAStats:
         self.judged = 0
         self.metric_calls = 0
         self.unjudged = 0
+        self.without_run = 0
         self.metric_spared = 0
         self.failed_runs = 0
         self.metric_errors = 0
@@ -158,6 +160,8 @@ class GEPAStats:
             )
         if self.unjudged:
             lines.append(f"{count_of(self.unjudged, 'run')} without known culprits: the metric of a field raised")
+        if self.without_run:
+            lines.append(f"{count_of(self.without_run, 'run')} without known culprits: no graph gave the prediction")
         if self.other_lm_calls:
             lines.append(f"{count_of(self.other_lm_calls, 'LM call')} of no node: in a metric, or around the graph")
         return lines

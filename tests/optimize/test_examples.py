@@ -92,3 +92,23 @@ def test_a_program_without_a_predictor_to_edit_is_refused() -> None:
         frozen = Graph().add_node("find", step, writes=["place"]).add_path(START, "find", END).compile()
         with pytest.raises(ValueError, match="there is nothing to edit: the program has no predictor, or all of its"):
             made.compile(frozen, trainset=[GOOD])
+
+
+class Wrapped(dspy.Module):  # type: ignore[misc, unused-ignore]
+    """A graph whose prediction is made anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.graph = program()
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        return dspy.Prediction(place=self.graph(**inputs).place)
+
+
+def test_the_figures_say_that_culprits_are_unknown_without_the_prediction_of_a_graph() -> None:
+    reflection = ScriptedLM(lambda prompt: {"new_instruction": "Say where."})
+    made = optimize.GEPA(METRIC, reflection_lm=reflection, max_metric_calls=6, num_threads=1)
+    with ScriptedLM(lambda prompt: {"place": "south"}):
+        made.compile(Wrapped(), trainset=[GOOD, GOOD.copy()], valset=[GOOD])
+    assert made.stats.without_run > 0 == made.stats.judged
+    assert f"{made.stats.without_run} runs without known culprits: no graph gave the prediction" in str(made.stats)
