@@ -128,7 +128,7 @@ class Graph:
         condense: Mapping[str, dspy.Module] | None = None,
         retry: Retry | int | OfGraph | None = OfGraph.RETRY,
         timeout: float | None = None,
-        cache: Cache | bool = False,
+        cache: Cache | bool | None = None,
     ) -> Graph:
         """Add a node: a function of the state's fields, a `dspy.Module`, or another graph.
 
@@ -149,7 +149,8 @@ class Graph:
             timeout: the seconds of one attempt, None for no limit. One that takes longer fails with `NodeTimeoutError`:
                 async code is cancelled; sync code is left running in its thread, and nothing of it counts any more.
             cache: True or a `Cache` for a pure function, one whose patch depends on what it reads alone: its results
-                are kept on disk, and a call that reads the same again is not made (`commit.cached`).
+                are kept on disk, and a call that reads the same again is not made (`commit.cached`). False for a node
+                that is called each time in a block of `optimize.cache` too, such as an agent whose tools have effects.
 
         Returns:
             The graph itself, changed.

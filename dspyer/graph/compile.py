@@ -449,8 +449,9 @@ def _policies(
         default = None if node.is_subgraph else of_graph
         retry = default if isinstance(one.retry, OfGraph) else one.retry
         kept = plans.get(one.name)
-        if retry is not None or one.timeout is not None or kept is not None:
-            found[one.name] = NodePolicy(retry, one.timeout, kept)
+        policy = NodePolicy(retry, one.timeout, kept, one.uncached)
+        if policy != NO_POLICY:
+            found[one.name] = policy
     return found
 
 

@@ -71,6 +71,7 @@ class NodeOptions(NamedTuple):
         retry: which failed attempts are followed by another one.
         timeout: the seconds of one attempt; None for no limit.
         cache: how its results are kept; None for a node that is called each time.
+        uncached: whether `optimize.cache` keeps nothing of it.
     """
 
     name: str
@@ -90,6 +91,7 @@ class NodeOptions(NamedTuple):
     retry: Retry | OfGraph | None = OfGraph.RETRY
     timeout: float | None = None
     cache: Cache | None = None
+    uncached: bool = False
 
     @property
     def who(self) -> str:
@@ -140,7 +142,7 @@ def node_options(
     condense: Mapping[str, dspy.Module] | None = None,
     retry: Retry | int | OfGraph | None = OfGraph.RETRY,
     timeout: float | None = None,
-    cache: Cache | bool | None = False,
+    cache: Cache | bool | None = None,
 ) -> NodeOptions:
     """The options of a node, from the arguments of `Graph.add_node` and its siblings."""
     who = f"node {name!r}"
@@ -174,6 +176,7 @@ def node_options(
         attempts,
         seconds,
         kept,
+        cache is False,
     )
 
 

@@ -161,13 +161,14 @@ def keeping(
     """An attempt within the cache of module calls that the run was asked for; the attempt itself if there is none.
 
     `layer` names what of an execution is tried, as in `retried`. `from_cache` marks a result for which no module was
-    called, since the cache had what they all return.
+    called, since the cache had what they all return. A node with `cache=False` has its own modules called, and those of
+    all programs that it calls.
     """
     session = call.runner.session
     results = None if session is None else session.optimizer_layers.results
     if results is None:
         return attempt
-    kept: Callable[[Call], Script[T]] = results.keeping(attempt, layer, from_cache)
+    kept: Callable[[Call], Script[T]] = results.keeping(call, attempt, layer, from_cache)
     return kept
 
 

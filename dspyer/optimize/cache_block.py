@@ -85,8 +85,10 @@ def cache(path: str | PathLike[str]) -> AbstractContextManager[SparedCalls]:
 
     A result from the folder has the same patch, route and steps of the DSPy trace as a call; the commit is `cached`,
     and its LM usage is 0. Not kept are errors, results of modules whose LM does not cache, and what has no JSON form; a
-    warning says so once for each node. A module is taken to be a function of its inputs and the responses of its LMs.
-    Within another block, the inner one counts. Threads that you start yourself are not in the block: enter it there.
+    warning says so once for each node. A module is taken to be a function of its inputs and the responses of its LMs:
+    of a `dspy.ReAct` whose result is there, no tool is called. A node with `add_node(..., cache=False)` is called each
+    time. Within another block, the inner one counts. Threads that you start yourself are not in the block: enter it
+    there.
 
     Args:
         path: the folder. It is made if it is not there; several processes may use it.

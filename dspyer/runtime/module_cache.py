@@ -30,12 +30,14 @@ from dspyer.errors import NodeTimeoutError, StateError, always_raised
 from dspyer.nodes.call_interceptor import call_interceptor, intercepted_by
 from dspyer.nodes.module_key import ModuleDescriber, NoKeyError
 from dspyer.nodes.node import Call
+from dspyer.nodes.node_policy import NO_POLICY
 from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
 from dspyer.nodes.sync_async import amodule_called, module_called
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.persistence.patch_cache import Flight, cache_in, join_flight
 from dspyer.runtime.cache_steps import DiskStep, Follow, Lead
 from dspyer.runtime.module_cache_entries import decode_result, encode_result
+from dspyer.runtime.optimizer_layers import asking_for
 
 logger = logging.getLogger("dspyer")
 
@@ -78,10 +80,13 @@ class ModuleResults:
         self._warned: set[tuple[str, str, str]] = set()
 
     def keeping(
-        self, attempt: Callable[[Call], Script[T]], layer: str, from_cache: Callable[[T], T] | None
+        self, call: Call, attempt: Callable[[Call], Script[T]], layer: str, from_cache: Callable[[T], T] | None
     ) -> Callable[[Call], Script[T]]:
         """An attempt with a frame around its steps; `nodes.steps.keeping` says what the arguments are."""
         around = call_interceptor.get()
+
+        def called(call: Call) -> Script[T]:
+            return (yield from wrapped(attempt(call), _Uncached))
 
         def kept(call: Call) -> Script[T]:
             steps = step_count()
@@ -97,7 +102,8 @@ class ModuleResults:
                 found = yield from frame.attempted(attempt)
             return frame.ended(found, from_cache, around)
 
-        return kept
+        policy = call.runner.session.graph.policies.get(call.context.node, NO_POLICY)
+        return called if policy.uncached else kept
 
     def count(self, where: tuple[str, str], spared: bool, steps: int) -> None:
         """Counts a call of a node."""
@@ -277,7 +283,10 @@ class _Lookup:
             if not steps:
                 raise StateError("it called no predictor of its own")
             if self._frame._results.describer.call_of(self.module, self.inputs) != self.described:
-                raise StateError("a call changes the module or its inputs, so the next one may give something else")
+                raise StateError(
+                    "a call changes the module, its inputs, or a variable that its code uses, so the next one may give "
+                    "something else"
+                )
             entry = encode_result(result, steps, self.module, self.inputs)
             again = decode_result(entry, self.module, self.inputs, self._schema)
             if encode_result(*again, self.module, self.inputs) != entry:
@@ -304,6 +313,20 @@ class _InFrame(NamedTuple):
 
     async def acall(self, call: Call) -> Any:
         with intercepted_by(self.frame):
+            return await self.step.acall(call)
+
+
+class _Uncached(NamedTuple):
+    """A step of a node with `cache=False`, outside of the block."""
+
+    step: Step
+
+    def call(self, call: Call) -> Any:
+        with intercepted_by(None), asking_for(results=None):
+            return self.step.call(call)
+
+    async def acall(self, call: Call) -> Any:
+        with intercepted_by(None), asking_for(results=None):
             return await self.step.acall(call)
 
 

@@ -209,7 +209,7 @@ class Foreign(Holding):
         (dspy.Predict("question -> answer", cache=False), "has cache=False"),
         (Stateful(), "a call changes the module"),
         (Holding(threading.Lock()), "Holding.value is a lock, which cannot be told from another one"),
-        (Changing(None), "a call changes the module or its inputs"),
+        (Changing(None), "a call changes the module, its inputs, or a variable"),
         (Naming(None), "object"),
         (Foreign(None), "that it does not hold"),
         (Holding(one_node()), "is a compiled graph"),

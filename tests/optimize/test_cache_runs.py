@@ -11,7 +11,8 @@ import pytest
 from dspyer import END, START, Graph, agents, optimize, search
 from dspyer.testing import ScriptedLM
 from tests.agents.kit import turn
-from tests.optimize.cached import Desk, caching, facts, own_steps
+from tests.optimize.cached import Desk, caching, facts, look, own_steps
+from tests.runtime.conftest import PLAYS, Play
 
 pytestmark = pytest.mark.usefixtures("no_dspy_cache")
 
@@ -105,3 +106,55 @@ def test_runs_on_threads_are_stored_resumed_and_replayed_with_hits(tmp_path: Pat
     assert again.state.to_dict() == plain.state.to_dict()
     replayed = program.thread("again")
     assert replayed.state.to_dict() == plain.state.to_dict()
+
+
+def ordering(**options: Any) -> Graph:
+    return Graph(Desk, name="Ordering", inputs=["question"]).add_node(
+        "answer", dspy.ReAct("question -> answer", tools=[look], max_iters=1), writes=["answer"], **options
+    )
+
+
+def as_a_node(**options: Any) -> Any:
+    graph = ordering(**options)
+    after = dspy.Predict("answer -> next: Literal['stop', 'end']")
+    graph.add_conditional_edges("answer", after, {"stop": END, "end": END})
+    return graph.add_edge(START, "answer").compile()
+
+
+def with_a_check(**options: Any) -> Any:
+    graph = ordering(retry=2, **options)
+    graph.add_check("good", lambda answer: ["again"], of="answer", max_fixes=1, accept=True)
+    return graph.add_edge(START, "answer").add_edge("answer", END).compile()
+
+
+def as_a_graph(**options: Any) -> Any:
+    inner = ordering().add_path(START, "answer", END)
+    graph = Graph(Desk, name="Outer", inputs=["question"]).add_node("inner", inner, **options)
+    return graph.add_path(START, "inner", END).compile()
+
+
+def in_a_function(**options: Any) -> Any:
+    def answer(question: str, ask: Any) -> dict[str, Any]:
+        return {"answer": ask(question=question).answer}
+
+    graph = Graph(Desk, name="Outer", inputs=["question"])
+    agent = ordering().add_path(START, "answer", END).compile()
+    graph.add_node("answer", answer, modules={"ask": agent}, writes=["answer"], **options)
+    return graph.add_path(START, "answer", END).compile()
+
+
+@pytest.mark.parametrize("make", [as_a_node, with_a_check, as_a_graph, in_a_function], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("play", PLAYS.values(), ids=list(PLAYS))
+def test_a_node_with_cache_false_is_called_each_time(make: Any, play: Play, tmp_path: Path) -> None:
+    with caching() as lm:
+        play(make(), {"question": "Where?"})
+    each = len(lm.calls)
+    for options, expected in (({}, each), ({"cache": False}, 3 * each), ({"cache": None}, 0)):
+        program = make(**options)
+        with caching() as lm, optimize.cache(tmp_path):
+            runs = [play(program, {"question": "Where?"}) for _ in range(3)]
+        assert {run.status for run in runs} == {"completed"}
+        assert len(lm.calls) == expected
+        if options.get("cache") is False:
+            assert not any(commit.cached for run in runs for commit in run.commits)
+            assert len({repr(facts(run)) for run in runs}) == 1
