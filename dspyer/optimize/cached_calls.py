@@ -55,6 +55,11 @@ def cached_lm(lm: Any) -> Any:
     return twin
 
 
+def served_responses(lm: Any) -> int:
+    """How many responses of an LM of `cached_lm` came from the folder so far, those of its copies too."""
+    return lm._dspyer_responses.served if isinstance(lm, CachesResponses) else 0
+
+
 def cached_result(
     metric: Callable[..., Any], arguments: Mapping[str, Any], judge: Callable[[], tuple[Any, ...]]
 ) -> tuple[Any, ...]:
@@ -142,10 +147,11 @@ def _recording(kind: Any) -> Any:
 
 
 class _Responses:
-    """The responses of one LM in a folder, and how often each request was made."""
+    """The responses of one LM in a folder, and how often each request was made; `served` of them were in the folder."""
 
     def __init__(self, folder: PatchCache) -> None:
         self.folder = folder
+        self.served = 0
         self._made: Counter[str] = Counter()
         self._lock = Lock()
 
@@ -162,8 +168,12 @@ class _Responses:
         with self._lock:
             self._made[key] += 1
             number = self._made[key]
+        found = _Request(self.folder, digest([_FORM, "response", key, number]))
+        if found.outputs is not None:
+            with self._lock:
+                self.served += 1
         try:
-            yield _Request(self.folder, digest([_FORM, "response", key, number]))
+            yield found
         except BaseException:
             with self._lock:
                 self._made[key] -= 1

@@ -20,7 +20,7 @@ from gepa.core.state import CachedEvaluation, EvaluationCache
 from dspyer.dspy_module.lm_requests import STRIDE
 from dspyer.errors import error_text, needs_new_response
 from dspyer.failure import Failure
-from dspyer.optimize.cached_calls import cached_lm
+from dspyer.optimize.cached_calls import cached_lm, served_responses
 from dspyer.optimize.components import Components
 from dspyer.optimize.gepa_stats import GEPAStats
 from dspyer.optimize.lm_counts import LMCounts, counting_lm_calls
@@ -289,6 +289,7 @@ class ReusingAdapter:
         """
         asked: list[str] = []
         texts: dict[str, str] = {}
+        served_before = served_responses(self._proposer.reflection_lm)
         with counting_lm_calls() as counts, self._reflecting():
             try:
                 for group in self._groups(components_to_update, reflective_dataset):
@@ -302,7 +303,8 @@ class ReusingAdapter:
                 raise
             finally:
                 self._stats.reflection_calls += counts.made.total()
-                self._stats.reflection_cached += counts.cached.total()
+                served = served_responses(self._proposer.reflection_lm) - served_before
+                self._stats.reflection_cached += counts.cached.total() + served
         for name, text in texts.items():
             if text != candidate.get(name):
                 for node in self.components.nodes_of(name):

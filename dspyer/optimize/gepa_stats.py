@@ -60,7 +60,7 @@ class GEPAStats:
         metric_errors: how often the metric raised in them.
         metric_error: what it raised last.
         reflection_calls: calls of the reflection LM that were made.
-        reflection_cached: further ones that a cache served.
+        reflection_cached: further ones that a cache served, of DSPy or `optimize.cache`.
         reflection_errors: how often the reflection LM, or the metric that was asked for feedback, raised, or there was
             nothing to reflect on. Such a minibatch gives no proposal, unless a second try of gepa succeeds.
         reflection_error: what was raised last.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import dspy
@@ -210,6 +211,18 @@ def rows(*stats: Any) -> list[Any]:
 
 
 # --- proposals
+
+
+def test_reflections_that_the_folder_of_the_block_serves_are_counted(tmp_path: Path) -> None:
+    found = []
+    for _ in range(2):
+        with optimize.cache(tmp_path):
+            _, stats, strong = tune(chain())
+        assert stats.reflection_calls == len(strong.asked)
+        found.append((stats.reflection_calls, stats.reflection_cached))
+    (made, _), _ = found
+    assert found == [(made, 0), (0, made)]
+    assert made > 0
 
 
 def test_a_repeated_proposal_is_asked_for_with_another_rollout_id() -> None:
