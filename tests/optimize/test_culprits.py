@@ -537,3 +537,15 @@ def test_a_prediction_without_a_run_gets_the_feedback_of_its_goal() -> None:
     text = metric(EXAMPLE, prediction, [], "any", [(None, {}, prediction)]).feedback
     assert text == "`c` is 'x', expected '3'."
     assert metric(EXAMPLE, None) == 0
+
+
+def test_faults_of_one_commit_count_as_one() -> None:
+    """A node that is wrong in two fields has no more of the shares than one that is wrong in one."""
+    graph = Graph(name="Wide", inputs=["text"]).add_node("both", dspy.Predict("text -> a, b"))
+    graph.add_node("one", dspy.Predict("text -> c")).add_edge(START, ["both", "one"])
+    program = graph.add_edge(["both", "one"], END).compile()
+    metric = by_field({name: equals(name) for name in "abc"}, goal="c")
+    example = dspy.Example(text="x", a="1", b="2", c="3").with_inputs("text")
+    with dspy.context(lm=ScriptedLM(lambda prompt: {field.name: "?" for field in prompt.output_fields})):
+        run = program.run({"text": "x"})
+    assert culprits(run, example, metric).shares == {"both": 0.5, "one": 0.5}

@@ -364,6 +364,45 @@ def test_an_error_in_a_rollout_is_a_rollout_that_was_not_right(how: str) -> None
     assert {(commit.attempt, commit.failed_attempts) for commit in run.commits} == {(1, ())}
 
 
+def test_rollouts_that_fail_leave_the_failed_attempts_of_the_output_that_stays() -> None:
+    graph = Graph(name="One", inputs=["text"]).add_node("make", dspy.Predict("text -> a"), retry=Retry(2, on=Exception))
+    calls: list[int] = []
+
+    def answer(inputs: Mapping[str, Any], rollout: int) -> dict[str, Any]:
+        calls.append(rollout)
+        if len(calls) == 1 or rollout:
+            raise ConnectionError("down")
+        return {"a": "?"}
+
+    metric = by_field({"a": equals("a")}, goal="a")
+    with no_pauses(), Task(a=answer):
+        run = run_with_rollouts(graph.add_path(START, "make", END).compile(), examples("x")[0], metric, 2, "sync")
+    run.raise_error()
+    (commit,) = run.commits[1:]
+    assert run.state["a"] == "?"
+    assert (commit.attempt, len(commit.failed_attempts), len(calls)) == (2, 1, 6)
+
+
+def test_rollouts_are_asked_once_in_a_cache_and_found_afterwards(tmp_path: Path) -> None:
+    task = Task(a=right("text", "a", ["x"], 2), b=right("a", "b"), c=right("b", "c"))
+    with dspy.context(lm=TextLM("task", task, cache=True)), cache(tmp_path):
+        made = [few_shot(rollouts=3).compile(pipeline(), trainset=examples("x")).dump_state() for _ in range(2)]
+    assert made[0] == made[1]
+    assert task.calls == {("a", 0): 1, ("a", STRIDE): 1, ("a", 2 * STRIDE): 1, ("b", 0): 1, ("c", 0): 1}
+
+
+def test_it_goes_on_until_enough_runs_were_successful() -> None:
+    """Every predictor has its demonstrations after the first run, whose result a function got wrong."""
+    graph = Graph(name="Pipe", inputs=["text"]).add_node("make_a", dspy.Predict("text -> a"))
+    graph.add_node("make_c", lambda a: {"c": "c y" if a == "a y" else "?"}, writes=["c"])
+    metric = by_field({"a": equals("a"), "c": equals("c")}, goal="c")
+    with Task(a=right("text", "a")) as task:
+        program = graph.add_path(START, "make_a", "make_c", END).compile()
+        tuned = few_shot(metric, max_demos=1).compile(program, trainset=examples("x", "y", "z"))
+    assert [demo.text for demo in tuned.make_a.demos] == ["y"]
+    assert task.count("a") == 2
+
+
 def test_a_rollout_has_retries_of_its_own_with_other_rollout_ids() -> None:
     graph = Graph(name="One", inputs=["text"]).add_node("make", dspy.Predict("text -> a: int"), retry=Retry(2))
 

@@ -16,6 +16,7 @@ import pytest
 from dspy.utils import DummyLM
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Run
+from dspyer.runtime.run_link import RunLink
 
 
 def program() -> CompiledGraph:
@@ -202,3 +203,13 @@ def test_a_program_that_a_node_calls_has_its_own_run() -> None:
     graph = Graph(name="Outer", inputs=["n"]).add_node("call", call, modules={"inner": program()}, writes=["m"])
     prediction = graph.add_path(START, "call", END).compile()(n=1)
     assert (seen[0].state["m"], Run.of(prediction).state["m"]) == (2, 20)
+
+
+def test_what_a_run_was_made_from_is_freed() -> None:
+    def make(prediction: dspy.Prediction) -> str:
+        return "the run"
+
+    link, made_from = RunLink(make), weakref.ref(make)
+    del make
+    assert link.run(dspy.Prediction()) == "the run"
+    assert made_from() is None

@@ -151,6 +151,15 @@ def test_after_a_join(graph: Graph, expected: dict[str, list[str]]) -> None:
     assert sources(graph, n=0) == expected
 
 
+def test_who_wrote_again_what_it_was_before_the_fork_has_written_it() -> None:
+    graph = Graph(Desk, inputs=["n"])
+    for name, values in {"first": {"n": 1}, "away": {"n": 2}, "back": {"n": 1}, "right": {"other": 1}}.items():
+        graph.add_node(name, writes(**values), writes=list(values))
+    graph.add_node("read", reads("n"), reads=["n"], writes=["label"])
+    graph.add_edge(START, "first").add_edge("first", ["away", "right"]).add_edge("away", "back")
+    assert sources(graph.add_edge(["back", "right"], "read").add_edge("read", END), n=0) == {"n": ["back"]}
+
+
 def test_a_join_reads_what_it_decides_about() -> None:
     graph = fork(["n"], {"n": 1}, {"n": 2, "other": 1}, {"n": 5}, n=lambda conflict: conflict.left + conflict.right)
     assert sources(graph, "join:read", n=0) == {"n": ["left", "right"]}
