@@ -259,7 +259,7 @@ class _Demo(NamedTuple):
     """A demonstration of a predictor.
 
     Attributes:
-        demo: it.
+        demo: the inputs and outputs of one step.
         full: whether its run was fully successful.
         corrected: whether its node was asked again: it shows what the node does not do by itself.
         situation: the culprits of its run.

@@ -94,7 +94,7 @@ class Judgement(NamedTuple):
     Attributes:
         culprits: what users see.
         feedback: the texts for the author of a commit, by commit and author.
-        goal: the text for who has no part in anything known to be wrong.
+        goal: the text for an author of nothing that can be judged, who has no known part in what is wrong.
     """
 
     culprits: Culprits
@@ -266,7 +266,7 @@ class RunJudge:
     # --- responsibility
 
     def _mark_suspected(self, fault: WrittenValue) -> None:
-        """Notes for the unknown values from which a fault follows that they may be its cause."""
+        """Mark the unknown values from which a fault follows: each may be its cause."""
         stack, seen, names = [fault], {fault}, set(self._suspects[fault])
         while stack:
             value = stack.pop()
