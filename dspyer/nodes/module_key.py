@@ -87,6 +87,13 @@ class ModuleDescriber:
         except NoKeyError:
             return None
 
+    def adapter_of(self, adapter: Any) -> Any:
+        """What an adapter is, but for its rollout ids; None if that cannot be described."""
+        try:
+            return _Description(self._known).adapter(adapter)
+        except NoKeyError:
+            return None
+
 
 def _filled(predictors: list[Any]) -> list[Any]:
     """The values that templates in the instructions get, and the warning after them."""
@@ -210,7 +217,8 @@ class _Description:
         ]
         engine = getattr(lm, "engine", None)
         kinds = [class_name(type(lm)), None if engine is None else class_name(type(engine))]
-        return ["lm", kinds, lm.model, lm.model_type, self.part(settings, f"the settings of {where}"), inner]
+        developer = bool(getattr(lm, "use_developer_role", False))  # requests name another role then
+        return ["lm", kinds, lm.model, lm.model_type, developer, self.part(settings, f"the settings of {where}"), inner]
 
     def _demo(self, demo: Any, where: str) -> Any:
         return {name: self.part(value, where) for name, value in demo.items() if not name.startswith("dspy_")}

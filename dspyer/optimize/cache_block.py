@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ContextDecorator
+from contextlib import AbstractContextManager, ContextDecorator, ExitStack
 from contextvars import ContextVar
 from os import PathLike
 from pathlib import Path
@@ -142,9 +142,11 @@ class _Block(ContextDecorator):
     def __enter__(self) -> SparedCalls:
         self._used = True
         results = ModuleResults(str(self._path.expanduser().absolute()))
-        results.cache.require_format()
-        layers = asking_for(results=results)
-        layers.__enter__()
+        with ExitStack() as stack:
+            stack.enter_context(results.cache.kept_open())
+            results.cache.require_format()
+            stack.enter_context(asking_for(results=results))
+            layers = stack.pop_all()
         _entered.set((*_entered.get(), layers))
         return SparedCalls(results)
 

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import dspy
 
+from dspyer.dspy_module.lm_requests import asked_adapter
 from dspyer.nodes.cache_key import Identity, digest
 from dspyer.persistence.patch_cache import PatchCache, on_disk
 from dspyer.runtime.module_cache import ModuleResults
@@ -30,7 +31,6 @@ from dspyer.runtime.optimizer_layers import optimizer_layers
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
-from dspyer.values.types import class_name
 
 logger = logging.getLogger("dspyer")
 
@@ -84,13 +84,17 @@ def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any], result
     """The key of one call of a metric; None if it has none."""
     describer = results.describer
     identity = Identity((dspy.Module, dspy.BaseLM), describer.state_of)
-    lm, adapter = dspy.settings.lm, dspy.settings.adapter
+    lm = dspy.settings.lm
     known_lm = None if lm is None else describer.state_of(lm)
     if lm is not None and known_lm is None:
         _warn(results, metric, "dspy.settings.lm does not cache: cache=True would")
         return None
+    adapter = describer.adapter_of(asked_adapter())
+    if adapter is None:
+        _warn(results, metric, "dspy.settings.adapter cannot be told from another")
+        return None
     try:
-        described = [identity.of_callable(metric), known_lm, class_name(type(adapter))]
+        described = [identity.of_callable(metric), known_lm, adapter]
         given = {name: encoding.encode(freeze(_contents(value))) for name, value in sorted(arguments.items())}
         key = digest([_FORM, "result", described, given])
     except Exception as error:  # noqa: BLE001 - whatever the example holds: the result is only not kept

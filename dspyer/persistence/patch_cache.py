@@ -72,6 +72,7 @@ class PatchCache:
         self.folder = folder
         self._lock = Lock()
         self._disk: Any = None
+        self._blocks = 0
         self._warned = False
 
     def read(self, key: str, ttl: float | None) -> bytes | None:
@@ -111,6 +112,19 @@ class PatchCache:
             if self._disk is None:
                 self._disk = open_disk(self.folder)
             return self._disk
+
+    @contextmanager
+    def kept_open(self) -> Iterator[None]:
+        """A block after which the files are closed, unless another such block uses them."""
+        with self._lock:
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+                if not self._blocks:
+                    self._disk = None  # its connections, one in each thread, are closed with it
 
     def require_format(self) -> None:
         """Make the folder if it is not there; `StoreError` if it cannot be used, or holds something else."""

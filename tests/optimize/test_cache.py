@@ -546,3 +546,19 @@ def test_a_damaged_entry_is_a_miss(tmp_path: Path, caplog: Any) -> None:
         program(question="Where?")
     assert len(lm.calls) == 2
     assert "is damaged" in warnings_of(caplog)[0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not list open files")
+def test_a_folder_is_closed_after_its_last_block(tmp_path: Path) -> None:
+    program = one_node()
+
+    def files_after(count: int) -> int:
+        for number in range(count):
+            with optimize.cache(tmp_path / str(number)), optimize.cache(tmp_path / str(number)):
+                program.run({"question": "Where?"})
+        gc.collect()  # diskcache leaves the files to the garbage collector
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    with caching_lm():
+        before = files_after(1)
+        assert files_after(5) <= before

@@ -196,6 +196,14 @@ def test_a_result_is_known_by_the_code_the_example_and_the_values(tmp_path: Path
     assert JUDGED["Paris"] == 6
 
 
+def test_the_settings_of_an_adapter_count(tmp_path: Path) -> None:
+    with optimize.cache(tmp_path):
+        for native in (False, True, False):
+            with dspy.context(adapter=dspy.ChatAdapter(use_native_function_calling=native)):
+                judged(close)
+    assert JUDGED["Paris"] == 2
+
+
 class Opaque:
     """Looks the same whatever it holds."""
 
