@@ -65,11 +65,14 @@ def test_a_killed_optimization_ends_as_one_that_was_not(
 
 def test_without_anything_kept_a_killed_optimization_ends_differently(tmp_path: Path, whole: Whole) -> None:
     """The LM of these tests responds differently when it is asked again; so they would fail if anything was lost."""
-    work = replace(BOOTSTRAP, results=False)
-    optimize_in(tmp_path, work, kill_at=whole(work).events // 2)
-    ended = optimize_in(tmp_path, work)
-    assert ended.result != whole(work).result
-    assert (ended.asked - whole(work).asked).total() > BRANCHES
+    work, results = replace(BOOTSTRAP, results=False), []
+    for place in (0.3, 0.5, 0.7):  # by chance, one of them may end equally
+        folder = tmp_path / str(place)
+        optimize_in(folder, work, kill_at=round(place * whole(work).events))
+        ended = optimize_in(folder, work)
+        assert (ended.asked - whole(work).asked).total() > BRANCHES
+        results.append(ended.result)
+    assert any(result != whole(work).result for result in results)
 
 
 def test_an_optimization_is_killed_again_and_again(tmp_path: Path, whole: Whole) -> None:
