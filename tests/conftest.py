@@ -12,7 +12,9 @@ from pathlib import Path
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 os.environ.setdefault("DSPY_CACHEDIR", tempfile.mkdtemp(prefix="dspyer-tests-"))
 
+import dspy
 import pytest
+from dspy.clients.base_lm import GLOBAL_HISTORY
 from hypothesis import HealthCheck, settings
 
 from tests.browser import chromium, page  # noqa: F401 - fixtures for every folder
@@ -40,17 +42,31 @@ _last_path = pytest.StashKey[Path]()
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """At the first test of each file, leaves what is there out of every later garbage collection.
 
-    What stays of the files before (modules, reports, DSPy's history) stays for the session: a million objects in the
-    end, of which each collection would take a second.
+    What stays of the files before (modules, reports) stays for the session: a million objects in the end, of which each
+    collection would take a second. DSPy's history of LM calls is emptied, since it does not grow beyond 10,000 entries.
     """
     stash = item.session.stash
-    if stash.get(_last_path, None) != item.path:
+    before = stash.get(_last_path, None)
+    if before != item.path:
         stash[_last_path] = item.path
+        GLOBAL_HISTORY.clear()
         gc.collect()
         gc.freeze()
+        cache = vars(dspy).get("cache")  # made when it is first used
+        if cache is not None and not (cache.enable_memory_cache and cache.enable_disk_cache):
+            del dspy.cache
+            pytest.fail(f"{before} has left DSPy without a part of its cache of LM calls")
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     """Async tests (`@pytest.mark.anyio`) run under asyncio, as DSPy does."""
     return "asyncio"
+
+
+@pytest.fixture
+def own_dspy_cache() -> Iterator[None]:
+    """The test may replace DSPy's cache of LM calls by `dspy.configure_cache`."""
+    before = dspy.cache
+    yield
+    dspy.cache = before

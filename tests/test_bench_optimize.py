@@ -14,6 +14,8 @@ from bench.report import put_section, section_of
 from bench.simulated_lms import Conventions, ReflectionLM, Reflector, Skill, TaskLM, Worker, rules_in
 from bench.simulated_programs import LOOP_SHAPE, PIPELINE, SHAPES, TOOLS_SHAPE, metric_by_hand, predictor
 
+pytestmark = pytest.mark.usefixtures("own_dspy_cache")
+
 STEP = PIPELINE[1]
 CONVENTIONS = Conventions(PIPELINE, seed=1)
 KNOWN = next(kind for kind in CONVENTIONS.actions["second"] if kind not in CONVENTIONS.unknown["second"])

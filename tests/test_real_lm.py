@@ -297,12 +297,9 @@ def test_demonstrations_reach_the_server() -> None:
 
 
 @pytest.fixture
-def memory_cache() -> Iterator[None]:
+def memory_cache(own_dspy_cache: None) -> None:
     """DSPy's cache in memory alone, empty."""
-    before = dspy.cache
     dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=True)
-    yield
-    dspy.cache = before
 
 
 @ways(run, arun)

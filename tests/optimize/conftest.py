@@ -22,9 +22,6 @@ def quiet() -> Iterator[None]:
 
 
 @pytest.fixture
-def no_dspy_cache() -> Iterator[None]:
+def no_dspy_cache(own_dspy_cache: None) -> None:
     """What is spared is spared by `optimize.cache` alone."""
-    before = dspy.cache
     dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
-    yield
-    dspy.cache = before

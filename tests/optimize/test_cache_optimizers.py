@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,10 +19,8 @@ OPTIMIZERS = {row.name: row for row in ROWS}
 
 
 @pytest.fixture(autouse=True)
-def _quiet(quiet: None) -> Iterator[None]:
-    before = dspy.cache
-    yield
-    dspy.cache = before
+def _quiet(quiet: None, own_dspy_cache: None) -> None:
+    """Each test configures DSPy's cache."""
 
 
 class Found(NamedTuple):

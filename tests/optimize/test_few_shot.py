@@ -513,20 +513,16 @@ def test_a_metric_is_asked_once_for_each_value_of_a_run() -> None:
 # --- with optimize.cache
 
 
+@pytest.mark.usefixtures("no_dspy_cache")
 def test_rollouts_are_kept_and_are_no_answers_of_a_plain_run(tmp_path: Path) -> None:
     """What was chosen by the gold value must not be found by a run that is evaluated."""
-    before = dspy.cache
-    dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
     task = Task(a=right("text", "a", ["x"], 2), b=right("a", "b"), c=right("b", "c", ["y"]))
-    try:
-        with cache(tmp_path), dspy.context(lm=TextLM("task", task, cache=True)):
-            first = few_shot(rollouts=3).compile(pipeline(), trainset=examples("x", "y"))
-            calls = Counter(task.calls)
-            again = few_shot(rollouts=3).compile(pipeline(), trainset=examples("x", "y"))
-            assert task.calls == calls  # all of them came from the folder
-            plain = pipeline()(text="x")
-    finally:
-        dspy.cache = before
+    with cache(tmp_path), dspy.context(lm=TextLM("task", task, cache=True)):
+        first = few_shot(rollouts=3).compile(pipeline(), trainset=examples("x", "y"))
+        calls = Counter(task.calls)
+        again = few_shot(rollouts=3).compile(pipeline(), trainset=examples("x", "y"))
+        assert task.calls == calls  # all of them came from the folder
+        plain = pipeline()(text="x")
     assert texts_of(again) == texts_of(first) == {"make_a": ["x", "y"], "make_b": ["x", "y"], "make_c": ["x"]}
     assert (plain.a, plain.c) == ("no x", "no x")
 

@@ -67,6 +67,7 @@ def test_what_is_stored_is_what_was_returned_and_not_the_change_of_one_state(tmp
     assert run.state["docs"] == [Doc(title="tides")]
 
 
+@pytest.mark.usefixtures("own_dspy_cache")
 def test_the_default_folder_is_in_that_of_dspy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSPY_CACHEDIR", str(tmp_path / "env"))
     monkeypatch.delitem(vars(dspy), "cache", raising=False)
