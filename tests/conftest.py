@@ -17,6 +17,7 @@ import pytest
 from dspy.clients.base_lm import GLOBAL_HISTORY
 from hypothesis import HealthCheck, settings
 
+from dspyer.dspy_module.executing import executing_id
 from tests.browser import chromium, page  # noqa: F401 - fixtures for every folder
 
 # No property is judged by how fast a busy machine draws its examples. In CI the examples are the same in every run.
@@ -56,6 +57,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if cache is not None and not (cache.enable_memory_cache and cache.enable_disk_cache):
             del dspy.cache
             pytest.fail(f"{before} has left DSPy without a part of its cache of LM calls")
+        if executing_id():
+            pytest.fail(f"a node seems to run here, since {before}")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from typing import Any
 
 import dspy
 
+from dspyer.dspy_module.executing import executing_here
 from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
 from dspyer.graph.spec import GraphSpec, check_send
 from dspyer.hints import signature_of
@@ -72,7 +73,7 @@ def call_node(
     graph = program.graph
     call = _call(program, node, state, resources, [_node(graph, node)], answers)
     schema = graph.topology.schema
-    with _unanswered(graph):
+    with _without_run(program):
         reply = graph.nodes[node].call(call)
         call.context.delegate.finish()
         updates: Mapping[str, object] = with_posts(reply.updates, call.context.delegate.posts or (), schema)
@@ -119,7 +120,7 @@ def route(
     exits = graph.exits[node]
     call = _call(program, node, state, resources, [exit_ for exit_ in exits if isinstance(exit_, Router)], answers)
     targets: list[str | Send] = []
-    with _unanswered(graph):
+    with _without_run(program):
         for exit_ in exits:
             for target in (exit_,) if isinstance(exit_, str) else exit_.call(call).targets:
                 if isinstance(target, Send):
@@ -220,12 +221,13 @@ def _call(
 
 
 @contextmanager
-def _unanswered(graph: GraphSpec) -> Iterator[None]:
-    """Turns an unanswered question into an error: there is no run that could wait for the answer."""
+def _without_run(program: CompiledGraph) -> Iterator[None]:
+    """A block that calls parts of a graph. An unanswered question is an error: no run could wait for the answer."""
     try:
-        yield
+        with executing_here(program):
+            yield
     except Interrupt as interrupt:
         asked = ", ".join(f"{one.key!r}: {one.text}" for one in interrupt.questions)
         raise Interrupted(
-            f"graph {graph.name!r} asks {asked}; give the answer with answers={{...}}", interrupt.questions
+            f"graph {program.graph.name!r} asks {asked}; give the answer with answers={{...}}", interrupt.questions
         ) from None
