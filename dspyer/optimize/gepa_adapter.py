@@ -31,6 +31,7 @@ from dspyer.runtime.run_link import without_run
 
 Candidate = Mapping[str, str]
 Batch = EvaluationBatch[Any, Any]
+_Items = Sequence[tuple[Candidate, list[Any]]]  # candidates, each with its batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,43 +117,36 @@ class ReusingAdapter:
 
     def evaluate(self, batch: list[Any], candidate: Candidate, capture_traces: bool = False) -> Batch:
         """The scores of a candidate on a batch."""
-        if not self.reuse:
-            with self._making(len(batch)):
-                scored: Batch = self.inner.evaluate(batch, candidate, capture_traces=capture_traces)
-                self._count_failed([scored])
-                return scored
-
         # The validation set may be the trainset, of which the same run is asked for again with traces.
-        traced = capture_traces or any(id(example) in self._trainset for example in batch)
+        traced = capture_traces or (self.reuse and any(id(example) in self._trainset for example in batch))
 
-        def make(items: list[tuple[Candidate, list[Any]]]) -> list[Batch]:
-            return [self.inner.evaluate(missing, candidate, capture_traces=traced) for candidate, missing in items]
+        def make(items: _Items) -> list[Batch]:
+            return [self.inner.evaluate(examples, one, capture_traces=traced) for one, examples in items]
 
         (found,) = self._evaluate([(candidate, batch)], make, traced=capture_traces)
         return found
 
-    def batch_evaluate(self, items: list[tuple[Candidate, list[Any]]]) -> list[Batch]:
+    def batch_evaluate(self, items: _Items) -> list[Batch]:
         """The scores of several candidates, each on its batch."""
-        if not self.reuse:
-            with self._making(sum(len(batch) for _, batch in items)):
-                found: list[Batch] = self.inner.batch_evaluate(items)
-                self._count_failed(found)
-                return found
         return self._evaluate(items, self.inner.batch_evaluate, traced=True)
 
-    def _evaluate(self, items: Sequence[tuple[Candidate, list[Any]]], make: Any, *, traced: bool) -> list[Batch]:
+    def _evaluate(self, items: _Items, make: Callable[[_Items], list[Batch]], *, traced: bool) -> list[Batch]:
+        if not self.reuse:
+            return self._made(items, make)
         missing = [self._missing(candidate, batch, traced) for candidate, batch in items]
         asked = [(candidate, lacks) for (candidate, _), lacks in zip(items, missing, strict=True) if lacks]
-        made: list[Batch] = []
-        if asked:
-            with self._making(sum(len(lacks) for _, lacks in asked)):
-                made = make(asked)
-                self._count_failed(made)
-        fresh = iter(made)
+        fresh = iter(self._made(asked, make) if asked else ())
         return [
             self._combined(candidate, batch, lacks, next(fresh) if lacks else None, traced)
             for (candidate, batch), lacks in zip(items, missing, strict=True)
         ]
+
+    def _made(self, items: _Items, make: Callable[[_Items], list[Batch]]) -> list[Batch]:
+        """What `make` gives for the items, all of whose runs are made."""
+        with self._making(sum(len(batch) for _, batch in items)):
+            made = make(items)
+            self._stats.failed_runs += sum(_has_failed(output) for batch in made for output in batch.outputs)
+            return made
 
     def _missing(self, candidate: Candidate, batch: list[Any], traced: bool) -> list[Any]:
         """The examples of a batch without a known run, each of them once."""
@@ -241,9 +235,6 @@ class ReusingAdapter:
                 if not _dspy_caches():
                     for where, calls in (_calls_spared_by_cache() - cached_before).items():
                         self._stats.node(self.components.node_in(*where)).lm_spared += calls
-
-    def _count_failed(self, made: Iterable[Batch]) -> None:
-        self._stats.failed_runs += sum(_has_failed(output) for batch in made for output in batch.outputs)
 
     @contextmanager
     def counting(self) -> Iterator[None]:
