@@ -9,11 +9,8 @@ program, takes inputs only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
-from urllib.parse import quote
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
@@ -26,7 +23,7 @@ from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.dspy_module.token_stream import apart_from_tokens
 from dspyer.dspy_module.tracing import append_to_trace, is_rejected
-from dspyer.errors import AttemptError, InputError, Interrupt, Interrupted, RunStoppedError, ThreadError
+from dspyer.errors import InputError, Interrupted, ThreadError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.graph.compile import prepare_modules
@@ -34,32 +31,25 @@ from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import check_resources, resources_of
-from dspyer.nodes.node_policy import NO_POLICY
 from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE
 from dspyer.persistence.checked_store import CheckedStore
-from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.replay import replay
-from dspyer.persistence.rows import NewRow, effect_row
 from dspyer.runtime.drivers import adrive, drive
-from dspyer.runtime.lineage_order import changes_of
+from dspyer.runtime.inner_runs import CompletedInside, check_same_inputs, part_of_run, request_inside
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Request, RunStart
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_link import ATTRIBUTE as LINK
 from dspyer.runtime.run_link import RunLink
-from dspyer.runtime.run_trace import uncredited
 from dspyer.runtime.session import Session
 from dspyer.runtime.session_events import lm_watchers
 from dspyer.runtime.spans import continued_trace, run_span, run_spans
 from dspyer.runtime.streams import AsyncEvents, Events
-from dspyer.schema.schema import NONE_VALID
 from dspyer.state import ImmutableState
-from dspyer.stopping import StopSignal
 from dspyer.stores import Store
 from dspyer.threads.thread import Thread
-from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze, same
+from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
 
 _NAMES_ELSEWHERE = {
@@ -472,8 +462,8 @@ class CompiledGraph(dspy.Module):
 
     def _run_inside(self, inputs: dict[str, Any], attempt: Attempt, *args: Any, **options: Any) -> CompletedInside:
         """Runs as a part of the run that `attempt` belongs to; the options are those of `SubgraphProgram`."""
-        request = _request_inside(attempt, *args, **options)
-        with _inside(attempt, request):
+        request = request_inside(attempt, *args, **options)
+        with part_of_run(attempt, request):
             prediction = self(**inputs)
         return CompletedInside(prediction, request.outcome.sessions[-1])
 
@@ -481,8 +471,8 @@ class CompiledGraph(dspy.Module):
         self, inputs: dict[str, Any], attempt: Attempt, *args: Any, **options: Any
     ) -> CompletedInside:
         """The same from async code."""
-        request = _request_inside(attempt, *args, **options)
-        with _inside(attempt, request):
+        request = request_inside(attempt, *args, **options)
+        with part_of_run(attempt, request):
             prediction = await self.acall(**inputs)
         return CompletedInside(prediction, request.outcome.sessions[-1])
 
@@ -557,7 +547,7 @@ class CompiledGraph(dspy.Module):
         kept = records.take_kept(request.scope, request.attempts)
         rows = [*records.commits(request.scope), *kept.rows]
         if request.own_inputs:
-            digest_row = _check_same_inputs(request, records, inputs, begun=bool(rows))
+            digest_row = check_same_inputs(request, records, inputs, begun=bool(rows))
             run_start = run_start._replace(first_row=digest_row)
         run = replay(run_start.run, rows, run_start[1:3], *records.fetch_and_decode)
         if not len(run.log):  # what is committed already is not checked again: a limit may have changed since
@@ -631,149 +621,6 @@ def _request(
     """The request of a call that users make."""
     answer, rules = answer_source(answers), TokenRules() if tokens else None
     return Request(resources_of(resources), answer=answer, live=live, budget=Budget.of(budget), tokens=rules)
-
-
-# --- a program as a node of another one
-
-
-class CompletedInside(NamedTuple):
-    """A completed run inside of a node."""
-
-    prediction: dspy.Prediction
-    session: Session
-
-    @property
-    def inputs(self) -> ImmutableState:
-        """The state with which it began."""
-        return self.session.inputs
-
-    def changes(self) -> Mapping[str, object]:
-        """What its commits changed: raw updates of fields with a reducer, the net change of others."""
-        session = self.session
-        return changes_of(session.run, session.inputs)
-
-
-def _request_inside(
-    attempt: Attempt,
-    key: str | None = None,
-    stop_signal: StopSignal | None = None,
-    valid: Mapping[str, Any] = NONE_VALID,
-) -> Request:
-    """The request for a program that a node calls: its run is a part of the run around it."""
-    around = _session_of(attempt)
-    stop_signal = stop_signal or StopSignal()
-    if around is None:  # a node that is called without a run, as `dspyer.testing.call_node` does
-        host = attempt.host
-        return Request(host.resources, answer=host.answer, inside=True, keeps_events=False, stop_signal=stop_signal)
-    policy = around.graph.policies.get(attempt.node, NO_POLICY)
-    scope = tuple(attempt.local_id.split("/"))
-    return Request(
-        around.resources,
-        observe=around.publish,
-        queue=around.queue,
-        answer=around.answer,
-        live=around.live,
-        keeps_events=False,
-        inside=True,
-        own_inputs=key is not None,
-        valid=valid,
-        scope=scope if key is None else (*scope[:-1], f"{scope[-1]}[{_escaped(key)}]"),
-        attempts=(*around.attempts, attempt.number),
-        keeps_commits=around.kept is not None or policy.retry is not None,
-        label=around.run_start.label,
-        root=around.root,
-        records=around.records,
-        journal=around.journal,
-        stop_signal=stop_signal,
-        limit=attempt.limit or around.limit,
-        spending=around.spending,
-        call_counts=around.call_counts,
-        tokens=None if around.tokens is None else around.tokens.inside(attempt.node),
-        spans=around.spans,
-    )
-
-
-def _session_of(attempt: Attempt) -> Session | None:
-    """The run that an attempt belongs to; None for a node that is called without one."""
-    return attempt.host if isinstance(attempt.host, Session) else None
-
-
-def _escaped(key: str) -> str:
-    """A key as a part of an id, in which slashes and brackets have a meaning."""
-    return "".join([quote(char, safe="") if char in "%/[]" else char for char in key])
-
-
-@contextmanager
-def _inside(attempt: Attempt, request: Request) -> Iterator[None]:
-    """A context in which a run inside a node stops with the run around it, and its questions are those of the node.
-
-    It also stops if the node times out.
-    """
-    around = _session_of(attempt)
-    stopped_with = StopSignal() if around is None else around.stop_signal
-    limit = request.limit
-    # The inner run has a signal of its own. If it has no reason, another program that an inner node has called was
-    # stopped, and its error is an error of that node.
-    with (
-        stopped_with.on_stop(lambda reason: request.stop_signal.stop(reason, stopped_with.error)),
-        nullcontext() if limit is None else limit.signal.on_stop(request.stop),
-        dspy.context(**{REQUEST: request}),
-    ):
-        try:
-            try:
-                yield
-            finally:
-                _pass_on_lost_steps(attempt, request)
-                _pass_on_checks(around, request)
-        except Interrupted as interruption:
-            raise Interrupt(interruption.questions) from None
-        except RunStoppedError:
-            if request.stop_signal.reason is None:
-                raise
-            raise asyncio.CancelledError from None
-
-
-def _check_same_inputs(
-    request: Request, records: ExecutionRecords, inputs: Mapping[str, Any], begun: bool
-) -> NewRow | None:
-    """Refuses inputs of `ctx.call` that differ from those with which an earlier attempt has begun the run inside.
-
-    Their digest is recorded like the result of an effect; returns its row, which is written with the first commit of
-    that run, and not by itself.
-    """
-    text = encoding.to_json(freeze(dict(sorted(inputs.items()))))
-    digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    place = RecordKey("/".join(request.scope), "inputs")
-    if begun:
-        if records.effects.get(place, digest) != digest:
-            raise AttemptError(
-                f"the inputs of ctx.call (execution {place.execution}) differ from those that an earlier attempt gave: "
-                "each attempt must give the same. Keep what decides about them with ctx.once, or leave the run with "
-                "t.run(..., abandon=True)"
-            )
-        return None
-    records.effects[place] = digest
-    return effect_row(place, digest)
-
-
-def _pass_on_lost_steps(attempt: Attempt, request: Request) -> None:
-    """Gives the steps that led to nothing inside a node to the run around it; its trace has the other steps.
-
-    These are the steps of attempts that raised, and of trials that lost.
-    """
-    for session in request.outcome.sessions:
-        for execution in sorted(session.lost):
-            for lost in session.lost[execution]:
-                attempt.host.lose_steps(attempt, attempt.number, lost.steps)
-        for steps in uncredited(session.run, session.graph, session.traces):
-            attempt.host.lose_steps(attempt, attempt.number, steps)
-
-
-def _pass_on_checks(around: Session | None, request: Request) -> None:
-    """Notes what checks inside a node have refused in the run around it, also if the node fails after that."""
-    if around is not None:
-        for session in request.outcome.sessions:
-            around.inner_checks |= {logged.scope: logged for logged in session.logged_checks()}
 
 
 # --- making a program
