@@ -25,6 +25,9 @@ ENDED = ("completed", "failed", "interrupted", "stopped")
 OPEN = ("running", "crashed")
 """The status of a run that has written no end."""
 
+NAMES = 1_000
+"""Names of threads that are searched for one like a name that no thread has."""
+
 BATCH = 256
 """Runs that are read at once where not each of them is wanted."""
 
@@ -177,8 +180,11 @@ class Archive:
         check_thread_name(name)
         store = self._reader.store
         if store.thread(name) is None:
-            known = store.threads()
-            there = f" It has {len(known)} threads." if known else " It has no threads."
+            known = store.threads(limit=NAMES + 1)
+            there = f" It has {len(known) if len(known) <= NAMES else f'more than {NAMES:,}'} threads."
+            if len(known) > NAMES:  # of a large store, only those that begin alike
+                known = store.threads(after=name[: len(name) // 2], limit=NAMES)
+            there = there if known else " It has no threads."
             raise ThreadError(f"no thread {name!r} in {store.address!r}.{suggestion(name, known) or there}")
         return ArchivedThread(self._reader, name)
 

@@ -35,6 +35,7 @@ from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.replay import replay
+from dspyer.persistence.time_travel import check_thread_name
 from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.inner_runs import CompletedInside, check_same_inputs, part_of_run, request_inside
 from dspyer.runtime.live import LiveSession
@@ -286,11 +287,19 @@ class CompiledGraph(dspy.Module):
         """
         return Thread(self, self._require_store(), name)
 
-    def threads(self) -> list[str]:
-        """The names of all threads in the store, sorted; a store that graphs share has those of other graphs too.
+    def threads(self, *, after: str = "", limit: int | None = None) -> list[str]:
+        """The names of the threads in the store, sorted: of all, or of a page.
+
+        A store that graphs share has those of other graphs too.
+
+        Args:
+            after: only names that come after this one; the last name of the page before. A thread that is made or
+                deleted between two pages changes no other one: none comes twice, and none is left out.
+            limit: the most names of the page; None for all.
 
         Raises:
-            ThreadError: if the program was compiled without a store.
+            ThreadError: if the program was compiled without a store, or `after` is no text.
+            ValueError: if `limit` is no number above 0.
             StoreError: if the store fails.
 
         Example:
@@ -298,10 +307,18 @@ class CompiledGraph(dspy.Module):
             >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
             >>> program = graph.add_path(START, "shout", END).compile(store=":memory:")
             >>> _ = program.thread("t-42").run({"text": "hey"})
-            >>> program.threads()
-            ['t-42']
+            >>> _ = program.thread("t-43").run({"text": "you"})
+            >>> program.threads(), program.threads(after="t-42", limit=100)
+            (['t-42', 't-43'], ['t-43'])
         """
-        return CheckedStore(self._require_store()).threads()
+        store = CheckedStore(self._require_store())
+        if after != "":
+            check_thread_name(after)
+        if limit is not None and (int(limit) != limit or limit < 1):
+            raise ValueError(f"limit={limit!r}: a page has at least one name; None for all names")
+        return store.threads(
+            after, None if limit is None else min(int(limit), 2**63 - 1)
+        )  # all that a database can count
 
     def _require_store(self) -> Store:
         if self._store is None:

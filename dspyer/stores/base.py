@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from inspect import signature
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -263,6 +264,15 @@ def is_listed(listed: ListedRun, query: RunQuery) -> bool:
     )
 
 
+def thread_names(store: Store, after: str = "", limit: int | None = None) -> list[str]:
+    """A page of the names in a store; cut from all names if the store is a user's own and knows no pages yet."""
+    try:
+        signature(store.threads).bind(after, limit)
+    except TypeError:
+        return [name for name in store.threads() if name > after][:limit]
+    return store.threads(after, limit)
+
+
 END, RESUME, COMMIT = "end", "resume", "commit"
 ENDINGS = frozenset((END, RESUME))
 """The kinds of rows by which a list of runs knows how a run ended; stores do not interpret other ones."""
@@ -367,15 +377,21 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def threads(self) -> list[str]:
-        """The names of all threads, sorted by code point.
+    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+        """The names of the threads, sorted by code point: of all, or of a page.
+
+        The cost of a page should not grow with the names before it.
+
+        Args:
+            after: only names that come after this one, whether there is a thread of this name or not.
+            limit: the most names, 1 or more; None for all.
 
         Example:
             >>> from dspyer.stores import Memory
             >>> store = Memory()
             >>> _ = [store.write(Change(name)) for name in "baC"]
-            >>> store.threads()
-            ['C', 'a', 'b']
+            >>> store.threads(), store.threads(after="C", limit=1)
+            (['C', 'a', 'b'], ['a'])
         """
 
     @abstractmethod

@@ -36,6 +36,7 @@ from dspyer.stores.base import (
     Snapshot,
     Store,
     ThreadRow,
+    thread_names,
 )
 from dspyer.stores.content import Content, Fetch
 
@@ -110,8 +111,8 @@ class Encrypted(Store):
     def thread(self, name: str) -> ThreadRow | None:
         return self.store.thread(name)
 
-    def threads(self) -> list[str]:
-        return self.store.threads()
+    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+        return thread_names(self.store, after, limit)
 
     def run(self, run: str) -> RunRow | None:
         return self.store.run(run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from heapq import nlargest
+from heapq import nlargest, nsmallest
 from itertools import islice
 from threading import RLock
 from typing import Any, NamedTuple
@@ -171,9 +171,10 @@ class Memory(Store):
                 return found
             return found._replace(lease=found.lease - self._clock())
 
-    def threads(self) -> list[str]:
+    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
         with self._lock:
-            return sorted(self._threads)
+            names = [name for name in self._threads if name > after]
+        return sorted(names) if limit is None else nsmallest(limit, names)
 
     def run(self, run: str) -> RunRow | None:
         found = self._runs.get(run)

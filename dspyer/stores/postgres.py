@@ -82,7 +82,7 @@ Execute = Callable[..., list[tuple[Any, ...]]]
 _THREAD = """
     SELECT head_run, head_seq, fencing, owner, extract(epoch FROM lease_until - clock_timestamp())::float8,
         root_run, root_seq, runs FROM {s}.thread WHERE name = %b"""
-_THREADS = "SELECT name FROM {s}.thread ORDER BY name"
+_NAMES = "SELECT name FROM {s}.thread WHERE name > %b ORDER BY name LIMIT %b::bigint"
 _RUN = "SELECT id, thread, parents, header FROM {s}.run WHERE id = %b"
 _RUNS = "SELECT id, thread, parents, header FROM {s}.run WHERE thread = %b ORDER BY number"
 _ROWS = """
@@ -152,8 +152,8 @@ class Postgres(Store):
             return ThreadRow(name, head_and_root[0], epoch, decode_owner(owner), lease or 0.0, head_and_root[1], runs)
         return None
 
-    def threads(self) -> list[str]:
-        return [decode_text(name) for (name,) in self._fetch(_THREADS)]
+    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+        return [decode_text(name) for (name,) in self._fetch(_NAMES, encode_text(after), limit)]
 
     def run(self, run: str) -> RunRow | None:
         return next((decode_run(*columns) for columns in self._fetch(_RUN, run)), None)

@@ -131,9 +131,10 @@ class SQLite(Store):
     def thread(self, name: str) -> ThreadRow | None:
         return self._connections.read(lambda connection: read_thread(connection, name, self._clock()))
 
-    def threads(self) -> list[str]:
-        statement = "SELECT name FROM thread ORDER BY name"
-        return [name for (name,) in self._connections.read(lambda connection: connection.execute(statement).fetchall())]
+    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+        values = after, -1 if limit is None else limit  # a negative limit of SQLite's is none
+        found = self._connections.read(lambda connection: connection.execute(_NAMES, values).fetchall())
+        return [name for (name,) in found]
 
     def run(self, run: str) -> RunRow | None:
         return self._connections.read(lambda connection: read_run(connection, run))
@@ -428,6 +429,8 @@ def _key_and_last(connection: sqlite3.Connection, run: str) -> tuple[int | None,
 _THREAD = """
     SELECT head.id, head_seq, fencing, owner, ends, root.id, root_seq, runs FROM thread
     LEFT JOIN run AS head ON head.key = head_run LEFT JOIN run AS root ON root.key = root_run WHERE name = ?"""
+
+_NAMES = "SELECT name FROM thread WHERE name > ? ORDER BY name LIMIT ?"
 
 # CROSS JOIN keeps SQLite from reordering the tables: first the one run, then its range of rows.
 _ROWS = f"""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store
 from dspyer.stores.content import Content, blob_id
-from dspyer.testing.store_lists import check_lists
+from dspyer.testing.store_lists import check_lists, check_names
 from dspyer.testing.store_processes import (
     PROCESSES,
     ROUNDS,
@@ -185,11 +185,12 @@ class StoreConformance:
         assert [entry.seq for entry in store.rows("r")] == list(range(1_200))
 
     def test_any_text_names_a_thread(self, store: Store) -> None:
-        """Any two texts name two threads, and names are sorted by code point."""
+        """Any two texts name two threads; names are sorted by code point, and have pages in this order."""
         for number, name in enumerate(NAMES):
             store.write(begin(name, f"r{number}", 1))
         for reader in self._readers(store):
             assert reader.threads() == sorted(NAMES)
+            check_names(reader, NAMES)
             for number, name in enumerate(NAMES):
                 thread = thread_of(reader, name)
                 assert (thread.name, thread.head) == (name, Point(f"r{number}", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -157,3 +158,14 @@ def check_pages(store: Store) -> None:
     rest = store.list_runs(RunQuery(after=first[-1].place))
     assert [one.run.id for one in (*first, *rest)] == ["7", "6", "4", "3", "2", "1", "5"]
     store.delete(["new"])
+
+
+def check_names(store: Store, names: Iterable[str]) -> None:
+    """Check the pages of the names of threads, in a store that has threads of exactly these names."""
+    ordered = sorted(names)
+    between = [name[:-1] for name in ordered] + [f"{name}\x00" for name in ordered] + ["\U0010ffff" * 3]
+    for after in ["", *ordered, *between]:
+        follow = [name for name in ordered if name > after]
+        assert store.threads(after) == follow, after
+        for limit in (1, 2, len(follow) or 1, len(follow) + 1):
+            assert store.threads(after=after, limit=limit) == follow[:limit], (after, limit)

@@ -179,8 +179,24 @@ class TruncatesNames(Memory):
 
 
 class SortsByCase(Memory):
-    def threads(self) -> list[str]:
-        return sorted(super().threads(), key=str.lower)
+    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+        return sorted(super().threads(after, limit), key=str.lower)
+
+
+class RepeatsTheLastName(Memory):
+    """A page begins with the name that it should come after."""
+
+    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+        there = [after] if after and self.thread(after) is not None else []
+        return [*there, *super().threads(after)][:limit]
+
+
+class NeedsThePageBefore(Memory):
+    """A page comes after a thread, but not after a name that no thread has."""
+
+    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
+        names = super().threads()
+        return names[names.index(after) + 1 if after in names else 0 :][:limit]
 
 
 class ForgetsTheSecondParent(Memory):

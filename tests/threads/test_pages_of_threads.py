@@ -1,0 +1,114 @@
+"""`program.threads(after=, limit=)`: pages of names, in every store, and in users' stores that know no pages."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dspyer import END, START, Archive, CompiledGraph, Graph
+from dspyer.errors import ThreadError
+from dspyer.stores import Memory, Store
+from dspyer.stores.base import Change
+from dspyer.stores.encrypted import Encrypted
+
+GRAPH = Graph(name="Pages").add_node("a", lambda state: {"n": 1}, writes=["n"]).add_path(START, "a", END)
+
+
+class WithoutPages(Memory):
+    """A user's store from before `threads` had parameters."""
+
+    asked = 0
+
+    def threads(self) -> list[str]:  # type: ignore[override]
+        self.asked += 1
+        return super().threads()
+
+
+def program(store: Store | str, *names: str) -> CompiledGraph:
+    compiled = GRAPH.compile(store=store)
+    for name in names:
+        compiled.thread(name).run({}).raise_error()
+    return compiled
+
+
+@pytest.mark.parametrize("make", [Memory, WithoutPages, lambda: Encrypted(Memory()), lambda: Encrypted(WithoutPages())])
+def test_pages_hold_every_name_once(make: Any) -> None:
+    store = make()
+    names = sorted(f"t-{number}" for number in range(11))
+    for name in reversed(names):
+        store.write(Change(name))
+    compiled = GRAPH.compile(store=store)
+    assert compiled.threads() == names
+    pages, after = [], ""
+    while page := compiled.threads(after=after, limit=3):
+        pages.append(page)
+        after = page[-1]
+    assert [len(page) for page in pages] == [3, 3, 3, 2]
+    assert [name for page in pages for name in page] == names
+    assert compiled.threads(after="t-5x") == ["t-6", "t-7", "t-8", "t-9"]
+    assert compiled.threads(limit=10**30) == names
+
+
+@given(
+    names=st.sets(st.sampled_from([*"abcdefgh"])),
+    changes=st.lists(st.tuples(st.booleans(), st.sampled_from([*"abcdefgh"]))),
+    limit=st.integers(1, 4),
+)
+def test_changes_between_pages_move_no_other_name(names: set[str], changes: list[tuple[bool, str]], limit: int) -> None:
+    store = Memory()
+    for name in names:
+        store.write(Change(name))
+    compiled, found, after = GRAPH.compile(store=store), [], ""
+    changed, waiting = set(), list(changes)
+    while page := compiled.threads(after=after, limit=limit):
+        found += page
+        after = page[-1]
+        if waiting:
+            made, name = waiting.pop()
+            changed.add(name)
+            if made and store.thread(name) is None:
+                store.write(Change(name))
+            elif not made:
+                store.delete([name])
+    assert found == sorted(set(found)), "none comes twice, and the order stays"
+    assert names - changed <= set(found), "none is left out"
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "10"])
+def test_a_page_without_names_is_refused(limit: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"limit={limit!r}: a page has at least one name")):
+        program(Memory(), "t").threads(limit=limit)
+
+
+@pytest.mark.parametrize("after", [None, 7, b"t", "\ud800"])
+def test_a_page_comes_after_a_text(after: Any) -> None:
+    with pytest.raises(ThreadError, match="is no name of a thread"):
+        program(Memory(), "t").threads(after=after)
+
+
+def test_a_store_without_pages_is_asked_for_all_names() -> None:
+    """Also where a name is searched for one that is similar."""
+    store = WithoutPages()
+    program(store, "t-42", "t-43")
+    with pytest.raises(ThreadError, match="Did you mean 't-42'"):
+        Archive(store).thread("t-422")
+    assert store.asked
+
+
+def test_a_missing_thread_of_a_large_store_is_compared_with_few_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dspyer.archive.archive.NAMES", 5)
+    store = Memory()
+    for number in range(100):
+        store.write(Change(f"order {number:03}"))
+    store.write(Change("ticket 7"))
+    with Archive(store) as archive:
+        with pytest.raises(ThreadError, match=r"Did you mean 'ticket 7'\?$"):
+            archive.thread("ticket 77")
+        with pytest.raises(ThreadError, match=r"It has more than 5 threads\.$"):
+            archive.thread("quite another name")
+    with pytest.raises(ThreadError, match=r"It has no threads\.$"):
+        Archive(Memory()).thread("t")
