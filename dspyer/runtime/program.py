@@ -523,6 +523,17 @@ class CompiledGraph(dspy.Module):
                     raise
         return Run(*outcome.take(), recorder)
 
+    def _as_stored(self, request: Request, queue: EventQueue[Event] | None = None) -> Run:
+        """The run that a thread has read from the store: nothing is called, and nothing is written."""
+        request = request.read_from(queue)
+        with request.recording(self._graph) as recorder:
+            assert request.run_start is not None
+            session = self._session(request, request.run_start)
+            request.outcome.ended = session.end()
+            if session.run.ended:
+                self._result(request, session)
+        return Run(*request.outcome.take(), recorder)
+
     def _open(self, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> tuple[Request, Session]:
         """Checks the inputs, and makes the session of a call."""
         graph = self._graph
@@ -532,12 +543,16 @@ class CompiledGraph(dspy.Module):
         asked: Request | None = dspy.settings.get(REQUEST)
         request = (asked or Request(keeps_events=False)).with_spending(graph.budget)
         run_start = request.run_start or self._run_start(inputs, request)
-        resources = self._check_resources(request)
         request = request.with_spans(run_spans(graph, request, run_start.run_id, run_start.label))
+        return request, self._session(request, run_start)
+
+    def _session(self, request: Request, run_start: RunStart) -> Session:
+        graph = self._graph
+        resources = self._check_resources(request)
         kind = LiveSession if graph.topology.schema.live_fields and request.live else Session
         session = kind(self, graph, run_start, request, resources, first_of(request.answer, graph.answer))
         request.outcome.sessions.append(session)
-        return request, session
+        return session
 
     def _check_resources(self, request: Request) -> Mapping[type, object]:
         """The resources of a call, checked against what the nodes need."""

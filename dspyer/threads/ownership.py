@@ -44,8 +44,14 @@ class OwnedRun(NamedTuple):
     owner: Owner
 
 
-HandOver: TypeAlias = Callable[[OwnedRun], None]
-"""Called with a run as soon as it owns its thread."""
+class StoredRun(NamedTuple):
+    """A run of an earlier call, which is returned as it is stored: it owns no thread, and calls no node."""
+
+    request: Request
+
+
+HandOver: TypeAlias = Callable[[OwnedRun | StoredRun], None]
+"""Called with a run as soon as it owns its thread, or with one that needs none."""
 
 
 class ThreadLock:
@@ -59,6 +65,7 @@ class ThreadLock:
     Attributes:
         patience: seconds to wait, here and for a merge at the end; 0 for `"raise"`.
         owned: the run, once it was started.
+        stored: the run, if it is returned as it is stored.
     """
 
     def __init__(
@@ -70,9 +77,10 @@ class ThreadLock:
         self._request = request
         self.patience = 0.0 if on_conflict == "raise" else lock_timeout
         self.owned: OwnedRun | None = None
+        self.stored: StoredRun | None = None
 
     @contextmanager
-    def held(self) -> Iterator[OwnedRun]:
+    def held(self) -> Iterator[OwnedRun | StoredRun]:
         """Own the thread for the block."""
         try:
             for pause in self._pauses():
@@ -84,14 +92,15 @@ class ThreadLock:
                 time.sleep(pause)
             else:
                 self._acquire()  # the time is over: a last attempt, which raises
-            assert self.owned is not None
-            yield self.owned
+            held = self.owned or self.stored
+            assert held is not None
+            yield held
         finally:
             if self.owned is not None:
                 _release(self.owned)
 
     @asynccontextmanager
-    async def aheld(self) -> AsyncIterator[OwnedRun]:
+    async def aheld(self) -> AsyncIterator[OwnedRun | StoredRun]:
         """Own the thread for the block, in async code.
 
         `run_in_thread` completes a step in a worker thread although the task is cancelled: only then is it known
@@ -109,8 +118,9 @@ class ThreadLock:
                 await run_in_thread(self._acquire)
             if cancellation_count() > before:
                 raise asyncio.CancelledError
-            assert self.owned is not None
-            yield self.owned
+            held = self.owned or self.stored
+            assert held is not None
+            yield held
         finally:
             owned = self.owned
             if owned is not None and _has_ended(owned):
@@ -121,8 +131,11 @@ class ThreadLock:
     def _acquire(self) -> None:
         self._acquire_run(self._keep)
 
-    def _keep(self, owned: OwnedRun) -> None:
-        self.owned = owned
+    def _keep(self, run: OwnedRun | StoredRun) -> None:
+        if isinstance(run, StoredRun):
+            self.stored = run
+        else:
+            self.owned = run
 
     def _try_acquire(self) -> bool:
         try:

@@ -29,8 +29,9 @@ from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores.base import Change, Point
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.graph_changes import AllowChanged
+from dspyer.threads.keyed_runs import KeyedRuns, check_key
 from dspyer.threads.merge_on_finish import MergeOnFinish
-from dspyer.threads.ownership import ThreadLock
+from dspyer.threads.ownership import StoredRun, ThreadLock
 from dspyer.threads.start import RunStarter
 from dspyer.threads.thread_program import AnswersByKey, Resources, ThreadProgram
 
@@ -79,6 +80,7 @@ class RunPlayer:
         self._starter = starter
         self._reader = reader
         self._merge_on_finish = merge_on_finish
+        self._keyed_runs = KeyedRuns(starter)
 
     def new(
         self,
@@ -88,11 +90,15 @@ class RunPlayer:
         take_over: bool,
         on_conflict: str,
         lock_timeout: float,
+        key: str | None,
     ) -> Play:
-        """The play of a new run."""
+        """The play of a new run, or of the run that a key identifies."""
         self._program._check_resources(request)
         acquire = partial(self._starter.start_new, inputs, request, abandon=abandon, take_over=take_over)
-        if on_conflict == "merge":
+        if key is not None:
+            check_key(key, on_conflict)
+            acquire = partial(self._keyed_runs.start, inputs, key, request, abandon=abandon, take_over=take_over)
+        elif on_conflict == "merge":
             acquire = partial(self._merge_on_finish.start, inputs, request, abandon=abandon)
         return Play(self, inputs, ThreadLock(acquire, request, on_conflict, lock_timeout), request)
 
@@ -123,12 +129,16 @@ class RunPlayer:
         return await self._afinish(await self._aplay_held(inputs, lock, queue), lock)
 
     def _play_held(self, inputs: Mapping[str, Any], lock: ThreadLock, queue: EventQueue[Event] | None) -> Run:
-        with lock.held() as owned:
-            return self._program._run(inputs, owned.request, queue)
+        with lock.held() as held:
+            if isinstance(held, StoredRun):
+                return self._program._as_stored(held.request, queue)
+            return self._program._run(inputs, held.request, queue)
 
     async def _aplay_held(self, inputs: Mapping[str, Any], lock: ThreadLock, queue: EventQueue[Event] | None) -> Run:
-        async with lock.aheld() as owned:
-            return await self._program._arun(inputs, owned.request, queue)
+        async with lock.aheld() as held:
+            if isinstance(held, StoredRun):
+                return self._program._as_stored(held.request, queue)
+            return await self._program._arun(inputs, held.request, queue)
 
     def _finish(self, run: Run, lock: ThreadLock) -> Run:
         for pause in self._merge_on_finish.attempts(run, lock):

@@ -54,6 +54,7 @@ from dspyer.threads.ownership import (
     WAIT_OR_REPLACE,
     HandOver,
     OwnedRun,
+    StoredRun,
     busy,
 )
 from dspyer.threads.views_across_runs import EarlierRuns, ListCommits, PreviousRuns, RecentIndexes
@@ -157,13 +158,17 @@ class RunStarter:
         """Check the inputs, make a new run and acquire the thread for it."""
 
         def first_write(head: ThreadHead) -> FirstWrite:
-            if head.open and not abandon:
-                raise head.open_error()
-            if head.broken and (not abandon or head.last_readable is None):
-                raise head.broken_error()  # with a wrong key nothing can be read: that must not start an empty thread
-            return self.new_run(head, inputs, request, self.next_label(head))
+            return self.first_of_new(head, inputs, request, abandon)
 
         self.acquire(first_write, request, hand_over, take_over, WAIT_OR_REPLACE)
+
+    def first_of_new(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, abandon: bool) -> FirstWrite:
+        """A new run at the head of the thread; with `abandon` also after one that was not finished."""
+        if head.open and not abandon:
+            raise head.open_error()
+        if head.broken and (not abandon or head.last_readable is None):
+            raise head.broken_error()  # with a wrong key nothing can be read: that must not start an empty thread
+        return self.new_run(head, inputs, request, self.next_label(head))
 
     def resume_last(
         self,
@@ -178,7 +183,7 @@ class RunStarter:
         """Check the answers, rebuild the last run from its log and acquire the thread for it."""
 
         def first_write(head: ThreadHead) -> FirstWrite:
-            return self._resumed_run(head, answers or {}, max_resumes, allow)
+            return self.resumed_run(head, answers or {}, max_resumes, allow)
 
         self.acquire(first_write, request, hand_over, take_over)
 
@@ -206,9 +211,10 @@ class RunStarter:
         rows = [open_row(START, patch, graph_blobs=self.compatibility.graph_blobs)]
         return FirstWrite(run, 0, rows, run_start, ExecutionRecords())
 
-    def _resumed_run(
+    def resumed_run(
         self, head: ThreadHead, answers: Mapping[str, Any], max_resumes: int, allow: AllowChanged
     ) -> FirstWrite:
+        """The last run, rebuilt from its log, with answers to its questions."""
         if not head.open or head.row.head is None:
             found = "has no run yet" if head.last_run is None else "has finished its last run"
             raise ThreadError(
@@ -260,7 +266,7 @@ class RunStarter:
 
     def rebuild(self, last: RunRows, records: ExecutionRecords) -> RunStart:
         """A run as its log left it: every commit is replayed, no node is called."""
-        before, first = self._state_before(last)
+        before, first = self.state_before(last)
         opening = self.reader.opening_patch(last.rows)
         if opening is None:
             raise ThreadError(
@@ -276,11 +282,23 @@ class RunStarter:
             run = replay(fresh, rows, (patch, state), self.reader.fetch, self.reader.decode, schema_at)
         except ChangedGraphError as error:
             raise self.compatibility.explained(error, last) from None
-        label = str(last.run.header.get("label", self.thread))
-        earlier = self._earlier_runs(last.parents, before, first, self.store.thread(self.thread))
-        return RunStart(run, patch, state, last.run.id, (label,), earlier, _id_prefixes(last))
+        return self.run_start(last, run, patch, state, before, first)
 
-    def _state_before(self, run: RunRows) -> tuple[ImmutableState, int]:
+    def run_start(
+        self,
+        rows: RunRows,
+        run: RunState,
+        patch: Mapping[str, Any],
+        state: ImmutableState,
+        before: ImmutableState,
+        first: int,
+    ) -> RunStart:
+        """A run with its names and what came before it: the state there, and the version of its first commit."""
+        label = str(rows.run.header.get("label", self.thread))
+        earlier = self._earlier_runs(rows.parents, before, first, self.store.thread(self.thread))
+        return RunStart(run, patch, state, rows.run.id, (label,), earlier, _id_prefixes(rows))
+
+    def state_before(self, run: RunRows) -> tuple[ImmutableState, int]:
         """The state with which a run began, and the version of its first commit."""
         first = first_version(run.run)
         if not run.parents:
@@ -393,7 +411,7 @@ class RunStarter:
 
     def acquire(
         self,
-        first_write: Callable[[ThreadHead], FirstWrite],
+        first_write: Callable[[ThreadHead], FirstWrite | StoredRun],
         request: Request,
         hand_over: HandOver,
         take_over: bool,
@@ -402,10 +420,14 @@ class RunStarter:
         """Acquire the thread, write the first rows of a run, and hand it over to what releases the thread.
 
         `first_write` checks everything and builds the run on a head; it is called again if the head was read again.
-        With `take_over` a live owner is replaced; without it, a live owner is an error that advises `remedy`.
+        With `take_over` a live owner is replaced; without it, a live owner is an error that advises `remedy`. A run
+        that is to be returned as it is stored is handed over at once.
         """
         head = self.load_head() if take_over else self._load_free_head(remedy)
         first = first_write(head)  # all checks come before the first write
+        if isinstance(first, StoredRun):
+            hand_over(first)
+            return
         owner = new_owner()
         replacing: Journal | None = None
         try:
@@ -414,6 +436,11 @@ class RunStarter:
                 replacing = self.replace_owner(head.row, owner)
                 head = self.load_head()
                 first = first_write(head)
+                if isinstance(first, StoredRun):  # the other owner was alive, and has finished the run
+                    replacing.release()
+                    leases.let_go(owner.token)
+                    hand_over(first)
+                    return
             hand_over(self._write_first(head, first, owner, request))
         except BaseException:
             leases.let_go(owner.token)

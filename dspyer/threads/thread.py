@@ -61,6 +61,7 @@ class Thread:
         self,
         inputs: Mapping[str, Any],
         *,
+        key: str | None = None,
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
         lock_timeout: float = 60.0,
@@ -73,6 +74,9 @@ class Thread:
 
         Args:
             inputs: the inputs by name; those of fields with a reducer are folded in.
+            key: an idempotency key: the id of the request. The first call with it starts a run; a later one, with the
+                same inputs, resumes that run if it failed, crashed or was stopped. If it has completed or waits for
+                answers, it is returned as it is stored: nothing is called or written.
             resources: as in `program.run`; never stored.
             on_conflict: what to do while another run owns the thread: `"raise"`, or `"wait"` until it is free. With
                 `"merge"` the run starts at once next to others, owns nothing, and is merged into the thread at its end:
@@ -90,6 +94,7 @@ class Thread:
         Raises:
             ConcurrentRunError: if another run owns the thread.
             OpenRunError: if the last run failed, crashed or waits for answers.
+            ThreadError: if the run of the key was begun with other inputs, or was abandoned.
             ChangedGraphError: if the thread belongs to a graph of another name, or its values do not fit this one.
             InputError: for missing, unknown or invalid inputs.
             StoreError: if the store fails before the run has begun.
@@ -102,12 +107,13 @@ class Thread:
             'Hello Ada'
         """
         request = new_request(resources, live, budget)
-        return self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout).run()
+        return self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout, key).run()
 
     async def arun(
         self,
         inputs: Mapping[str, Any],
         *,
+        key: str | None = None,
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
         lock_timeout: float = 60.0,
@@ -127,12 +133,13 @@ class Thread:
             'Hello Ada'
         """
         request = new_request(resources, live, budget)
-        return await self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout).arun()
+        return await self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout, key).arun()
 
     def stream(
         self,
         inputs: Mapping[str, Any],
         *,
+        key: str | None = None,
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
         lock_timeout: float = 60.0,
@@ -144,9 +151,8 @@ class Thread:
     ) -> Events:
         """Starts a run like `run` and yields its events as they happen.
 
-        The run begins with the first event that is asked for. Closing the stream early stops it: nothing new starts,
-        what runs is finished and committed, and `resume` or `stream_resume` continues from there. `tokens` adds the
-        tokens of the LMs to the events, as in `program.stream`.
+        The run begins with the first event that is asked for. Closing the stream early stops it: what runs is finished
+        and committed, and `resume` or `stream_resume` continues from there. `tokens`: as in `program.stream`.
 
         Returns:
             An iterator of events; its `run` is there after the last one. A question ends the events.
@@ -163,12 +169,13 @@ class Thread:
             ['RunStarted', 'Committed', 'NodeStarted', 'Committed', 'RunEnded']
         """
         request = new_request(resources, live, budget, tokens)
-        return self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout).stream()
+        return self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout, key).stream()
 
     def astream(
         self,
         inputs: Mapping[str, Any],
         *,
+        key: str | None = None,
         resources: Resources = None,
         on_conflict: OnConflict = "raise",
         lock_timeout: float = 60.0,
@@ -191,7 +198,7 @@ class Thread:
             'RunEnded'
         """
         request = new_request(resources, live, budget, tokens)
-        return self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout).astream()
+        return self._player.new(inputs, request, abandon, take_over, on_conflict, lock_timeout, key).astream()
 
     def resume(
         self,
@@ -214,9 +221,8 @@ class Thread:
             budget: what may be spent from here on; by default that of `compile`.
             take_over: replaces another owner, which can commit nothing more.
             max_resumes: how often a run may be resumed without progress.
-            allow_changed_graph: whether a graph may continue the run that has changed since it was begun (other nodes,
-                edges, fields, policies: code, prompts and language models may always differ), as far as the log still
-                fits it. A mapping gives new names of nodes by their old ones.
+            allow_changed_graph: whether a graph may continue the run that has changed since it began (nodes, edges,
+                fields, policies; code, prompts and LMs may always differ). A mapping gives new names of nodes by old.
 
         Returns:
             The run, with the commits from its beginning.
@@ -411,15 +417,13 @@ class Thread:
         """The commits of the thread, over all its runs: who changed what, and when. All of them, or a page.
 
         They come run by run in canonical order, with versions from 0 on. Commits of forks that have not joined have no
-        version and come last in their run, and what was abandoned stays. An id names the run too, `"t-42.1/trunk:3"`,
-        as `ctx.execution` does in a node. Later runs never change what is listed here; a rerun takes the commits that
-        it replaces out of the list, and they can still be read by id.
+        version and come last in their run. An id names the run too, `"t-42.1/trunk:3"`, as `ctx.execution` does. Later
+        runs never change what is listed; a rerun takes out the commits that it replaces, which can be read by id.
 
         Args:
-            inside: version or id of the commit of a node that is a graph itself: lists the commits inside of that
-                node. For a node that has not finished, the id that its commit will have.
-            first: the version of the first commit of the page; by default that of the oldest, or with `newest` of the
-                newest commit.
+            inside: version or id of the commit of a node that is a graph itself: lists the commits inside of it. For a
+                node that has not finished, the id that its commit will have.
+            first: the version of the first commit of the page; by default the oldest, or with `newest` the newest.
             count: the most commits on the page. Only they are read, and what leads to them from the snapshot before.
             newest: lists them newest first.
 
@@ -522,9 +526,8 @@ class Thread:
         """Makes another thread that continues from here, or from an earlier commit. Nothing is stored twice.
 
         At the end of a run the copy has no open run. Inside of a run it is an open run: `resume()` on the copy finishes
-        it, with the branches that were active there. The threads are independent. Without `at` the copy has all that
-        the thread has, with answers, effects and questions of nodes that have not finished; with `at` only what led to
-        that commit.
+        it. The threads are independent. Without `at` the copy has all that the thread has, with answers, effects and
+        questions of nodes that have not finished; with `at` only what led to that commit.
 
         Args:
             to: the name of the new thread.
@@ -615,8 +618,8 @@ class Thread:
     def stop(self) -> None:
         """Ends the run that works on the thread, in whatever process it is. `resume` continues it.
 
-        What it has committed stays, and it commits nothing more. In its process nothing new starts, and async nodes are
-        cancelled, once it finds out: at its next commit, or when it renews its lease (every 10 s).
+        It commits nothing more. In its process nothing new starts, and async nodes are cancelled, once it finds out: at
+        its next commit, or when it renews its lease (every 10 s).
 
         Raises:
             ThreadError: if no run works on the thread.
@@ -635,8 +638,7 @@ class Thread:
     def update(self, patch: Mapping[str, Any], as_node: str | None = None) -> Commit:
         """Commits a patch manually. It is validated like the output of a node, and is a commit like any other.
 
-        After a finished run the thread has no open run either. In an open run the commit comes between the last one
-        and the next node: `resume()` continues with it.
+        In an open run the commit comes between the last one and the next node: `resume()` continues with it.
 
         Args:
             patch: the change, as a node would return it.
@@ -664,10 +666,9 @@ class Thread:
     def merge(self, other: Self, *, base: Moment | None = None, policy: object = None) -> Commit | None:
         """Merges another thread into this one; the other one stays as it is. Neither may have an open run.
 
-        Each commit that only one of them has is applied once, as when branches join: reducers fold, what only one side
-        changed is taken, and what both changed is a conflict for the merge policies. If one raises, nothing is
-        written. Of fields that `Graph(keep=...)` leaves out, which last for one run, the other thread's values are
-        taken. The commit has the ends of both threads as parents, so merging again adds nothing.
+        Each commit that only one of them has is applied once, as when branches join: reducers fold, what one side
+        changed is taken, and what both changed is a conflict for the merge policies. If one raises, nothing is written.
+        Of fields that `Graph(keep=...)` leaves out, the other thread's values are taken. Merging again adds nothing.
 
         Args:
             other: the other thread, of the same store.
@@ -725,15 +726,14 @@ class Thread:
     def prune(self, before: int | str, *, take_over: bool = False) -> DeletionReport:
         """Deletes the runs before the one that a commit belongs to.
 
-        Runs that were abandoned, or replaced by a rerun, are deleted too. The state, versions, and all commits from
-        there on stay as they are.
+        Runs that were abandoned, or replaced by a rerun, are deleted too. All from that commit's run on stays as it is.
 
         Args:
             before: version or id of a commit; its run is the first one that stays.
-            take_over: prunes although a run owns the thread; that run commits nothing more.
+            take_over: as in `delete`.
 
         Returns:
-            What was deleted, and what stayed with the names of the threads that reach it.
+            What was deleted and what stayed, as `delete` does.
 
         Raises:
             ConcurrentRunError: if a run owns the thread.
@@ -754,8 +754,8 @@ class Thread:
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
 
-        With `compile(redact=...)` the file is for people and cannot be loaded: patches are redacted by their paths;
-        answers, effects, results of single items and texts of errors are left out.
+        With `compile(redact=...)` the file cannot be loaded: patches are redacted by their paths; answers, effects,
+        results of single items and texts of errors are left out.
 
         Args:
             path: the file; it is replaced.
