@@ -32,6 +32,8 @@
     │   └── ChangedGraphError                   the graph has changed since the last run of the thread
     └── ScriptError (AssertionError)        a test: an LM call off the script, or an answer that was not used
 
+    ExecutorLost (BaseException)            the executor of a program: it has not made a call, or has lost its result
+
 An exception that a node raises is never wrapped: it reaches the caller unchanged, with a note (PEP 678) that names
 node, branch and attempt. `Interrupt` is not an error and not an `Exception`: `ctx.interrupt` raises it in a node to
 ask a question, and every `except Exception` on the way out must let it pass.
@@ -245,6 +247,14 @@ class AttemptOverError(AttemptError):
 
 class RouteError(DspyerError, ValueError):
     """A router or a `goto` named something that is not a target of its node."""
+
+
+class ExecutorLost(BaseException):  # it says what happened to the executor, not what a run did wrong
+    """The executor of a program has not made a call, or has lost its result. The cause is what it has raised.
+
+    A worker was killed, the pool was shut down, or something could not be sent. It is no `Exception`, since
+    `dspy.Evaluate` and optimizers count every `Exception` as a failure of the program, and go on to a wrong score.
+    """
 
 
 class LimitError(DspyerError, RuntimeError):

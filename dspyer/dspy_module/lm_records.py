@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
@@ -188,13 +188,29 @@ class LMRecorder:
             known["requests"], known["cost"] = counted["requests"], counted["cost"]
         return found
 
+    @property
+    def with_texts(self) -> tuple[LMCall, ...]:
+        """The calls with messages and responses, if the run around this one wants them."""
+        return tuple(self.usages if self._kept is None else self._kept)
+
+    def add_returned(self, calls: Iterable[LMCall], here: Executing | None) -> None:
+        """Adds the calls that a worker has made for what runs here; without `here`, they are calls of this run."""
+        for whole in calls:
+            known = whole if here is None or not here.id else _made_by(whole, here)
+            self._add(known._replace(messages=None, response=None), known)
+
     def add_inner(self, inner: LMRecorder, here: Executing) -> None:
         """Adds the calls of a run that was made by code of a node: they are calls of that node."""
         # A node that was left running may add some meanwhile.
         calls = list(zip(list(inner.usages), list(inner.usages if inner._kept is None else inner._kept), strict=False))
         for both in calls:
-            call, whole = [one._replace(execution=here.id, node=here.node, attempt=here.attempt) for one in both]
+            call, whole = [_made_by(one, here) for one in both]
             self._add(call, whole)
+
+
+def _made_by(call: LMCall, here: Executing) -> LMCall:
+    """A call that the code of a node has made: through a run of its own."""
+    return call._replace(execution=here.id, node=here.node, attempt=here.attempt)
 
 
 class _NamedLM(NamedTuple):

@@ -17,6 +17,9 @@ import dspy
 Steps = Sequence[tuple[Any, dict[str, Any], Any]]
 """Entries of a trace: predictor, inputs, prediction."""
 
+REJECTED = "_dspyer_rejected"
+"""The attribute of the copy of a predictor whose output a check has refused: the `id()` of that predictor."""
+
 
 class recording:  # noqa: N801  # a context manager, read as `with recording() as steps`
     """Gives the block an empty DSPy trace of its own, with further DSPy settings."""
@@ -96,9 +99,15 @@ def rejected_step(step: tuple[Any, dict[str, Any], Any], copies: dict[int, Any])
     predictor, inputs, outputs = step
     twin = copies.get(id(predictor))
     if twin is None:
-        twin = copies[id(predictor)] = copy.copy(predictor)
-        vars(twin)[_REJECTED] = True
+        twin = copies[id(predictor)] = rejected_copy(predictor)
     return twin, inputs, outputs
+
+
+def rejected_copy(predictor: Any) -> Any:
+    """A shallow copy of a predictor, for the steps whose output a check has refused."""
+    twin = copy.copy(predictor)
+    vars(twin)[REJECTED] = vars(predictor).get(REJECTED) or id(predictor)
+    return twin
 
 
 def steps_since(count: int) -> Steps:
@@ -116,7 +125,7 @@ def reject_steps(steps: Steps) -> None:
 
 def is_rejected(predictor: object) -> bool:
     """Whether the predictor of a step is the copy that `rejected_step` has made."""
-    return _REJECTED in vars(predictor)
+    return REJECTED in vars(predictor)
 
 
 def set_apart(predictor: Any) -> None:
@@ -142,7 +151,6 @@ def is_apart(predictor: object) -> bool:
     return _APART in vars(predictor)
 
 
-_REJECTED = "_dspyer_rejected"
 _APART = "_dspyer_apart"
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
@@ -37,6 +38,7 @@ from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.replay import replay
 from dspyer.persistence.time_travel import check_thread_name
 from dspyer.runtime.drivers import adrive, drive
+from dspyer.runtime.executor_call import ExecutorCall, check_executor, refused_stream
 from dspyer.runtime.inner_runs import CompletedInside, check_same_inputs, part_of_run, request_inside
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Request, RunStart
@@ -78,6 +80,7 @@ class CompiledGraph(dspy.Module):
 
     _dspyer_program = True
     _accepted_only = False
+    _executor: Executor | None = None
 
     def __init__(self, graph: GraphSpec, modules: Mapping[str, dspy.Module]) -> None:
         super().__init__()
@@ -194,6 +197,7 @@ class CompiledGraph(dspy.Module):
             >>> texts, "".join(texts) == stream.run.state["answer"]
             (['in', ' the', ' north', ''], True)
         """
+        self._refuse_executor()
         request = _request(resources, answers, live, budget, tokens)
         return Events(lambda queue: self._run(inputs, request, queue), request)
 
@@ -218,6 +222,7 @@ class CompiledGraph(dspy.Module):
             >>> asyncio.run(main(graph.add_path(START, "shout", END).compile()))[-1]
             'RunEnded'
         """
+        self._refuse_executor()
         request = _request(resources, answers, live, budget, tokens)
         return AsyncEvents(lambda queue: self._arun(inputs, request, queue), request)
 
@@ -241,6 +246,32 @@ class CompiledGraph(dspy.Module):
             4.0
         """
         return self._with(_resources={**self._resources, **resources_of(resources)})
+
+    def with_executor(self, executor: Executor) -> CompiledGraph:
+        """The same program, each call of which is one task of an executor: a pool of processes, or a cluster.
+
+        For many independent runs that use the processor. Runs that wait for language models need threads or `acall`.
+
+        Args:
+            executor: a `concurrent.futures.Executor`: a `ProcessPoolExecutor`, `Client().get_executor()` of Dask.
+
+        Returns:
+            A program that shares the modules of this one.
+
+        Example:
+            >>> from concurrent.futures import ThreadPoolExecutor
+            >>> from dspyer import END, START, Graph
+            >>> graph = Graph().add_node("shout", lambda state: {"loud": state["text"].upper()})
+            >>> program = graph.add_path(START, "shout", END).compile()
+            >>> with ThreadPoolExecutor(2) as pool:
+            ...     program.with_executor(pool)(text="hey").loud
+            'HEY'
+        """
+        return self._with(_executor=check_executor(executor))
+
+    def _refuse_executor(self) -> None:
+        if self._executor is not None:
+            raise refused_stream(self)
 
     def _with_accepted_only(self) -> CompiledGraph:
         """The same program, which keeps the steps that checks refused from the trace around it."""
@@ -285,6 +316,7 @@ class CompiledGraph(dspy.Module):
             >>> program.thread("t-42").run({"text": "hey"}).state["loud"]
             'HEY'
         """
+        self._refuse_executor()
         return Thread(self, self._require_store(), name)
 
     def threads(self, *, after: str = "", limit: int | None = None) -> list[str]:
@@ -353,6 +385,8 @@ class CompiledGraph(dspy.Module):
                 loud='HEY'
             )
         """
+        if self._executor is not None:
+            return self._executor_call(args, inputs, is_async=False).run()
         request, session = self._open(args, inputs)
         with run_span(session, request.outcome):
             try:
@@ -371,6 +405,8 @@ class CompiledGraph(dspy.Module):
             >>> asyncio.run(graph.add_path(START, "shout", END).compile().acall(text="hey")).loud
             'HEY'
         """
+        if self._executor is not None:
+            return await self._executor_call(args, inputs, is_async=True).arun()
         request, session = self._open(args, inputs)
         with run_span(session, request.outcome):
             try:
@@ -463,6 +499,8 @@ class CompiledGraph(dspy.Module):
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
         shared = {"_graph": self._graph, "_resources": self._resources, "_store": self._store}
+        if self._executor is not None:
+            shared["_executor"] = self._executor
         own = {name: value for name, value in self.__getstate__().items() if name not in shared}
         twin.__setstate__({**copy_tree(own, memo), **shared})
         own_signatures(twin)
@@ -470,6 +508,7 @@ class CompiledGraph(dspy.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__()
+        state.pop("_executor", None)
         return {**state, "_resources": {}}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -505,7 +544,7 @@ class CompiledGraph(dspy.Module):
             except Exception as error:
                 if not outcome.ended_with(error):
                     raise
-        return Run(*outcome.take(), recorder)
+        return outcome.returned or Run(*outcome.take(), recorder)
 
     async def _arun(self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = None) -> Run:
         check_inputs_by_name(self._graph, inputs)
@@ -521,7 +560,22 @@ class CompiledGraph(dspy.Module):
             except Exception as error:
                 if not outcome.ended_with(error):
                     raise
-        return Run(*outcome.take(), recorder)
+        return outcome.returned or Run(*outcome.take(), recorder)
+
+    def _asked(self, args: tuple[Any, ...]) -> Request:
+        """The request of a call, whose inputs have names."""
+        if args:
+            name = self._graph.inputs[0] if self._graph.inputs else "name"
+            raise InputError(f"graph {self._graph.name!r} takes its inputs by name: write program({name}=...)")
+        asked: Request | None = dspy.settings.get(REQUEST)
+        return asked or Request(keeps_events=False)
+
+    def _executor_call(self, args: tuple[Any, ...], inputs: Mapping[str, Any], is_async: bool) -> ExecutorCall:
+        """A call that the executor makes."""
+        request = self._asked(args)
+        check_inputs(self._graph, inputs)
+        assert self._executor is not None
+        return ExecutorCall(self, self._executor, request, inputs, is_async=is_async)
 
     def _as_stored(self, request: Request, queue: EventQueue[Event] | None = None) -> Run:
         """The run that a thread has read from the store: nothing is called, and nothing is written."""
@@ -537,11 +591,7 @@ class CompiledGraph(dspy.Module):
     def _open(self, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> tuple[Request, Session]:
         """Checks the inputs, and makes the session of a call."""
         graph = self._graph
-        if args:
-            name = graph.inputs[0] if graph.inputs else "name"
-            raise InputError(f"graph {graph.name!r} takes its inputs by name: write program({name}=...)")
-        asked: Request | None = dspy.settings.get(REQUEST)
-        request = (asked or Request(keeps_events=False)).with_spending(graph.budget)
+        request = self._asked(args).with_spending(graph.budget)
         run_start = request.run_start or self._run_start(inputs, request)
         request = request.with_spans(run_spans(graph, request, run_start.run_id, run_start.label))
         return request, self._session(request, run_start)

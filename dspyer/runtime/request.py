@@ -102,6 +102,7 @@ class Outcome:
     Attributes:
         sessions: the sessions, in the order in which they began.
         ended: how the last session ended, until its `Run` is made or its error is raised.
+        returned: the run that a worker has returned; None for a program without an executor.
         cut_off: the run of a cancelled task, which raises `CancelledError` and so cannot return it.
         spending: what all runs of the request have spent; None for no budget.
     """
@@ -109,6 +110,7 @@ class Outcome:
     def __init__(self) -> None:
         self.sessions: list[Session] = []
         self.ended: SessionEnd | None = None
+        self.returned: Run | None = None
         self.cut_off: Run | None = None
         self.spending: Spending | None = None
         self._predictions: dict[str, dspy.Prediction] = {}
@@ -125,7 +127,7 @@ class Outcome:
 
     def ended_with(self, error: BaseException) -> bool:
         """Whether `error` is how the last session ended: its failure or stop, or `Interrupted` for its questions."""
-        ended = self.ended
+        ended = self.ended or self.returned
         if ended is None:
             return False
         return ended.error is unwrap_stop_iteration(error) or (isinstance(error, Interrupted) and bool(ended.questions))

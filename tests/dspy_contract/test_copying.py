@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 import dspy
 import pytest
 from pydantic import BaseModel

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 import dspy
 import pytest
 from pydantic import BaseModel

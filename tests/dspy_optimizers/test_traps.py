@@ -11,7 +11,7 @@ import random
 import threading
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 import dspy
 import pytest
 from dspy.adapters.types.decision import Noul

@@ -14,7 +14,7 @@ from contextvars import copy_context
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import cloudpickle  # type: ignore[import-untyped]
+import cloudpickle
 import dspy
 import pytest
 from dspy.teleprompt.bootstrap_trace import FailedPrediction, bootstrap_trace_data

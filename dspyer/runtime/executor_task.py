@@ -1,0 +1,215 @@
+"""What a worker does for a program with an executor: it makes one call of the program, and returns bytes.
+
+A task raises only if the call could not be made, or its result could not be sent. What the run itself has raised is a
+part of the result. So the caller takes everything that a task raises, and everything that the executor raises for it,
+for the loss of the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from contextvars import Context
+from hashlib import blake2b
+from threading import Lock
+from typing import Any, NamedTuple
+
+import dspy
+from dspy.utils.usage_tracker import UsageTracker
+
+from dspyer.budget import Budget
+from dspyer.dspy_module.lm_prices import Prices
+from dspyer.dspy_module.lm_records import record_lm_calls
+from dspyer.dspy_module.tracing import REJECTED, Steps
+from dspyer.errors import error_text
+from dspyer.events import LMCall
+from dspyer.failure import Failure
+from dspyer.persistence.execution_records import AnswerSource
+from dspyer.runtime.executor_bytes import Parts, decode, encode, parts_of
+from dspyer.runtime.request import FAILED_RUNS, REQUEST, Request
+from dspyer.runtime.run import Run
+
+KEPT_PROGRAMS = 8
+
+
+class SentProgram(NamedTuple):
+    """A program as a worker gets it: with what is the same in many calls."""
+
+    program: Any
+    settings: Mapping[str, Any]
+    resources: Mapping[type, object]
+
+
+class SentCall(NamedTuple):
+    """One call as a worker gets it.
+
+    Attributes:
+        inputs: the inputs by name.
+        is_async: whether the caller awaits the call.
+        is_run: whether a `Run` with events and usage was asked for.
+        resources: those of this run alone.
+        answer: answers questions as they are asked.
+        live: whether nodes that run at once read each other's posts.
+        budget: what the run may spend; None for that of `compile`.
+        prices: prices of the run around the call, which come before those of DSPy.
+        wants_texts: whether the run around the call stores the messages and responses of LM calls.
+    """
+
+    inputs: Mapping[str, Any]
+    is_async: bool
+    is_run: bool
+    resources: Mapping[type, object]
+    answer: AnswerSource
+    live: bool
+    budget: Budget | None
+    prices: Prices
+    wants_texts: bool
+
+
+class Returned(NamedTuple):
+    """What a call has given.
+
+    Attributes:
+        prediction: the result; None for a run that is not completed.
+        error: what it has raised; None if nothing.
+        steps: the DSPy trace.
+        usage: what a usage tracker has got, by language model.
+        lm_calls: the LM calls, with messages and responses if the run around the call wants them.
+        failures: the failures of the run, as `FAILED_RUNS` gets them; None for none.
+        run: the bytes of the `Run`; None if the call was refused before one began.
+    """
+
+    prediction: dspy.Prediction | None
+    error: BaseException | None
+    steps: Steps
+    usage: Mapping[str, list[Any]]
+    lm_calls: tuple[LMCall, ...]
+    failures: list[list[Failure]]
+    run: bytes | None
+
+
+def work(program_bytes: bytes, call_bytes: bytes) -> bytes:
+    """The task of an executor: makes a call of a program, and returns the bytes of a `Returned`."""
+    try:
+        sent, parts = _program_of(program_bytes)
+        call: SentCall = decode(call_bytes)
+    except Exception as error:
+        raise _not_done("could not load what it was sent", error) from error
+    returned, run = Context().run(_call, sent, call)  # apart from what the thread of the worker did before
+    try:
+        return _encode_returned(returned, run, parts)
+    except Exception as error:
+        raise _not_done("could not send back what the call has given", error) from error
+
+
+def _not_done(what: str, error: Exception) -> RuntimeError:
+    return RuntimeError(f"a worker {what}: {type(error).__qualname__}: {error_text(error)}")
+
+
+# --- programs that were sent before
+
+_programs: OrderedDict[bytes, tuple[SentProgram, Parts]] = OrderedDict()
+_programs_lock = Lock()  # a worker of Dask makes several calls at once
+
+
+def _program_of(data: bytes) -> tuple[SentProgram, Parts]:
+    """The program of some bytes, with its parts; the last ones are kept, by digest."""
+    digest = blake2b(data, digest_size=16).digest()
+    with _programs_lock:
+        found = _programs.get(digest)
+        if found is not None:
+            _programs.move_to_end(digest)
+            return found
+    sent: SentProgram = decode(data)
+    sent.program._resources = sent.resources
+    with _programs_lock:
+        found = _programs.setdefault(digest, (sent, parts_of(sent.program)))
+        while len(_programs) > KEPT_PROGRAMS:
+            _programs.popitem(last=False)
+    return found
+
+
+# --- the call
+
+
+def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
+    program = sent.program
+    request = Request(call.resources, answer=call.answer, live=call.live, budget=call.budget, keeps_events=call.is_run)
+    outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
+    prediction, error = None, None
+    kind = type(program)  # `__call__` of the program was called by the caller, with its callbacks
+    settings = {
+        **sent.settings,
+        REQUEST: request,
+        FAILED_RUNS: failures,
+        "trace": steps,
+        "usage_tracker": tracker,
+        "caller_modules": [program],
+    }
+    with ExitStack() as stack:
+        stack.enter_context(dspy.context(**settings))
+        if call.prices or call.wants_texts:
+            stack.enter_context(record_lm_calls(_Texts() if call.wants_texts else None, call.prices))
+        recorder = stack.enter_context(request.recording(program._graph))
+        try:
+            if call.is_async:
+                prediction = asyncio.run(kind.aforward(program, **call.inputs))
+            else:
+                prediction = kind.forward(program, **call.inputs)
+        except BaseException as raised:  # noqa: BLE001 - the caller raises it
+            error = raised
+    run = None
+    if outcome.sessions and outcome.ended is not None:
+        run = Run(*outcome.take(), recorder)
+    elif prediction is not None:
+        with suppress(LookupError):
+            run = Run.of(prediction)
+    calls = recorder.with_texts if call.wants_texts else tuple(recorder.usages)
+    return Returned(prediction, error, steps, dict(tracker.usage_data), calls, failures, None), run
+
+
+class _Texts:
+    """Asks for the messages and responses of LM calls, and keeps none."""
+
+    wants_texts = True
+
+    def add(self, call: LMCall) -> LMCall:
+        """Takes a call, and returns it as it is."""
+        return call
+
+
+# --- the result as bytes
+
+
+def _encode_returned(returned: Returned, run: Run | None, parts: Parts) -> bytes:
+    names = {**parts, **_rejected(returned.steps, parts)}
+    if run is None:
+        return encode(returned, names)
+    known = result_parts(returned)
+    if run._prediction is not None:
+        known["prediction"] = run._prediction
+    names.update(_rejected([step[2:5] for step in run.trace_steps], parts))
+    return encode(returned._replace(run=encode(run, {**known, **names})), names)
+
+
+def result_parts(returned: Returned) -> Parts:
+    """What the bytes of a run hold as names, since the result has it already."""
+    found: Parts = {}
+    for index, (_, inputs, outputs) in enumerate(returned.steps):
+        found[index, "inputs"], found[index, "outputs"] = inputs, outputs
+    if returned.error is not None:
+        found["error"] = returned.error
+    return found
+
+
+def _rejected(steps: Any, parts: Parts) -> Parts:
+    """The copies of predictors whose output a check has refused, each under the name of its predictor and a number."""
+    names = {id(part): name for name, part in parts.items()}
+    found: Parts = {}
+    for predictor, _, _ in steps:
+        origin = names.get(vars(predictor).get(REJECTED, 0))
+        if origin is not None:
+            found[REJECTED, origin, id(predictor)] = predictor
+    return found

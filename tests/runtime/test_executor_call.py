@@ -1,0 +1,59 @@
+"""`with_executor`: a call is a task of an executor, and gives what a call in this process gives."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+
+import dspy
+import pytest
+
+from dspyer import Run
+from dspyer.errors import ExecutorLost, InputError
+from tests.runtime.executor_programs import shouting
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Executor]:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        yield executor
+
+
+def test_each_form_of_a_call_gives_what_it_gives_here(pool: Executor) -> None:
+    here = shouting()
+    far = here.with_executor(pool)
+    prediction = far(text="hey")
+    assert prediction.toDict() == here(text="hey").toDict()
+    assert Run.of(prediction).blame("loud").node == "shout"
+    assert Run.of(prediction).prediction is prediction
+    run = far.run({"text": "hey"})
+    assert (run.status, run.state, len(run.events)) == ("completed", here.run({"text": "hey"}).state, 5)
+    assert asyncio.run(far.acall(text="hey")).loud == "HEY"
+    assert asyncio.run(far.arun({"text": "hey"})).prediction.loud == "HEY"
+
+
+def test_what_a_run_raises_is_raised_here(pool: Executor) -> None:
+    here = shouting()
+    far = here.with_executor(pool)
+    for program in (here, far):
+        with pytest.raises(ValueError, match="odd") as caught:
+            program(text="odd")
+        assert caught.value.__notes__ == ["in node 'shout' (branch trunk, visit 1, attempt 1)"]
+        run = program.run({"text": "odd"})
+        assert (run.status, type(run.error)) == ("failed", ValueError)
+        with pytest.raises(InputError):
+            program(text=5)
+    with pytest.raises(RuntimeError, match="UnpicklableError: 1 and 2") as raised:
+        far(text="unpicklable")
+    assert "raise UnpicklableError(1, 2)" in str(raised.value.__cause__)
+
+
+def test_a_killed_worker_is_no_wrong_score() -> None:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        far = shouting().with_executor(pool)
+        examples = [dspy.Example(text=text).with_inputs("text") for text in ("hey", "killed", "you", "we")]
+        evaluate = dspy.Evaluate(devset=examples, metric=lambda *_: 1.0, num_threads=2, max_errors=1000)
+        with pytest.raises(ExecutorLost, match="graph 'Text'"):
+            evaluate(far)
