@@ -285,6 +285,13 @@ MESSAGE = 16 * 1024 * 1024
 LOCK_TIMEOUT = f"set_config('lock_timeout', '{1000 * PATIENCE:.0f}', true)"
 """Ends the transaction if it waits longer than PATIENCE for a lock."""
 
+_AVOIDED_PLANS = ("enable_seqscan", "enable_hashjoin", "enable_mergejoin", "jit")
+# Writes and deletions look rows up by their keys. The planner cannot know that: it guesses how many runs a recursive
+# query finds, or how many rows refer to a blob, and with statistics from when a store was small it reads whole tables.
+# `jit`: before version 18, a plan that cannot do without what is avoided counts as expensive, and would be compiled.
+BY_KEYS = ", ".join(f"set_config('{plan}', 'off', true)" for plan in _AVOIDED_PLANS)
+"""Makes the statements of the transaction use the indexes."""
+
 # How far the commit waits: `off` only until the server has it in memory. `flush` waits for the disk, as far as the
 # server is set up for it (for example, for a standby), but at least for its own.
 _FLUSHED = (
@@ -435,7 +442,7 @@ class ChangeWriter:
 
     def _transact(self, connection: Connection, change: Change, encoded: PostgresChange) -> int:
         execute = _executor(connection, self._sql)
-        execute(f"SELECT {_DURABILITY}, {LOCK_TIMEOUT}", encoded.values)
+        execute(f"SELECT {_DURABILITY}, {LOCK_TIMEOUT}, {BY_KEYS}", encoded.values)
         thread, max_deleted_epoch = self._lock_thread(execute, change, encoded)
         held = {run for (run,) in execute(_HOLD_RUNS, (sorted(_runs_of(change)),))}
         current = self._current_rows(execute, change, encoded)
@@ -587,7 +594,8 @@ _SUBGRAPH = f"""
 _LOCK_THREADS = "SELECT FROM {s}.thread WHERE name = ANY(%b) ORDER BY name FOR UPDATE"
 _LOCK_RUNS = "SELECT FROM {s}.run WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
 _EPOCHS = "SELECT name, fencing FROM {s}.thread WHERE name = ANY(%b)"
-_RAISE_MAX_DELETED_EPOCH = "UPDATE {s}.fence SET largest = greatest(largest, %s)"
+# Only if it grows: deletions of other threads would wait for the lock of its row.
+_RAISE_MAX_DELETED_EPOCH = "UPDATE {s}.fence SET largest = %(largest)s WHERE largest < %(largest)s"
 _DELETE_SPANS = """
     DELETE FROM {s}.%s AS gone USING unnest(%%b::text[], %%b::bigint[], %%b::bigint[]) AS span (run, first, last)
     WHERE gone.run = span.run AND gone.seq BETWEEN span.first AND span.last RETURNING gone.refs"""
@@ -616,7 +624,8 @@ def delete_threads(
         names = [encode_text(name) for name in {*gone, *epochs}]
         current = {decode_text(name): epoch for name, epoch in execute(_EPOCHS, [names])}
         check_epochs(current, epochs)
-        execute(_RAISE_MAX_DELETED_EPOCH, [max([current[name] for name in gone if name in current], default=0)])
+        largest = max([current[name] for name in gone if name in current], default=0)
+        execute(_RAISE_MAX_DELETED_EPOCH, {"largest": largest})
 
     return delete_planned(connection, statement, gone, lambda threads, runs: plan_deletion(threads, runs, gone), check)
 
@@ -637,7 +646,7 @@ def delete_planned(
     execute = _executor(connection, statement)
     for turn in range(TRIES + 1):
         with connection.transaction():
-            execute(f"SELECT {LOCK_TIMEOUT}")
+            execute(f"SELECT {LOCK_TIMEOUT}, {BY_KEYS}" if names else f"SELECT {LOCK_TIMEOUT}")
             if not names or turn == TRIES:
                 execute(_LOCK)
                 subgraph = _subgraph(execute, names)

@@ -512,7 +512,7 @@ def delete_threads(connection: sqlite3.Connection, gone: Collection[str], epochs
     """Delete threads and what only they reach; without any, all that no thread reaches."""
     check_epochs(_epochs(connection, epochs), epochs)
     largest = max(_epochs(connection, gone).values(), default=0)
-    connection.execute("UPDATE fence SET largest = max(largest, ?)", (largest,))
+    connection.execute("UPDATE fence SET largest = ? WHERE largest < ?", (largest, largest))
     return delete_planned(connection, gone, lambda threads, runs: plan_deletion(threads, runs, gone))
 
 

@@ -1,0 +1,289 @@
+"""The cost of an operation on one thread does not grow with the other threads of a store: counted, not timed."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import psycopg
+import pytest
+
+from dspyer.stores import Memory, SQLite, Store
+from dspyer.stores.base import Change, Point, RunQuery, Snapshot
+from dspyer.stores.postgres import Postgres
+from dspyer.stores.postgres_server import split_address
+from dspyer.stores.sqlite_tables import SHIFT
+from tests.stores.kit import OWNER, append, begin, content, run
+
+SMALL, LARGE = 1_000, 100_000
+BLOB = "a text that is stored apart " * 1_000
+IN_MEMORY = 10_000
+"""Threads of the larger store in memory, which is filled thread by thread."""
+
+Operation = Callable[[Store], Any]
+OPERATIONS: Mapping[str, Operation] = {
+    "delete": lambda store: store.delete(["t"], {"t": 1}).threads == ("t",),
+    "delete a copy": lambda store: store.delete(["copy"]).threads == ("copy",),
+    "delete several": lambda store: store.delete(["t", "copy", "other 500"]).threads == ("copy", "other 500", "t"),
+    "delete what a rerun has left": lambda store: store.delete_unreachable("rerun").rows == 1,
+    "begin a thread": lambda store: store.write(Change("new", run=run("new-1", "new"))),
+    "begin a run": lambda store: store.write(
+        Change("t", 1, 2, owner=OWNER, lease=9.0, run=run("t-3", "t", Point("t-2", 3)))
+    ),
+    "append a row": lambda store: store.write(append("t", "t-2", 4)),
+    "append a row with a blob": lambda store: store.write(append("t", "t-2", 4, BLOB)),
+    "replace a snapshot": lambda store: store.write(Change("t", 1, snapshot=Snapshot(Point("t-2", 3), content(1)))),
+    "read a thread": lambda store: store.thread("t"),
+    "read its runs": lambda store: [store.rows(made.id) for made in store.runs("t") if store.run(made.id)],
+    "read its state": lambda store: store.snapshot(Point("t-2", 3)),
+}
+READS = ("read a thread", "read its runs", "read its state")
+WRITES = ("append a row with a blob", "begin a thread", "delete what a rerun has left", "delete a copy", "delete")
+LISTS: Mapping[str, Operation] = {
+    "a page of names": lambda store: store.threads("other 5", 10)[-1].startswith("other 50"),
+    "the oldest threads": lambda store: (
+        len(store.list_runs(RunQuery(since=0.5, until=50.5, last=True, limit=100))) == 50
+    ),
+    "the newest threads": lambda store: len(store.list_runs(RunQuery(last=True, limit=10))) == 10,
+}
+
+
+def begin_threads(store: Store) -> None:
+    """A thread with two runs, a copy that shares the first one, and a thread with a run that it does not reach."""
+    begin(store, "t", "t-1", 3)
+    store.write(append("t", "t-1", 3, BLOB))
+    begin(store, "t", "t-2", 4, Point("t-1", 3), epoch=1)
+    store.write(Change("t", 1, snapshot=Snapshot(Point("t-2", 3), content(BLOB + "as a state"))))
+    store.write(Change("copy", head=Point("t-1", 1)))
+    begin(store, "rerun", "r-1", 1)
+    begin(store, "rerun", "r-2", 1, Point("r-1", 0), epoch=1)
+    store.write(Change("rerun", 1, head=Point("r-1", 0)))
+    store.write(Change("old"))
+    store.write(Change("old", 1, 5))
+    store.delete(["old"])  # no epoch of a deleted thread is larger
+
+
+def check(small: Mapping[str, int], large: Mapping[str, int]) -> None:
+    """A deeper index may cost a few steps more, but nothing is read that does not concern the thread."""
+    assert small.keys() == large.keys()
+    assert {name: (count, large[name]) for name, count in small.items() if large[name] > 2 * count} == {}
+
+
+# --- SQLite: steps of its virtual machine
+
+FILL_SQLITE = [
+    (
+        "INSERT INTO run (key, id, thread, parents, header, started, ended) "
+        "SELECT 1000000 + n, 'o' || n, 'other ' || n, NULL, '{}', n, CAST('completed' AS BLOB) FROM numbers"
+    ),
+    (
+        "INSERT INTO thread (name, fencing, runs, head_run, head_seq) "
+        "SELECT 'other ' || n, 1, 1, 1000000 + n, 0 FROM numbers"
+    ),
+    "INSERT INTO link SELECT 'pruned ' || n, 1000000 + n FROM numbers",
+    f"INSERT INTO entry (id, kind, head) SELECT (1000000 + n) << {SHIFT}, 'end', '[\"completed\"]' FROM numbers",
+    "INSERT INTO ref SELECT 'blob ' || n, 1000000 + n FROM numbers",
+]
+
+
+def fill_sqlite(first: int, last: int, connection: sqlite3.Connection) -> None:
+    numbers = f"WITH RECURSIVE numbers (n) AS (VALUES ({first}) UNION ALL SELECT n + 1 FROM numbers WHERE n < {last})"
+    for statement in FILL_SQLITE:
+        insert, _, select = statement.partition("SELECT")
+        connection.execute(f"{insert} {numbers} SELECT {select}")
+
+
+class UndoError(Exception):
+    """Ends a transaction without a commit."""
+
+
+def test_in_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SQLite(tmp_path / "runs.db")
+    begin_threads(store)
+    connections = store._connections
+    write, read = connections.write, connections.read
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    def count(work: Callable[[sqlite3.Connection], Any], connection: sqlite3.Connection) -> Any:
+        connection.set_progress_handler(step, 1)
+        try:
+            return work(connection)
+        finally:
+            connection.set_progress_handler(None, 0)
+
+    def written(work: Any, *_: Any) -> Any:
+        found: list[Any] = []
+
+        def undone(connection: sqlite3.Connection) -> None:
+            found.append(count(work, connection))
+            raise UndoError
+
+        with pytest.raises(UndoError):
+            write(undone)
+        return found[0]
+
+    def counts() -> dict[str, int]:
+        nonlocal steps
+        found = {}
+        with monkeypatch.context() as patched:
+            patched.setattr(connections, "write", written)
+            patched.setattr(connections, "read", lambda work: read(partial(count, work)))
+            patched.setattr(connections, "erase", lambda: True)
+            for name, operation in {**OPERATIONS, **LISTS}.items():
+                steps = 0
+                assert operation(store), name
+                found[name] = steps
+        return found
+
+    with store:
+        write(partial(fill_sqlite, 1, SMALL))
+        small = counts()
+        write(partial(fill_sqlite, SMALL + 1, LARGE))
+        check(small, counts())
+        write(lambda connection: connection.execute("ANALYZE"))
+        check(small, counts())
+
+
+# --- PostgreSQL: rows that are read and written, whatever the statistics of the tables say
+
+FILL_POSTGRES = [
+    (
+        "INSERT INTO {s}.run (id, thread, parents, header, started, ended) "
+        "SELECT 'o' || n, ('other ' || n)::bytea, '[]', '{{}}', n, 'completed' FROM generate_series({a}, {b}) AS n"
+    ),
+    (
+        "INSERT INTO {s}.thread (name, fencing, runs, head_run, head_seq) "
+        "SELECT ('other ' || n)::bytea, 1, 1, 'o' || n, 0 FROM generate_series({a}, {b}) AS n"
+    ),
+    "INSERT INTO {s}.link SELECT 'pruned ' || n, 'o' || n FROM generate_series({a}, {b}) AS n",
+    (
+        "INSERT INTO {s}.entry (run, seq, kind, head) "
+        "SELECT 'o' || n, 0, 'end', '[\"completed\"]' FROM generate_series({a}, {b}) AS n"
+    ),
+]
+TOUCHED = """
+    SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) + n_tup_ins + n_tup_upd + n_tup_del)::int
+    FROM pg_stat_user_tables WHERE schemaname = %s"""
+
+
+class Tables:
+    """The tables of a store, with a connection that counts the rows that are touched."""
+
+    def __init__(self, address: str) -> None:
+        self.store = Postgres(address)
+        begin_threads(self.store)
+        server, _, self.schema = split_address(address)
+        self.connect = partial(psycopg.connect, server, autocommit=True)
+        self.connection = self.connect()
+
+    def fill(self, first: int, last: int) -> None:
+        for statement in FILL_POSTGRES:
+            text = statement.replace("{a}", str(first)).replace("{b}", str(last))
+            self.connection.execute(self.store._sql(text))
+
+    def touched(self) -> int:
+        self.connection.execute("SELECT pg_stat_force_next_flush()")
+        found = self.connection.execute(TOUCHED, [self.schema]).fetchone()
+        return found[0] if found else 0
+
+    def counts(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+        monkeypatch.setattr(self.store, "_run", lambda work: work(self.connection))
+        found = {}
+        for name, operation in {**OPERATIONS, **LISTS}.items():
+            before = self.touched()
+            undone = self.connection.transaction(force_rollback=True) if name in OPERATIONS else nullcontext()
+            with undone:
+                assert operation(self.store), name
+            found[name] = self.touched() - before
+        return found
+
+
+@pytest.fixture
+def tables(postgres: str) -> Iterator[Tables]:
+    made = Tables(postgres)
+    with made.store, made.connection:
+        yield made
+
+
+def test_in_postgres(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables.fill(1, SMALL)
+    tables.connection.execute("ANALYZE")
+    small = tables.counts(monkeypatch)
+    tables.fill(SMALL + 1, LARGE)
+    check(small, tables.counts(monkeypatch))  # with the statistics of the small store
+    for table in ("thread", "run", "link", "entry"):
+        tables.connection.execute(tables.store._sql(f"ANALYZE {{s}}.{table}"))
+    check(small, tables.counts(monkeypatch))
+
+
+def test_a_deletion_locks_the_rows_of_its_threads_alone(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a table, nor another thread or run, nor the row of the largest epoch, for which all others would wait."""
+    tables.fill(1, SMALL)
+    monkeypatch.setattr(tables.store, "_run", lambda work: work(tables.connection))
+    with tables.connection.transaction(force_rollback=True), tables.connect() as other:
+        assert tables.store.delete(["t"]).rows
+
+        def locked(table: str, column: str) -> set[Any]:
+            name = f"SELECT {column} FROM {{s}}.{table}"
+            free = other.execute(tables.store._sql(f"{name} FOR UPDATE SKIP LOCKED")).fetchall()
+            return {key for (key,) in other.execute(tables.store._sql(name)).fetchall()} - {key for (key,) in free}
+
+        assert locked("thread", "name") == {b"t", b"copy"}
+        assert locked("run", "id") == {"t-1", "t-2"}
+        assert locked("fence", "largest") == set()
+        strong = (
+            "SELECT mode FROM pg_locks JOIN pg_class ON pg_class.oid = relation WHERE relnamespace = %s::regnamespace"
+        )
+        modes = {mode for (mode,) in other.execute(strong, [tables.schema]).fetchall()}
+        assert modes <= {"AccessShareLock", "RowShareLock", "RowExclusiveLock"}
+
+
+# --- in memory: lines of Python
+
+
+def test_in_memory() -> None:
+    small, large = (count_lines(begin_many(count)) for count in (100, IN_MEMORY))
+    check(small, large)
+
+
+def begin_many(count: int) -> Memory:
+    store = Memory()
+    for number in range(1, count + 1):
+        begin(store, f"other {number}", f"o{number}", 1)
+    begin_threads(store)
+    return store
+
+
+def count_lines(store: Memory) -> dict[str, int]:
+    """The lines of the package that each operation executes, one after the other: each changes the store."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if "dspyer" not in frame.f_code.co_filename:
+            return None
+        lines += event == "line"
+        return trace
+
+    found = {}
+    for name in (*READS, *WRITES):
+        lines = 0
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            assert OPERATIONS[name](store), name
+        finally:
+            sys.settrace(before)
+        found[name] = lines
+    return found
