@@ -26,7 +26,7 @@ from dspyer.dspy_module.token_stream import apart_from_tokens
 from dspyer.dspy_module.tracing import append_to_trace, is_rejected
 from dspyer.errors import InputError, Interrupted, ThreadError
 from dspyer.event_queue import EventQueue
-from dspyer.events import Event
+from dspyer.events import Asked, Event
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
@@ -578,15 +578,17 @@ class CompiledGraph(dspy.Module):
         return ExecutorCall(self, self._executor, request, inputs, is_async=is_async)
 
     def _as_stored(self, request: Request, queue: EventQueue[Event] | None = None) -> Run:
-        """The run that a thread has read from the store: nothing is called, and nothing is written."""
-        request = request.read_from(queue)
+        """The run that a thread has read from its store: nothing is called, nothing is written."""
+        request, outcome = request.read_from(queue), request.outcome
+        assert request.run_start is not None
         with request.recording(self._graph) as recorder:
-            assert request.run_start is not None
             session = self._session(request, request.run_start)
-            request.outcome.ended = session.end()
+            for question in session.questions():
+                session.publish(Asked(question))
+            outcome.ended = session.end()
             if session.run.ended:
                 self._result(request, session)
-        return Run(*request.outcome.take(), recorder)
+        return Run(*outcome.take(), recorder)
 
     def _open(self, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> tuple[Request, Session]:
         """Checks the inputs, and makes the session of a call."""

@@ -71,7 +71,7 @@ class RunRow(NamedTuple):
     """A run, as it was created.
 
     Attributes:
-        id: a random text, different for each run.
+        id: a text that no other run has: random, or, for a run with a key, a hash of its thread and its key.
         thread: the thread that it was made for; `""` once that thread was deleted or no longer reaches it, and other
             threads keep it.
         parents: the rows that it continues: none for the first run of a history, two for the merge of two threads.

@@ -13,6 +13,31 @@ from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.values.freezing import freeze, same
 
 
+def were_given(records: ExecutionRecords, answers: Mapping[str, Any], completed: bool) -> bool:
+    """Whether a run has had each of these answers before: they were delivered again.
+
+    To a `completed` run that can only be said of an answer by id. Raises `ThreadError` for one that differs.
+    """
+    if not isinstance(cast(object, answers), Mapping):
+        return False
+    ids = {question.id: question for question in records.questions.values()}
+    for name, answer in answers.items():
+        if completed and name not in ids:
+            return False
+        if not _was_given(records, ids.get(name) or _question(records, name), name, freeze(answer)):
+            return False
+    return True
+
+
+def _was_given(records: ExecutionRecords, question: Question, name: str, frozen: Any) -> bool:
+    key = RecordKey(question.execution, question.key)
+    if key not in records.answers:
+        return False
+    if not same(records.answers[key], frozen):
+        raise ThreadError(f"question {name!r} was answered already, with {brief(records.answers[key])}")
+    return True
+
+
 def given_answers(records: ExecutionRecords, answers: Mapping[str, Any], graph: GraphSpec) -> dict[RecordKey, Any]:
     """The frozen answers that a resume adds: those of the caller, and None for each question that needs no answer.
 
@@ -33,9 +58,7 @@ def given_answers(records: ExecutionRecords, answers: Mapping[str, Any], graph: 
         question = _question(records, name)
         key = RecordKey(question.execution, question.key)
         frozen = freeze(answer)
-        if key in records.answers:
-            if not same(records.answers[key], frozen):
-                raise ThreadError(f"question {name!r} was answered already, with {brief(records.answers[key])}")
+        if _was_given(records, question, name, frozen):
             continue  # the same answer, delivered twice
         if not same(given.get(key, frozen), frozen):
             raise ThreadError(

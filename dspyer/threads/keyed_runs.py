@@ -1,164 +1,176 @@
 """Runs with an idempotency key: `t.run(inputs, key="order-7")` starts one run, however often it is called.
 
-The key determines the id of the run, so that one look-up by primary key finds it, and a store never holds two. Of two
-calls at the same time, both may find nothing; then the epoch of the thread decides, as between any two starts.
+The key determines the id of the run, so it is found by its primary key. The epoch of the thread guards the look-up: of
+two calls that both find nothing, one starts the run, as of any two starts, and the write of the other is refused.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import replace
 from hashlib import blake2b
-from json import dumps
-from typing import Any
+from itertools import count
+from typing import Any, NamedTuple
 
-from dspyer.errors import ThreadError, brief
+from dspyer.errors import ConcurrentRunError, InputError, StateError, ThreadError, brief
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
-from dspyer.persistence.journal import Journal
-from dspyer.persistence.reader import RunRows, load_run, read_run
+from dspyer.persistence.reader import RunAncestry, load_run, read_run
 from dspyer.persistence.rows import RowKind, effect_row
 from dspyer.persistence.status import last_end
-from dspyer.runtime.request import Request, RunStart
-from dspyer.scheduler.run_state import Suspended
-from dspyer.scheduler.schedule import advance, start
-from dspyer.state import ImmutableState
+from dspyer.runtime.request import Request
 from dspyer.stores.base import Point, RunRow, ThreadRow
-from dspyer.threads.ownership import WAIT_OR_REPLACE, HandOver, StoredRun
-from dspyer.threads.start import FirstWrite, RunStarter, ThreadHead
+from dspyer.threads.ownership import WAIT, WAIT_OR_REPLACE, HandOver, StoredRun
+from dspyer.threads.start import DONE, FirstWrite, RunStarter, ThreadHead
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
-from dspyer.values.persistent import PersistentVector
 
 INPUTS = RecordKey("", "inputs")
-"""Where a run has the digest of its inputs: recorded as the result of an effect, so that encryption hides it."""
+"""Where the digest of the inputs of a run is: with the results of effects, since headers are not encrypted."""
 
 MAX_RESUMES = 10
-"""How often a key resumes its run without progress, as `resume(max_resumes=)`."""
+"""How often deliveries resume a run without progress: the default of `resume(max_resumes=)`."""
 
 
-def run_id_of(thread: str, key: str) -> str:
-    """The id of the run that a key identifies."""
-    return _digest(dumps([thread, key]))
+class RunKey(NamedTuple):
+    """A key as it was delivered.
 
+    Attributes:
+        text: the key.
+        inputs: the digest of the inputs that came with it.
+    """
 
-def check_key(key: object, on_conflict: str) -> None:
-    """Raise `ThreadError` for a key that is no text, or empty, or where it has no meaning."""
-    if not isinstance(key, str) or not key:
-        raise ThreadError(
-            f"key={brief(key)}: a key is any text, not empty, which names this run among those of the thread: the id "
-            "of the request or message that asks for it"
-        )
-    if on_conflict == "merge":
-        raise ThreadError(
-            f'key={key!r} with on_conflict="merge": a run that is merged at its end cannot be resumed, so a key could '
-            'not continue it. Use on_conflict="wait"'
-        )
+    text: str
+    inputs: str
+
+    @classmethod
+    def of(cls, key: object, inputs: Mapping[str, Any], on_conflict: str) -> RunKey:
+        """Checks a key; raises `ThreadError` for one that cannot name a run, `InputError` for inputs without digest."""
+        if not isinstance(key, str) or not key:
+            raise ThreadError(
+                f"key={brief(key)}: a key is a text that is not empty, the id of the request or of the message that "
+                "asks for the run"
+            )
+        if on_conflict == "merge":
+            raise ThreadError(
+                f'key={key!r} with on_conflict="merge": a run that is merged at its end cannot be resumed, so that a '
+                'second delivery could not continue it. Use on_conflict="wait"'
+            )
+        try:
+            text = json.dumps(encoding.encode(freeze(dict(inputs))), sort_keys=True)
+        except StateError as error:
+            raise InputError(
+                f"key={key!r}: a later delivery is compared with this one by the digest of the inputs, and these have "
+                f"none: {error}"
+            ) from error
+        return cls(key, _digest(text))
 
 
 class KeyedRuns:
-    """Starts, resumes or returns the run of a key."""
+    """Starts, resumes or returns the run of a key, on one thread."""
 
     def __init__(self, starter: RunStarter) -> None:
         self._starter = starter
         self._store = starter.store
+        self._thread = starter.thread
 
     def start(
         self,
         inputs: Mapping[str, Any],
-        key: str,
+        key: RunKey,
         request: Request,
         hand_over: HandOver,
         *,
         abandon: bool,
         take_over: bool,
     ) -> None:
-        """Hand over the run of a key: a new one, the open one resumed, or the ended one as it is stored."""
-        starter, run_id = self._starter, run_id_of(self._starter.thread, key)
-        digest = _digest(encoding.to_json(freeze(dict(sorted(inputs.items())))))
-        known = self._store.run(run_id)
-        if known is not None:
-            self._check_inputs(known, key, digest)
-            row = self._store.thread(starter.thread)
-            stored = None if row is None else self._stored(known, key, row, request)
-            if stored is not None:  # whoever owns the thread: nothing is written
-                hand_over(stored)
-                return
+        """Hand over the run of a key: a new one, the open one resumed, or the one that is done as it is stored."""
 
         def first_write(head: ThreadHead) -> FirstWrite | StoredRun:
+            # The look-up comes after the read of the head: a run that another delivery begins in between has another
+            # epoch, under which nothing is written here.
+            known, run_id = self._find(key, head.row)
             if known is not None:
-                stored = self._stored(known, key, head.row, request)
-                return stored or starter.resumed_run(head, {}, MAX_RESUMES, allow=False)
-            # If another delivery has begun the run since, the thread has another epoch, and the store a run of this id.
-            first = starter.first_of_new(head, inputs, request, abandon)
-            run = first.run._replace(id=run_id)
-            rows = [*first.rows, effect_row(INPUTS, digest)]
-            return first._replace(run=run, rows=rows, start=first.start._replace(run_id=run_id))
-
-        starter.acquire(first_write, request, hand_over, take_over, WAIT_OR_REPLACE)
-
-    def _check_inputs(self, known: RunRow, key: str, digest: str) -> None:
-        records = ExecutionRecords()
-        records.read(self._store.rows(known.id, 1, 1), self._starter.reader.fetch)
-        if records.effects.get(INPUTS) != digest:
-            raise ThreadError(
-                f"key {key!r} identifies a run of thread {self._starter.thread!r} that began with other inputs: a "
-                "key is for one request. Give a new request a new key"
+                stored = self._stored_if_done(known, key, head.row, request)
+                return stored or self._starter.resumed_run(head, {}, MAX_RESUMES, allow=False)
+            first = self._starter.first_of_new(head, inputs, request, abandon)
+            return first._replace(
+                run=first.run._replace(id=run_id),
+                rows=[*first.rows, effect_row(INPUTS, key.inputs)],
+                start=first.start._replace(run_id=run_id),
             )
 
-    def _stored(self, known: RunRow, key: str, row: ThreadRow, request: Request) -> StoredRun | None:
-        """The run as it is stored; None if it is to be resumed."""
-        end = self._end_of(known, row)
+        try:
+            self._starter.acquire(first_write, request, hand_over, take_over, WAIT_OR_REPLACE)
+        except ConcurrentRunError:
+            row = self._store.thread(self._thread)
+            known = None if row is None else self._find(key, row)[0]
+            stored = None if row is None or known is None else self._stored_if_done(known, key, row, request)
+            if stored is None:
+                raise
+            hand_over(stored)  # it needs no ownership: another run may own the thread
+
+    def _find(self, key: RunKey, row: ThreadRow) -> tuple[RunRow | None, str]:
+        """The run of a key; or None, and the id that its run will have.
+
+        What the thread has forgotten may still be there: a run that a copy has, or the last row of one, at which a
+        pruned history begins. Such a run keeps its id, and the key gets the next one, which it has even after the first
+        one is free again. So the key has no run only if two ids are free.
+        """
+        free = ""
+        for number in count():
+            run_id = _digest(json.dumps([self._thread, key.text, *([number] if number else [])]))
+            run = self._store.run(run_id)
+            if run is None and free:
+                break
+            if run is None:
+                free = run_id
+            elif run.thread == self._thread and (row.root is None or row.root.run != run_id):
+                self._check_inputs(run, key)
+                return run, run_id
+        return None, free
+
+    def _check_inputs(self, run: RunRow, key: RunKey) -> None:
+        records = ExecutionRecords()
+        records.read(self._store.rows(run.id, 0, 1), self._starter.reader.fetch)
+        known = records.effects.get(INPUTS)
+        if known is not None and known != key.inputs:
+            raise ThreadError(
+                f"key {key.text!r} identifies a run of thread {self._thread!r} that began with other inputs: a key "
+                "stands for one request. Give another request another key"
+            )
+
+    def _stored_if_done(self, run: RunRow, key: RunKey, row: ThreadRow, request: Request) -> StoredRun | None:
+        """The run as it is stored, if nothing is left to do; None if it is open, and the last one of the thread."""
+        end = self._end_of(run, row)
         ending = None if end is None else last_end(self._store, end)
         status = None if ending is None else ending.header[0]
-        if end is not None and (status == "completed" or (status == "interrupted" and end == row.head)):
-            return self._as_stored(read_run(self._store, end), request)
-        if end is None or end != row.head:
-            raise ThreadError(
-                f"the run of key {key!r} on thread {self._starter.thread!r} was abandoned before it had completed: a "
-                "key starts no second run. To repeat the request, give it a new key"
+        if end is not None and (status == "completed" or end == row.head):
+            return self._starter.as_stored(read_run(self._store, end), request) if status in DONE else None
+        now = self._store.thread(self._thread)
+        if now is None or (now.epoch, now.head) != (row.epoch, row.head):
+            raise ConcurrentRunError(
+                f"another process has changed thread {self._thread!r} since it was read. Nothing was written: {WAIT}"
             )
-        return None
-
-    def _end_of(self, known: RunRow, row: ThreadRow) -> Point | None:
-        """The last row of the run in the history of the thread; None if it is not in there."""
-        last = self._store.rows(known.id)[-1]
-        if last.kind == RowKind.END and last.header[0] == "completed":
-            return Point(known.id, last.seq)
-        end = at = row.head
-        while at is not None and at.run != known.id:
-            run = load_run(self._store, at.run)
-            at = run.parents[0] if run.parents else None
-            if not run.header.get("continues"):
-                end = at
-        return None if at is None else end
-
-    def _as_stored(self, found: RunRows, request: Request) -> StoredRun:
-        starter = self._starter
-        records = starter.read_records(found)
-        if found.status == "completed":
-            run_start = self._completed(found)
-        else:
-            run_start = starter.rebuild(found, records)
-            run = run_start.run
-            for execution in list(run.running):
-                run, _ = advance(run, execution, Suspended(()))
-            run_start = run_start._replace(run=run)
-        journal = Journal(self._store, starter.thread, 0, found.run.id, 0)  # writes nothing
-        live = found.run.header.get("live", True)
-        return StoredRun(replace(request, live=live, run_start=run_start, records=records, journal=journal))
-
-    def _completed(self, found: RunRows) -> RunStart:
-        """A completed run, from its rows alone: whatever has become of the graph since."""
-        starter = self._starter
-        before, first = starter.state_before(found)
-        folded = starter.reader.fold(found, before)
-        log, state = folded.entries, folded.trunk_state
-        run = start(starter.graph.topology, before, first)._replace(
-            log=PersistentVector(log), trunk_state=state, ended=True
+        raise ThreadError(
+            f"the run of key {key.text!r} on thread {self._thread!r} was abandoned, or replaced by a rerun, before it "
+            "had completed, and a key starts no second run. To do it again, give the request another key"
         )
-        begun = log[0].state if log else ImmutableState()
-        patch = log[0].commit.patch if log else {}
-        return starter.run_start(found, run, patch, begun, before, first)
+
+    def _end_of(self, run: RunRow, row: ThreadRow) -> Point | None:
+        """Where the run ends in the history of the thread; None for an open run that the history does not have."""
+        at = end = row.head
+        if at is None or at.run != run.id:
+            rows = self._store.rows(run.id)
+            if rows and rows[-1].kind == RowKind.END and rows[-1].header[0] == "completed":
+                return Point(run.id, rows[-1].seq)
+            # A changed graph, a rerun or a manual commit may have continued it in another part: look for it there.
+            ancestry = RunAncestry(self._store)
+            while at is not None and at.run != run.id:
+                ancestry.visit(at.run)
+                later = load_run(self._store, at.run)
+                at = later.parents[0] if later.parents and at != row.root else None
+                end = end if later.header.get("continues") else at
+        return None if at is None else end
 
 
 def _digest(text: str) -> str:

@@ -15,6 +15,7 @@ from dspyer.budget import Budget
 from dspyer.errors import ThreadError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
+from dspyer.graph.spec import check_inputs_by_name
 from dspyer.nodes.binding import resources_of
 from dspyer.nodes.streamed import TokenRules
 from dspyer.persistence.journal import STOPPING
@@ -29,7 +30,7 @@ from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores.base import Change, Point
 from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.graph_changes import AllowChanged
-from dspyer.threads.keyed_runs import KeyedRuns, check_key
+from dspyer.threads.keyed_runs import KeyedRuns, RunKey
 from dspyer.threads.merge_on_finish import MergeOnFinish
 from dspyer.threads.ownership import StoredRun, ThreadLock
 from dspyer.threads.start import RunStarter
@@ -96,8 +97,9 @@ class RunPlayer:
         self._program._check_resources(request)
         acquire = partial(self._starter.start_new, inputs, request, abandon=abandon, take_over=take_over)
         if key is not None:
-            check_key(key, on_conflict)
-            acquire = partial(self._keyed_runs.start, inputs, key, request, abandon=abandon, take_over=take_over)
+            check_inputs_by_name(self._starter.graph, inputs)
+            run_key = RunKey.of(key, inputs, on_conflict)
+            acquire = partial(self._keyed_runs.start, inputs, run_key, request, abandon=abandon, take_over=take_over)
         elif on_conflict == "merge":
             acquire = partial(self._merge_on_finish.start, inputs, request, abandon=abandon)
         return Play(self, inputs, ThreadLock(acquire, request, on_conflict, lock_timeout), request)

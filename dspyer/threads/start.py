@@ -41,12 +41,12 @@ from dspyer.persistence.rows import (
 from dspyer.persistence.snapshots import SnapshotEncoder
 from dspyer.persistence.status import resumes_without_progress
 from dspyer.runtime.request import Request, RunStart
-from dspyer.scheduler.run_state import RunState
-from dspyer.scheduler.schedule import start
+from dspyer.scheduler.run_state import RunState, Suspended
+from dspyer.scheduler.schedule import advance, start
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Owner, Point, RunRow, ThreadRow
-from dspyer.threads.answers import given_answers
+from dspyer.threads.answers import given_answers, were_given
 from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility
 from dspyer.threads.graph_fingerprint import GraphFingerprint
 from dspyer.threads.ownership import (
@@ -58,6 +58,10 @@ from dspyer.threads.ownership import (
     busy,
 )
 from dspyer.threads.views_across_runs import EarlierRuns, ListCommits, PreviousRuns, RecentIndexes
+from dspyer.values.persistent import PersistentVector
+
+DONE = ("completed", "interrupted")
+"""How a run ends that has nothing more to do, unless a new answer comes."""
 
 
 class ThreadHead(NamedTuple):
@@ -182,8 +186,8 @@ class RunStarter:
     ) -> None:
         """Check the answers, rebuild the last run from its log and acquire the thread for it."""
 
-        def first_write(head: ThreadHead) -> FirstWrite:
-            return self.resumed_run(head, answers or {}, max_resumes, allow)
+        def first_write(head: ThreadHead) -> FirstWrite | StoredRun:
+            return self.repeated(head, answers, request) or self.resumed_run(head, answers or {}, max_resumes, allow)
 
         self.acquire(first_write, request, hand_over, take_over)
 
@@ -249,7 +253,45 @@ class RunStarter:
             records.used_before = sum_usage(usage_without_end(last.rows_of_newest_part()))
         return FirstWrite(run, seq, rows, run_start, records)
 
+    def repeated(self, head: ThreadHead, answers: Mapping[str, Any] | None, request: Request) -> StoredRun | None:
+        """The last run, as it is stored, if each of the answers was given before; None if there is something to do."""
+        at = head.row.head
+        status = None if head.last_run is None else head.last_run.status
+        if not answers or at is None or head.broken or status not in DONE:
+            return None
+        last = read_run(self.store, at)
+        if not were_given(self.read_records(last), answers, completed=status == "completed"):
+            return None
+        return self.as_stored(last, request)
+
     # --- from rows to a run in memory
+
+    def as_stored(self, rows: RunRows, request: Request) -> StoredRun:
+        """A run that has completed or waits for answers, as it is stored."""
+        records = self.read_records(rows)
+        if rows.status == "completed":
+            run_start = self._completed(rows)
+        else:
+            run_start = self.rebuild(rows, records)
+            run = run_start.run
+            for execution in list(run.running):  # at a join, which has committed before its node has asked
+                run, _ = advance(run, execution, Suspended(()))
+            run_start = run_start._replace(run=run)
+        journal = Journal(self.store, self.thread, 0, rows.run.id, 0)  # it writes nothing
+        live = rows.run.header.get("live", True)
+        return StoredRun(replace(request, live=live, run_start=run_start, records=records, journal=journal))
+
+    def _completed(self, rows: RunRows) -> RunStart:
+        """A completed run, whatever has become of the graph since: nothing is replayed."""
+        before, first = self._state_before(rows)
+        folded = self.reader.fold(rows, before)
+        if folded.broken:
+            raise StoreError(f"thread {self.thread!r}: {folded.broken}")
+        run = start(self.graph.topology, before, first)._replace(
+            log=PersistentVector(folded.entries), trunk_state=folded.trunk_state, ended=True
+        )
+        begun = folded.entries[0]
+        return self._run_start(rows, run, begun.commit.patch, begun.state, before, first)
 
     def read_records(self, run: RunRows) -> ExecutionRecords:
         """The answers, effects and results of items that a run has stored."""
@@ -266,7 +308,7 @@ class RunStarter:
 
     def rebuild(self, last: RunRows, records: ExecutionRecords) -> RunStart:
         """A run as its log left it: every commit is replayed, no node is called."""
-        before, first = self.state_before(last)
+        before, first = self._state_before(last)
         opening = self.reader.opening_patch(last.rows)
         if opening is None:
             raise ThreadError(
@@ -282,9 +324,9 @@ class RunStarter:
             run = replay(fresh, rows, (patch, state), self.reader.fetch, self.reader.decode, schema_at)
         except ChangedGraphError as error:
             raise self.compatibility.explained(error, last) from None
-        return self.run_start(last, run, patch, state, before, first)
+        return self._run_start(last, run, patch, state, before, first)
 
-    def run_start(
+    def _run_start(
         self,
         rows: RunRows,
         run: RunState,
@@ -298,7 +340,7 @@ class RunStarter:
         earlier = self._earlier_runs(rows.parents, before, first, self.store.thread(self.thread))
         return RunStart(run, patch, state, rows.run.id, (label,), earlier, _id_prefixes(rows))
 
-    def state_before(self, run: RunRows) -> tuple[ImmutableState, int]:
+    def _state_before(self, run: RunRows) -> tuple[ImmutableState, int]:
         """The state with which a run began, and the version of its first commit."""
         first = first_version(run.run)
         if not run.parents:
