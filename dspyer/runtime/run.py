@@ -12,7 +12,7 @@ import dspy
 
 from dspyer.archive.run_info import RunInfo
 from dspyer.display.lanes import Lanes
-from dspyer.display.report import describe_run, facts_of_events
+from dspyer.display.report import RunFacts, describe_run, facts_of_events
 from dspyer.display.run_page import run_answer
 from dspyer.display.run_picture import draw_run
 from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_rows
@@ -410,14 +410,18 @@ class Run:
             Run completed in ...: graph 'Graph', 2 commits, 1 node call
             ...
         """
-        facts = facts_of_events(
-            self.events,
-            len(self.commits),
-            status=self.status,
-            duration=self.duration,
-            usage=self.usage,
-            error=self.error,
-        )
+        if self.events:
+            facts = facts_of_events(
+                self.events,
+                len(self.commits),
+                status=self.status,
+                duration=self.duration,
+                usage=self.usage,
+                error=self.error,
+            )
+        else:  # the run of a prediction, or one that is read from the store: it has no events
+            error = None if self.error is None else ErrorText.of(self.error)
+            facts = RunFacts(self._graph.name, self.status, self.duration, None, self.usage, error=error)
         return describe_run(self._rows(), facts)
 
     def view_tokens(self, count: Count | None = None) -> Tokens:

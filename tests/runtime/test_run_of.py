@@ -192,6 +192,13 @@ def test_a_call_that_is_not_recorded_says_so() -> None:
     assert program().run({"n": 1}).cost == 0
 
 
+def test_a_run_without_events_has_a_report() -> None:
+    first, *commits = Run.of(program()(n=1)).report().splitlines()
+    assert first.startswith("Run completed in ")
+    assert first.endswith(": graph 'Add', 2 commits")
+    assert any("add → END" in line for line in commits)
+
+
 def test_a_program_that_a_node_calls_has_its_own_run() -> None:
     seen: list[Run] = []
 
