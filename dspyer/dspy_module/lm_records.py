@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any, NamedTuple, Protocol
@@ -193,24 +193,18 @@ class LMRecorder:
         """The calls with messages and responses, if the run around this one wants them."""
         return tuple(self.usages if self._kept is None else self._kept)
 
-    def add_returned(self, calls: Iterable[LMCall], here: Executing | None) -> None:
-        """Adds the calls that a worker has made for what runs here; without `here`, they are calls of this run."""
+    def add_returned(self, calls: Iterable[LMCall]) -> None:
+        """Adds the calls that a worker of an executor has made."""
         for whole in calls:
-            known = whole if here is None or not here.id else _made_by(whole, here)
-            self._add(known._replace(messages=None, response=None), known)
+            self._add(whole._replace(messages=None, response=None), whole)
 
     def add_inner(self, inner: LMRecorder, here: Executing) -> None:
         """Adds the calls of a run that was made by code of a node: they are calls of that node."""
         # A node that was left running may add some meanwhile.
         calls = list(zip(list(inner.usages), list(inner.usages if inner._kept is None else inner._kept), strict=False))
         for both in calls:
-            call, whole = [_made_by(one, here) for one in both]
+            call, whole = [one._replace(execution=here.id, node=here.node, attempt=here.attempt) for one in both]
             self._add(call, whole)
-
-
-def _made_by(call: LMCall, here: Executing) -> LMCall:
-    """A call that the code of a node has made: through a run of its own."""
-    return call._replace(execution=here.id, node=here.node, attempt=here.attempt)
 
 
 class _NamedLM(NamedTuple):
@@ -239,6 +233,11 @@ class LMListener(BaseCallback):
         """Record a call that has ended."""
         self.recorder.end(call_id, outputs, exception)
 
+    def take_lm_calls(self, program: Any, calls: Sequence[LMCall], nodes: Mapping[str, str]) -> None:
+        """Record the calls that a worker has made."""
+        del program, nodes
+        self.recorder.add_returned(calls)
+
 
 class _Entries(list[Any]):
     """A history that passes each entry on and keeps none."""
@@ -261,6 +260,25 @@ class LMWatcher:
 
     def __init__(self, note: Callable[[LMUse], object], prices: Prices = NO_PRICES) -> None:
         self.history: Any = _Passed(note, prices)
+        self._note = note
+
+    def take_lm_calls(self, program: Any, calls: Sequence[LMCall], nodes: Mapping[str, str]) -> None:
+        """Pass on what the calls that a worker has made have used."""
+        del program, nodes
+        for call in calls:
+            self._note(LMUse(call.tokens, call.cost))
+
+
+def pass_on_lm_calls(program: Any, calls: Sequence[LMCall], nodes: Mapping[str, str]) -> None:
+    """Gives the LM calls that a worker of an executor has made to all who count LM calls here.
+
+    They are those modules around the caller that have a method `take_lm_calls`. `nodes` are the nodes of the program
+    that have run, by execution.
+    """
+    for one in dspy.settings.caller_modules or ():
+        take = getattr(type(one), "take_lm_calls", None)
+        if take is not None:
+            take(one, program, calls, nodes)
 
 
 class _Passed(list[Any]):

@@ -11,7 +11,7 @@ DSPy up to the driver, which leaves the execution open, so that a resume calls t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
@@ -21,6 +21,7 @@ from dspy.utils.callback import BaseCallback
 from dspyer.budget import Spending, Spent
 from dspyer.dspy_module.lm_prices import cost_of, known_prices, requests_of, responses_asked, token_counts
 from dspyer.errors import Interrupt
+from dspyer.events import LMCall
 
 T = TypeVar("T")
 
@@ -58,6 +59,12 @@ class RequestGate(BaseCallback):
         context.__exit__(None, None, None)
         for spending in self.spendings:
             spending.add(record.lm.model, record.spent(spending, failed=exception is not None))
+
+    def count_returned(self, calls: Iterable[LMCall]) -> None:
+        """Counts what the LM calls have spent that a worker of an executor has made."""
+        for call in calls:
+            for spending in self.spendings:
+                spending.add(call.model, Spent(call.tokens, call.cost, call.requests))
 
     def raise_if_refused(self) -> None:
         """Raises `CancelledError` if an LM call was refused, whatever the code of the node has made of it."""

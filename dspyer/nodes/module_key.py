@@ -171,7 +171,9 @@ class _Description:
 
     def settings(self) -> Any:
         """Describe the settings that DSPy itself does not read when it calls a predictor."""
-        own = {name: value for name, value in dspy.settings.copy().items() if _is_own(name) and value is not None}
+        own = {
+            name: value for name, value in dspy.settings.copy().items() if is_own_setting(name) and value is not None
+        }
         return {name: self.part(value, f"dspy.settings.{name}") for name, value in sorted(own.items())}
 
     def _module(self, module: Any, where: str) -> Any:
@@ -309,7 +311,7 @@ class _Description:
         return known[1]
 
 
-def _is_own(name: str) -> bool:
+def is_own_setting(name: str) -> bool:
     """Whether a setting may be read by code of the user, and not by that of predictors."""
     return name == "rm" or not (name in DEFAULT_CONFIG or name.startswith(("_", "dspyer_")))
 

@@ -22,7 +22,7 @@ from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
 from dspyer.optimize.written_values import WrittenValues
 from dspyer.runtime.optimizer_layers import asking_for
 from dspyer.runtime.request import REQUEST, Request
-from dspyer.runtime.run import Run, internals_of
+from dspyer.runtime.run import Run, internals_of, take_run
 from dspyer.scheduler.run_state import outermost_execution
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import thaw
@@ -194,11 +194,11 @@ class FewShot(dspy.BootstrapFewShot):
                 self._bootstrap_one_example(example)
         finally:
             self.metric = metric
-        ended = request.outcome.ended
-        if ended is not None and isinstance(ended.error, StoreError):  # it would fail for every example
-            raise ended.error
-        if not judged and ended is not None and ended.error is not None:
-            run = Run(*request.outcome.take(), None)
+        error = request.outcome.error
+        if isinstance(error, StoreError):  # it would fail for every example
+            raise error
+        if not judged and error is not None:
+            run = take_run(request.outcome, None)
             judged.append(self._judged(run, run.trace, False, judge))
         return judged[0] if judged else _Found({}, False, frozenset())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import Any, NamedTuple
@@ -13,10 +13,13 @@ from dspy.utils.callback import BaseCallback
 from dspy.utils.callback_context import ACTIVE_CALL_ID
 from dspy.utils.usage_tracker import UsageTracker
 
-from dspyer.dspy_module.executing import executing
+from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_records import with_lm_callback
+from dspyer.dspy_module.parameters import walk_parameters
+from dspyer.events import LMCall
 from dspyer.optimize.components import nodes_by_part, only_graph
 from dspyer.runtime.program import CompiledGraph
+from dspyer.scheduler.run_state import outermost_execution
 
 
 class LMCounts(BaseCallback):
@@ -77,9 +80,20 @@ class LMCounts(BaseCallback):
             with self._lock:
                 self._served.add(call_id)
 
-    def _node(self) -> str:
+    def take_lm_calls(self, program: Any, calls: Sequence[LMCall], nodes: Mapping[str, str]) -> None:
+        """Count the calls that a worker of an executor has made for a program."""
+        predictors = dict(walk_parameters(program))
+        for call in calls:
+            execution = outermost_execution(call.execution)
+            running = nodes.get(execution, call.node)
+            inner = predictors.get(call.predictor) if execution == call.execution else vars(program).get(running)
+            counts = self.made if call.requests else self.cached
+            with self._lock:
+                counts[self._node([program, inner], Executing(execution, running, program))] += 1
+
+    def _node(self, further: Sequence[Any] = (), here: Executing | None = None) -> str:
         """The node that calls: that of the innermost calling module which its program has, else the one that runs."""
-        callers = list(dspy.settings.caller_modules or ())
+        callers = [*(dspy.settings.caller_modules or ()), *further]
         root = next((one for one in callers if id(one) in self._programs), None)
         if root is None:
             return ""
@@ -87,7 +101,7 @@ class LMCounts(BaseCallback):
         if known is None:
             known = self._nodes[id(root)] = _Nodes(root, only_graph(root), nodes_by_part(root))
         nodes = next((known.of_part[id(one)] for one in reversed(callers) if id(one) in known.of_part), ())
-        here = executing.get()
+        here = here or executing.get()
         running = here.node if here is not None and here.program is known.graph is not None else ""
         return running if running in nodes or not nodes else nodes[0]
 

@@ -11,12 +11,17 @@ from typing import Any
 
 import dspy
 
-from dspyer.dspy_module.executing import executing
-from dspyer.dspy_module.lm_records import NO_PRICES, current_recorder
+from dspyer.blocking import Outcome, result_of
+from dspyer.dspy_module.executing import Executing, executing, executing_id
+from dspyer.dspy_module.lm_records import NO_PRICES, current_recorder, pass_on_lm_calls
+from dspyer.dspy_module.request_gate import current_gate
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
-from dspyer.errors import ExecutorLost, ThreadError, error_text, with_article
+from dspyer.errors import ExecutorLost, InputError, ThreadError, error_text, with_article
+from dspyer.nodes.binding import find_resource
+from dspyer.nodes.module_key import is_own_setting
 from dspyer.runtime.executor_bytes import Parts, decode, encode, parts_of, what_fails
 from dspyer.runtime.executor_task import Returned, SentCall, SentProgram, result_parts, work
+from dspyer.runtime.optimizer_layers import optimizer_layers
 from dspyer.runtime.request import FAILED_RUNS, Request
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_link import ATTRIBUTE as LINK
@@ -38,7 +43,11 @@ SENT_SETTINGS = (
     "allow_tool_async_sync_conversion",
     "warn_on_type_mismatch",
 )
-"""The settings of DSPy that a worker gets, unless they are None: then those of the worker hold."""
+"""The settings of DSPy itself that a worker gets. Others that DSPy has are of the caller: callbacks, streams, trackers,
+the trace."""
+
+
+# --- what may have an executor
 
 
 def check_executor(executor: object) -> Executor:
@@ -47,10 +56,50 @@ def check_executor(executor: object) -> Executor:
         return executor
     kind = "a class" if isinstance(executor, type) else with_article(type(executor).__name__)
     raise TypeError(
-        f"with_executor takes a concurrent.futures.Executor, such as ProcessPoolExecutor() or "
-        f"dask.distributed.Client().get_executor(), not {kind}. A library without one, such as Ray, needs a class with "
-        "submit(function, *args) that returns a concurrent.futures.Future"
+        "with_executor takes a concurrent.futures.Executor, such as ProcessPoolExecutor() or "
+        f"dask.distributed.Client().get_executor(), and got {kind}. For a library without one, such as Ray, write a "
+        "subclass whose submit(function, *args) returns a concurrent.futures.Future; program(...) without an executor "
+        "is the program that with_executor was called on"
     )
+
+
+def check_sent(program: Any) -> None:
+    """Refuses a program that no worker could run: a part cannot be pickled, or a resource is missing."""
+    graph, resources = program._graph, program._resources
+    parts = (*graph.nodes.values(), *graph.routers) if graph.needs_resources else ()
+    for part in parts:
+        for parameter, kind in part.resources.items():
+            if not find_resource(kind, resources)[0]:
+                raise InputError(
+                    f"{part.who} needs a resource of type {kind.__name__} for its parameter {parameter!r}, and no "
+                    "worker has one: let the node make its own, or, if it can be pickled, give it to every worker: "
+                    f"program.with_resources({{{kind.__name__}: ...}}).with_executor(...)"
+                )
+    try:
+        encode((program._with(_store=None), dict(resources)))
+    except Exception as error:
+        found = what_fails(_parts_sent(program)) or error_text(error)
+        raise InputError(f"graph {graph.name!r} cannot be sent to a worker: {found}") from error
+
+
+def refused(program: Any) -> ThreadError:
+    """The error for a stream or a thread of a program with an executor."""
+    return ThreadError(
+        f"graph {program._graph.name!r} has an executor: a worker returns nothing while a run goes on, and stores "
+        "nothing. Stream it, or run it on a thread, with the program that with_executor was called on"
+    )
+
+
+def _parts_sent(program: Any) -> dict[str, Any]:
+    """The parts of a program by their names, to say which of them cannot be pickled."""
+    graph, modules = program._graph, {**vars(program)}
+    named = {f"module {name!r}": part for name, part in modules.items() if isinstance(part, dspy.Module)}
+    named |= {f"node {name!r}": node for name, node in graph.nodes.items()}
+    named |= {f"router {router.name!r}": router for router in graph.routers}
+    return named | {f"the resource {kind.__name__}": value for kind, value in program._resources.items()}
+
+
+# --- a call
 
 
 class ExecutorCall:
@@ -67,47 +116,52 @@ class ExecutorCall:
     def __init__(
         self, program: Any, executor: Executor, request: Request, inputs: Mapping[str, Any], *, is_async: bool
     ) -> None:
-        if dspy.settings.send_stream is not None:
-            raise refused_stream(program)
+        if dspy.settings.send_stream is not None and not executing_id():
+            raise refused(program)
         self._program = program
         self._executor = executor
         self._request = request
-        recorder = current_recorder()
+        self._layers = layers = optimizer_layers()
         self._parts = parts_of(program)
-        settings = {name: value for name in SENT_SETTINGS if (value := dspy.settings.get(name)) is not None}
-        resources = {} if request.inside else request.resources
+        recorder, here = current_recorder(), executing.get() or Executing()
+        settings = {name: value for name, value in dspy.settings.copy().items() if value is not None}
+        sent = SentProgram(
+            program._with(_store=None),
+            {name: value for name, value in settings.items() if name in SENT_SETTINGS or is_own_setting(name)},
+            program._resources,
+        )
         call = SentCall(
             dict(inputs),
             is_async,
             request.keeps_events,
-            resources,
+            {} if request.inside else request.resources,
             request.answer,
             request.live,
             request.budget,
+            (here.id, here.node, here.attempt),
             NO_PRICES if recorder is None else recorder.prices,
             recorder is not None and recorder.wants_texts,
+            None if layers.results is None else layers.results.folder,
+            layers.rollouts,
         )
-        sent = SentProgram(program._with(_store=None), settings, program._resources)
         self._bytes = self._encoded(sent), self._encoded(call)
+
+    # --- what is sent
 
     def _encoded(self, sent: SentProgram | SentCall) -> bytes:
         try:
             return encode(sent)
         except Exception as error:
-            raise ExecutorLost(self._not_sent(sent) or f"{self._who} was not sent: {error_text(error)}") from error
-
-    def _not_sent(self, sent: SentProgram | SentCall) -> str:
-        named: dict[str, Any] = {}
-        if isinstance(sent, SentCall):
-            named |= {f"input {name!r}": value for name, value in sent.inputs.items()}
-            named["answers="] = sent.answer
-        else:
-            named |= {f"the setting {name} of DSPy": value for name, value in sent.settings.items()}
-            named |= {f"node {name!r}": node for name, node in self._program._graph.nodes.items()}
-            named |= {f"the module {name!r}": part for name, part in vars(self._program).items() if name[0] != "_"}
-        named |= {f"the resource {kind.__name__}": value for kind, value in sent.resources.items()}
-        found = what_fails(named)
-        return found and f"{self._who} was not sent to a worker: {found}"
+            named: dict[str, Any] = {}
+            if isinstance(sent, SentCall):
+                named |= {f"the input {name!r}": value for name, value in sent.inputs.items()}
+                named |= {f"the resource {kind.__name__}": value for kind, value in sent.resources.items()}
+                named |= {"what answers= was given": sent.answer, "the metric of FewShot(rollouts=)": sent.rollouts}
+            else:
+                named |= {f"the setting {name!r} of DSPy": value for name, value in sent.settings.items()}
+                named |= _parts_sent(self._program)
+            found = what_fails(named) or error_text(error)
+            raise ExecutorLost(f"{self._who} was not sent to a worker: {found}") from error
 
     @property
     def _who(self) -> str:
@@ -119,12 +173,13 @@ class ExecutorCall:
         """Makes the call, and returns its prediction or raises what it has raised."""
         future = self._submit()
         try:
-            with suppress(Exception, FutureCancelledError):
+            with suppress(FutureCancelledError):
                 future.exception()
         except BaseException:  # Ctrl-C
             future.cancel()
             raise
-        return self._settle(future)
+        found: dspy.Prediction = result_of(self._settled(future))
+        return found
 
     async def arun(self) -> dspy.Prediction:
         """The same in async code. If the task is cancelled, so is the call, unless a worker has begun it."""
@@ -142,7 +197,8 @@ class ExecutorCall:
         except BaseException:
             future.cancel()
             raise
-        return self._settle(future)
+        found: dspy.Prediction = result_of(self._settled(future))
+        return found
 
     def _submit(self) -> Future[bytes]:
         try:
@@ -151,51 +207,62 @@ class ExecutorCall:
             raise self._lost(error) from error
 
     def _lost(self, error: BaseException) -> ExecutorLost:
-        found = error_text(error)
-        text = f"{type(error).__qualname__}: {found}" if found else type(error).__qualname__
+        text = error_text(error)
+        text = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
         return ExecutorLost(f"the executor has lost {self._who}, so its result is not known: {text}")
 
     # --- what has become of it
 
-    def _settle(self, future: Future[bytes]) -> dspy.Prediction:
+    def _settled(self, future: Future[bytes]) -> Outcome:
+        """The prediction of a call, or what it has raised: the latter here would keep the frame, and so itself."""
         try:
+            failed = future.exception()
+        except FutureCancelledError as error:
+            failed = error
+        if failed is None:
             parts = _Returning(self._parts)
-            returned: Returned = decode(future.result(), parts)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:
-            raise self._lost(error) from error
-        request = self._request
+            try:
+                return self._accept(decode(future.result(), parts), parts)
+            except Exception as error:  # noqa: BLE001 - whatever a class of the user raises when it is loaded
+                failed = error
+        lost = self._lost(failed)
+        lost.__cause__ = failed
+        return None, lost
+
+    def _accept(self, returned: Returned, parts: Parts) -> Outcome:
+        """Passes on what a call has given, to where a call in this process would have put it."""
+        request, prediction, link = self._request, returned.prediction, _link(returned, parts)
+        if link is not None and request.keeps_events:
+            request.outcome.returned = link.run(prediction)
         append_to_trace(returned.steps)
-        _add_usage(returned)
+        _add_usage(self._program, returned)
         failures = None if request.inside else dspy.settings.get(FAILED_RUNS)
         if failures is not None:
             failures += returned.failures
-        prediction, raised = returned.prediction, returned.error
-        link = self._link(returned, parts)
-        if request.keeps_events and link is not None:
-            request.outcome.returned = link.run(prediction)
-        if raised is not None:
-            raise raised
-        assert prediction is not None
-        if link is not None:
+        if self._layers.results is not None:
+            self._layers.results.add_counts(returned.spared)
+        if self._layers.rollouts is not None:
+            self._layers.rollouts.asked += returned.asked
+        if link is not None and prediction is not None:
             vars(prediction)[LINK] = link
-        return prediction
+        return prediction, returned.error
 
-    def _link(self, returned: Returned, parts: Parts) -> RunLink | None:
-        """The run, which is decoded when it is first asked for."""
-        data = returned.run
-        if data is None:
-            return None
-        known = result_parts(returned)
 
-        def make(prediction: dspy.Prediction | None) -> Run:
-            kept = None if prediction is None else KeptPrediction(prediction)
-            parts.update({**known, "prediction": kept})
-            run: Run = decode(data, parts)
-            return run
+def _link(returned: Returned, parts: Parts) -> RunLink | None:
+    """The run, which is decoded when it is first asked for; None if none began."""
+    data = returned.run
+    if data is None:
+        return None
+    known = {**parts, **result_parts(returned)}
 
-        return RunLink(make)
+    def make(prediction: dspy.Prediction | None) -> Run:
+        names = _Returning(known)
+        if prediction is not None:
+            names["prediction"] = KeptPrediction(prediction)
+        run: Run = decode(data, names)
+        return run
+
+    return RunLink(make)
 
 
 class _Returning(dict[Any, Any]):
@@ -207,24 +274,18 @@ class _Returning(dict[Any, Any]):
         return twin
 
 
-def _add_usage(returned: Returned) -> None:
-    """Adds what a call has used to the tracker, and to the LM calls of the run, around the caller."""
-    tracker, recorder = dspy.settings.usage_tracker, current_recorder()
+def _add_usage(program: dspy.Module, returned: Returned) -> None:
+    """Adds what a call has used to the tracker around the caller, and its LM calls to all that count them."""
+    tracker, gate = dspy.settings.usage_tracker, current_gate()
     if tracker is not None:
         for model, entries in returned.usage.items():
             tracker.usage_data[model] += entries
-    if recorder is not None:
-        recorder.add_returned(returned.lm_calls, executing.get())
+    if returned.lm_calls:
+        pass_on_lm_calls(program, returned.lm_calls, returned.nodes)
+        if gate is not None:
+            gate.count_returned(returned.lm_calls)
 
 
 def _complete(ended: asyncio.Future[None]) -> None:
     if not ended.done():
         ended.set_result(None)
-
-
-def refused_stream(program: Any) -> ThreadError:
-    """The error for a stream of a program with an executor."""
-    return ThreadError(
-        f"graph {program._graph.name!r} has an executor, and a worker returns nothing while a run goes on: stream it, "
-        "or run it on a thread, with the program that with_executor was called on"
-    )

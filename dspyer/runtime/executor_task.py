@@ -20,6 +20,7 @@ import dspy
 from dspy.utils.usage_tracker import UsageTracker
 
 from dspyer.budget import Budget
+from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import record_lm_calls
 from dspyer.dspy_module.tracing import REJECTED, Steps
@@ -28,6 +29,8 @@ from dspyer.events import LMCall
 from dspyer.failure import Failure
 from dspyer.persistence.execution_records import AnswerSource
 from dspyer.runtime.executor_bytes import Parts, decode, encode, parts_of
+from dspyer.runtime.module_cache import CallCounts, ModuleResults
+from dspyer.runtime.optimizer_layers import asking_for
 from dspyer.runtime.request import FAILED_RUNS, REQUEST, Request
 from dspyer.runtime.run import Run
 
@@ -53,8 +56,11 @@ class SentCall(NamedTuple):
         answer: answers questions as they are asked.
         live: whether nodes that run at once read each other's posts.
         budget: what the run may spend; None for that of `compile`.
+        caller: id, node and attempt of the execution whose code makes the call; of none for a run.
         prices: prices of the run around the call, which come before those of DSPy.
         wants_texts: whether the run around the call stores the messages and responses of LM calls.
+        folder: the folder of the `optimize.cache` block around the call; None for none.
+        rollouts: what decides which nodes are asked again, for `optimize.FewShot`; None for nothing.
     """
 
     inputs: Mapping[str, Any]
@@ -64,8 +70,11 @@ class SentCall(NamedTuple):
     answer: AnswerSource
     live: bool
     budget: Budget | None
+    caller: tuple[str, str, int]
     prices: Prices
     wants_texts: bool
+    folder: str | None
+    rollouts: Any
 
 
 class Returned(NamedTuple):
@@ -78,6 +87,9 @@ class Returned(NamedTuple):
         usage: what a usage tracker has got, by language model.
         lm_calls: the LM calls, with messages and responses if the run around the call wants them.
         failures: the failures of the run, as `FAILED_RUNS` gets them; None for none.
+        nodes: the nodes of the graph that have made LM calls, by execution.
+        spared: the calls of modules that the cache of the folder has counted, by graph and node.
+        asked: the executions that `rollouts` has asked again.
         run: the bytes of the `Run`; None if the call was refused before one began.
     """
 
@@ -87,7 +99,10 @@ class Returned(NamedTuple):
     usage: Mapping[str, list[Any]]
     lm_calls: tuple[LMCall, ...]
     failures: list[list[Failure]]
-    run: bytes | None
+    nodes: Mapping[str, str]
+    spared: Mapping[tuple[str, str], CallCounts]
+    asked: list[str]
+    run: bytes | None = None
 
 
 def work(program_bytes: bytes, call_bytes: bytes) -> bytes:
@@ -98,13 +113,15 @@ def work(program_bytes: bytes, call_bytes: bytes) -> bytes:
     except Exception as error:
         raise _not_done("could not load what it was sent", error) from error
     returned, run = Context().run(_call, sent, call)  # apart from what the thread of the worker did before
+    if isinstance(returned.error, KeyboardInterrupt):  # the worker was interrupted, and not the run
+        raise _not_done("was interrupted", returned.error)
     try:
         return _encode_returned(returned, run, parts)
     except Exception as error:
         raise _not_done("could not send back what the call has given", error) from error
 
 
-def _not_done(what: str, error: Exception) -> RuntimeError:
+def _not_done(what: str, error: BaseException) -> RuntimeError:
     return RuntimeError(f"a worker {what}: {type(error).__qualname__}: {error_text(error)}")
 
 
@@ -152,7 +169,13 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         stack.enter_context(dspy.context(**settings))
         if call.prices or call.wants_texts:
             stack.enter_context(record_lm_calls(_Texts() if call.wants_texts else None, call.prices))
+        layers = _layers(call)
+        if layers:
+            stack.enter_context(asking_for(**layers))
         recorder = stack.enter_context(request.recording(program._graph))
+        if not call.is_run and call.caller[0]:
+            execution, node, attempt = call.caller
+            executing.set(Executing(execution, node, None, attempt))
         try:
             if call.is_async:
                 prediction = asyncio.run(kind.aforward(program, **call.inputs))
@@ -166,8 +189,43 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
     elif prediction is not None:
         with suppress(LookupError):
             run = Run.of(prediction)
-    calls = recorder.with_texts if call.wants_texts else tuple(recorder.usages)
-    return Returned(prediction, error, steps, dict(tracker.usage_data), calls, failures, None), run
+    returned = Returned(
+        prediction,
+        error,
+        steps,
+        dict(tracker.usage_data),
+        recorder.with_texts if call.wants_texts else tuple(recorder.usages),
+        failures,
+        _nodes(run) if recorder.usages and run is not None else {},
+        layers["results"].take_counts() if "results" in layers else {},
+        call.rollouts.asked if "rollouts" in layers else [],
+    )
+    return returned, run
+
+
+def _nodes(run: Run) -> dict[str, str]:
+    """The node of each execution of a run that has ended."""
+    failed = {failure.execution: failure.node for failure in run.failures}
+    return failed | {commit.id: commit.node for commit in run.commits}
+
+
+_folders: dict[str, ModuleResults] = {}
+_folders_lock = Lock()
+
+
+def _layers(call: SentCall) -> dict[str, Any]:
+    """The layers that an optimizer has asked for around the call."""
+    found: dict[str, Any] = {}
+    if call.folder is not None:
+        with _folders_lock:
+            if call.folder not in _folders:  # it stays open until the process ends
+                results = ModuleResults(call.folder)
+                results.cache.require_format()
+                _folders[call.folder] = results
+        found["results"] = _folders[call.folder]
+    if call.rollouts is not None:
+        found["rollouts"] = call.rollouts
+    return found
 
 
 class _Texts:

@@ -116,6 +116,20 @@ class ModuleResults:
                 counts.made += 1
                 counts.lm_made += steps
 
+    def take_counts(self) -> dict[tuple[str, str], CallCounts]:
+        """The counts, which begin anew."""
+        with self.lock:
+            counts, self.counts = self.counts, {}
+        return counts
+
+    def add_counts(self, counts: Mapping[tuple[str, str], CallCounts]) -> None:
+        """Adds counts of another process."""
+        with self.lock:
+            for where, more in counts.items():
+                known = self.counts.setdefault(where, CallCounts())
+                for name in CallCounts.__slots__:
+                    setattr(known, name, getattr(known, name) + getattr(more, name))
+
     def is_new(self, where: tuple[str, str], reason: str) -> bool:
         """Whether a reason not to keep the results of a node is given for the first time."""
         with self.lock:

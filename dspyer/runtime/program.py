@@ -38,11 +38,11 @@ from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.replay import replay
 from dspyer.persistence.time_travel import check_thread_name
 from dspyer.runtime.drivers import adrive, drive
-from dspyer.runtime.executor_call import ExecutorCall, check_executor, refused_stream
+from dspyer.runtime.executor_call import ExecutorCall, check_executor, check_sent, refused
 from dspyer.runtime.inner_runs import CompletedInside, check_same_inputs, part_of_run, request_inside
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Request, RunStart
-from dspyer.runtime.run import Run
+from dspyer.runtime.run import Run, take_run
 from dspyer.runtime.run_link import ATTRIBUTE as LINK
 from dspyer.runtime.run_link import RunLink
 from dspyer.runtime.session import Session
@@ -245,7 +245,10 @@ class CompiledGraph(dspy.Module):
             >>> program.with_resources([Rates()])(amount=8).euros
             4.0
         """
-        return self._with(_resources={**self._resources, **resources_of(resources)})
+        found = self._with(_resources={**self._resources, **resources_of(resources)})
+        if self._executor is not None:
+            check_sent(found)
+        return found
 
     def with_executor(self, executor: Executor) -> CompiledGraph:
         """The same program, each call of which is one task of an executor: a pool of processes, or a cluster.
@@ -267,11 +270,13 @@ class CompiledGraph(dspy.Module):
             ...     program.with_executor(pool)(text="hey").loud
             'HEY'
         """
-        return self._with(_executor=check_executor(executor))
+        found = self._with(_executor=check_executor(executor))
+        check_sent(found)
+        return found
 
     def _refuse_executor(self) -> None:
         if self._executor is not None:
-            raise refused_stream(self)
+            raise refused(self)
 
     def _with_accepted_only(self) -> CompiledGraph:
         """The same program, which keeps the steps that checks refused from the trace around it."""
@@ -544,7 +549,7 @@ class CompiledGraph(dspy.Module):
             except Exception as error:
                 if not outcome.ended_with(error):
                     raise
-        return outcome.returned or Run(*outcome.take(), recorder)
+        return take_run(outcome, recorder)
 
     async def _arun(self, inputs: Mapping[str, Any], request: Request, queue: EventQueue[Event] | None = None) -> Run:
         check_inputs_by_name(self._graph, inputs)
@@ -560,7 +565,7 @@ class CompiledGraph(dspy.Module):
             except Exception as error:
                 if not outcome.ended_with(error):
                     raise
-        return outcome.returned or Run(*outcome.take(), recorder)
+        return take_run(outcome, recorder)
 
     def _asked(self, args: tuple[Any, ...]) -> Request:
         """The request of a call, whose inputs have names."""

@@ -53,10 +53,13 @@ class Rollouts(Protocol):
 
     Attributes:
         most: how many rollouts an output has at most.
+        asked: the executions that were asked again.
     """
 
     @property
     def most(self) -> int: ...
+    @property
+    def asked(self) -> list[str]: ...
 
     def shared(self, execution: str, run: Callable[[], Run]) -> AbstractSet[str]:
         """The fields of which an output on a branch is a part, to be judged with those of its siblings."""

@@ -27,6 +27,7 @@ from dspyer.graph.spec import GraphSpec
 from dspyer.persistence.lm_usage import total_cost
 from dspyer.runtime.read_sources import ReadSources, Sources
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
+from dspyer.runtime.request import Outcome
 from dspyer.runtime.run_html import RunWriter
 from dspyer.runtime.run_link import KeptPrediction, has_no_run, link_of
 from dspyer.runtime.run_stats import counted_parts, items_in
@@ -661,6 +662,11 @@ class Run:
     def __repr__(self) -> str:
         conflicts = f", {len(self.conflicts)} conflicts" if self.conflicts else ""
         return f"<run {self.status}: {len(self.commits)} commits{conflicts}, {self.duration:.3g} s>"
+
+
+def take_run(outcome: Outcome, recorder: LMRecorder | None) -> Run:
+    """The last run of a request, which had ended: made here, or returned by a worker."""
+    return outcome.take_returned() or Run(*outcome.take(), recorder)
 
 
 class Counts(NamedTuple):
