@@ -8,6 +8,7 @@ from concurrent.futures import CancelledError as FutureCancelledError
 from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any
+from uuid import uuid4
 
 import dspy
 
@@ -131,6 +132,7 @@ class ExecutorCall:
             program._resources,
         )
         call = SentCall(
+            uuid4().bytes,
             dict(inputs),
             is_async,
             request.keeps_events,

@@ -49,6 +49,7 @@ class SentCall(NamedTuple):
     """One call as a worker gets it.
 
     Attributes:
+        id: unlike that of any other call. Dask makes one task of those that have the same arguments.
         inputs: the inputs by name.
         is_async: whether the caller awaits the call.
         is_run: whether a `Run` with events and usage was asked for.
@@ -63,6 +64,7 @@ class SentCall(NamedTuple):
         rollouts: what decides which nodes are asked again, for `optimize.FewShot`; None for nothing.
     """
 
+    id: bytes
     inputs: Mapping[str, Any]
     is_async: bool
     is_run: bool

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from collections.abc import Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from typing import Any
 
 import dspy
 import pytest
@@ -48,6 +49,23 @@ def test_what_a_run_raises_is_raised_here(pool: Executor) -> None:
     with pytest.raises(RuntimeError, match="UnpicklableError: 1 and 2") as raised:
         far(text="unpicklable")
     assert "raise UnpicklableError(1, 2)" in str(raised.value.__cause__)
+
+
+def test_equal_calls_are_different_tasks() -> None:
+    tasks = set()
+
+    class Merging(ThreadPoolExecutor):
+        """As Dask's, which makes one task of those that have the same arguments."""
+
+        def submit(self, *task: Any, **options: Any) -> Future[Any]:
+            tasks.add(task)
+            return super().submit(*task, **options)
+
+    with Merging(1) as pool:
+        far = shouting().with_executor(pool)
+        for _ in range(3):
+            far(text="hey")
+    assert len(tasks) == 3
 
 
 def test_a_killed_worker_is_no_wrong_score() -> None:
