@@ -11,6 +11,7 @@ from typing import Any
 import uvicorn
 
 PATIENCE = 20.0  # seconds after which a test gives up
+FAREWELL = 0.1  # seconds that an open response has to end once the server stops: a page follows its run for ever
 
 
 class Server(uvicorn.Server):
@@ -26,15 +27,16 @@ class Server(uvicorn.Server):
 
 
 @contextmanager
-def served(app: Any) -> Iterator[str]:
-    """Serves an app during the block, and gives its address: `"http://127.0.0.1:49152"`."""
-    server = Server(uvicorn.Config(app, port=0, log_level="error", lifespan="off", timeout_graceful_shutdown=2))
+def served(app: Any, port: int = 0) -> Iterator[str]:
+    """Serves an app during the block, at any free port if none is given; gives its address: `"http://127.0.0.1:49152"`."""
+    options: dict[str, Any] = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": FAREWELL}
+    server = Server(uvicorn.Config(app, port=port, **options))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     assert server.listens.wait(PATIENCE)
-    host, port = server.servers[0].sockets[0].getsockname()[:2]
+    host, taken = server.servers[0].sockets[0].getsockname()[:2]
     try:
-        yield f"http://{host}:{port}"
+        yield f"http://{host}:{taken}"
     finally:
         server.should_exit = True
         thread.join(PATIENCE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -114,10 +115,15 @@ def statements(body: list[ast.stmt], inside: bool = False) -> Iterator[tuple[ast
                     yield from statements(child.body, below)
 
 
-def imports(path: Path) -> Iterator[tuple[str, bool]]:
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
+def imports(path: Path) -> list[tuple[str, bool]]:
     """What a module imports when it runs, as absolute dotted names, with whether inside a function."""
-    for node, inside in statements(ast.parse(path.read_text()).body):
-        yield from ((name, inside) for name in imported(node, path))
+    return [(name, inside) for node, inside in statements(tree_of(path).body) for name in imported(node, path)]
 
 
 def imported(node: ast.AST, path: Path) -> Iterator[str]:
@@ -198,7 +204,7 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 @pytest.mark.parametrize("path", MODULES, ids=IDS)
 def test_functions_are_short(path: Path) -> None:
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    found = {node.name: lines_of(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)}
+    found = {node.name: lines_of(node) for node in ast.walk(tree_of(path)) if isinstance(node, kinds)}
     long = {name: lines for name, lines in found.items() if lines > 80}
     assert not long, "split these functions"
 
@@ -221,7 +227,7 @@ def classes() -> dict[str, list[tuple[str, ast.ClassDef]]]:
     """Every class of the package by its name, with the modules that define one of that name."""
     found: dict[str, list[tuple[str, ast.ClassDef]]] = {}
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append((name_of(path), node))
     return found
@@ -275,7 +281,7 @@ def test_no_class_is_spread_over_files(classes: dict[str, list[tuple[str, ast.Cl
 
 def all_imports(path: Path) -> set[str]:
     """The modules of dspyer that a module names anywhere, for type checkers alone too."""
-    found = {name for node in ast.walk(ast.parse(path.read_text())) for name in imported(node, path)}
+    found = {name for node in ast.walk(tree_of(path)) for name in imported(node, path)}
     return {name.removeprefix("dspyer.") for name in found if name.startswith("dspyer.")}
 
 

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
-
-import uvicorn
 
 import dspyer.inspector
 from dspyer import END, START, CompiledGraph, Graph
 from dspyer.stores import Memory
-from tests.asgi_server import Server, served
-
-
-@contextmanager
-def served_at(port: int, app: Any) -> Iterator[None]:
-    """Serves an app at a port, as a server that is started again."""
-    server = Server(uvicorn.Config(app, port=port, log_level="error", lifespan="off", timeout_graceful_shutdown=2))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    assert server.listens.wait(20)
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        thread.join(20)
+from tests.asgi_server import served
 
 
 def made(store: Memory) -> CompiledGraph:
@@ -56,7 +37,7 @@ def test_a_server_that_ends_is_missed_and_its_new_token_asked_for(page: Any) -> 
         page.locator(".panehead").wait_for()
         assert page.locator(".problem").count() == 0
     page.locator(".runhead .problem", has_text="The server does not respond").wait_for()
-    with served_at(int(address.rpartition(":")[2]), dspyer.inspector.app(store, token="second")):
+    with served(dspyer.inspector.app(store, token="second"), int(address.rpartition(":")[2])):
         page.get_by_label("Address or token").fill("second")
         page.get_by_role("button", name="Open").click()
         page.locator(".runhead").wait_for()
