@@ -41,7 +41,7 @@ from dspyer.persistence.rows import (
 from dspyer.persistence.snapshots import SnapshotEncoder
 from dspyer.persistence.status import resumes_without_progress
 from dspyer.runtime.request import Request, RunStart
-from dspyer.scheduler.run_state import RunState, Suspended
+from dspyer.scheduler.run_state import NOTHING_READY, RunState, Suspended
 from dspyer.scheduler.schedule import advance, start
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
@@ -264,34 +264,42 @@ class RunStarter:
             return None
         return self.as_stored(last, request)
 
-    # --- from rows to a run in memory
-
     def as_stored(self, rows: RunRows, request: Request) -> StoredRun:
         """A run that has completed or waits for answers, as it is stored."""
         records = self.read_records(rows)
-        if rows.status == "completed":
-            run_start = self._completed(rows)
-        else:
+        try:
             run_start = self.rebuild(rows, records)
+            # After its commits the row of its end: of a completed run, the step that ends it.
+            run = replay(run_start.run, rows.rows[-1:], run_start[1:3], self.reader.fetch, self.reader.decode)
+        except ChangedGraphError:
+            run_start = self._folded(rows)
             run = run_start.run
-            for execution in list(run.running):  # at a join, which has committed before its node has asked
-                run, _ = advance(run, execution, Suspended(()))
-            run_start = run_start._replace(run=run)
+        for execution in list(run.running):  # at a join, which has committed before its node has asked
+            run, _ = advance(run, execution, Suspended(()))
         journal = Journal(self.store, self.thread, 0, rows.run.id, 0)  # it writes nothing
-        live = rows.run.header.get("live", True)
+        live, run_start = rows.run.header.get("live", True), run_start._replace(run=run)
         return StoredRun(replace(request, live=live, run_start=run_start, records=records, journal=journal))
 
-    def _completed(self, rows: RunRows) -> RunStart:
-        """A completed run, whatever has become of the graph since: nothing is replayed."""
+    def _folded(self, rows: RunRows) -> RunStart:
+        """A run that this graph cannot have made, from its commits alone; branches that it waits in are not known."""
         before, first = self._state_before(rows)
         folded = self.reader.fold(rows, before)
         if folded.broken:
             raise StoreError(f"thread {self.thread!r}: {folded.broken}")
+        settled = [header.settled for _, header in rows.own_commits()]
+        log = [
+            entry._replace(commit=entry.commit._replace(version=first + index if alone else None))
+            for index, (entry, alone) in enumerate(zip(folded.entries, settled, strict=True))
+        ]
         run = start(self.graph.topology, before, first)._replace(
-            log=PersistentVector(folded.entries), trunk_state=folded.trunk_state, ended=True
+            log=PersistentVector(log),
+            ready=NOTHING_READY,
+            trunk_state=folded.trunk_state,
+            ended=rows.status == "completed",
         )
-        begun = folded.entries[0]
-        return self._run_start(rows, run, begun.commit.patch, begun.state, before, first)
+        return self._run_start(rows, run, log[0].commit.patch, log[0].state, before, first)
+
+    # --- from rows to a run in memory
 
     def read_records(self, run: RunRows) -> ExecutionRecords:
         """The answers, effects and results of items that a run has stored."""

@@ -1,58 +1,584 @@
-"""An idempotency key: one run of a thread for each key, however often and from wherever it is delivered."""
+"""An idempotency key: one run of a thread for each key, however often and in whatever state it is delivered."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dspyer import END, START, CompiledGraph, Graph
-from dspyer.errors import ThreadError
+from dspyer import END, START, CompiledGraph, Context, Graph, Run
+from dspyer.errors import (
+    ConcurrentRunError,
+    InputError,
+    Interrupted,
+    OpenRunError,
+    RunStoppedError,
+    StateError,
+    StoreError,
+    ThreadError,
+)
 from dspyer.stores import Store
+from dspyer.stores.base import Change, Row, RunRow
+from dspyer.stores.encrypted import Encrypted
 from dspyer.stores.memory import Memory
+from dspyer.stores.sqlite import SQLite
+from dspyer.threads.thread import Thread
+from tests.persistence.failing import Crash, FailingMemory, crash
+from tests.threads.owned_runs import BackgroundRun, Gate, gated
 
 
-class Calls:
-    """Counts the calls of a node; the first `failures` of them raise."""
+class Flaky:
+    """Two nodes that count their calls; the second one raises at its first `failures` calls."""
 
     def __init__(self, failures: int = 0) -> None:
-        self.made: list[int] = []
+        self.calls: list[str] = []
         self.failures = failures
+        self.before_second: Callable[[], None] = lambda: None
 
-    def add(self, n: int) -> dict[str, Any]:
-        self.made.append(n)
-        if len(self.made) <= self.failures:
-            raise ValueError(f"call {len(self.made)}")
+    def first(self, n: int) -> dict[str, Any]:
+        self.calls.append("first")
         return {"n": n + 1}
 
+    def second(self, n: int) -> dict[str, Any]:
+        self.calls.append("second")
+        self.before_second()
+        if self.calls.count("second") <= self.failures:
+            raise ValueError("not yet")
+        return {"n": n * 10}
+
     def program(self, store: Store) -> CompiledGraph:
-        graph = Graph(inputs=["n"]).add_node("add", self.add, writes=["n"])
-        return graph.add_path(START, "add", END).compile(store=store)
+        graph = Graph(inputs=["n"]).add_node("first", self.first, writes=["n"])
+        return (
+            graph.add_node("second", self.second, writes=["n"])
+            .add_path(START, "first", "second", END)
+            .compile(store=store)
+        )
 
 
-def test_a_key_starts_one_run_and_returns_it_as_stored() -> None:
-    store, calls = Memory(), Calls()
-    t = calls.program(store).thread("t")
+def asking(store: Store, *, name: str = "ask") -> CompiledGraph:
+    graph = Graph(inputs=["n"]).add_node("add", lambda n: {"n": n + 1}, writes=["n"])
+    graph.add_interrupt(name, question="Send it?", answer=bool, into="sent")
+    return graph.add_path(START, "add", name, END).compile(store=store)
+
+
+class Counted(Memory):
+    """Counts what is read and written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows_read = 0
+        self.runs_read = 0
+        self.writes = 0
+
+    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        found = super().rows(run, first, last)
+        self.rows_read += len(found)
+        return found
+
+    def run(self, run: str) -> RunRow | None:
+        self.runs_read += 1
+        return super().run(run)
+
+    def write(self, change: Change) -> int:
+        self.writes += 1
+        return super().write(change)
+
+
+def arun(t: Thread, *args: Any, **options: Any) -> Run:
+    return asyncio.run(t.arun(*args, **options))
+
+
+def stream(t: Thread, *args: Any, **options: Any) -> Run:
+    events = t.stream(*args, **options)
+    assert [type(event).__name__ for event in events][-1] == "RunEnded"
+    return events.run
+
+
+def astream(t: Thread, *args: Any, **options: Any) -> Run:
+    async def read() -> Run:
+        events = t.astream(*args, **options)
+        assert [type(event).__name__ async for event in events][-1] == "RunEnded"
+        return events.run
+
+    return asyncio.run(read())
+
+
+FORMS = [Thread.run, arun, stream, astream]
+"""The ways to deliver a key."""
+
+
+# --- rule 12: the states of the run
+
+
+@pytest.mark.parametrize("deliver", FORMS)
+def test_a_completed_run_is_returned_as_stored_and_nothing_is_called_or_written(deliver: Callable[..., Run]) -> None:
+    store, flaky = Counted(), Flaky()
+    t = flaky.program(store).thread("t")
+    first = deliver(t, {"n": 1}, key="a")
+    t.run({"n": 5}, key="b")
+    t.run({"n": 6})
+    flaky.calls.clear()
+    writes, before = store.writes, t.history()
+    again = deliver(flaky.program(store).thread("t"), {"n": 1}, key="a")
+    assert (flaky.calls, store.writes, t.history()) == ([], writes, before)
+    assert (again.run_id, again.status, again.error, again.questions) == (first.run_id, "completed", None, ())
+    assert (again.state, again.prediction.n, again.at(1), again.diff(0, 2)) == (first.state, 20, first.at(1), {"n": 20})
+    assert again.blame("n").node == "second"
+    assert [(c.id, c.version, c.node, c.patch) for c in again.commits] == [
+        (c.id, c.version, c.node, c.patch) for c in first.commits
+    ]
+    assert (again.usage, again.cost, again.trace, again.branches) == ({}, 0.0, (), {(): first.state})
+    assert Run.of(again.prediction) is again
+
+
+@pytest.mark.parametrize("deliver", FORMS)
+def test_an_open_run_is_resumed(deliver: Callable[..., Run], store: Store) -> None:
+    flaky = Flaky(failures=2)
+    t = flaky.program(store).thread("t")
+    runs: list[Run] = []
+    for _ in range(2):
+        try:
+            runs.append(deliver(t, {"n": 1}, key="a"))
+        except ValueError:
+            assert deliver in (stream, astream)  # they raise after the last event
+    done = deliver(t, {"n": 1}, key="a")
+    assert (done.status, done.state["n"]) == ("completed", 20)
+    assert flaky.calls == ["first", "second", "second", "second"]
+    assert {run.status for run in runs} <= {"failed"}
+    assert {run.run_id for run in runs} <= {done.run_id}
+    assert [run.id for run in store.runs("t")] == [done.run_id]
+
+
+def test_a_stopped_run_is_resumed(store: Store) -> None:
+    flaky = Flaky()
+    t = flaky.program(store).thread("t")
+    flaky.before_second = t.stop
+    stopped = t.run({"n": 1}, key="a")
+    assert (stopped.status, type(stopped.error)) == ("stopped", RunStoppedError)
+    flaky.before_second = lambda: None
+    assert t.run({"n": 1}, key="a").state["n"] == 20
+    assert flaky.calls == ["first", "second", "second"]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("at", range(1, 5))
+def test_a_crashed_run_is_resumed(at: int, after: bool) -> None:
+    """The fifth write is its end: after it, nothing is left to do."""
+    store, flaky = FailingMemory(), Flaky()
+    t = flaky.program(store).thread("t")
+    store.arm(crash, at, after)
+    with pytest.raises(Crash):
+        t.run({"n": 1}, key="a")
+    store.rest()
+    done, called = flaky.program(store).thread("t").run({"n": 1}, key="a"), list(flaky.calls)
+    assert (done.state["n"], done.status, len(done.commits)) == (20, "completed", 3)
+    assert called.count("first") <= 1 + (at <= 3 and not (at == 3 and after))
+    assert flaky.program(store).thread("t").run({"n": 1}, key="a").state["n"] == 20
+    assert flaky.calls == called
+    assert len(store.runs("t")) == 1
+
+
+def test_a_run_that_makes_no_progress_is_not_resumed_for_ever() -> None:
+    store, flaky = FailingMemory(), Flaky()
+    t = flaky.program(store).thread("t")
+    for _ in range(11):
+        store.arm(crash, 3, after=False)
+        with pytest.raises(Crash):
+            t.run({"n": 1}, key="a")
+    store.rest()
+    with pytest.raises(ThreadError, match="was resumed 10 times without progress"):
+        t.run({"n": 1}, key="a")
+
+
+@pytest.mark.parametrize("deliver", FORMS)
+def test_a_run_that_waits_for_an_answer_is_returned_as_stored(deliver: Callable[..., Run]) -> None:
+    store = Counted()
+    t = asking(store).thread("t")
     first = t.run({"n": 1}, key="a")
-    t.run({"n": 7}, key="b")
-    again = t.run({"n": 1}, key="a")
-    assert calls.made == [1, 7]
-    assert (again.run_id, again.status, again.state, again.prediction.n) == (first.run_id, "completed", first.state, 2)
-    assert t.state["n"] == 8
+    writes = store.writes
+    again = deliver(t, {"n": 1}, key="a")
+    assert (again.status, again.questions, again.run_id) == ("interrupted", first.questions, first.run_id)
+    assert (again.state, again.branches, store.writes) == (first.state, first.branches, writes)
+    assert [type(event).__name__ for event in again.events] == ["RunStarted", "Asked", "RunEnded"]
+    with pytest.raises(Interrupted, match=r"t\.resume\(answers="):
+        again.raise_error()
+    t.resume({first.questions[0].id: True})
+    done = deliver(t, {"n": 1}, key="a")
+    assert (done.status, done.state["sent"], done.run_id) == ("completed", True, first.run_id)
 
 
-def test_a_key_resumes_its_failed_run() -> None:
-    calls = Calls(failures=1)
-    t = calls.program(Memory()).thread("t")
-    failed, done = t.run({"n": 1}, key="a"), t.run({"n": 1}, key="a")
-    assert (failed.status, done.status, failed.run_id) == ("failed", "completed", done.run_id)
-    assert calls.made == [1, 1]
+def test_a_run_that_waits_in_several_branches_and_at_a_join_is_returned_as_stored(store: Store) -> None:
+    def ask(ctx: Context) -> dict[str, Any]:
+        return {ctx.node: ctx.interrupt(ctx.node, "?", bool)}
+
+    graph = Graph(inputs=["n"]).add_node("a", ask, writes=["a"]).add_node("b", ask, writes=["b"])
+    graph.add_node("c", lambda: {"c": 1}, writes=["c"]).add_node("j", ask, writes=["j"])
+    for name in "abc":
+        graph.add_path(START, name, "j")
+    t = graph.add_edge("j", END).compile(store=store).thread("t")
+    asked = t.run({"n": 1}, key="k")
+    for count in (2, 1):
+        again = t.run({"n": 1}, key="k")
+        assert (len(again.questions), again.questions, again.status) == (count, asked.questions, "interrupted")
+        assert (again.branches, again.state) == (asked.branches, asked.state)
+        assert [commit.id for commit in again.commits] == [commit.id for commit in asked.commits]
+        asked = t.resume({one.id: True for one in asked.questions})
+    assert t.run({"n": 1}, key="k").state == asked.state
 
 
-def test_other_inputs_under_a_used_key_are_refused() -> None:
-    calls = Calls()
-    t = calls.program(Memory()).thread("t")
+def test_an_abandoned_run_is_not_started_again(store: Store) -> None:
+    flaky = Flaky(failures=1)
+    t = flaky.program(store).thread("t")
     t.run({"n": 1}, key="a")
-    with pytest.raises(ThreadError, match="began with other inputs"):
-        t.run({"n": 2}, key="a")
-    assert calls.made == [1]
+    with pytest.raises(OpenRunError):
+        t.run({"n": 2}, key="b")
+    t.run({"n": 2}, key="b", abandon=True)
+    calls = list(flaky.calls)
+    for abandon, take_over in [(False, False), (True, False), (False, True)]:
+        with pytest.raises(ThreadError, match="run of key 'a' on thread 't' was abandoned") as refused:
+            t.run({"n": 1}, key="a", abandon=abandon, take_over=take_over)
+        assert not isinstance(refused.value, (ConcurrentRunError, OpenRunError))
+    assert flaky.calls == calls
+    assert t.run({"n": 2}, key="b").status == "completed"
+
+
+def test_the_option_to_abandon_does_not_abandon_the_run_of_the_key(store: Store) -> None:
+    flaky = Flaky(failures=1)
+    t = flaky.program(store).thread("t")
+    t.run({"n": 1}, key="a", abandon=True)
+    assert t.run({"n": 1}, key="a", abandon=True).status == "completed"
+    assert flaky.calls == ["first", "second", "second"]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "same"),
+    [
+        ({"n": 1}, {"n": 2}, False),
+        ({"n": 1}, {"n": True}, False),
+        ({"n": 1}, {"n": "1"}, False),
+        ({"n": {"a": 1, "b": [1, 2]}}, {"n": {"b": [1, 2], "a": 1}}, True),
+        ({"n": [1, 2]}, {"n": [2, 1]}, False),
+        ({"n": {1, 2, 3}}, {"n": {3, 2, 1}}, True),
+        ({"n": float("nan")}, {"n": float("nan")}, True),
+        ({"n": "\ud800"}, {"n": "\ud800"}, True),
+        ({"n": None}, {}, False),
+    ],
+)
+def test_inputs_are_compared_by_their_values(first: Any, later: Any, same: bool) -> None:
+    calls: list[int] = []
+    graph = Graph().add_node("note", lambda state: calls.append(1), writes=[]).add_path(START, "note", END)
+    t = graph.compile(store=":memory:").thread("t")
+    t.run(first, key="a")
+    if same:
+        assert t.run(later, key="a").status == "completed"
+    else:
+        with pytest.raises(ThreadError, match="key 'a' identifies a run of thread 't' that began with other inputs"):
+            t.run(later, key="a")
+    assert calls == [1]
+
+
+def test_other_inputs_are_refused_whatever_the_state(store: Store) -> None:
+    flaky = Flaky(failures=1)
+    t = flaky.program(store).thread("t")
+    t.run({"n": 1}, key="a")
+    for _ in range(2):  # of a failed run, and of a completed one
+        with pytest.raises(ThreadError, match="other inputs"):
+            t.run({"n": 2}, key="a", take_over=True)
+        t.run({"n": 1}, key="a")
+    assert flaky.calls == ["first", "second", "second"]
+
+
+@pytest.mark.parametrize("key", ["", 7, b"a", None.__class__])
+def test_a_key_is_a_text(key: Any) -> None:
+    flaky = Flaky()
+    t = flaky.program(Memory()).thread("t")
+    with pytest.raises(ThreadError, match="a key is a text that is not empty"):
+        t.run({"n": 1}, key=key)
+    assert (t.status, flaky.calls) == ("new", [])
+
+
+@pytest.mark.parametrize("key", ["a b", "\ud800", "x" * 10_000, "t\0a", "ключ", "1"])
+def test_any_text_is_a_key(key: str, store: Store) -> None:
+    flaky = Flaky()
+    t = flaky.program(store).thread("t")
+    assert t.run({"n": 1}, key=key).run_id == t.run({"n": 1}, key=key).run_id
+    assert flaky.calls == ["first", "second"]
+
+
+def test_names_of_threads_and_keys_do_not_run_together(store: Store) -> None:
+    program = Flaky().program(store)
+    pairs = [("t", "1a"), ("t1", "a"), ("t1a", "a"), ('t", "1', "a"), ("t", '1", "a'), ("a", "t")]
+    assert len({program.thread(name).run({"n": 1}, key=key, abandon=True).run_id for name, key in pairs}) == len(pairs)
+
+
+def test_a_key_is_refused_with_merge_and_with_inputs_that_have_no_digest() -> None:
+    t = Flaky().program(Memory()).thread("t")
+    with pytest.raises(ThreadError, match=r'on_conflict="merge".* Use on_conflict="wait"'):
+        t.run({"n": 1}, key="a", on_conflict="merge")
+    with pytest.raises(InputError):
+        t.run({"m": 1}, key="a")
+    with pytest.raises((InputError, StateError), match="n"):
+        t.run({"n": object()}, key="a")
+    assert t.status == "new"
+
+
+# --- rule 12: other threads, deletion
+
+
+def test_another_thread_may_use_the_same_key(store: Store) -> None:
+    flaky = Flaky()
+    program = flaky.program(store)
+    one = program.thread("t").run({"n": 1}, key="a")
+    two = program.thread("u").run({"n": 2}, key="a")
+    program.thread("t").copy(to="v")
+    three = program.thread("v").run({"n": 3}, key="a")
+    assert len({one.run_id, two.run_id, three.run_id}) == 3
+    assert [run.state["n"] for run in (one, two, three)] == [20, 30, 40]
+    assert program.thread("t").run({"n": 1}, key="a").state["n"] == 20
+
+
+def test_a_deleted_run_is_forgotten(store: Store) -> None:
+    flaky = Flaky()
+    t = flaky.program(store).thread("t")
+    t.run({"n": 1}, key="a")
+    t.delete()
+    assert t.run({"n": 2}, key="a").state["n"] == 30
+    assert t.run({"n": 2}, key="a").state["n"] == 30
+    assert flaky.calls == ["first", "second"] * 2
+
+
+def test_a_run_that_a_copy_keeps_is_forgotten_too(store: Store) -> None:
+    """Its id stays taken until the copy is deleted: the later run has another one, and keeps it."""
+    flaky = Flaky()
+    program = flaky.program(store)
+    t = program.thread("t")
+    kept = t.run({"n": 1}, key="a")
+    t.copy(to="copy")
+    t.delete()
+    later = t.run({"n": 2}, key="a")
+    assert (later.state["n"], later.run_id != kept.run_id) == (30, True)
+    program.thread("copy").delete()
+    store.delete()
+    again = t.run({"n": 2}, key="a")
+    assert (again.run_id, flaky.calls) == (later.run_id, ["first", "second"] * 2)
+    assert program.thread("t").state["n"] == 30
+
+
+@pytest.mark.parametrize("pruned", [1, 2])
+def test_a_pruned_run_is_forgotten(pruned: int, store: Store) -> None:
+    """The last row of the last pruned run stays, as the beginning of the history, and its id is taken."""
+    flaky = Flaky()
+    t = flaky.program(store).thread("t")
+
+    def called(keys: int) -> int:
+        del flaky.calls[:]
+        for n in range(keys):
+            assert t.run({"n": n}, key=str(n)).state["n"] == (n + 1) * 10
+        return len(flaky.calls)
+
+    assert called(3) == 6
+    t.prune(before=3 * pruned)
+    assert called(3) == 2 * pruned
+    begun = [commit.id for commit in t.history() if commit.node == "START"]
+    t.prune(before=begun[3 - pruned])  # that row is deleted now, and the runs that came after it
+    assert called(pruned) == 0
+    assert called(3) == 2 * (3 - pruned)
+
+
+# --- what else happens to a run
+
+
+def test_a_rerun_of_a_failed_run_continues_it_and_one_from_before_leaves_it(store: Store) -> None:
+    flaky = Flaky(failures=1)
+    t = flaky.program(store).thread("t")
+    t.run({"n": 1}, key="a")
+    assert t.rerun(1).status == "completed"
+    t.run({"n": 5}, key="b")
+    assert t.run({"n": 1}, key="a").state["n"] == 20
+    assert flaky.calls == ["first", "second", "second", "first", "second"]
+
+    flaky = Flaky()
+    u = flaky.program(store).thread("u")
+    u.run({"n": 1}, key="a")
+    flaky.failures = 2
+    assert u.run({"n": 1}, key="b").status == "failed"
+    assert u.rerun(1).status == "completed"
+    with pytest.raises(ThreadError, match="replaced by a rerun"):
+        u.run({"n": 1}, key="b")
+    assert u.run({"n": 1}, key="a").state["n"] == 20
+
+
+def test_a_rerun_of_a_completed_run_is_another_run(store: Store) -> None:
+    flaky = Flaky()
+    t = flaky.program(store).thread("t")
+    first = t.run({"n": 1}, key="a")
+    assert t.rerun(1).run_id != first.run_id
+    assert t.run({"n": 1}, key="a").run_id == first.run_id
+
+
+def test_manual_commits_and_other_graphs_continue_the_run(store: Store) -> None:
+    flaky = Flaky(failures=2)
+    t = flaky.program(store).thread("t")
+    t.run({"n": 1}, key="a")
+    t.update({"n": 7})
+    assert t.run({"n": 1}, key="a").status == "failed"
+    renamed = (
+        Graph(inputs=["n"]).add_node("first", flaky.first, writes=["n"]).add_node("last", flaky.second, writes=["n"])
+    )
+    t = renamed.add_path(START, "first", "last", END).compile(store=store).thread("t")
+    with pytest.raises(ThreadError, match="second"):
+        t.run({"n": 1}, key="a")
+    assert t.resume(allow_changed_graph={"second": "last"}).state["n"] == 70
+    t.run({"n": 1}, key="b")
+    assert t.run({"n": 1}, key="a").state["n"] == 70
+    assert flaky.calls.count("second") == 4
+
+
+def test_a_run_of_another_graph_is_returned_as_stored(store: Store) -> None:
+    """A deployment between two deliveries: nothing is called, so nothing has to fit."""
+    first = asking(store).thread("t").run({"n": 1}, key="a")
+    other = asking(store, name="confirm").thread("t")
+    waiting = other.run({"n": 1}, key="a")
+    assert (waiting.status, waiting.questions, waiting.state) == ("interrupted", first.questions, first.state)
+    asking(store).thread("t").resume({first.questions[0].id: True})
+    done = other.run({"n": 1}, key="a")
+    assert (done.status, done.state["sent"], [c.version for c in done.commits]) == ("completed", True, [0, 1, 2])
+    assert "completed" in str(done.report())
+
+
+def test_an_export_takes_the_keys_along(store: Store, tmp_path: Path) -> None:
+    flaky = Flaky()
+    t = flaky.program(store).thread("t")
+    t.run({"n": 1}, key="a")
+    t.export(tmp_path / "t.jsonl")
+    other = flaky.program(Memory()).thread("t")
+    other.load(tmp_path / "t.jsonl")
+    assert other.run({"n": 1}, key="a").state["n"] == 20
+    assert flaky.calls == ["first", "second"]
+
+
+# --- a thread that has an owner
+
+
+def test_deliveries_to_a_thread_that_another_run_owns(store: Store) -> None:
+    gate = Gate()
+    t = gated(gate, store).thread("t")
+    gate.opened.set()
+    t.run({"n": 1}, key="done")
+    gate.opened.clear()
+    gate.inside.clear()
+    working = BackgroundRun(lambda: t.run({"n": 2}, key="a"))
+    assert gate.inside.wait(20)
+    for key, n in [("a", 2), ("new", 3)]:
+        with pytest.raises(ConcurrentRunError, match='on_conflict="wait"'):
+            t.run({"n": n}, key=key)
+    with pytest.raises(ThreadError, match="other inputs"):
+        t.run({"n": 3}, key="a")
+    assert t.run({"n": 1}, key="done").status == "completed"
+    waiting = BackgroundRun(lambda: t.run({"n": 2}, key="a", on_conflict="wait"))
+    gate.opened.set()
+    first, second = working.end(), waiting.end()
+    assert (first.run_id, first.state, gate.calls) == (second.run_id, second.state, 2)
+
+
+def test_the_owner_can_be_replaced(store: Store) -> None:
+    gate = Gate()
+    t = gated(gate, store).thread("t")
+    working = BackgroundRun(lambda: t.run({"n": 1}, key="a"))
+    assert gate.inside.wait(20)
+    taking = BackgroundRun(lambda: t.run({"n": 1}, key="a", take_over=True))
+    while gate.calls < 2:
+        pass
+    gate.opened.set()
+    assert (taking.end().status, working.end().status) == ("completed", "failed")
+    assert t.run({"n": 1}, key="a").status == "completed"
+    assert gate.calls == 2
+
+
+# --- rule 13: what it costs
+
+
+def test_a_delivery_reads_as_much_after_many_runs_as_after_one() -> None:
+    store = Counted()
+    t = Flaky().program(store).thread("t")
+    t.run({"n": 1}, key="a")
+    costs: list[tuple[int, int, int]] = []
+    for runs in (1, 60):
+        for n in range(runs):
+            t.run({"n": 1}, key=f"{runs}.{n}")
+        for key in ("a", f"new{runs}"):
+            store.rows_read = store.runs_read = store.writes = 0
+            t.run({"n": 1}, key=key)
+            costs.append((store.rows_read, store.runs_read, store.writes))
+    stored, new, stored_later, new_later = costs
+    assert (stored[2], stored_later[2], new[2]) == (0, 0, new_later[2])
+    assert stored_later[1] <= stored[1] + 30  # up to 24 rows without a snapshot may be those of several runs
+    assert new_later[1] <= new[1] + 30
+
+
+def test_a_key_costs_two_look_ups_and_one_row() -> None:
+    store, costs = Counted(), list[tuple[int, int, int]]()
+    for key in (None, "a"):
+        t = Flaky().program(store).thread(f"t{key}")
+        t.run({"n": 1})
+        store.rows_read = store.runs_read = store.writes = 0
+        run = t.run({"n": 1}, key=key)
+        costs.append((store.runs_read, store.writes, len(store.rows(run.run_id))))
+    plain, keyed = costs
+    assert [after - before for before, after in zip(plain, keyed, strict=True)] == [2, 0, 1]
+
+
+def test_an_encrypted_store_does_not_tell_the_inputs(tmp_path: Path) -> None:
+    """The digest of the inputs is not written in the clear: who guesses them could check the guess."""
+    path, flaky = tmp_path / "runs.db", Flaky()
+    plain = SQLite(tmp_path / "plain.db")
+    flaky.program(plain).thread("t").run({"n": 1}, key="a")
+    (run,) = plain.runs("t")
+    digest = plain.rows(run.id, 1, 1)[0].content
+    assert digest is not None
+    hidden = str(digest.value(plain.blobs))
+    with Encrypted(SQLite(path), key=Encrypted.new_key()) as store:
+        t = flaky.program(store).thread("t")
+        t.run({"n": 1}, key="a")
+        assert t.run({"n": 1}, key="a").state["n"] == 20
+        with pytest.raises(ThreadError, match="other inputs"):
+            t.run({"n": 2}, key="a")
+    data = b"".join(file.read_bytes() for file in tmp_path.glob("runs.db*"))
+    assert hidden.encode() not in data
+    assert hidden in "".join(str(row.content and row.content.value(plain.blobs)) for row in plain.rows(run.id))
+
+
+def test_a_damaged_log_is_not_returned_as_a_result() -> None:
+    store, flaky = Memory(), Flaky()
+    t = flaky.program(store).thread("t")
+    run = t.run({"n": 1}, key="a")
+    store._rows[run.run_id][3] = store._rows[run.run_id][3]._replace(header=("trunk:1",))
+    with pytest.raises(StoreError):
+        t.run({"n": 1}, key="a")
+    assert flaky.calls == ["first", "second"]
+
+
+def test_a_thread_that_was_changed_between_two_reads_is_read_again() -> None:
+    """The run is begun after this delivery has read the thread, and before it looks for the key."""
+    flaky = Flaky(failures=1)
+
+    class Between(Memory):
+        def __init__(self) -> None:
+            super().__init__()
+            self.acts: list[Callable[[], object]] = []
+
+        def run(self, run: str) -> RunRow | None:
+            if self.acts:
+                self.acts.pop()()
+            return super().run(run)
+
+    store = Between()
+    t, other = flaky.program(store).thread("t"), flaky.program(store).thread("t")
+    store.acts.append(lambda: other.run({"n": 1}, key="a"))
+    with pytest.raises(ConcurrentRunError, match="another process has changed thread 't'"):
+        t.run({"n": 1}, key="a")
+    assert t.run({"n": 1}, key="a").status == "completed"
+    assert flaky.calls == ["first", "second", "second"]
