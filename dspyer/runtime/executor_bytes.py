@@ -1,19 +1,24 @@
 """The bytes that the caller of a program and a worker of an executor send each other.
 
-They are made by cloudpickle, so that functions and classes that no import finds are sent by value. What both sides have
-is sent back as a name: the program, its modules and its graph. So a trace and a run that a worker returns refer to the
-objects of the caller, and are small.
+They are made by cloudpickle, so that functions and classes that no import finds are sent by value: those of a script,
+of a notebook, of a function. What the caller has is sent back as a name: the program, its modules, its graph, and the
+classes that it has sent by value. So a trace and a run that a worker returns refer to the objects of the caller, and
+are small. (Of a class that comes back by value, cloudpickle would set every attribute of the caller's class anew.)
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import pickle
 import traceback
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
+from threading import Lock
 from typing import Any
+from uuid import uuid4
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cloudpickle
 import dspy
@@ -25,10 +30,17 @@ Parts = dict[Hashable, Any]
 """What the bytes hold as names only, by name."""
 
 
-def encode(value: object, parts: Parts | None = None) -> bytes:
-    """The bytes of a value, with a name for each of the parts. Raises whatever a part of the value raises."""
+def encode_sent(value: object) -> bytes:
+    """The bytes of a value for a worker. Raises whatever a part of the value raises."""
     file = io.BytesIO()
-    _Pickler(file, parts or {}).dump(value)
+    _Pickler(file, returning=False).dump(value)
+    return file.getvalue()
+
+
+def encode_returned(value: object, parts: Parts) -> bytes:
+    """The bytes of a value for the caller, with a name for each of the parts. Raises whatever the value raises."""
+    file = io.BytesIO()
+    _NamingPickler(file, parts).dump(value)
     return file.getvalue()
 
 
@@ -38,22 +50,59 @@ def decode(data: bytes, parts: Parts | None = None) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):
-    def __init__(self, file: io.BytesIO, parts: Parts) -> None:
+    """Makes bytes without the histories of language models, callbacks, and what optimizers have left on a program.
+
+    Args:
+        file: gets the bytes.
+        returning: whether the bytes are for the process that has sent the classes.
+        error: the exception that is being pickled; others are pickled by themselves, in case that they cannot be.
+    """
+
+    def __init__(self, file: io.BytesIO, *, returning: bool, error: BaseException | None = None) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._returning = returning
+        self._error = error
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, type):
+            return self._reduce_class(value)
+        if isinstance(value, (dspy.BaseLM, dspy.Adapter)):
+            return _without_records(value).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if isinstance(value, BaseException) and value is not self._error:
+            return _load_error, self._error_parts(value)
+        if isinstance(value, dspy.Module) and hasattr(type(value), "_dspyer_program"):
+            call, arguments, _ = reduce_program(value)
+            return call, arguments, sent_state(value)
+        if value is dataclasses.MISSING:  # of a dataclass that is sent by value: it is known by its identity
+            return "MISSING"
+        return super().reducer_override(value)
+
+    def _reduce_class(self, kind: type) -> Any:
+        if self._returning and kind in _keys:
+            return _known_class, (_keys[kind],)
+        found = super().reducer_override(kind)
+        if self._returning or not isinstance(found, tuple) or len(found) != 6:
+            return found
+        make, arguments, state, *_, set_state = found  # by value
+        return _load_class, (_key_of(kind), make, *arguments), (set_state, state), None, None, _set_state
+
+    def _error_parts(self, error: BaseException) -> tuple[bytes, str, str, tuple[str, ...], BaseException | None]:
+        """Bytes of an exception, incomplete if it cannot be pickled; its text, traceback, notes and cause."""
+        file = io.BytesIO()
+        with suppress(Exception):
+            _Pickler(file, returning=self._returning, error=error).dump(error)
+        text = f"{type(error).__qualname__}: {error_text(error)}"
+        shown = "" if error.__traceback__ is None else "".join(traceback.format_exception(error))
+        return file.getvalue(), text, shown, tuple(getattr(error, "__notes__", ())), error.__cause__
+
+
+class _NamingPickler(_Pickler):
+    def __init__(self, file: io.BytesIO, parts: Parts) -> None:
+        super().__init__(file, returning=True)
         self._names = {id(part): name for name, part in parts.items()}
 
     def persistent_id(self, value: object) -> Hashable:
         return self._names.get(id(value))
-
-    def reducer_override(self, value: Any) -> Any:
-        if isinstance(value, (dspy.BaseLM, dspy.Adapter)):
-            return _without_records(value).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        if isinstance(value, BaseException):
-            return _load_error, (*_error_parts(value),)
-        if isinstance(value, dspy.Module) and hasattr(type(value), "_dspyer_program"):
-            call, arguments, _ = reduce_program(value)
-            return call, arguments, sent_state(value)
-        return super().reducer_override(value)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -63,6 +112,48 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, name: Any) -> Any:
         return self._parts[name]
+
+
+# --- classes that are sent by value
+
+_lock = Lock()
+_keys: WeakKeyDictionary[type, str] = WeakKeyDictionary()
+_classes: WeakValueDictionary[str, type] = WeakValueDictionary()
+_received: WeakValueDictionary[str, type] = WeakValueDictionary()  # of these, those of another process
+
+
+def _key_of(kind: type) -> str:
+    """The key under which a worker returns a class that it has got by value."""
+    with _lock:
+        key = _keys.get(kind)
+        if key is None:
+            key = _keys[kind] = uuid4().hex
+            _classes[key] = kind
+        return key
+
+
+def _load_class(key: str, make: Callable[..., type], *arguments: Any) -> type:
+    with _lock:
+        known = _classes.get(key)
+    if known is not None:
+        return known
+    kind = make(*arguments)
+    with _lock:
+        kind = _classes.setdefault(key, kind)
+        _received[key] = kind
+        _keys[kind] = key
+    return kind
+
+
+def _set_state(kind: type, found: tuple[Callable[[type, Any], object], Any]) -> None:
+    """Gives a class its attributes, each time that it comes: they may have changed. A class of this process has its."""
+    set_state, state = found
+    if _keys.get(kind) in _received:
+        set_state(kind, state)
+
+
+def _known_class(key: str) -> type:
+    return _classes[key]
 
 
 # --- programs
@@ -122,23 +213,13 @@ class WorkerTraceback(Exception):  # noqa: N818  # it is the cause of an error, 
         return f"\n\nin a worker:\n{self.args[0]}"
 
 
-def _error_parts(error: BaseException) -> tuple[bytes | None, str, str, tuple[str, ...], BaseException | None]:
-    """Bytes of an exception, or None if it cannot be pickled; its text, traceback, notes and cause."""
-    data = None
-    with suppress(Exception):
-        data = cloudpickle.dumps(error)
-    text = f"{type(error).__qualname__}: {error_text(error)}"
-    shown = "" if error.__traceback__ is None else "".join(traceback.format_exception(error))
-    return data, text, shown, tuple(getattr(error, "__notes__", ())), error.__cause__
-
-
 def _load_error(
-    data: bytes | None, text: str, shown: str, notes: tuple[str, ...], cause: BaseException | None
+    data: bytes, text: str, shown: str, notes: tuple[str, ...], cause: BaseException | None
 ) -> BaseException:
     """The exception; one that cannot be loaded becomes a `RuntimeError`. Its cause says where it was raised."""
     error: BaseException | None = None
     with suppress(Exception):
-        error = None if data is None else pickle.loads(data)
+        error = decode(data)
     if not isinstance(error, BaseException):
         error = RuntimeError(text)
     if notes:
@@ -153,7 +234,7 @@ def _load_error(
 # --- what cannot be sent
 
 
-def what_fails(named: Mapping[str, Any], encode_one: Callable[[Any], object] = encode) -> str:
+def what_fails(named: Mapping[str, Any], encode_one: Callable[[Any], object] = encode_sent) -> str:
     """Says which of some values cannot be pickled, and why; "" if each of them can."""
     for name, value in named.items():
         try:

@@ -20,7 +20,7 @@ from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, ThreadError, error_text, with_article
 from dspyer.nodes.binding import find_resource
 from dspyer.nodes.module_key import is_own_setting
-from dspyer.runtime.executor_bytes import Parts, decode, encode, parts_of, what_fails
+from dspyer.runtime.executor_bytes import Parts, decode, encode_sent, parts_of, what_fails
 from dspyer.runtime.executor_task import Returned, SentCall, SentProgram, result_parts, work
 from dspyer.runtime.optimizer_layers import optimizer_layers
 from dspyer.runtime.request import FAILED_RUNS, Request
@@ -77,7 +77,7 @@ def check_sent(program: Any) -> None:
                     f"program.with_resources({{{kind.__name__}: ...}}).with_executor(...)"
                 )
     try:
-        encode((program._with(_store=None), dict(resources)))
+        encode_sent((program._with(_store=None), dict(resources)))
     except Exception as error:
         found = what_fails(_parts_sent(program)) or error_text(error)
         raise InputError(f"graph {graph.name!r} cannot be sent to a worker: {found}") from error
@@ -152,7 +152,7 @@ class ExecutorCall:
 
     def _encoded(self, sent: SentProgram | SentCall) -> bytes:
         try:
-            return encode(sent)
+            return encode_sent(sent)
         except Exception as error:
             named: dict[str, Any] = {}
             if isinstance(sent, SentCall):

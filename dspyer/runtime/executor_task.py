@@ -28,7 +28,7 @@ from dspyer.errors import error_text
 from dspyer.events import LMCall
 from dspyer.failure import Failure
 from dspyer.persistence.execution_records import AnswerSource
-from dspyer.runtime.executor_bytes import Parts, decode, encode, parts_of
+from dspyer.runtime.executor_bytes import Parts, decode, encode_returned, parts_of
 from dspyer.runtime.module_cache import CallCounts, ModuleResults
 from dspyer.runtime.optimizer_layers import asking_for
 from dspyer.runtime.request import FAILED_RUNS, REQUEST, Request
@@ -246,12 +246,12 @@ class _Texts:
 def _encode_returned(returned: Returned, run: Run | None, parts: Parts) -> bytes:
     names = {**parts, **_rejected(returned.steps, parts)}
     if run is None:
-        return encode(returned, names)
+        return encode_returned(returned, names)
     known = result_parts(returned)
     if run._prediction is not None:
         known["prediction"] = run._prediction
     names.update(_rejected([step[2:5] for step in run.trace_steps], parts))
-    return encode(returned._replace(run=encode(run, {**known, **names})), names)
+    return encode_returned(returned._replace(run=encode_returned(run, {**known, **names})), names)
 
 
 def result_parts(returned: Returned) -> Parts:
