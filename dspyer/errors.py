@@ -376,10 +376,18 @@ class Interrupted(DspyerError):  # noqa: N818 - named after the status "interrup
         self.questions = tuple(questions)
 
     @classmethod
-    def of(cls, questions: Sequence[AskedQuestion], graph: str, stored: bool, direct: bool = False) -> Interrupted:
+    def of(
+        cls,
+        questions: Sequence[AskedQuestion],
+        graph: str,
+        stored: bool,
+        direct: bool = False,
+        elsewhere: bool = False,
+    ) -> Interrupted:
         """Return the error for a run of `graph`.
 
-        `stored` says whether it is on a thread and can be resumed, `direct` whether the code of a node has called it.
+        `stored` says whether it is on a thread and can be resumed, `direct` whether the code of a node has called it,
+        `elsewhere` whether a worker has made it for a node.
         """
         asked = "; ".join(f"{one.key!r} of node {one.node!r}: {brief(one.text)}" for one in questions)
         fix = (
@@ -393,6 +401,11 @@ class Interrupted(DspyerError):  # noqa: N818 - named after the status "interrup
                 "the code of a node has called the program, which is then a run of its own and cannot wait: bind it to "
                 "the node, add_node(..., modules={'program': program}), and call it with ctx.call(program, {...}), "
                 "which asks the question in the run of the node. Or supply the answers with compile(answers={...})"
+            )
+        if elsewhere:
+            fix = (
+                "it is a node with an executor, and nothing can be asked from a worker: give the node the program "
+                "without its executor, or supply the answers with compile(answers={...}) of that program"
             )
         count = f"{len(questions)} answer{'s' if len(questions) > 1 else ''}"
         return cls(f"graph {graph!r} waits for {count}: {asked}. What to do: {fix}", questions)

@@ -33,12 +33,15 @@ from dspyer.nodes.build import build_node
 from dspyer.nodes.cache_key import plan_cache
 from dspyer.nodes.check import CheckNode, CheckOptions
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
+from dspyer.nodes.interrupt import InterruptNode
 from dspyer.nodes.node import Node
 from dspyer.nodes.node_policy import NO_POLICY, CachePlan, NodePolicy
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
+from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.router import Router, RouterOptions, build_router
 from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE
+from dspyer.persistence.execution_records import no_answer
 from dspyer.policies import Policies
 from dspyer.retry import Retry
 from dspyer.scheduler.loops import Edge, Rounds
@@ -109,6 +112,7 @@ def compile_graph(
     )
     inputs, required = _check(options, parts, topology, problems)
     problems += _interrupt_problems(parts.names, interrupt_before, interrupt_after)
+    problems += _executor_problems(parts.modules)
     plans = _cache_plans(options.name, parts, problems)
     if problems:
         raise GraphError(problems)
@@ -478,6 +482,31 @@ def _author_problems(parts: GraphParts) -> list[str]:
         for name, view in node.views.items()
         for problem in author_problems(view, name, known, node.who)
     ]
+
+
+def _executor_problems(modules: Mapping[str, dspy.Module]) -> Iterator[str]:
+    """Questions of programs with an executor: nothing can be asked from a worker."""
+    for attribute, module in modules.items():
+        for _, program in module.named_sub_modules():
+            if getattr(program, "_executor", None) is None or program.graph.answer is not no_answer:
+                continue
+            asked = [name for path, part in program.named_sub_modules() for name in _asked_in(part, path)]
+            if asked:
+                yield (
+                    f"node {attribute!r} has a program with an executor, and {list_names(asked)} of it ask a question, "
+                    "which nothing can answer while a worker runs it: give the node the program without its executor, "
+                    "or supply the answers with compile(answers={...}) of that program"
+                )
+
+
+def _asked_in(program: dspy.Module, path: str) -> list[str]:
+    """The nodes of a program that are known to ask, each with the path of the program."""
+    if not is_program(program) or cast("Any", program).graph.answer is not no_answer:
+        return []
+    graph: GraphSpec = cast("Any", program).graph
+    asking = [name for name, node in graph.nodes.items() if isinstance(node, InterruptNode)]
+    names = dict.fromkeys((*asking, *sorted(graph.interrupt_before | graph.interrupt_after)))
+    return ["/".join((*path.split(".")[1:], name)) for name in names]
 
 
 def _interrupt_problems(names: Sequence[str], before: Sequence[str], after: Sequence[str]) -> list[str]:

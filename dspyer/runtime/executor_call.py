@@ -14,12 +14,14 @@ import dspy
 
 from dspyer.blocking import Outcome, result_of
 from dspyer.dspy_module.executing import Executing, executing, executing_id
-from dspyer.dspy_module.lm_records import NO_PRICES, current_recorder, pass_on_lm_calls
+from dspyer.dspy_module.lm_prices import Prices
+from dspyer.dspy_module.lm_records import LMRecorder, current_recorder, pass_on_lm_calls
 from dspyer.dspy_module.request_gate import current_gate
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
-from dspyer.errors import ExecutorLost, InputError, ThreadError, error_text, with_article
+from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.nodes.binding import find_resource
 from dspyer.nodes.module_key import is_own_setting
+from dspyer.persistence.execution_records import no_answer
 from dspyer.runtime.executor_bytes import Parts, decode, encode_sent, parts_of, what_fails
 from dspyer.runtime.executor_task import Returned, SentCall, SentProgram, result_parts, work
 from dspyer.runtime.optimizer_layers import optimizer_layers
@@ -137,11 +139,13 @@ class ExecutorCall:
             is_async,
             request.keeps_events,
             {} if request.inside else request.resources,
-            request.answer,
+            no_answer if request.inside else request.answer,
             request.live,
             request.budget,
+            request.inside,
+            request.own_inputs,
             (here.id, here.node, here.attempt),
-            NO_PRICES if recorder is None else recorder.prices,
+            _prices(recorder),
             recorder is not None and recorder.wants_texts,
             None if layers.results is None else layers.results.folder,
             layers.rollouts,
@@ -174,12 +178,14 @@ class ExecutorCall:
     def run(self) -> dspy.Prediction:
         """Makes the call, and returns its prediction or raises what it has raised."""
         future = self._submit()
-        try:
-            with suppress(FutureCancelledError):
-                future.exception()
-        except BaseException:  # Ctrl-C
-            future.cancel()
-            raise
+        # A run around this one that is stopped waits for a call that a worker has begun, as for a sync node.
+        with self._request.stop_signal.on_stop(lambda _: future.cancel()):
+            try:
+                with suppress(FutureCancelledError):
+                    future.exception()
+            except BaseException:  # Ctrl-C
+                future.cancel()
+                raise
         found: dspy.Prediction = result_of(self._settled(future))
         return found
 
@@ -203,6 +209,9 @@ class ExecutorCall:
         return found
 
     def _submit(self) -> Future[bytes]:
+        gate = current_gate()
+        if gate is not None:  # a budget that is used up allows no further LM call
+            gate.raise_if_used_up()
         try:
             return self._executor.submit(work, *self._bytes)
         except Exception as error:
@@ -220,6 +229,8 @@ class ExecutorCall:
         try:
             failed = future.exception()
         except FutureCancelledError as error:
+            if self._request.stop_signal.reason is not None:
+                return None, asyncio.CancelledError()
             failed = error
         if failed is None:
             parts = _Returning(self._parts)
@@ -234,8 +245,16 @@ class ExecutorCall:
     def _accept(self, returned: Returned, parts: Parts) -> Outcome:
         """Passes on what a call has given, to where a call in this process would have put it."""
         request, prediction, link = self._request, returned.prediction, _link(returned, parts)
-        if link is not None and request.keeps_events:
+        error = returned.error
+        if link is not None and (request.keeps_events or request.inside):
             request.outcome.returned = link.run(prediction)
+        request.outcome.lost += returned.lost
+        if request.inside and isinstance(error, Interrupted):
+            error = Interrupted.of(error.questions, self._program._graph.name, stored=False, elsewhere=True)
+        if request.scope:  # as the runs inside of nodes name their executions
+            scope = "/".join(request.scope)
+            calls = [call._replace(execution=f"{scope}/{call.execution}") for call in returned.lm_calls]
+            returned = returned._replace(lm_calls=tuple(calls))
         append_to_trace(returned.steps)
         _add_usage(self._program, returned)
         failures = None if request.inside else dspy.settings.get(FAILED_RUNS)
@@ -247,7 +266,7 @@ class ExecutorCall:
             self._layers.rollouts.asked += returned.asked
         if link is not None and prediction is not None:
             vars(prediction)[LINK] = link
-        return prediction, returned.error
+        return prediction, error
 
 
 def _link(returned: Returned, parts: Parts) -> RunLink | None:
@@ -286,6 +305,15 @@ def _add_usage(program: dspy.Module, returned: Returned) -> None:
         pass_on_lm_calls(program, returned.lm_calls, returned.nodes)
         if gate is not None:
             gate.count_returned(returned.lm_calls)
+
+
+def _prices(recorder: LMRecorder | None) -> Prices:
+    """The prices of the runs around the caller, by which their budgets count."""
+    gate = current_gate()
+    found = {} if recorder is None else dict(recorder.prices)
+    for spending in () if gate is None else gate.spendings:
+        found = {**spending.budget.prices, **found}
+    return found
 
 
 def _complete(ended: asyncio.Future[None]) -> None:

@@ -24,7 +24,7 @@ from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import record_lm_calls
 from dspyer.dspy_module.tracing import REJECTED, Steps
-from dspyer.errors import error_text
+from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
 from dspyer.failure import Failure
 from dspyer.persistence.execution_records import AnswerSource
@@ -57,6 +57,8 @@ class SentCall(NamedTuple):
         answer: answers questions as they are asked.
         live: whether nodes that run at once read each other's posts.
         budget: what the run may spend; None for that of `compile`.
+        inside: whether it is a node of another graph that calls the program.
+        own_inputs: whether that node has made up the inputs; else they are values of the state around it.
         caller: id, node and attempt of the execution whose code makes the call; of none for a run.
         prices: prices of the run around the call, which come before those of DSPy.
         wants_texts: whether the run around the call stores the messages and responses of LM calls.
@@ -72,6 +74,8 @@ class SentCall(NamedTuple):
     answer: AnswerSource
     live: bool
     budget: Budget | None
+    inside: bool
+    own_inputs: bool
     caller: tuple[str, str, int]
     prices: Prices
     wants_texts: bool
@@ -92,6 +96,7 @@ class Returned(NamedTuple):
         nodes: the nodes of the graph that have made LM calls, by execution.
         spared: the calls of modules that the cache of the folder has counted, by graph and node.
         asked: the executions that `rollouts` has asked again.
+        lost: of a program that is a node, the steps that led to nothing, which its run has nowhere else.
         run: the bytes of the `Run`; None if the call was refused before one began.
     """
 
@@ -104,6 +109,7 @@ class Returned(NamedTuple):
     nodes: Mapping[str, str]
     spared: Mapping[tuple[str, str], CallCounts]
     asked: list[str]
+    lost: tuple[Steps, ...]
     run: bytes | None = None
 
 
@@ -155,7 +161,15 @@ def _program_of(data: bytes) -> tuple[SentProgram, Parts]:
 
 def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
     program = sent.program
-    request = Request(call.resources, answer=call.answer, live=call.live, budget=call.budget, keeps_events=call.is_run)
+    request = Request(
+        call.resources,
+        answer=call.answer,
+        live=call.live,
+        budget=call.budget,
+        keeps_events=call.is_run,
+        inside=call.inside,
+        own_inputs=call.own_inputs,
+    )
     outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
     prediction, error = None, None
     kind = type(program)  # `__call__` of the program was called by the caller, with its callbacks
@@ -201,6 +215,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         _nodes(run) if recorder.usages and run is not None else {},
         layers["results"].take_counts() if "results" in layers else {},
         call.rollouts.asked if "rollouts" in layers else [],
+        tuple([steps for session in outcome.sessions for steps in session.lost_steps()]) if call.inside else (),
     )
     return returned, run
 
@@ -244,7 +259,7 @@ class _Texts:
 
 
 def _encode_returned(returned: Returned, run: Run | None, parts: Parts) -> bytes:
-    names = {**parts, **_rejected(returned.steps, parts)}
+    names = {**parts, **_rejected([step for steps in (returned.steps, *returned.lost) for step in steps], parts)}
     if run is None:
         return encode_returned(returned, names)
     known = result_parts(returned)
@@ -260,7 +275,7 @@ def result_parts(returned: Returned) -> Parts:
     for index, (_, inputs, outputs) in enumerate(returned.steps):
         found[index, "inputs"], found[index, "outputs"] = inputs, outputs
     if returned.error is not None:
-        found["error"] = returned.error
+        found["error"] = unwrap_stop_iteration(returned.error)
     return found
 
 

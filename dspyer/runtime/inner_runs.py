@@ -18,7 +18,7 @@ from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.rows import NewRow, effect_row
 from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.request import REQUEST, Request
-from dspyer.runtime.run_trace import uncredited
+from dspyer.runtime.run import Run, internals_of
 from dspyer.runtime.session import Session
 from dspyer.schema.schema import NONE_VALID
 from dspyer.state import ImmutableState
@@ -28,7 +28,7 @@ from dspyer.values.freezing import freeze
 
 
 class CompletedInside(NamedTuple):
-    """A completed run inside of a node."""
+    """A completed run inside of a node: of a program without an executor."""
 
     prediction: dspy.Prediction
     session: Session
@@ -40,8 +40,33 @@ class CompletedInside(NamedTuple):
 
     def changes(self) -> Mapping[str, object]:
         """What its commits changed: raw updates of fields with a reducer, the net change of others."""
-        session = self.session
-        return changes_of(session.run, session.inputs)
+        run = self.session.run
+        return changes_of(run.log, run.topology.schema, run.trunk_state, self.inputs)
+
+
+class CompletedByWorker(NamedTuple):
+    """A completed run that a worker has made for a node."""
+
+    prediction: dspy.Prediction
+    run: Run
+
+    @property
+    def inputs(self) -> ImmutableState:
+        """The state with which it began."""
+        return internals_of(self.run).inputs
+
+    def changes(self) -> Mapping[str, object]:
+        """What its commits changed: raw updates of fields with a reducer, the net change of others."""
+        inside = internals_of(self.run)
+        return changes_of(inside.log, inside.graph.topology.schema, self.run.state, inside.inputs)
+
+
+def completed_inside(prediction: dspy.Prediction, request: Request) -> CompletedInside | CompletedByWorker:
+    """The run of a request that has completed."""
+    returned = request.outcome.returned
+    if returned is not None:
+        return CompletedByWorker(prediction, returned)
+    return CompletedInside(prediction, request.outcome.sessions[-1])
 
 
 def request_inside(
@@ -117,6 +142,8 @@ def part_of_run(attempt: Attempt, request: Request) -> Iterator[None]:
                 _pass_on_lost_steps(attempt, request)
                 _pass_on_checks(around, request)
         except Interrupted as interruption:
+            if not request.outcome.sessions:  # from a worker, which is not there any more when an answer comes
+                raise
             raise Interrupt(interruption.questions) from None
         except RunStoppedError:
             if request.stop_signal.reason is None:
@@ -152,12 +179,9 @@ def _pass_on_lost_steps(attempt: Attempt, request: Request) -> None:
 
     These are the steps of attempts that raised, and of trials that lost.
     """
-    for session in request.outcome.sessions:
-        for execution in sorted(session.lost):
-            for lost in session.lost[execution]:
-                attempt.host.lose_steps(attempt, attempt.number, lost.steps)
-        for steps in uncredited(session.run, session.graph, session.traces):
-            attempt.host.lose_steps(attempt, attempt.number, steps)
+    outcome = request.outcome
+    for steps in (*outcome.lost, *[found for session in outcome.sessions for found in session.lost_steps()]):
+        attempt.host.lose_steps(attempt, attempt.number, steps)
 
 
 def _pass_on_checks(around: Session | None, request: Request) -> None:
@@ -165,3 +189,7 @@ def _pass_on_checks(around: Session | None, request: Request) -> None:
     if around is not None:
         for session in request.outcome.sessions:
             around.inner_checks |= {logged.scope: logged for logged in session.logged_checks()}
+        if request.outcome.returned is not None:
+            for logged in internals_of(request.outcome.returned).logged_checks:
+                scope = (*request.scope, *logged.scope)
+                around.inner_checks[scope] = logged._replace(scope=scope)

@@ -11,10 +11,12 @@ from dspyer.nodes.check import rejected_executions
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
-from dspyer.scheduler.lineage import ancestry
+from dspyer.scheduler.lineage import LogEntry, ancestry
 from dspyer.scheduler.run_state import Branch, FailedBranch, RunState
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
+from dspyer.values.persistent import PersistentVector
 
 
 def executions_in_order(run: RunState) -> Iterator[str]:
@@ -33,12 +35,13 @@ def executions_in_order(run: RunState) -> Iterator[str]:
             yield failure.execution
 
 
-def changes_of(run: RunState, before: ImmutableState) -> dict[str, object]:
+def changes_of(
+    log: PersistentVector[LogEntry], schema: Schema, after: ImmutableState, before: ImmutableState
+) -> dict[str, object]:
     """What the commits of a completed run changed: raw updates of fields with a reducer, net change of others.
 
-    `before` is the state with which it began.
+    `before` and `after` are the states with which it began and ended.
     """
-    log, schema, after = run.log, run.topology.schema, run.trunk_state
     begun, *order = ancestry(log, [len(log) - 1])
     found: dict[str, Any] = {}  # a list of updates; None for a field without reducer, which is compared below
     for name, update in log[begun].commit.patch.items():  # the inputs, and what a router at START wrote

@@ -32,6 +32,7 @@ from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import check_resources, resources_of
+from dspyer.nodes.program_calls import InsideRun
 from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE
 from dspyer.persistence.checked_store import CheckedStore
@@ -39,7 +40,7 @@ from dspyer.persistence.replay import replay
 from dspyer.persistence.time_travel import check_thread_name
 from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.executor_call import ExecutorCall, check_executor, check_sent, refused
-from dspyer.runtime.inner_runs import CompletedInside, check_same_inputs, part_of_run, request_inside
+from dspyer.runtime.inner_runs import check_same_inputs, completed_inside, part_of_run, request_inside
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Request, RunStart
 from dspyer.runtime.run import Run, take_run
@@ -521,21 +522,19 @@ class CompiledGraph(dspy.Module):
 
     # --- as a node of another graph
 
-    def _run_inside(self, inputs: dict[str, Any], attempt: Attempt, *args: Any, **options: Any) -> CompletedInside:
+    def _run_inside(self, inputs: dict[str, Any], attempt: Attempt, *args: Any, **options: Any) -> InsideRun:
         """Runs as a part of the run that `attempt` belongs to; the options are those of `SubgraphProgram`."""
         request = request_inside(attempt, *args, **options)
         with part_of_run(attempt, request):
             prediction = self(**inputs)
-        return CompletedInside(prediction, request.outcome.sessions[-1])
+        return completed_inside(prediction, request)
 
-    async def _arun_inside(
-        self, inputs: dict[str, Any], attempt: Attempt, *args: Any, **options: Any
-    ) -> CompletedInside:
+    async def _arun_inside(self, inputs: dict[str, Any], attempt: Attempt, *args: Any, **options: Any) -> InsideRun:
         """The same from async code."""
         request = request_inside(attempt, *args, **options)
         with part_of_run(attempt, request):
             prediction = await self.acall(**inputs)
-        return CompletedInside(prediction, request.outcome.sessions[-1])
+        return completed_inside(prediction, request)
 
     # --- one call
 

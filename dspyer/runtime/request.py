@@ -13,6 +13,7 @@ import dspy
 
 from dspyer.budget import Budget, Spending
 from dspyer.dspy_module.lm_records import NO_PRICES, LMRecorder, record_lm_calls
+from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import CallLimitError, Interrupted, unwrap_stop_iteration
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
@@ -103,6 +104,7 @@ class Outcome:
         sessions: the sessions, in the order in which they began.
         ended: how the last session ended, until its `Run` is made or its error is raised.
         returned: the run that a worker has returned; None for a program without an executor.
+        lost: the steps that led to nothing in the runs that workers have returned.
         cut_off: the run of a cancelled task, which raises `CancelledError` and so cannot return it.
         spending: what all runs of the request have spent; None for no budget.
     """
@@ -111,6 +113,7 @@ class Outcome:
         self.sessions: list[Session] = []
         self.ended: SessionEnd | None = None
         self.returned: Run | None = None
+        self.lost: list[Steps] = []
         self.cut_off: Run | None = None
         self.spending: Spending | None = None
         self._predictions: dict[str, dspy.Prediction] = {}

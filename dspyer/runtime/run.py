@@ -36,6 +36,7 @@ from dspyer.runtime.session_views import TokenReads
 from dspyer.scheduler.lineage import LogEntry, ancestry, last_writer, touches, value_at
 from dspyer.scheduler.run_state import FailedBranch, outermost_execution
 from dspyer.state import ImmutableState
+from dspyer.values.persistent import PersistentVector
 from dspyer.views import ViewRead, estimate_tokens
 
 
@@ -691,6 +692,9 @@ class RunInternals(NamedTuple):
         entries: its commits in canonical order, with their parents and states.
         view_reads: the views that its nodes have read.
         sources: what the node of a commit and its routers have read, each for itself, given the id of the commit.
+        log: the commits in the order in which they were made.
+        inputs: the state with which it began.
+        logged_checks: the commits of its graphs in which a check has refused something.
         resumed: whether another process has made a part of it, of which this one knows no steps.
     """
 
@@ -699,11 +703,16 @@ class RunInternals(NamedTuple):
     view_reads: tuple[ViewRead, ...]
     sources: Callable[[str], Sources]
     resumed: bool
+    log: PersistentVector[LogEntry]
+    inputs: ImmutableState
+    logged_checks: Sequence[LoggedChecks]
 
 
 def internals_of(run: Run) -> RunInternals:
     """The internals of a run."""
-    return RunInternals(run._graph, run._entries, run._view_reads, run._sources, bool(run._replayed))
+    resumed = bool(run._replayed)
+    log, inputs, checks = run._log, run._begin, run._logged_checks
+    return RunInternals(run._graph, run._entries, run._view_reads, run._sources, resumed, log, inputs, checks)
 
 
 def counts_in(commits: Iterable[Commit], nodes: Container[str]) -> dict[str, Counts]:

@@ -67,7 +67,7 @@ from dspyer.runtime.optimizer_layers import NO_LAYERS, optimizer_layers
 from dspyer.runtime.pending_rows import PendingRows
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import CallCount, Request, RunStart
-from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of
+from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of, uncredited
 from dspyer.runtime.session_events import SessionEvents
 from dspyer.runtime.session_views import Fields, SessionViews
 from dspyer.scheduler.run_state import (
@@ -442,6 +442,11 @@ class Session(NotLive):
         if steps:
             lost = LostSteps(attempt.execution, attempt.index or 0, number, steps)
             self.lost.setdefault(attempt.outer_execution, []).append(lost)
+
+    def lost_steps(self) -> list[Steps]:
+        """The steps that led to nothing, for a run around this one: of attempts that raised, of trials that lost."""
+        found = [lost.steps for execution in sorted(self.lost) for lost in self.lost[execution]]
+        return [*found, *uncredited(self.run, self.graph, self.traces)]
 
     def hold_steps(self, attempt: Attempt, steps: Steps) -> None:
         """Keeps the steps of a trial. May be called from any thread."""

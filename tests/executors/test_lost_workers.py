@@ -1,0 +1,219 @@
+"""A lost worker never becomes a wrong result: `ExecutorLost`, whatever made the call (rule 6)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor
+from pathlib import Path
+from typing import Any
+
+import dspy
+import pytest
+
+from dspyer import END, START, CompiledGraph, Graph, optimize
+from dspyer.errors import ExecutorLost
+from tests.dspy_optimizers.programs import PAIRS
+from tests.dspy_optimizers.table import ROWS
+from tests.executors.comparing import called, differences, ran
+from tests.executors.pools import POOLS, BreakingExecutor, HeldExecutor
+from tests.executors.programs import CASES, WordLM, chain, note
+from tests.executors.shared_lms import SharedNotingLM, SharedSkillLM
+from tests.optimize.conftest import quiet  # noqa: F401 - a fixture
+from tests.optimize.skills import RULES, examples
+from tests.optimize.skills import chain as skills
+
+BY_FIELD = optimize.by_field({field: optimize.equals(field) for field in RULES}, goal="c")
+
+
+class KilledWorker(Exception):  # noqa: N818 - as in Dask, where it is an ordinary exception
+    """What the future of Dask raises after the last retry."""
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "the future breaks": {},
+    "submit breaks": {"submit": True},
+    "the future is cancelled": {"error": None},
+    "an error of the engine": {"error": lambda: KilledWorker("t-1", "worker", 3)},
+    "another broken executor": {"error": lambda: BrokenExecutor("broken")},
+    "submit after shutdown": {"submit": True, "error": lambda: RuntimeError("cannot schedule after shutdown")},
+}
+CALLS: dict[str, Callable[[CompiledGraph], Any]] = {
+    "call": lambda program: program(q="why"),
+    "acall": lambda program: asyncio.run(program.acall(q="why")),
+    "run": lambda program: program.run({"q": "why"}),
+    "arun": lambda program: asyncio.run(program.arun({"q": "why"})),
+    "asyncify": lambda program: asyncio.run(dspy.asyncify(program)(q="why")),
+    "Parallel": lambda program: dspy.Parallel(num_threads=2, disable_progress_bar=True, max_errors=99)(
+        [(program, {"q": str(n)}) for n in range(4)]
+    ),
+    "BestOfN": lambda program: dspy.BestOfN(program, N=3, reward_fn=lambda *_: 0.0, threshold=1.0)(q="why"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_a_loss_is_no_exception_that_anything_counts_as_a_failure(loss: dict[str, Any], call: Any) -> None:
+    with BreakingExecutor(0, **loss) as pool, dspy.context(lm=WordLM()), pytest.raises(ExecutorLost) as lost:
+        call(chain().compile().with_executor(pool))
+    assert not isinstance(lost.value, Exception)
+    assert isinstance(lost.value.__cause__, BaseException)
+    assert "Chain" in str(lost.value)
+
+
+# --- under what calls a program many times
+
+
+def evaluated(program: Any, lm: Any) -> Any:
+    rows = [dspy.Example(n=n, **dict.fromkeys(RULES, 0)).with_inputs("n") for n in range(12)]
+    evaluate = dspy.Evaluate(devset=rows, metric=BY_FIELD, num_threads=3, display_progress=False, max_errors=1000)
+    return evaluate(program)
+
+
+def tuned_by_few_shot(program: Any, lm: Any) -> Any:
+    return optimize.FewShot(BY_FIELD, max_errors=1000).compile(program, trainset=examples(8))
+
+
+def tuned_by_gepa(kind: Any) -> Callable[..., Any]:
+    def tune(program: Any, lm: Any) -> Any:
+        options = {"max_metric_calls": 30, "num_threads": 2, "reflection_lm": SharedSkillLM()}
+        return kind(BY_FIELD, **options).compile(program, trainset=examples(6), valset=examples(4, 100))
+
+    return tune
+
+
+OURS = {
+    "Evaluate": evaluated,
+    "FewShot": tuned_by_few_shot,
+    "optimize.GEPA": tuned_by_gepa(optimize.GEPA),
+    "dspy.GEPA": tuned_by_gepa(dspy.GEPA),
+}
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("at", [0, 5])
+@pytest.mark.parametrize("work", OURS.values(), ids=OURS)
+def test_an_evaluation_or_optimization_ends_with_the_loss(work: Any, at: int) -> None:
+    lm = SharedSkillLM()
+    with BreakingExecutor(at) as pool, dspy.context(lm=lm, max_errors=1000), pytest.raises(ExecutorLost):
+        work(skills().with_executor(pool), lm)
+    assert pool.count > at
+
+
+RUNNING = [row for row in ROWS if row.name not in ("LabeledFewShot", "KNNFewShot")]  # they call no program
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("row", RUNNING, ids=[row.name for row in RUNNING])
+def test_no_optimizer_of_dspy_goes_on_without_its_workers(row: Any) -> None:
+    lm, pair = SharedNotingLM(), PAIRS[0]
+    with BreakingExecutor(1) as pool, dspy.context(lm=lm, max_errors=1000):
+        program = pair.graph().with_executor(pool)
+        if row.pins_lm:
+            program.set_lm(lm)
+        with pytest.raises(ExecutorLost):
+            row.tune(program, pair.trainset, lm)
+
+
+# --- the caller ends the wait
+
+
+def test_a_cancelled_task_is_cancelled_and_so_is_its_future() -> None:
+    async def main(program: CompiledGraph) -> None:
+        task = asyncio.create_task(program.acall(q="why"))
+        await asyncio.to_thread(pool.submitted.wait, 30)
+        waiting = asyncio.create_task(program.acall(q="second"))
+        third = asyncio.create_task(program.acall(q="third"))
+        while len(pool.futures) < 3:  # noqa: ASYNC110 - until the tasks have begun
+            await asyncio.sleep(0)
+        for one in (task, waiting, third):
+            one.cancel()
+        found = await asyncio.gather(task, waiting, third, return_exceptions=True)
+        assert [type(one) for one in found] == [asyncio.CancelledError] * 3
+
+    with HeldExecutor() as pool, dspy.context(lm=WordLM()):
+        asyncio.run(main(chain().compile().with_executor(pool)))
+        assert pool.futures[2].cancelled()
+        pool.go_on.set()
+
+
+def test_a_time_limit_of_the_caller_is_a_timeout() -> None:
+    async def main(program: CompiledGraph) -> None:
+        await asyncio.wait_for(program.acall(q="why"), 0.01)
+
+    with HeldExecutor() as pool, dspy.context(lm=WordLM()):
+        with pytest.raises(TimeoutError):
+            asyncio.run(main(chain().compile().with_executor(pool)))
+        pool.go_on.set()
+
+
+def test_ctrl_c_ends_the_wait() -> None:
+    def interrupt() -> None:
+        pool.submitted.wait(30)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with HeldExecutor() as pool, dspy.context(lm=WordLM()):
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            chain().compile().with_executor(pool)(q="why")
+        thread.join()
+        pool.go_on.set()
+
+
+# --- real engines: equal to a local call, until a worker is killed
+
+
+def die_once(q: str, mark: Path, log: Path) -> dict[str, Any]:
+    """Kills its process the first time it is asked about q5."""
+    note(log, q)
+    if q == "q5" and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"a": q.upper()}
+
+
+def deadly(mark: Path, log: Path) -> Graph:
+    def work(q: str) -> dict[str, Any]:
+        return die_once(q, mark, log)
+
+    return Graph(inputs=["q"], name="Deadly").add_node("work", work, writes=["a"]).add_path(START, "work", END)
+
+
+def right(example: Any, prediction: Any, trace: Any = None) -> float:
+    return float(prediction.a == example.q.upper())
+
+
+SOME = ["chain", "failure", "error edge", "check", "budget", "LM of a predictor", "StopIteration"]
+
+
+@pytest.mark.parametrize("kind", POOLS)
+def test_a_real_pool_gives_the_same_until_a_worker_is_killed(kind: str, tmp_path: Path) -> None:
+    with POOLS[kind]() as pool:
+        for name in SOME:
+            case = CASES[name]
+            far = case.program().with_executor(pool)
+            assert differences(called(case.program(), case, "sync"), called(far, case, "sync")) == {}, name
+            assert differences(ran(case.program(), case, "async"), ran(far, case, "async")) == {}, name
+        log = tmp_path / "log"
+        far = deadly(tmp_path / "mark", log).compile().with_executor(pool)
+        rows = [dspy.Example(q=f"q{n}").with_inputs("q") for n in range(10)]
+        evaluate = dspy.Evaluate(devset=rows, metric=right, num_threads=2, display_progress=False, max_errors=1000)
+        completes(evaluate, far) if kind == "Dask" else loses(evaluate, far, pool)
+        lines = [line.split() for line in log.read_text().splitlines()]
+        assert str(os.getpid()) not in {process for process, _ in lines}
+
+
+def completes(evaluate: dspy.Evaluate, far: CompiledGraph) -> None:
+    assert evaluate(far).score == 100
+
+
+def loses(evaluate: dspy.Evaluate, far: CompiledGraph, pool: Executor) -> None:
+    with pytest.raises(ExecutorLost) as lost:
+        evaluate(far)
+    assert isinstance(lost.value.__cause__, BrokenExecutor)
+    with pytest.raises(ExecutorLost):
+        far(q="q1")
