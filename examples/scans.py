@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import signal
 import tempfile
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import dspy
 from model import language_model
 from pydantic import BaseModel
+from scanner import read_scan, scanned
 from triage import Category, Classify, tickets
 
 from dspyer import END, START, CompiledGraph, Graph
@@ -35,36 +34,6 @@ class Mail(BaseModel):
     scans: list[bytes]
     texts: list[str] = []
     categories: list[Category] = []
-
-
-# --- what runs in the pool: a function of plain values, at the top of a module
-
-
-BITS, SHIFTS, NOISE = 64, 16, 5  # a character is a picture of 64 bits; a scan is shifted, and some bits of it are wrong
-
-
-def picture(character: str) -> int:
-    return int.from_bytes(blake2b(character.encode(), digest_size=BITS // 8).digest())
-
-
-FONT = [(chr(code), picture(chr(code))) for code in range(32, 127)]
-
-
-def shifted(bits: int, by: int) -> int:
-    return (bits << by | bits >> BITS - by) & (1 << BITS) - 1
-
-
-def read_scan(scan: bytes) -> str:
-    """The text of a scan: by the shift, and the characters, of which the fewest bits are wrong."""
-    pictures = [int.from_bytes(scan[i : i + BITS // 8]) for i in range(0, len(scan), BITS // 8)]
-    tries = []
-    for shift in range(SHIFTS):
-        best = [
-            min(((bits ^ shifted(known, shift)).bit_count(), character) for character, known in FONT)
-            for bits in pictures
-        ]
-        tries.append((sum(wrong for wrong, _ in best), "".join(character for _, character in best)))
-    return min(tries)[1]
 
 
 # --- the graph
@@ -124,17 +93,6 @@ def main() -> None:
     print(f"{len(run.state['categories'])} were classified, by the language model of this process")
     print(f"\nread by the pools: {first.read} + {second.read}, for {LETTERS} letters")
     print(f"tasks lost with the process: {first.tasks - first.read}, of at most {2 * WORKERS} at a time")
-
-
-def scanned(letters: list[str]) -> list[bytes]:
-    chance = random.Random(7)
-    found = []
-    for letter in letters:
-        shift = chance.randrange(SHIFTS)
-        noise = [sum(1 << bit for bit in chance.sample(range(BITS), NOISE)) for _ in letter]
-        pictures = [shifted(picture(character), shift) ^ wrong for character, wrong in zip(letter, noise, strict=True)]
-        found.append(b"".join(bits.to_bytes(BITS // 8) for bits in pictures))
-    return found
 
 
 if __name__ == "__main__":

@@ -140,6 +140,11 @@ SHOWN = {
         "24 of 24 letters were read as they were written",
         "24 were classified, by the language model of this process",
     ],
+    "batch_dask.py": [
+        "% of 100 tickets",
+        "after 25 tickets, a worker is killed",
+        "the same predictions: True",
+    ],
     "look.py": [
         "  tallow-T328      completed    a letter of ",
         "  quillbox-T313    completed    nothing was sent",
@@ -156,7 +161,12 @@ SHOWN = {
 }
 
 
-FEWER = {"optimize.py": {"DEV": 12, "TEST": 24}, "tune.py": {"TEST": 32, "CALLS": 240}, "scans.py": {"LETTERS": 24}}
+FEWER = {
+    "optimize.py": {"DEV": 12, "TEST": 24},
+    "tune.py": {"TEST": 32, "CALLS": 240},
+    "scans.py": {"LETTERS": 24},
+    "batch_dask.py": {"TICKETS": 100},
+}
 """Constants of examples that take long: fewer held-out tickets show the gain of an optimizer too."""
 
 
@@ -247,6 +257,6 @@ def assert_no_scan_was_read_twice(printed: str) -> None:
 
 
 def test_every_example_is_run() -> None:
-    parts = {"model.py", "triage.py"}  # imported by the others
+    parts = {"model.py", "scanner.py", "triage.py"}  # imported by the others
     servers = {"web.py"}  # read in a browser by test_web_pages.py
     assert {path.name for path in EXAMPLES.glob("*.py")} - parts - servers == SHOWN.keys()
