@@ -112,6 +112,17 @@ SHOWN = {
         "          -> submit(report='Ada knows: low tide at 09:40, and no ferry then.')",
         "research          2      100 %",
     ],
+    "fleet.py": [
+        "web: 12 requests, one of them sent twice",
+        "a worker was killed in the middle of its runs: ",
+        "every job has ended: {'completed': 10, 'interrupted': 2}",
+        "  refund-04 asks: Pay back 79.0 USD?",
+        "the other workers ended with [0, 0]",
+        "in the end: {'completed': 12}",
+        "failed jobs: none",
+        "runs: 12 for 12 requests",
+        "with 12 keys",
+    ],
     "helpdesk.py": [
         "desk:     Yes, three are in stock.",
         "killed by SIGKILL",
@@ -257,6 +268,6 @@ def assert_no_scan_was_read_twice(printed: str) -> None:
 
 
 def test_every_example_is_run() -> None:
-    parts = {"model.py", "scanner.py", "triage.py"}  # imported by the others
+    parts = {"fleet_tasks.py", "model.py", "scanner.py", "triage.py"}  # imported by the others
     servers = {"web.py"}  # read in a browser by test_web_pages.py
     assert {path.name for path in EXAMPLES.glob("*.py")} - parts - servers == SHOWN.keys()

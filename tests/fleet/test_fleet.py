@@ -1,0 +1,134 @@
+"""A fleet whose workers are killed: a request is one run, finished nodes are not called again, effects not repeated."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.fleet.fleet import EXAMPLES, Fleet, fleet
+from tests.fleet.orders import Note
+
+REQUESTS = 24
+KILLS = 4
+NODES = ["START", "read", "check", "approve", "pay", "send"]
+
+
+@pytest.mark.parametrize("lease", [None, 3.0], ids=["one host", "several hosts"])
+def test_a_request_is_one_run_though_workers_are_killed(
+    lease: float | None, postgres_address: str, tmp_path: Path
+) -> None:
+    kills = chosen_kills(random.Random(0))
+    with fleet(postgres_address, tmp_path, lease=lease) as made:
+        threads = [f"order-{number}" for number in range(REQUESTS)]
+        for number, name in enumerate(threads):
+            for _ in range(2 if number % 6 == 0 else 1):  # a client that sends its request twice
+                made.defer("advance", name, key=f"key {number}", inputs={"number": number})
+        made.start(3)
+        kill_some(made, next(kills), 0)
+        made.wait_for_jobs()
+        assert {made.program.thread(name).status for name in threads} == {"interrupted"}
+        begun = len(made.setting.notes.all())
+        for name in threads:
+            (question,) = made.program.thread(name).questions
+            for lock in (True, False):  # in the order of the thread, and at the same time as another delivery
+                made.defer("answer", name, lock=lock, answers={question.id: True})
+        kill_some(made, next(kills), begun)
+        made.wait_for_jobs()
+        assert made.jobs("failed", "aborted", "cancelled") == []
+        for name in threads:
+            commits = made.program.thread(name).history()
+            assert [commit.node for commit in commits] == NODES
+            assert made.program.thread(name).status == "completed"
+        assert_called_once(made)
+        assert_paid_once(made, threads)
+
+
+def chosen_kills(chance: random.Random) -> Iterator[list[tuple[int, int]]]:
+    """For each half of the runs: after how many calls, which of the workers."""
+    while True:
+        yield [(calls, chance.randrange(3)) for calls in sorted(chance.sample(range(1, 2 * REQUESTS), KILLS // 2))]
+
+
+def kill_some(made: Fleet, kills: list[tuple[int, int]], begun: int) -> None:
+    """Kills workers, each after so and so many calls since there were `begun`, and starts others."""
+    for calls, number in kills:
+        made.wait_for(lambda enough=begun + calls: len(made.setting.notes.all()) >= enough)
+        made.kill(made.workers[number])
+        made.start()
+
+
+def calls_of(made: Fleet) -> dict[tuple[str, str], list[Note]]:
+    calls = defaultdict(list)
+    for note in made.setting.notes.all():
+        calls[note.thread, note.what].append(note)
+    return calls
+
+
+def assert_called_once(made: Fleet) -> None:
+    """A node is called again only if the process that called it was killed, and never once it was committed."""
+    for (thread, node), notes in calls_of(made).items():
+        for before, after in pairwise(notes):
+            assert made.killed.get(before.pid, float("inf")) < after.time, (thread, node)
+        if node != "transfer":
+            (commit,) = [commit for commit in made.program.thread(thread).history() if commit.node == node]
+            assert notes[-1].time < commit.ended
+
+
+def assert_paid_once(made: Fleet, threads: list[str]) -> None:
+    keys = defaultdict(set)
+    for note in made.setting.notes.all():
+        if note.what == "transfer":
+            keys[note.thread].add(note.text)
+    assert keys == {name: {made.program.thread(name).state["receipt"]} for name in threads}
+
+
+def test_at_sigterm_a_worker_finishes_its_nodes_and_another_goes_on(postgres_address: str, tmp_path: Path) -> None:
+    with fleet(postgres_address, tmp_path, graceful=0.0, ask=False, gated=True) as made:
+        made.defer("advance", "order-0", key="key 0", inputs={"number": 0})
+        made.start()
+        made.wait_for(lambda: made.noted("check"))
+        made.terminate()
+        made.wait_for(lambda: made.noted("abort"))
+        made.setting.gate.touch()
+        assert made.exit_codes() == [0]
+        assert made.program.thread("order-0").status == "stopped"
+        assert [commit.node for commit in made.program.thread("order-0").history()] == ["START", "read", "check"]
+        assert made.jobs("todo") == ["advance"]
+        made.start()
+        made.wait_for_jobs()
+        assert made.jobs("failed", "aborted", "cancelled") == []
+        assert made.program.thread("order-0").status == "completed"
+        assert [note.what for note in made.setting.notes.all()] == ["read", "check", "abort", "transfer", "pay", "send"]
+
+
+def test_a_worker_that_froze_for_longer_than_its_lease_commits_nothing_more(
+    postgres_address: str, tmp_path: Path
+) -> None:
+    with fleet(postgres_address, tmp_path, lease=1.0, ask=False, gated=True) as made:
+        made.defer("advance", "order-0", key="key 0", inputs={"number": 0})
+        made.start()
+        made.wait_for(lambda: made.noted("check"))
+        frozen = made.workers[0]
+        os.kill(frozen.pid or 0, signal.SIGSTOP)
+        made.start()
+        made.wait_for(lambda: made.noted("check") == 2)
+        made.setting.gate.touch()
+        made.wait_for(lambda: made.program.thread("order-0").status == "completed")
+        os.kill(frozen.pid or 0, signal.SIGCONT)
+        made.wait_for_jobs()
+        print(made.jobs("succeeded"), made.jobs("failed"), made.setting.notes.all())
+        made.terminate()
+        assert made.exit_codes() == [0, 0]
+
+
+def test_the_guide_shows_the_tasks_of_the_example() -> None:
+    tasks = (EXAMPLES / "fleet_tasks.py").read_text()
+    lines = tasks[tasks.index("app = App(") :]
+    assert f"```python\n{lines}```" in (EXAMPLES.parent / "docs" / "guides" / "fleet.md").read_text()
