@@ -130,7 +130,13 @@ def work(program_bytes: bytes, call_bytes: bytes) -> bytes:
 
 
 def _not_done(what: str, error: BaseException) -> RuntimeError:
-    return RuntimeError(f"a worker {what}: {type(error).__qualname__}: {error_text(error)}")
+    hint = ""
+    if isinstance(error, ModuleNotFoundError | AttributeError):
+        hint = (
+            ". A worker must be able to import the modules of the caller, in the same version; functions and classes "
+            "of a module that it cannot import are sent with it after cloudpickle.register_pickle_by_value(module)"
+        )
+    return RuntimeError(f"a worker {what}: {type(error).__qualname__}: {error_text(error)}{hint}")
 
 
 # --- programs that were sent before
