@@ -86,10 +86,10 @@ _NAMES = "SELECT name FROM {s}.thread WHERE name > %b ORDER BY name LIMIT %b::bi
 _RUN = "SELECT id, thread, parents, header FROM {s}.run WHERE id = %b"
 _RUNS = "SELECT id, thread, parents, header FROM {s}.run WHERE thread = %b ORDER BY number"
 _ROWS = """
-    SELECT seq, kind, head, data, refs FROM {s}.entry
+    SELECT seq, kind, head, data, blob_ids FROM {s}.entry
     WHERE run = %b AND seq >= %b AND seq <= coalesce(%b::bigint, 9223372036854775807) ORDER BY seq"""
 _BLOBS = "SELECT id, data FROM {s}.blob WHERE id = ANY(%b)"
-_SNAPSHOT = "SELECT seq, data, refs FROM {s}.snapshot WHERE run = %b AND seq <= %b ORDER BY seq DESC LIMIT 1"
+_SNAPSHOT = "SELECT seq, data, blob_ids FROM {s}.snapshot WHERE run = %b AND seq <= %b ORDER BY seq DESC LIMIT 1"
 
 
 class Postgres(Store):
@@ -195,7 +195,9 @@ class Postgres(Store):
     def vacuum(self) -> None:
         """Rewrite the tables without deleted rows; all other users of the tables wait meanwhile."""
         self._check_writable()
-        tables = [sql.Identifier(self._schema, name) for name in ("thread", "run", "link", "entry", "snapshot", "blob")]
+        tables = [
+            sql.Identifier(self._schema, name) for name in ("thread", "run", "link", "entry", "snapshot", "blob", "ref")
+        ]
         statement = sql.SQL("VACUUM (FULL, ANALYZE) {}").format(sql.SQL(", ").join(tables))
         self._run(lambda connection: connection.execute(statement))
 
@@ -314,13 +316,17 @@ _NEW_ROWS = """
     SELECT %(run)b, new.seq, new.kind, new.head, new.data, string_to_array(new.refs, ' ')
     FROM {source}unnest(%(seqs)b::bigint[], %(kinds)b::text[], %(heads)b::bytea[], %(datas)b::bytea[], %(refs)b::text[])
     AS new (seq, kind, head, data, refs)"""
-_INSERT_ROWS = "INSERT INTO {s}.entry (run, seq, kind, head, data, refs)" + _NEW_ROWS.replace("{source}", "")
+_INSERT_ROWS = f"""
+    WITH added AS (
+        INSERT INTO {{s}}.entry (run, seq, kind, head, data, blob_ids) {_NEW_ROWS.replace("{source}", "")}
+        RETURNING run, seq, blob_ids
+    ) INSERT INTO {{s}}.ref SELECT unnest(blob_ids), run, seq FROM added ON CONFLICT DO NOTHING"""
 
-# A usual append: `held` is the row of the thread if its epoch is right, else nothing, and then `added` adds nothing.
-# Its answer is how many threads were found: 1, or 0 for a conflict.
+# A usual append, of rows without blobs: `held` is the row of the thread if its epoch is right, else nothing, and then
+# `added` adds nothing. Its answer is how many threads were found: 1, or 0 for a conflict.
 _APPEND = f"""
     WITH held AS (%s), added AS (
-        INSERT INTO {{s}}.entry (run, seq, kind, head, data, refs) {_NEW_ROWS.replace("{source}", "held, ")}
+        INSERT INTO {{s}}.entry (run, seq, kind, head, data, blob_ids) {_NEW_ROWS.replace("{source}", "held, ")}
     ) SELECT count(*), {_DURABILITY} FROM held"""
 _HOLD = f"UPDATE {{s}}.thread SET {_COLUMNS} WHERE name = %(thread)b AND fencing = %(epoch)s AND "
 _APPEND_ROWS = _APPEND.replace("%s", f"{_HOLD}{_FOLLOWS} RETURNING 1", 1)
@@ -341,7 +347,7 @@ _HOLD_RUNS = "SELECT id FROM {s}.run WHERE id = ANY(%b) ORDER BY id FOR KEY SHAR
 _HOLD_BLOBS = "SELECT id FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR KEY SHARE"
 _LAST = """
     SELECT coalesce((SELECT max(seq) FROM {s}.entry WHERE run = run.id), -1) FROM {s}.run AS run WHERE id = %b"""
-_ROWS_OF_RUN = "SELECT seq, kind, head, data, refs FROM {s}.entry WHERE run = %b AND seq >= %b AND seq <= %b"
+_ROWS_OF_RUN = "SELECT seq, kind, head, data, blob_ids FROM {s}.entry WHERE run = %b AND seq >= %b AND seq <= %b"
 _INSERT_RUN = """
     INSERT INTO {s}.run (id, thread, parents, header, started, graph) VALUES (%b, %b, %b, %b, %b::float8, %b::bytea)"""
 _INSERT_LINKS = "INSERT INTO {s}.link (parent, child) SELECT unnest(%b::text[]), %b ON CONFLICT DO NOTHING"
@@ -350,10 +356,14 @@ _INSERT_LINKS = "INSERT INTO {s}.link (parent, child) SELECT unnest(%b::text[]),
 _INSERT_BLOBS = """
     INSERT INTO {s}.blob (id, data) SELECT * FROM unnest(%b::text[], %b::bytea[]) ORDER BY 1
     ON CONFLICT (id) DO UPDATE SET id = excluded.id"""
-_SNAPSHOT_BEFORE = "SELECT refs FROM {s}.snapshot WHERE run = %b AND seq = %b"
+_DELETE_SNAPSHOT = "DELETE FROM {s}.snapshot AS gone WHERE run = %b AND seq = %b"
 _INSERT_SNAPSHOT = """
-    INSERT INTO {s}.snapshot (run, seq, data, refs) VALUES (%b, %b, %b, %b)
-    ON CONFLICT (run, seq) DO UPDATE SET data = excluded.data, refs = excluded.refs"""
+    WITH added AS (
+        INSERT INTO {s}.snapshot (run, seq, data, blob_ids) VALUES (%b, %b, %b, %b)
+        ON CONFLICT (run, seq) DO UPDATE SET data = excluded.data, blob_ids = excluded.blob_ids
+        RETURNING run, seq, blob_ids
+    ) INSERT INTO {s}.ref SELECT unnest(blob_ids), run, -1 - seq FROM added ON CONFLICT DO NOTHING"""
+
 _WRITE_THREAD = (
     f"UPDATE {{s}}.thread SET fencing = %(after)s, runs = runs + %(new_runs)s, {_COLUMNS} WHERE name = %(thread)b"
 )
@@ -417,7 +427,8 @@ class ChangeWriter:
             **rows._asdict(),
         }
         del values["blobs"]
-        is_append = not new_epoch and _is_append(change) and not rows.blobs and (last is None or bool(change.thread))
+        refers = any(refs is not None for refs in rows.refs)
+        is_append = not new_epoch and _is_append(change) and not refers and (last is None or bool(change.thread))
         return PostgresChange(rows, snapshot, values, is_append, last is not None)
 
     def write(self, connection: Connection, change: Change, encoded: PostgresChange) -> int:
@@ -508,7 +519,7 @@ class ChangeWriter:
             if encoded.ends and any(row.kind in ENDINGS for row in plan.rows):
                 execute(_WRITE_ENDING, encoded.values)
         if snapshot is not None and change.snapshot is not None:
-            before = execute(_SNAPSHOT_BEFORE, change.snapshot.at)
+            before = execute(_returning_blobs(_DELETE_SNAPSHOT, "-1 - seq"), change.snapshot.at)
             execute(_INSERT_SNAPSHOT, (*change.snapshot.at, *snapshot))
             delete_unused_blobs(execute, before)
 
@@ -596,23 +607,33 @@ _LOCK_RUNS = "SELECT FROM {s}.run WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
 _EPOCHS = "SELECT name, fencing FROM {s}.thread WHERE name = ANY(%b)"
 # Only if it grows: deletions of other threads would wait for the lock of its row.
 _RAISE_MAX_DELETED_EPOCH = "UPDATE {s}.fence SET largest = %(largest)s WHERE largest < %(largest)s"
+
+
+def _returning_blobs(deletion: str, place: str) -> str:
+    """A statement that deletes rows or snapshots with their references, and returns the ids of their blobs."""
+    return f"""
+        WITH deleted AS ({deletion} RETURNING gone.run, gone.seq, gone.blob_ids), freed AS (
+            DELETE FROM {{s}}.ref USING (SELECT unnest(blob_ids) AS blob, run, {place} AS place FROM deleted) AS old
+            WHERE ref.blob = old.blob AND ref.run = old.run AND ref.place = old.place
+        ) SELECT blob_ids FROM deleted"""
+
+
 _DELETE_SPANS = """
     DELETE FROM {s}.%s AS gone USING unnest(%%b::text[], %%b::bigint[], %%b::bigint[]) AS span (run, first, last)
-    WHERE gone.run = span.run AND gone.seq BETWEEN span.first AND span.last RETURNING gone.refs"""
-_DELETE_ROWS = _DELETE_SPANS % "entry"
-_DELETE_SNAPSHOTS = _DELETE_SPANS % "snapshot"
+    WHERE gone.run = span.run AND gone.seq BETWEEN span.first AND span.last"""
+_DELETE_ROWS = _returning_blobs(_DELETE_SPANS % "entry", "seq")
+_DELETE_SNAPSHOTS = _returning_blobs(_DELETE_SPANS % "snapshot", "-1 - seq")
 _DELETE_RUNS = "DELETE FROM {s}.run WHERE id = ANY(%b)"
 _DELETE_LINKS = "DELETE FROM {s}.link WHERE child = ANY(%b)"
 _DELETE_THREADS = "DELETE FROM {s}.thread WHERE name = ANY(%b)"
 _CLEAR_THREAD = "UPDATE {s}.run SET thread = ''::bytea WHERE id = ANY(%b)"
 _DELETE_SNAPSHOTS_BUT_ROOTS = """
     DELETE FROM {s}.snapshot AS gone WHERE NOT EXISTS (
-        SELECT FROM {s}.thread WHERE root_run = gone.run AND root_seq = gone.seq) RETURNING refs"""
+        SELECT FROM {s}.thread WHERE root_run = gone.run AND root_seq = gone.seq)"""
 _LOCK_BLOBS = "SELECT FROM {s}.blob WHERE id = ANY(%b) ORDER BY id FOR UPDATE"
+# OFFSET 0: the search stops at the first reference. As a join, it might read all references of the store.
 _DELETE_BLOBS = """
-    DELETE FROM {s}.blob WHERE id = ANY(%b)
-    AND NOT EXISTS (SELECT FROM {s}.entry WHERE refs @> ARRAY[blob.id] AND refs IS NOT NULL)
-    AND NOT EXISTS (SELECT FROM {s}.snapshot WHERE refs @> ARRAY[blob.id] AND refs IS NOT NULL)"""
+    DELETE FROM {s}.blob WHERE id = ANY(%b) AND NOT EXISTS (SELECT FROM {s}.ref WHERE ref.blob = blob.id OFFSET 0)"""
 
 
 def delete_threads(
@@ -669,7 +690,7 @@ def delete_snapshots(connection: Connection, statement: Statement) -> None:
         execute = _executor(connection, statement)
         execute(f"SELECT {LOCK_TIMEOUT}")
         execute(_LOCK)
-        delete_unused_blobs(execute, execute(_DELETE_SNAPSHOTS_BUT_ROOTS))
+        delete_unused_blobs(execute, execute(_returning_blobs(_DELETE_SNAPSHOTS_BUT_ROOTS, "-1 - seq")))
 
 
 def _subgraph(execute: Execute, names: Collection[str]) -> Subgraph:
@@ -706,11 +727,11 @@ def _delete(execute: Execute, plan: DeletionPlan) -> DeletionReport:
 
 
 def delete_unused_blobs(execute: Execute, deleted: list[tuple[Any, ...]]) -> None:
-    """Delete the blobs of deleted contents, given as their `refs`, that nothing refers to any more.
+    """Delete the blobs of deleted contents, given by their ids, that nothing refers to any more.
 
     They are locked before the references are searched: a writer of a new reference holds the blob until its commit.
     """
-    candidates = sorted({name for (refs,) in deleted for name in refs or ()})
+    candidates = sorted({name for (ids,) in deleted for name in ids or ()})
     if candidates:
         execute(_LOCK_BLOBS, [candidates])
         execute(_DELETE_BLOBS, [candidates])

@@ -29,7 +29,7 @@ _LISTED = f"""
     FROM {{s}}.run AS run JOIN {{s}}.thread AS thread ON JOINED
     WHERE CHOSEN ORDER BY run.started DESC, run.id DESC, thread.name DESC LIMIT %(limit)b"""
 _ENDS = f"""
-    SELECT entry.run, entry.seq, entry.head, entry.data, entry.refs
+    SELECT entry.run, entry.seq, entry.head, entry.data, entry.blob_ids
     FROM unnest(%b::text[]) AS wanted (run) JOIN {{s}}.entry AS entry ON entry.run = wanted.run AND kind = '{END}'
     ORDER BY entry.seq"""
 

@@ -319,6 +319,24 @@ MIGRATIONS: list[Migration] = [
         FROM {s}.run, json_array_elements(convert_from(parents, 'UTF8')::json) AS parent;
     """,
     add_lists,
+    # Which rows refer to a blob; `place` is the number of a row, or -1 less the number of a snapshot. All runs of a
+    # graph refer to the same description of it, and an index of arrays collects all of them to say that there is one.
+    # The column gets a new name on purpose, as above; its lock keeps writers out until the references are there.
+    """
+    ALTER TABLE {s}.entry RENAME COLUMN refs TO blob_ids;
+    ALTER TABLE {s}.snapshot RENAME COLUMN refs TO blob_ids;
+    CREATE TABLE {s}.ref (
+        blob text COLLATE "C",
+        run text COLLATE "C",
+        place bigint,
+        PRIMARY KEY (blob, run, place)
+    );
+    INSERT INTO {s}.ref
+        SELECT unnest(blob_ids), run, seq FROM {s}.entry WHERE blob_ids IS NOT NULL
+        UNION SELECT unnest(blob_ids), run, -1 - seq FROM {s}.snapshot WHERE blob_ids IS NOT NULL;
+    DROP INDEX {s}.entry_refs;
+    DROP INDEX {s}.snapshot_refs;
+    """,
 ]
 """By n, what turns tables of version n into those of version n + 1. Released steps are never changed."""
 

@@ -14,10 +14,17 @@ V1 = f"""{V2};
     ALTER TABLE thread RENAME COLUMN fencing TO epoch; DROP INDEX thread_head; DROP TABLE link; DROP TABLE ref;
     DROP TABLE fence; CREATE INDEX entry_refs ON entry (refs) WHERE refs IS NOT NULL; PRAGMA user_version=1
 """
-V2_POSTGRES = """
-    DROP INDEX {s}.run_started; DROP INDEX {s}.entry_end;
-    ALTER TABLE {s}.run DROP COLUMN started, DROP COLUMN graph, DROP COLUMN ended;
-    DELETE FROM {s}.version WHERE number = 3
+V3_POSTGRES = """
+    DROP TABLE {s}.ref; ALTER TABLE {s}.entry RENAME COLUMN blob_ids TO refs;
+    ALTER TABLE {s}.snapshot RENAME COLUMN blob_ids TO refs;
+    CREATE INDEX entry_refs ON {s}.entry USING gin (refs) WHERE refs IS NOT NULL;
+    CREATE INDEX snapshot_refs ON {s}.snapshot USING gin (refs) WHERE refs IS NOT NULL;
+    DELETE FROM {s}.version WHERE number = 4
+"""
+V2_POSTGRES = f"""{V3_POSTGRES};
+    DROP INDEX {{s}}.run_started; DROP INDEX {{s}}.entry_end;
+    ALTER TABLE {{s}}.run DROP COLUMN started, DROP COLUMN graph, DROP COLUMN ended;
+    DELETE FROM {{s}}.version WHERE number = 3
 """
 V1_POSTGRES = f"""{V2_POSTGRES};
     ALTER TABLE {{s}}.thread RENAME COLUMN fencing TO epoch; DROP INDEX {{s}}.thread_head; DROP TABLE {{s}}.link;

@@ -23,6 +23,9 @@ from tests.stores.kit import OWNER, append, begin, content, run
 
 SMALL, LARGE = 1_000, 100_000
 BLOB = "a text that is stored apart " * 1_000
+SHARED = "a description of the graph " * 1_000
+"""Each run refers to it."""
+
 IN_MEMORY = 10_000
 """Threads of the larger store in memory, which is filled thread by thread."""
 
@@ -57,7 +60,7 @@ LISTS: Mapping[str, Operation] = {
 def begin_threads(store: Store) -> None:
     """A thread with two runs, a copy that shares the first one, and a thread with a run that it does not reach."""
     begin(store, "t", "t-1", 3)
-    store.write(append("t", "t-1", 3, BLOB))
+    store.write(append("t", "t-1", 3, [BLOB, SHARED]))
     begin(store, "t", "t-2", 4, Point("t-1", 3), epoch=1)
     store.write(Change("t", 1, snapshot=Snapshot(Point("t-2", 3), content(BLOB + "as a state"))))
     store.write(Change("copy", head=Point("t-1", 1)))
@@ -88,7 +91,7 @@ FILL_SQLITE = [
     ),
     "INSERT INTO link SELECT 'pruned ' || n, 1000000 + n FROM numbers",
     f"INSERT INTO entry (id, kind, head) SELECT (1000000 + n) << {SHIFT}, 'end', '[\"completed\"]' FROM numbers",
-    "INSERT INTO ref SELECT 'blob ' || n, 1000000 + n FROM numbers",
+    f"INSERT INTO ref SELECT x'{content(SHARED).refs[0]}', (1000000 + n) << {SHIFT} FROM numbers",
 ]
 
 
@@ -168,13 +171,15 @@ FILL_POSTGRES = [
     ),
     "INSERT INTO {s}.link SELECT 'pruned ' || n, 'o' || n FROM generate_series({a}, {b}) AS n",
     (
-        "INSERT INTO {s}.entry (run, seq, kind, head) "
-        "SELECT 'o' || n, 0, 'end', '[\"completed\"]' FROM generate_series({a}, {b}) AS n"
+        "INSERT INTO {s}.entry (run, seq, kind, head, blob_ids) "
+        "SELECT 'o' || n, 0, 'end', '[\"completed\"]', ARRAY['{shared}'] FROM generate_series({a}, {b}) AS n"
     ),
+    "INSERT INTO {s}.ref SELECT '{shared}', 'o' || n, 0 FROM generate_series({a}, {b}) AS n",
 ]
 TOUCHED = """
-    SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) + n_tup_ins + n_tup_upd + n_tup_del)::int
-    FROM pg_stat_user_tables WHERE schemaname = %s"""
+    SELECT (SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) + n_tup_ins + n_tup_upd + n_tup_del)
+        FROM pg_stat_user_tables WHERE schemaname = %s)::int
+        + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE schemaname = %s)::int"""
 
 
 class Tables:
@@ -190,11 +195,11 @@ class Tables:
     def fill(self, first: int, last: int) -> None:
         for statement in FILL_POSTGRES:
             text = statement.replace("{a}", str(first)).replace("{b}", str(last))
-            self.connection.execute(self.store._sql(text))
+            self.connection.execute(self.store._sql(text.replace("{shared}", content(SHARED).refs[0])))
 
     def touched(self) -> int:
         self.connection.execute("SELECT pg_stat_force_next_flush()")
-        found = self.connection.execute(TOUCHED, [self.schema]).fetchone()
+        found = self.connection.execute(TOUCHED, [self.schema] * 2).fetchone()
         return found[0] if found else 0
 
     def counts(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
@@ -222,7 +227,7 @@ def test_in_postgres(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     small = tables.counts(monkeypatch)
     tables.fill(SMALL + 1, LARGE)
     check(small, tables.counts(monkeypatch))  # with the statistics of the small store
-    for table in ("thread", "run", "link", "entry"):
+    for table in ("thread", "run", "link", "entry", "ref"):
         tables.connection.execute(tables.store._sql(f"ANALYZE {{s}}.{table}"))
     check(small, tables.counts(monkeypatch))
 

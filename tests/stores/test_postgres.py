@@ -24,8 +24,8 @@ from dspyer.stores import postgres_server as postgres_schema
 from dspyer.stores.base import Change, Point, Snapshot
 from dspyer.stores.postgres import Postgres
 from dspyer.stores.postgres_server import split_address
-from dspyer.testing.store_samples import BLOB, append, begin, content, copy_thread, dump, owner, row, rows
-from tests.stores.older_versions import V1_POSTGRES
+from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, copy_thread, dump, owner, row, rows
+from tests.stores.older_versions import V1_POSTGRES, V3_POSTGRES
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
 
 
@@ -337,8 +337,8 @@ def test_many_blobs_are_sent_in_several_messages(
     assert len(store.blobs(_refs(store))) == 5
 
 
-def _refs(store: Postgres) -> list[str]:
-    return [ref for found in store.rows("r") if found.content for ref in found.content.refs]
+def _refs(store: Postgres, name: str = "r") -> list[str]:
+    return [ref for found in store.rows(name) if found.content for ref in found.content.refs]
 
 
 @pytest.mark.slow
@@ -384,6 +384,31 @@ def test_tables_of_version_1_are_migrated(postgres: str) -> None:
         assert store.delete(["t"]).kept == {"u": ("r",)}
         assert store.write(Change("t")) == 8
         assert store.delete(["u"]).runs == 2
+
+
+def test_references_of_version_3_are_migrated(postgres: str) -> None:
+    """Blobs of rows and of snapshots stay until the last row that refers to them is deleted, and not longer."""
+    with Postgres(postgres) as store:
+        for name in "tu":
+            store.write(begin(name, f"r-{name}", 1))
+            store.write(append(name, f"r-{name}", 1, value=[BLOB, OTHER_BLOB]))
+        snapshot = Snapshot(Point("r-u", 1), content(f"a state {BLOB}"))
+        store.write(Change("u", 1, snapshot=snapshot))
+        ids = {*_refs(store, "r-t"), *snapshot.content.refs}
+        assert len(ids) == 3
+        before = dump(store)
+    schema = sql.Identifier(split_address(postgres)[2] or "")
+    for statement in V3_POSTGRES.split(";"):
+        _execute(postgres, sql.SQL(statement).format(s=schema))
+    with Postgres(postgres) as store:
+        assert dump(store) == before
+        store.delete(["t"])
+        assert store.blobs(ids).keys() == ids
+        store.drop_snapshots()
+        assert store.blobs(ids).keys() == {*_refs(store, "r-u")}
+        store.delete(["u"])
+        assert store.blobs(ids) == {}
+        assert _execute(postgres, sql.SQL("SELECT count(*) FROM {}.ref").format(schema)) == [(0,)]
 
 
 def test_concurrent_deletions_around_one_run_do_not_deadlock(store: Postgres) -> None:
@@ -434,10 +459,7 @@ def test_older_tables_are_migrated_once(postgres: str, store: Postgres, monkeypa
     schema = sql.Identifier(split_address(postgres)[2] or "")
     assert _execute(postgres, sql.SQL("SELECT note FROM {}.thread").format(schema)) == [("new",)]
     assert _execute(postgres, sql.SQL("SELECT number FROM {}.version ORDER BY 1").format(schema)) == [
-        (1,),
-        (2,),
-        (3,),
-        (4,),
+        (number + 1,) for number in range(len(later))
     ]
 
 
