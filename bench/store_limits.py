@@ -1,0 +1,474 @@
+"""How much a store carries: `python -m bench.store_limits [--write docs/guides/store-limits.md]`.
+
+Two questions, asked of one SQLite file and one PostgreSQL database in turn:
+
+- How many commits do 1, 4 and 16 writers make in a second, and how long does a run take then? The writers are
+  processes, and each makes run after run, on a new thread each.
+- What does an operation on one thread cost beside 1,000 threads, and beside 100,000? The other threads are copies of
+  one that a run has made, written by the database itself; those that are measured are made by runs.
+
+`--quick` measures next to nothing, to see that the bench works. Figures of a run without it take about six minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median, quantiles
+from tempfile import TemporaryDirectory
+from typing import Annotated
+from uuid import uuid4
+
+import psycopg
+from pydantic import BaseModel
+
+from bench.machine import calibrate, describe, spread
+from bench.report import section_of
+from dspyer import END, START, Archive, CompiledGraph, Graph, reducers
+from dspyer.stores import Store, open_store
+from dspyer.stores.postgres import Postgres
+from dspyer.stores.postgres_server import split_address
+from dspyer.stores.sqlite_tables import SHIFT
+from tests.stores import postgres_server
+
+COMMITS = 20
+"""Commits of a run, the one of its inputs included."""
+
+ROWS = COMMITS + 2
+"""Rows of a run: its start, its commits, its end."""
+
+SAID = "A message as people write them, of a length as they often have. 12345"
+DAYS = 30
+FLEET = 100_000_000
+"""Threads of the store that is calculated."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much is measured.
+
+    Attributes:
+        writers: how many processes write at once.
+        seconds: how long they do.
+        threads: the sizes of the stores that are compared.
+        times: how often each operation is measured in a round.
+        rounds: how often all is measured.
+        page: names on a page.
+        sized: threads whose bytes are measured.
+    """
+
+    writers: Sequence[int] = (1, 4, 16)
+    seconds: float = 4.0
+    threads: tuple[int, int] = (1_000, 100_000)
+    times: int = 20
+    rounds: int = 3
+    page: int = 1_000
+    sized: int = 1_000
+
+
+QUICK = Extent((1, 2), 0.05, (5, 20), 2, 1, 3, 5)
+
+
+class Talk(BaseModel):
+    n: int = 0
+    said: Annotated[list[str], reducers.append] = []
+
+
+@cache
+def program(address: str) -> CompiledGraph:
+    """A loop of small commits; one for each store in a process."""
+    graph = Graph(Talk, name="Talk", inputs=[])
+    graph.add_node("speak", lambda n: {"n": n + 1, "said": SAID}, writes=["n", "said"]).add_edge(START, "speak")
+    graph.add_conditional_edges("speak", lambda n: END if n >= COMMITS - 1 else "speak", ["speak", END])
+    return graph.compile(store=address)
+
+
+# --- writers
+
+
+@dataclass
+class Written:
+    """What one writer has done: commits in a second, and the seconds of each run."""
+
+    rate: float
+    runs: list[float]
+
+
+def write(address: str, begin: float, seconds: float) -> Written:
+    """Makes runs from a time on, each on a new thread."""
+    graph, name, runs = program(address), uuid4().hex, []
+    graph.thread(f"{name} warm").run({}).raise_error()
+    time.sleep(max(0.0, begin - time.time()))
+    start = now = time.perf_counter()
+    while not runs or now < start + seconds:
+        run = graph.thread(f"{name} {len(runs)}").run({})
+        run.raise_error()
+        now, before = time.perf_counter(), now
+        runs.append(now - before)
+    return Written(COMMITS * len(runs) / (now - start), runs)
+
+
+@dataclass
+class Writers:
+    """Figures of so many writers in one store, a value for each round: commits in a second, milliseconds of a run."""
+
+    rate: list[float] = field(default_factory=list)
+    middle: list[float] = field(default_factory=list)
+    slowest: list[float] = field(default_factory=list)
+
+
+def measure_writers(pool: Executor, address: str, count: int, seconds: float, into: Writers) -> None:
+    begin = time.time() + min(1.0, seconds)
+    done = list(pool.map(write, [address] * count, [begin] * count, [seconds] * count))
+    runs = [1e3 * run for each in done for run in each.runs]
+    into.rate.append(sum(each.rate for each in done))
+    into.middle.append(median(runs))
+    into.slowest.append(quantiles(runs, n=100, method="inclusive")[-1] if len(runs) > 1 else runs[0])
+
+
+# --- stores with many threads
+
+FILL_SQLITE = (
+    (
+        "INSERT INTO run (key, id, thread, parents, header, started, graph, ended) "
+        "SELECT {base} + n, randomblob(16), printf('other %09d', n), parents, header, started - n, graph, ended "
+        "FROM run, numbers WHERE key = {key}"
+    ),
+    (
+        "INSERT INTO thread (name, fencing, runs, head_run, head_seq) "
+        "SELECT printf('other %09d', n), fencing, runs, {base} + n, head_seq "
+        "FROM thread, numbers WHERE head_run = {key}"
+    ),
+    (
+        "INSERT INTO entry SELECT ({base} + n) << {shift} | (id & 4294967295), kind, head, content, refs "
+        "FROM numbers, entry WHERE id BETWEEN {key} << {shift} AND ({key} << {shift}) + 4294967295"
+    ),
+    (
+        "INSERT INTO ref SELECT blob, ({base} + n) << {shift} | (place & 4294967295) "
+        "FROM numbers, ref WHERE place BETWEEN {key} << {shift} AND ({key} << {shift}) + 4294967295"
+    ),
+    (
+        "INSERT INTO snapshot SELECT ({base} + n) << {shift} | (id & 4294967295), content, refs "
+        "FROM numbers, snapshot WHERE id BETWEEN {key} << {shift} AND ({key} << {shift}) + 4294967295"
+    ),
+)
+FILL_POSTGRES = (
+    (
+        "INSERT INTO {s}.run (id, thread, parents, header, started, graph, ended) "
+        "SELECT md5(n::text), ('other ' || lpad(n::text, 9, '0'))::bytea, parents, header, started - n, graph, ended "
+        "FROM {s}.run, generate_series(%(first)s::int, %(last)s::int) AS n WHERE id = %(run)s"
+    ),
+    (
+        "INSERT INTO {s}.thread (name, fencing, runs, head_run, head_seq) "
+        "SELECT ('other ' || lpad(n::text, 9, '0'))::bytea, fencing, runs, md5(n::text), head_seq "
+        "FROM {s}.thread, generate_series(%(first)s::int, %(last)s::int) AS n WHERE head_run = %(run)s"
+    ),
+    (
+        "INSERT INTO {s}.ref SELECT blob, md5(n::text), place "
+        "FROM {s}.ref, generate_series(%(first)s::int, %(last)s::int) AS n WHERE run = %(run)s"
+    ),
+    (
+        "INSERT INTO {s}.entry SELECT md5(n::text), seq, kind, head, data, blob_ids "
+        "FROM {s}.entry, generate_series(%(first)s::int, %(last)s::int) AS n WHERE run = %(run)s ORDER BY 1, 2"
+    ),
+    (
+        "INSERT INTO {s}.snapshot SELECT md5(n::text), seq, data, blob_ids "
+        "FROM {s}.snapshot, generate_series(%(first)s::int, %(last)s::int) AS n WHERE run = %(run)s ORDER BY 1, 2"
+    ),
+)
+AT_ONCE = 10_000
+"""Threads that one statement copies."""
+
+
+def fill(address: str, count: int) -> None:
+    """Copies the run of one thread until the store has so many."""
+    program(address).thread("model").run({}).raise_error()
+    with open_store(address) as store:
+        made = store.runs("model")[0].id
+        for first in range(1, count, AT_ONCE):
+            span = {"first": first, "last": min(first + AT_ONCE, count) - 1}
+            if isinstance(store, Postgres):
+                server, _, _ = split_address(address)
+                with psycopg.connect(server) as connection:
+                    for statement in FILL_POSTGRES:
+                        connection.execute(store._sql(statement), {**span, "run": made})
+            else:
+                with sqlite3.connect(address) as connection:
+                    _fill_file(connection, made, **span)
+                connection.close()
+
+
+def _fill_file(connection: sqlite3.Connection, run: str, first: int, last: int) -> None:
+    (key,) = connection.execute("SELECT key FROM run WHERE id = ?", (bytes.fromhex(run),)).fetchone()
+    (base,) = connection.execute("SELECT max(key) FROM run").fetchone()
+    numbers = f"WITH RECURSIVE numbers (n) AS (VALUES ({first}) UNION ALL SELECT n + 1 FROM numbers WHERE n < {last})"
+    for statement in FILL_SQLITE:
+        insert, _, select = statement.partition("SELECT")
+        text = f"{insert} {numbers} SELECT {select}"
+        connection.execute(text.format(base=base - first + 1, key=key, shift=SHIFT))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is measured: a thread of its own, in a store with so many others."""
+
+    address: str
+    store: Store
+    size: int
+    extent: Extent
+    name: str
+
+    @property
+    def middle(self) -> str:
+        return f"other {self.size // 2:09}"
+
+
+OPERATIONS: Mapping[str, Callable[[Subject], object]] = {
+    f"a run of {COMMITS} commits on a new thread": lambda of: program(of.address).thread(of.name).run({}).raise_error(),
+    "`status`": lambda of: program(of.address).thread(of.name).status,
+    "`state`": lambda of: program(of.address).thread(of.name).state["n"],
+    "a page of names": lambda of: program(of.address).threads(after=of.middle, limit=of.extent.page)[0],
+    "a page of 100 threads by time (`Archive.threads`)": lambda of: Archive(of.store).threads(limit=100)[0],
+    "`delete`": lambda of: program(of.address).thread(of.name).delete(),
+}
+"""What is done with a thread, in this order."""
+
+
+def measure_operations(address: str, size: int, extent: Extent) -> dict[str, float]:
+    """Milliseconds of each operation, as medians."""
+    taken: dict[str, list[float]] = {title: [] for title in OPERATIONS}
+    with open_store(address) as store:
+        for _ in range(extent.times):
+            subject = Subject(address, store, size, extent, f"measured {uuid4().hex}")
+            for title, do in OPERATIONS.items():
+                start = time.perf_counter()
+                do(subject)
+                taken[title].append(1e3 * (time.perf_counter() - start))
+    return {title: median(each) for title, each in taken.items()}
+
+
+# --- bytes
+
+SIZES = """
+    SELECT relname, pg_table_size(c.oid), pg_indexes_size(c.oid) FROM pg_class AS c
+    WHERE relnamespace = %s::regnamespace AND relkind = 'r' ORDER BY pg_total_relation_size(c.oid) DESC"""
+
+
+TABLES = ("`entry`", "`snapshot`", "`run`", "`thread`", "`ref`")
+PARTS = ("rows", "indexes")
+
+
+def bytes_of(address: str) -> dict[str, int]:
+    """The bytes of a store, by table and its indexes; of a file as a whole."""
+    if not address.startswith("postgres"):
+        with sqlite3.connect(address) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.close()
+        return {"file": Path(address).stat().st_size}
+    server, _, schema = split_address(address)
+    with psycopg.connect(server) as connection:
+        found = connection.execute(SIZES, [schema or "dspyer"]).fetchall()
+    parts = {
+        f"{table}, {what}": size
+        for table, *sizes in found
+        for what, size in zip(("rows", "indexes"), sizes, strict=True)
+    }
+    return {part: size for part, size in parts.items() if part.startswith(("entry", "snapshot", "run", "thread"))}
+
+
+def bytes_a_thread(address: str, count: int) -> dict[str, float]:
+    """What a thread adds to a store, by real runs."""
+    graph = program(address)
+    graph.thread("first").run({}).raise_error()
+    before = bytes_of(address)
+    for number in range(count):
+        graph.thread(f"thread {number}").run({}).raise_error()
+    return {part: (size - before[part]) / count for part, size in bytes_of(address).items()}
+
+
+# --- all of it
+
+
+@dataclass
+class Report:
+    """What was measured, by the name of a store.
+
+    Attributes:
+        writers: by how many they were.
+        operations: for each round, milliseconds by size and operation.
+        sizes: bytes of a thread, by part.
+    """
+
+    extent: Extent
+    noise: list[float] = field(default_factory=list)
+    server: str = ""
+    writers: dict[str, dict[int, Writers]] = field(default_factory=dict)
+    operations: dict[str, dict[int, list[dict[str, float]]]] = field(default_factory=dict)
+    sizes: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@contextmanager
+def addresses(postgres: str | None, folder: Path) -> Iterator[Callable[[str], str]]:
+    """A function that returns the address of a new store of a kind; what was made is deleted at the end."""
+    with ExitStack() as stack:
+        server = postgres or stack.enter_context(postgres_server.server(folder / "postgres"))
+
+        def fresh(kind: str) -> str:
+            if kind == "SQLite":
+                return str(folder / f"{uuid4().hex}.db")
+            address = postgres_server.fresh(server)
+            stack.callback(postgres_server.drop, address)
+            return address
+
+        yield fresh
+
+
+KINDS = ("SQLite", "PostgreSQL")
+
+
+def measure(extent: Extent, postgres: str | None = None, processes: bool = True, folder: Path | None = None) -> Report:
+    """Measures everything, the stores and sizes in turn."""
+    report = Report(extent)
+    with ExitStack() as stack:
+        where = folder or Path(stack.enter_context(TemporaryDirectory()))
+        fresh = stack.enter_context(addresses(postgres, where))
+        pool = stack.enter_context(_pool(max(extent.writers), processes))
+        written = {kind: fresh(kind) for kind in KINDS}
+        with psycopg.connect(split_address(written["PostgreSQL"])[0]) as connection:
+            report.server = f"PostgreSQL {connection.info.server_version // 10_000}, SQLite {sqlite3.sqlite_version}"
+        for kind, address in written.items():
+            report.writers[kind] = {count: Writers() for count in extent.writers}
+            list(pool.map(write, [address] * max(extent.writers), [0.0] * max(extent.writers), [0.0] * 99))
+        for turn in range(extent.rounds):
+            for kind in KINDS[:: 1 if turn % 2 else -1]:
+                for count, into in report.writers[kind].items():
+                    report.noise.append(calibrate())
+                    measure_writers(pool, written[kind], count, extent.seconds, into)
+        filled = {(kind, size): fresh(kind) for kind in KINDS for size in extent.threads}
+        for (kind, size), address in filled.items():
+            fill(address, size)
+            measure_operations(address, size, QUICK)
+            report.operations.setdefault(kind, {})[size] = []
+        for turn in range(extent.rounds):
+            for (kind, size), address in list(filled.items())[:: 1 if turn % 2 else -1]:
+                report.noise.append(calibrate())
+                report.operations[kind][size].append(measure_operations(address, size, extent))
+        for kind in KINDS:
+            report.sizes[kind] = bytes_a_thread(fresh(kind), extent.sized)
+        program.cache_clear()
+    return report
+
+
+def _pool(writers: int, processes: bool) -> Executor:
+    if not processes:
+        return ThreadPoolExecutor(writers)
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return ProcessPoolExecutor(writers, context)
+
+
+# --- what is shown
+
+
+def as_text(report: Report) -> str:
+    """The tables, in Markdown."""
+    return "\n\n".join([_circumstances(report), _writers(report), _operations(report), _bytes(report), _fleet(report)])
+
+
+def _circumstances(report: Report) -> str:
+    extent, noise = report.extent, 100 * spread(report.noise)
+    return (
+        f"{describe()}; {report.server}, with the settings that they come with. Medians of {extent.rounds} rounds, the "
+        f"stores in turn; a fixed piece of Python took {1e3 * median(report.noise):.1f} ms ± {noise:.0f} % meanwhile. "
+        f"A run is {COMMITS} commits of a 70-byte message, on a new thread."
+    )
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _writers(report: Report) -> str:
+    rows = [
+        [f"{kind}, {count} writer{'s' * (count > 1)}"]
+        + [number(median(each)) for each in (of.rate, of.middle, of.slowest)]
+        + [f"{median(of.rate) / median(report.writers[kind][report.extent.writers[0]].rate):.2f}"]
+        for kind, found in report.writers.items()
+        for count, of in found.items()
+    ]
+    head = ["writers", "commits/s", "run, median (ms)", "run, 99 of 100 (ms)", "commits/s, to 1 writer"]
+    return table(head, rows)
+
+
+def _operations(report: Report) -> str:
+    small, large = report.extent.threads
+    rows = []
+    for kind, found in report.operations.items():
+        for title in OPERATIONS:
+            few, many = ([each[title] for each in found[size]] for size in (small, large))
+            ratios = [b / a for a, b in zip(few, many, strict=True)]
+            rows.append([f"{kind}: {title}", *[number(median(each)) for each in (few, many)], f"{median(ratios):.2f}"])
+    return table(["operation (ms)", f"{small:,} threads", f"{large:,} threads", "ratio"], rows)
+
+
+def _bytes(report: Report) -> str:
+    rows = [
+        [f"{kind}: {part}", number(size / 1024), f"{100 * size / sum(parts.values()):.0f} %"]
+        for kind, parts in report.sizes.items()
+        for part, size in [*parts.items(), ("all", sum(parts.values()))]
+        if size > 0.01 * sum(parts.values()) and (part != "all" or len(parts) > 1)
+    ]
+    return table([f"a thread of {COMMITS} commits", "KiB", "share"], rows)
+
+
+def _fleet(report: Report) -> str:
+    sizes, rates = report.sizes["PostgreSQL"], report.writers["PostgreSQL"]
+    whole, best = sum(sizes.values()), max(median(of.rate) for of in rates.values())
+    indexes = sum(size for part, size in sizes.items() if "indexes" in part)
+    deleting = median([each["`delete`"] for each in report.operations["PostgreSQL"][report.extent.threads[1]]])
+    seconds = DAYS * 86_400
+    rows = [
+        ["rows in `entry`", f"{FLEET * ROWS / 1e9:.1f} billion"],
+        ["bytes, indexes included", f"{FLEET * whole / 1e12:.2f} TB"],
+        ["of these, indexes", f"{FLEET * indexes / 1e9:,.0f} GB"],
+        [f"commits/s, if {DAYS} days make them", f"{FLEET * COMMITS / seconds:,.0f} (here at most {best:,.0f})"],
+        [
+            f"threads to delete in a second, if they are kept {DAYS} days",
+            f"{FLEET / seconds:.0f} (here one after the other {1e3 / deleting:,.0f})",
+        ],
+    ]
+    return table([f"{FLEET // 1_000_000} million threads of {COMMITS} commits", "calculated"], rows)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(prog="python -m bench.store_limits", description="What a store carries.")
+    parser.add_argument("--quick", action="store_true", help="only see that it works")
+    parser.add_argument("--postgres", metavar="ADDRESS", help="the server; without it, one is started")
+    parser.add_argument("--folder", type=Path, metavar="FOLDER", help="where SQLite's files are made")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="replace the section Figures of this page")
+    given = parser.parse_args(arguments)
+    report = measure(QUICK if given.quick else Extent(), given.postgres, not given.quick, given.folder)
+    text = as_text(report)
+    print(text)
+    if given.write:
+        page = given.write.read_text()
+        given.write.write_text(page.replace(section_of(page, "Figures"), f"## Figures\n\n{text}\n"))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
