@@ -9,6 +9,7 @@ import pytest
 from dspyer.stores.base import Store
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
+from tests.stores.conftest import postgres, postgres_address  # noqa: F401 - fixtures
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -49,7 +49,7 @@ def gated(gate: Gate, store: Store, work: Callable[..., Any] | None = None) -> C
 class BackgroundRun:
     """A run in a thread of its own."""
 
-    def __init__(self, work: Callable[[], Run]) -> None:
+    def __init__(self, work: Callable[[], Run | None]) -> None:
         self.result: Run | None = None
         self.error: BaseException | None = None
         self._work = work
@@ -62,11 +62,15 @@ class BackgroundRun:
         except BaseException as error:  # noqa: BLE001 - raised by `end`
             self.error = error
 
-    def end(self) -> Run:
+    def wait(self) -> None:
+        """Wait for its end, and raise what it has raised."""
         self._thread.join(20)
         assert not self._thread.is_alive()
         if self.error is not None:
             raise self.error
+
+    def end(self) -> Run:
+        self.wait()
         assert self.result is not None
         return self.result
 

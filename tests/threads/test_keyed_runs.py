@@ -20,6 +20,7 @@ from dspyer.errors import (
     StoreError,
     ThreadError,
 )
+from dspyer.persistence.leases import leases
 from dspyer.stores import Store
 from dspyer.stores.base import Change, Row, RunRow
 from dspyer.stores.encrypted import Encrypted
@@ -27,7 +28,7 @@ from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
 from dspyer.threads.thread import Thread
 from tests.persistence.failing import Crash, FailingMemory, crash
-from tests.threads.owned_runs import BackgroundRun, Gate, gated
+from tests.threads.owned_runs import BackgroundRun, Gate, WatchedStore, gated
 
 
 class Flaky:
@@ -496,6 +497,30 @@ def test_the_owner_can_be_replaced(store: Store) -> None:
     assert (taking.end().status, working.end().status) == ("completed", "failed")
     assert t.run({"n": 1}, key="a").status == "completed"
     assert gate.calls == 2
+
+
+def test_an_owner_that_only_seemed_dead_may_finish_the_run_before_it_is_replaced() -> None:
+    gate, store = Gate(), WatchedStore()
+    t = gated(gate, store).thread("t")
+    working = BackgroundRun(lambda: t.run({"n": 1}, key="a"))
+    assert gate.inside.wait(20)
+    row = store.thread("t")
+    assert row is not None
+    assert row.owner is not None
+    leases.let_go(row.owner.token)  # as if its process had gone
+
+    def finish(change: Change) -> None:
+        if change.owner is not None and not change.rows and not gate.opened.is_set():
+            gate.opened.set()
+            working.wait()
+
+    store.before = finish
+    assert t.run({"n": 1}, key="a").state == working.end().state
+    assert gate.calls == 1
+    released = store.thread("t")
+    assert released is not None
+    assert released.owner is None
+    assert t.run({"n": 1}, key="b").status == "completed"
 
 
 # --- rule 13: what it costs
