@@ -250,7 +250,7 @@ class RouteError(DspyerError, ValueError):
 
 
 class ExecutorLost(BaseException):  # it says what happened to the executor, not what a run did wrong
-    """The executor of a program has not made a call, or has lost its result. The cause is what it has raised.
+    """The executor of a program, or one that a node uses, has lost a call. The cause is what it has raised.
 
     A worker was killed, the pool was shut down, or something could not be sent. It is no `Exception`, since
     `dspy.Evaluate` and optimizers count every `Exception` as a failure of the program, and go on to a wrong score.
@@ -450,6 +450,12 @@ class ChangedGraphError(ThreadError):
 _ALWAYS_RAISED = (GraphError, RouteError, LimitError, RunStoppedError, StoreError, ThreadError, AttemptError)
 
 
+def _lost_work() -> tuple[type[BaseException], ...]:
+    """What an executor raises that has lost a task. Without an import: what raised it has imported it."""
+    futures: Any = sys.modules.get("concurrent.futures")
+    return () if futures is None else (futures.BrokenExecutor, futures.CancelledError)
+
+
 def always_raised(error: BaseException) -> bool:
     """Whether an exception passes every retry, error edge and map: no later attempt can mend it.
 
@@ -457,7 +463,20 @@ def always_raised(error: BaseException) -> bool:
         >>> always_raised(StoreError("the disk is full")), always_raised(TimeoutError())
         (True, False)
     """
-    return not isinstance(error, Exception) or isinstance(error, _ALWAYS_RAISED)
+    return not isinstance(error, Exception) or isinstance(error, (*_ALWAYS_RAISED, *_lost_work()))
+
+
+def is_lost_work(error: BaseException) -> bool:
+    """Whether an executor has lost what a node gave it: it is broken, or has cancelled the task.
+
+    It says nothing about the node or its inputs, so it must not count as a failure of them.
+
+    Example:
+        >>> from concurrent.futures import BrokenExecutor
+        >>> is_lost_work(BrokenExecutor("a worker was killed")), is_lost_work(ValueError("odd"))
+        (True, False)
+    """
+    return isinstance(error, _lost_work())
 
 
 def is_always_raised(kind: type[BaseException]) -> bool:
@@ -467,7 +486,8 @@ def is_always_raised(kind: type[BaseException]) -> bool:
         >>> is_always_raised(StoreError), is_always_raised(KeyboardInterrupt), is_always_raised(BaseException)
         (True, True, False)
     """
-    return issubclass(kind, _ALWAYS_RAISED) or not (issubclass(kind, Exception) or issubclass(Exception, kind))
+    always = issubclass(kind, (*_ALWAYS_RAISED, *_lost_work()))
+    return always or not (issubclass(kind, Exception) or issubclass(Exception, kind))
 
 
 def is_transient(error: BaseException) -> bool:

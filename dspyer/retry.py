@@ -10,7 +10,7 @@ from typing import Any, Final, Self, TypeAlias
 from tenacity import RetryCallState, Retrying, wait_random_exponential
 from tenacity.wait import wait_base
 
-from dspyer.errors import always_raised, is_transient, with_article
+from dspyer.errors import always_raised, is_lost_work, is_transient, with_article
 from dspyer.values.scalars import is_number, is_whole_number
 
 RetryOn: TypeAlias = "type[BaseException] | Callable[[BaseException], bool]"
@@ -122,7 +122,9 @@ class Retry:
             >>> Retry(2, wait=wait_fixed(1.5)).pause(1, TimeoutError())
             1.5
         """
-        if attempt >= self.attempts or always_raised(error) or not accepts(self.on, error):
+        if attempt >= self.attempts or not accepts(self.on, error):
+            return None
+        if always_raised(error) and not is_lost_work(error):  # the next attempt may find another executor
             return None
         least = retry_after(error)
         if least > self.max_wait:

@@ -85,6 +85,13 @@ def check_sent(program: Any) -> None:
         raise InputError(f"graph {graph.name!r} cannot be sent to a worker: {found}") from error
 
 
+def lost(who: str, error: BaseException) -> ExecutorLost:
+    """The error for a call that an executor has lost, or for one whose node had given work to an executor."""
+    text = error_text(error)
+    text = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
+    return ExecutorLost(f"the executor has lost {who}, so its result is not known: {text}")
+
+
 def refused(program: Any) -> ThreadError:
     """The error for a stream or a thread of a program with an executor."""
     return ThreadError(
@@ -218,9 +225,7 @@ class ExecutorCall:
             raise self._lost(error) from error
 
     def _lost(self, error: BaseException) -> ExecutorLost:
-        text = error_text(error)
-        text = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
-        return ExecutorLost(f"the executor has lost {self._who}, so its result is not known: {text}")
+        return lost(self._who, error)
 
     # --- what has become of it
 

@@ -24,7 +24,7 @@ from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.dspy_module.token_stream import apart_from_tokens
 from dspyer.dspy_module.tracing import append_to_trace, is_rejected
-from dspyer.errors import InputError, Interrupted, ThreadError
+from dspyer.errors import InputError, Interrupted, ThreadError, is_lost_work
 from dspyer.event_queue import EventQueue
 from dspyer.events import Asked, Event
 from dspyer.graph.compile import prepare_modules
@@ -39,7 +39,7 @@ from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.replay import replay
 from dspyer.persistence.time_travel import check_thread_name
 from dspyer.runtime.drivers import adrive, drive
-from dspyer.runtime.executor_call import ExecutorCall, check_executor, check_sent, refused
+from dspyer.runtime.executor_call import ExecutorCall, check_executor, check_sent, lost, refused
 from dspyer.runtime.inner_runs import check_same_inputs, completed_inside, part_of_run, request_inside
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Request, RunStart
@@ -659,6 +659,8 @@ class CompiledGraph(dspy.Module):
         if ended.error is not None:
             request.note_failures(ended.run.failures)
             try:
+                if is_lost_work(ended.error) and not (request.keeps_events or request.inside):
+                    raise lost(f"what a node of graph {self._graph.name!r} gave it", ended.error) from ended.error
                 raise ended.error
             finally:
                 del ended  # the traceback refers to this frame, which should not refer to the error

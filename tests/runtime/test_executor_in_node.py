@@ -1,0 +1,190 @@
+"""An executor as a resource: the heavy function of a node runs there, and everything else with the owner of the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
+from typing import Any
+
+import dspy
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Failure, Graph, Retry
+from dspyer.errors import ExecutorLost, GraphError
+from dspyer.testing import no_pauses
+
+
+class Pages(BaseModel):
+    pages: list[str]
+    texts: list[str] = []
+    unread: list[Failure] = []
+    problem: Failure | None = None
+
+
+def heavy(page: str) -> str:
+    if page == "odd":
+        raise ValueError(page)
+    return page.upper()
+
+
+def parse(page: str, pool: Executor) -> str:
+    return pool.submit(heavy, page).result()
+
+
+async def aparse(page: str, pool: Executor) -> str:
+    return await asyncio.wrap_future(pool.submit(heavy, page))
+
+
+class Pool(ThreadPoolExecutor):
+    """Is lost with one task, as if its worker was killed: that one and all later ones fail."""
+
+    def __init__(self, lost_at: int | None = None, error: type[Exception] = BrokenExecutor) -> None:
+        super().__init__(2)
+        self.pages: Counter[str] = Counter()
+        self.lost_at, self.error, self.is_lost = lost_at, error, False
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.is_lost = self.is_lost or self.pages.total() == self.lost_at
+        if self.is_lost:
+            future: Future[Any] = Future()
+            future.set_exception(self.error("a worker was killed"))
+            return future
+        self.pages[args[0]] += 1
+        return super().submit(fn, *args, **kwargs)
+
+
+LOST = [BrokenExecutor, CancelledError]  # a killed worker; a pool that was shut down with `cancel_futures=True`
+PAGES = [f"page {number}" for number in range(30)]
+
+
+def mapped(fn: Any = parse, *, max_concurrency: int = 1, **options: Any) -> CompiledGraph:
+    graph = Graph(Pages, inputs=["pages"], name="Pages")
+    graph.add_map("parse", fn, over="pages", item="page", into="texts", **options)
+    return graph.add_path(START, "parse", END).compile(store=":memory:", max_concurrency=max_concurrency)
+
+
+def one_page(**options: Any) -> Graph:
+    graph = Graph(Pages, inputs=["pages"], name="Page")
+
+    def first(pages: list[str], pool: Executor) -> dict[str, Any]:
+        return {"texts": [pool.submit(heavy, pages[0]).result()]}
+
+    return graph.add_node("first", first, writes=["texts"], **options).add_path(START, "first", END)
+
+
+# --- rule 9
+
+
+@pytest.mark.parametrize("fn", [parse, aparse])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_map_through_a_pool_is_that_map(fn: Any, is_async: bool) -> None:
+    def here(page: str) -> str:
+        return heavy(page)
+
+    with Pool() as pool:
+        local, pooled = mapped(here), mapped(fn, max_concurrency=4).with_resources({Executor: pool})
+        runs = [
+            asyncio.run(program.arun({"pages": PAGES})) if is_async else program.run({"pages": PAGES})
+            for program in (local, pooled)
+        ]
+    assert runs[0].state == runs[1].state
+    assert [commit.patch for commit in runs[0].commits] == [commit.patch for commit in runs[1].commits]
+    assert pool.pages == Counter(PAGES)
+
+
+def test_what_the_heavy_function_raises_is_a_failure_of_the_page() -> None:
+    with Pool() as pool:
+        program = mapped(failures="unread").with_resources({Executor: pool})
+        run = program.run({"pages": ["a", "odd", "b"]})
+    assert run.state["texts"] == ["A", "B"]
+    assert [(failure.index, failure.type) for failure in run.state["unread"]] == [(1, "ValueError")]
+
+
+def test_no_more_pages_are_in_flight_than_max_concurrency() -> None:
+    most, running = 0, 0
+
+    class Watched(Pool):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            nonlocal most, running
+            running += 1
+            most = max(most, running)
+            future = super().submit(fn, *args, **kwargs)
+            future.add_done_callback(ended)
+            return future
+
+    def ended(_: Future[Any]) -> None:
+        nonlocal running
+        running -= 1
+
+    with Watched() as pool:
+        program = mapped(aparse, max_concurrency=4).with_resources({Executor: pool})
+        asyncio.run(program.arun({"pages": PAGES}))
+    assert 1 <= most <= 4
+
+
+# --- a lost worker is no failure of what it worked on
+
+
+@pytest.mark.parametrize("error", LOST)
+@pytest.mark.parametrize("options", [{}, {"failures": "unread"}, {"failures": "unread", "retry": 3}], ids=str)
+def test_a_map_that_lost_its_pool_fails_and_is_resumed_with_another(error: Any, options: Any) -> None:
+    with Pool(25, error) as first, Pool() as second, no_pauses():
+        program = mapped(**options)
+        run = program.with_resources({Executor: first}).thread("t").run({"pages": PAGES})
+        assert (run.status, type(run.error)) == ("failed", error)
+        assert run.state["unread"] == []
+        run = program.with_resources({Executor: second}).thread("t").resume()
+    assert run.status == "completed"
+    assert run.state["texts"] == [page.upper() for page in PAGES]
+    assert run.state["unread"] == []
+    assert first.pages + second.pages == Counter(PAGES)  # what the first pool has read is not read again
+
+
+@pytest.mark.parametrize("error", LOST)
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_program_that_lost_a_pool_raises_what_no_score_counts(error: Any, is_async: bool) -> None:
+    program = mapped(failures="unread").with_resources({Executor: Pool(25, error)})
+    with pytest.raises(ExecutorLost, match=r"what a node of graph 'Pages' gave it.*a worker was killed") as caught:
+        asyncio.run(program.acall(pages=PAGES)) if is_async else program(pages=PAGES)
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert type(cause) is error
+    assert "in node 'parse'" in "".join(cause.__notes__)
+
+
+def test_a_lost_pool_is_no_score() -> None:
+    """As rule 6: a pool that broke on the way gave 83 of 100 points, in the place of 100."""
+    examples = [dspy.Example(pages=[page]).with_inputs("pages") for page in PAGES]
+    graph = one_page()
+    graph.add_error_edge("first", END, into="problem")
+    inner = graph.compile()
+    outer = Graph(Pages, inputs=["pages"]).add_node("inner", inner).add_path(START, "inner", END).compile()
+    for program in (inner, outer, mapped()):
+        far = program.with_resources({Executor: Pool(25)})
+        evaluate = dspy.Evaluate(devset=examples, metric=lambda *_: 1.0, num_threads=2, max_errors=1000)
+        with pytest.raises(ExecutorLost):
+            evaluate(far)
+
+
+def test_a_retry_that_names_it_finds_another_pool() -> None:
+    pools = [Pool(3), Pool(3), Pool()]
+
+    def healed(page: str) -> str:
+        if pools[0].is_lost:
+            pools.pop(0)
+        return str(pools[0].submit(heavy, page).result())
+
+    with no_pauses():
+        run = mapped(healed, retry=Retry(2, on=BrokenExecutor)).run({"pages": PAGES})
+    assert run.status == "completed"
+    assert len(pools) == 1
+
+
+def test_an_error_edge_for_it_is_refused() -> None:
+    graph = one_page()
+    graph.add_node("apologize", lambda problem: None, writes=[]).add_edge("apologize", END)
+    with pytest.raises(GraphError, match="on BrokenExecutor is never taken"):
+        graph.add_error_edge("first", "apologize", on=BrokenExecutor, into="problem")
