@@ -8,17 +8,20 @@ for the loss of the call.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import ExitStack, suppress
 from contextvars import Context
 from hashlib import blake2b
-from threading import Lock
-from typing import Any, NamedTuple
+from threading import Lock, Thread
+from typing import Any, NamedTuple, TypeVar
 
 import dspy
 from dspy.utils.usage_tracker import UsageTracker
 
+from dspyer.blocking import Outcome, result_of
 from dspyer.budget import Budget
 from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_prices import Prices
@@ -35,6 +38,8 @@ from dspyer.runtime.request import FAILED_RUNS, REQUEST, Request
 from dspyer.runtime.run import Run
 
 KEPT_PROGRAMS = 8
+
+T = TypeVar("T")
 
 
 class SentProgram(NamedTuple):
@@ -200,7 +205,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
             executing.set(Executing(execution, node, None, attempt))
         try:
             if call.is_async:
-                prediction = asyncio.run(kind.aforward(program, **call.inputs))
+                prediction = _loop.run(lambda: kind.aforward(program, **call.inputs))
             else:
                 prediction = kind.forward(program, **call.inputs)
         except BaseException as raised:  # noqa: BLE001 - the caller raises it
@@ -224,6 +229,58 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()]) if call.inside else (),
     )
     return returned, run
+
+
+class _WorkerLoop:
+    """The event loop of a worker, in a daemon thread that is started when it is first needed.
+
+    One loop for all calls: clients of async LMs keep their connections per loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What an async call returns."""
+
+        async def ended() -> Outcome:
+            try:
+                return await call(), None
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop
+                return None, error
+
+        future = asyncio.run_coroutine_threadsafe(ended(), self._started())
+        try:
+            outcome = future.result()
+        except FutureCancelledError:
+            raise asyncio.CancelledError from None
+        except BaseException:  # Ctrl-C
+            future.cancel()
+            raise
+        found: T = result_of(outcome)
+        return found
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                Thread(target=self._serve, args=(self._loop,), name="dspyer-worker", daemon=True).start()
+            return self._loop
+
+    @staticmethod
+    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        while True:
+            with suppress(KeyboardInterrupt, SystemExit):  # of a task that a node has left behind
+                loop.run_forever()
+
+
+_loop = _WorkerLoop()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_loop.__init__)  # type: ignore[misc]  # the thread is in the parent only
 
 
 def _nodes(run: Run) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -82,6 +83,24 @@ def test_a_worker_with_several_threads_makes_calls_of_one_program_at_once() -> N
         far = far.with_executor(pool)
         found = list(callers.map(lambda n: far(n=n).twice, range(6)))  # each waits in its node for another one
     assert found == [0, 2, 4, 6, 8, 10]
+
+
+async def which_loop(kind: str) -> dict[str, Any]:
+    if kind == "exit":
+        raise SystemExit(3)
+    if kind == "cancelled":
+        raise asyncio.CancelledError
+    return {"loop": id(asyncio.get_running_loop())}
+
+
+def test_async_calls_of_a_worker_share_a_loop_that_nothing_ends(pool: BytesExecutor) -> None:
+    far = Graph().add_node("which", which_loop, writes=["loop"]).add_path(START, "which", END).compile()
+    far = far.with_executor(pool)
+    first = asyncio.run(far.acall(kind="")).loop
+    for kind, error in (("exit", SystemExit), ("cancelled", asyncio.CancelledError)):
+        with pytest.raises(error):
+            asyncio.run(far.acall(kind=kind))
+    assert asyncio.run(far.acall(kind="")).loop == first
 
 
 def fail(n: int) -> dict[str, int]:
