@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
+from multiprocessing import forkserver
 from pathlib import Path
 
 # Both are read when dspy is imported, so they are set before any test module is.
@@ -59,6 +61,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.fail(f"{before} has left DSPy without a part of its cache of LM calls")
         if executing_id():
             pytest.fail(f"a node seems to run here, since {before}")
+
+
+PRELOADED = [
+    "dspy",
+    "dspyer.agents",
+    "dspyer.optimize",
+    "dspyer.search",
+    "dspyer.stores.encrypted",
+    "dspyer.stores.postgres",
+    "dspyer.testing.store_processes",
+    "tests.test_examples",
+]
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> None:
+    """Starts the process that others are forked from, with what they need: each would import it for a second."""
+    if "forkserver" in multiprocessing.get_all_start_methods():
+        forkserver.set_forkserver_preload(PRELOADED)
+        forkserver.ensure_running()
 
 
 @pytest.fixture

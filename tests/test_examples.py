@@ -181,11 +181,11 @@ FEWER = {
 """Constants of examples that take long: fewer held-out tickets show the gain of an optimizer too."""
 
 
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("name", SHOWN)
 def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
     """S004-30."""
-    context = multiprocessing.get_context("forkserver")  # it has imported DSPy once for all examples
-    context.set_forkserver_preload(["dspy", "dspyer.testing", "dspyer.agents", "dspyer.search"])
+    context = multiprocessing.get_context("forkserver")
     output = tmp_path / "output.txt"
     child = context.Process(target=run_as_a_program, args=(EXAMPLES / name, output))
     child.start()

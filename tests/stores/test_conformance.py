@@ -21,6 +21,8 @@ from dspyer.testing.store_samples import VALUES
 from tests.stores import broken
 from tests.value_samples import SAMPLES, TYPES
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 
 class EveryValue(StoreConformance):
     values: ClassVar = {**VALUES, **{name: make() for name, make in SAMPLES.items()}}

@@ -23,6 +23,8 @@ from dspyer.testing import StoreConformance
 from dspyer.values.freezing import freeze
 from tests.stores.kit import begin, run
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 KEY = Encrypted.new_key()
 OTHER = Encrypted.new_key()
 
