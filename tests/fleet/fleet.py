@@ -47,6 +47,7 @@ class Setting(NamedTuple):
         wait: seconds between two deliveries of a job that another worker has.
         graceful: seconds for which a worker goes on with its runs after SIGTERM; None to end them.
         gated: whether the node `check` lasts until the file `gate` is there.
+        asynchronous: whether `check` is an `async def`.
         at_once: how many jobs a worker runs at once.
     """
 
@@ -59,6 +60,7 @@ class Setting(NamedTuple):
     wait: int = 1
     graceful: float | None = None
     gated: bool = False
+    asynchronous: bool = False
     at_once: int = 4
 
     @property
@@ -70,7 +72,7 @@ class Setting(NamedTuple):
         return self.folder / "gate"
 
     def program(self, store: str | Store) -> CompiledGraph:
-        return orders(store, self.notes, self.seconds, self.ask, self.gate if self.gated else None)
+        return orders(store, self.notes, self.seconds, self.ask, self.gate if self.gated else None, self.asynchronous)
 
 
 def work(setting: Setting, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -50,11 +51,16 @@ class Notes:
 
 
 def orders(
-    store: str | Store, notes: Notes, seconds: float, ask: bool = True, gate: Path | None = None
+    store: str | Store,
+    notes: Notes,
+    seconds: float = 0.0,
+    ask: bool = True,
+    gate: Path | None = None,
+    asynchronous: bool = False,
 ) -> CompiledGraph:
     """read, check, (approve), pay, send; each node lasts so many seconds, and `pay` has an effect.
 
-    With a gate, `check` lasts until there is such a file.
+    With a gate, `check` lasts until there is such a file; it is an `async def` if it is to be asynchronous.
     """
 
     def slow(name: str, ctx: Context) -> None:
@@ -71,6 +77,12 @@ def orders(
             time.sleep(0.01)
         return {"checked": read}
 
+    async def acheck(read: int, ctx: Context) -> dict[str, Any]:
+        notes.add("check", thread_of(ctx))
+        while gate is not None and not gate.exists():  # noqa: ASYNC110, ASYNC240 - another process opens it
+            await asyncio.sleep(0.01)
+        return {"checked": read}
+
     def pay(ctx: Context) -> dict[str, Any]:
         def transfer(key: str) -> str:
             notes.add("transfer", thread_of(ctx), key)
@@ -85,7 +97,8 @@ def orders(
         return {"sent": receipt}
 
     graph = Graph(Order, inputs=["number"])
-    graph.add_node("read", read, writes=["read"]).add_node("check", check, writes=["checked"])
+    graph.add_node("read", read, writes=["read"])
+    graph.add_node("check", acheck if asynchronous else check, writes=["checked"])
     graph.add_node("pay", pay, writes=["receipt"]).add_node("send", send, writes=["sent"])
     if ask:
         graph.add_interrupt("approve", question="Pay for {number}?", answer=bool, into="approved")
