@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import functools
 import gc
+import inspect
 import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 # Both are read when dspy is imported, so they are set before any test module is.
 os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
@@ -27,6 +32,20 @@ settings.register_profile(
     "dspyer", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
 )
 settings.load_profile("dspyer")
+
+
+_kept_tree = functools.lru_cache(maxsize=4)(ast.parse)
+
+
+def _parse(source: str) -> ast.Module:
+    """A whole file is parsed once: only `inspect.findsource` parses these, and it only reads the tree."""
+    return _kept_tree(source) if len(source) > 2_000 else ast.parse(source)
+
+
+# Before Python 3.13, `inspect` parses a file for each class whose source it looks for, and each test that compiles a
+# graph with a schema of its own asks for one.
+_inspect: Any = inspect
+_inspect.ast = SimpleNamespace(**{**vars(ast), "parse": _parse})
 
 
 @pytest.hookimpl(wrapper=True)
