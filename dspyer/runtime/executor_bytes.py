@@ -13,7 +13,7 @@ import dataclasses
 import io
 import pickle
 import traceback
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from threading import Lock
 from typing import Any
@@ -25,6 +25,9 @@ import dspy
 
 from dspyer.dspy_module.source import reduce_program
 from dspyer.errors import error_text
+
+LARGE = 1000
+"""Characters or bytes of an input from which on it comes back as a name."""
 
 Parts = dict[Hashable, Any]
 """What the bytes hold as names only, by name."""
@@ -168,30 +171,45 @@ def sent_state(program: dspy.Module) -> dict[str, Any]:
 def parts_of(program: dspy.Module) -> Parts:
     """The modules of a program and its graphs by name. A copy of the program has the same names."""
     found: Parts = {}
-    _add_parts(found, "", program)
-    return found
-
-
-def _add_parts(found: Parts, path: str, value: Any) -> None:
-    if isinstance(value, dspy.Module):
-        found[path] = value
-        if hasattr(type(value), "_dspyer_program"):
-            graph = value._graph
-            found[f"{path}#graph"] = graph
-            found[f"{path}#topology"] = graph.topology
-            found[f"{path}#schema"] = graph.topology.schema
-            inner = sent_state(value)
+    seen: set[int] = set()
+    open_parts: list[tuple[str, Any]] = [("", program)]
+    for path, part in open_parts:  # grows meanwhile
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        inner: Iterable[tuple[object, Any]]
+        if isinstance(part, dspy.Module):
+            found[path] = part
+            is_graph = hasattr(type(part), "_dspyer_program")
+            if is_graph:
+                graph = part._graph
+                found[f"{path}#graph"], found[f"{path}#topology"] = graph, graph.topology
+                found[f"{path}#schema"], found[f"{path}#redaction"] = graph.topology.schema, graph.redaction
+            inner = (sent_state(part) if is_graph else part.__getstate__()).items()
         else:
-            inner = value.__getstate__()
-    elif isinstance(value, dict):
-        inner = value
-    elif isinstance(value, (list, tuple)):
-        inner = {str(index): part for index, part in enumerate(value)}
-    else:
-        return
-    for name, part in inner.items():
-        if isinstance(part, (dspy.Module, dict, list, tuple)):
-            _add_parts(found, f"{path}.{name}", part)
+            inner = part.items() if isinstance(part, dict) else enumerate(part)
+        open_parts += [
+            (f"{path}.{name}", one) for name, one in inner if isinstance(one, dspy.Module | dict | list | tuple)
+        ]
+    return {name: part for name, part in found.items() if part is not None}
+
+
+def large_inputs(inputs: Mapping[str, Any]) -> Parts:
+    """The long texts and bytes in the inputs of a call by number, the same on both sides: a run has them again."""
+    found: Parts = {}
+    seen: set[int] = set()
+    containers: list[Any] = [inputs]
+    for container in containers:  # grows meanwhile
+        if id(container) in seen:
+            continue
+        seen.add(id(container))
+        for value in container.values() if isinstance(container, Mapping) else container:
+            if type(value) in (str, bytes):
+                if len(value) >= LARGE:
+                    found["input", len(found)] = value
+            elif type(value) in (dict, list, tuple):
+                containers.append(value)
+    return found
 
 
 def _without_records(value: Any) -> Any:

@@ -22,7 +22,7 @@ from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, er
 from dspyer.nodes.binding import find_resource
 from dspyer.nodes.module_key import is_own_setting
 from dspyer.persistence.execution_records import no_answer
-from dspyer.runtime.executor_bytes import Parts, decode, encode_sent, parts_of, what_fails
+from dspyer.runtime.executor_bytes import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
 from dspyer.runtime.executor_task import Returned, SentCall, SentProgram, result_parts, work
 from dspyer.runtime.optimizer_layers import optimizer_layers
 from dspyer.runtime.request import FAILED_RUNS, Request
@@ -132,7 +132,7 @@ class ExecutorCall:
         self._executor = executor
         self._request = request
         self._layers = layers = optimizer_layers()
-        self._parts = parts_of(program)
+        self._parts = {**parts_of(program), **large_inputs(inputs)}
         recorder, here = current_recorder(), executing.get() or Executing()
         settings = {name: value for name, value in dspy.settings.copy().items() if value is not None}
         sent = SentProgram(

@@ -31,7 +31,7 @@ from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
 from dspyer.failure import Failure
 from dspyer.persistence.execution_records import AnswerSource
-from dspyer.runtime.executor_bytes import Parts, decode, encode_returned, parts_of
+from dspyer.runtime.executor_bytes import Parts, decode, encode_returned, large_inputs, parts_of
 from dspyer.runtime.module_cache import CallCounts, ModuleResults
 from dspyer.runtime.optimizer_layers import asking_for
 from dspyer.runtime.request import FAILED_RUNS, REQUEST, Request
@@ -129,7 +129,7 @@ def work(program_bytes: bytes, call_bytes: bytes) -> bytes:
     if isinstance(returned.error, KeyboardInterrupt):  # the worker was interrupted, and not the run
         raise _not_done("was interrupted", returned.error)
     try:
-        return _encode_returned(returned, run, parts)
+        return _encode_returned(returned, run, {**parts, **large_inputs(call.inputs)})
     except Exception as error:
         raise _not_done("could not send back what the call has given", error) from error
 

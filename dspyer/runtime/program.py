@@ -252,15 +252,35 @@ class CompiledGraph(dspy.Module):
         return found
 
     def with_executor(self, executor: Executor) -> CompiledGraph:
-        """The same program, each call of which is one task of an executor: a pool of processes, or a cluster.
+        """The same program, each call of which is one task of an executor: of a pool of processes, or of a cluster.
 
-        For many independent runs that use the processor. Runs that wait for language models need threads or `acall`.
+        For many independent runs whose nodes compute, made by `dspy.Evaluate`, an optimizer, or threads and tasks of
+        your own: each of these waits for its call, so their number bounds the calls in flight. Calls that wait for
+        language models need threads or `acall` instead, and a call below 10 ms is not worth sending.
+
+        A call gives what it gives without an executor: result, errors with their notes, trace, usage, `run` and
+        `Run.of(prediction)`. If a worker is lost with it, it raises `ExecutorLost`, which is no `Exception`: no score
+        counts it. To try again is up to the executor (`retries=` of Dask).
+
+        A worker gets the program with its parameters, the inputs, and DSPy's settings without callbacks, trackers and
+        streams; a setting that is None here is the worker's own. Functions and classes of a script or notebook are
+        sent with it, other modules must be importable there. Language models are sent without their history, but with
+        their API keys. In the worker stay `lm.history`, the callbacks of DSPy (those of the program itself are called
+        here), spans, and what a node changes outside of the state. Budgets are counted there, and the limits of
+        `lms.reliable` hold for each worker.
 
         Args:
-            executor: a `concurrent.futures.Executor`: a `ProcessPoolExecutor`, `Client().get_executor()` of Dask.
+            executor: any `concurrent.futures.Executor`: a `ProcessPoolExecutor` (with the start method `spawn`, if this
+                process has threads), a pool of loky, `Client().get_executor()` of Dask.
 
         Returns:
-            A program that shares the modules of this one.
+            A program that shares the modules of this one. It cannot be streamed, and has no threads. `deepcopy` shares
+            the executor, a pickle leaves it out.
+
+        Raises:
+            TypeError: if it is no executor.
+            InputError: if a part of the program or a resource of `with_resources` cannot be pickled, or a node needs a
+                resource that no worker has.
 
         Example:
             >>> from concurrent.futures import ThreadPoolExecutor

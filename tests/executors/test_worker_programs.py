@@ -85,6 +85,33 @@ def test_a_worker_with_several_threads_makes_calls_of_one_program_at_once() -> N
     assert found == [0, 2, 4, 6, 8, 10]
 
 
+def measure(page: str, notes: list[Any]) -> dict[str, int]:
+    return {"size": len(page)}
+
+
+def test_inputs_do_not_come_back(pool: BytesExecutor) -> None:
+    here = Graph().add_node("measure", measure, writes=["size"]).add_path(START, "measure", END).compile()
+    page, inner, photo = "p" * 100_000, "i" * 100_000, b"b" * 100_000
+    inputs = {"page": page, "notes": [{"one": inner}, [photo, page], "short"]}
+    prediction = here.with_executor(pool)(**inputs)
+    assert pool.sent[-1] > 300_000
+    assert pool.returned[-1] < 5_000
+    run = Run.of(prediction)
+    assert run.state["page"] is page
+    assert run.state.to_dict() == {**inputs, "size": 100_000}
+
+
+def test_inputs_and_modules_that_hold_themselves_end_no_walk(pool: BytesExecutor) -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    far = Graph().add_node("measure", measure, writes=["size"]).add_path(START, "measure", END).compile()
+    with pytest.raises(Exception, match=r"deep|nested|itself|depth"):
+        far.with_executor(pool)(page="p", notes=loop)
+    program = named("a")
+    program.node.itself = [program.node]
+    assert program.with_executor(pool)(n=1).found == "a1"
+
+
 async def which_loop(kind: str) -> dict[str, Any]:
     if kind == "exit":
         raise SystemExit(3)

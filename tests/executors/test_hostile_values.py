@@ -1,0 +1,139 @@
+"""Values and exceptions that do not want to travel: each gives what it gives here, or a clear loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dspy
+import pytest
+
+from dspyer import END, START, CompiledGraph, Graph, Run
+from dspyer.errors import ExecutorLost
+from tests.executors.pools import BytesExecutor
+from tests.executors.programs import WordLM
+
+
+class NoTextError(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class UnloadedError(Exception):
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+class UnsentError(Exception):
+    def __reduce__(self) -> Any:
+        raise OSError("not today")
+
+
+class OtherError(Exception):
+    """Is loaded as something that is no exception."""
+
+    def __reduce__(self) -> Any:
+        return int, ("3",)
+
+
+class HoldingError(Exception):
+    """Holds the program whose node has raised it, and itself."""
+
+    def __init__(self, program: Any) -> None:
+        super().__init__("held")
+        self.program = program
+        self.itself = self
+
+
+def group() -> BaseException:
+    error = ExceptionGroup("both", [ValueError(1), UnsentError(2)])
+    error.add_note("of the group")
+    error.__cause__ = KeyError("why")
+    return error
+
+
+ERRORS: dict[str, tuple[Any, type[BaseException], str]] = {
+    "no text": (NoTextError, NoTextError, ""),
+    "not loaded": (lambda: UnloadedError("a"), RuntimeError, "UnloadedError: a"),
+    "not sent": (lambda: UnsentError("b"), RuntimeError, "UnsentError: b"),
+    "another": (lambda: OtherError("c"), RuntimeError, "OtherError: c"),
+    "a group": (group, ExceptionGroup, "both (2 sub-exceptions)"),
+    "SystemExit": (lambda: SystemExit(3), SystemExit, "3"),
+    "StopIteration": (lambda: StopIteration(3), StopIteration, "3"),
+}
+
+
+def fail(kind: str) -> dict[str, str]:
+    error = ERRORS[kind][0]()
+    raise error
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_exceptions(kind: str, pool: BytesExecutor) -> None:
+    here = Graph().add_node("fail", fail, writes=["a"]).add_path(START, "fail", END).compile()
+    _, expected, text = ERRORS[kind]
+    with pytest.raises(BaseException) as local:
+        here(kind=kind)
+    with pytest.raises(expected) as caught:
+        here.with_executor(pool)(kind=kind)
+    found = caught.value
+    assert type(found) is (type(local.value) if expected is not RuntimeError else expected)
+    assert getattr(found, "__notes__", None) == getattr(local.value, "__notes__", None)
+    if text:
+        assert str(found) == text or str(found) == str(local.value)
+    if isinstance(found, ExceptionGroup):
+        assert [type(one).__name__ for one in found.exceptions] == ["ValueError", "RuntimeError"]
+        assert isinstance(found.__cause__, KeyError)
+    else:
+        assert "in fail\n    raise error" in str(found.__cause__)
+
+
+class Holding(dspy.Module):
+    def forward(self, q: str) -> dspy.Prediction:
+        raise HoldingError(self)
+
+
+def test_an_exception_that_holds_a_module_of_the_program_holds_that_of_the_caller(pool: BytesExecutor) -> None:
+    far = Graph().add_node("hold", Holding(), reads=["q"], writes=["a"]).add_path(START, "hold", END).compile()
+    far = far.with_executor(pool)
+    with pytest.raises(HoldingError, match="held") as caught:
+        far(q="1")
+    assert caught.value.itself is caught.value
+    assert type(caught.value.program) is Holding
+
+
+def asking(**options: Any) -> CompiledGraph:
+    return Graph().add_node("ask", dspy.Predict("q -> a")).add_path(START, "ask", END).compile(**options)
+
+
+class UnsentLM(WordLM):
+    """Gives a trace that cannot be pickled."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        dspy.settings.trace.append((dspy.Predict("a -> b"), {"a": (one for one in "a")}, dspy.Prediction(b=1)))
+        return super().__call__(*args, **kwargs)
+
+
+def test_a_result_that_cannot_be_sent_back_is_a_loss_and_no_failure(pool: BytesExecutor) -> None:
+    far = asking().with_executor(pool)
+    with dspy.context(lm=UnsentLM()), pytest.raises(ExecutorLost, match=r"could not send back.*generator"):
+        far(q="1")
+
+
+def test_a_stored_outer_run_records_the_texts_of_a_worker(pool: BytesExecutor) -> None:
+    found = []
+    for inner in (asking(), asking().with_executor(pool)):
+        graph = Graph().add_node("inner", inner).add_path(START, "inner", END)
+        program = graph.compile(store=":memory:", record_lm_calls="full")
+        with dspy.context(lm=WordLM()):
+            run = program.thread("t").run({"q": "1"})
+        found.append([(call.messages, call.response, call.model) for call in run.lm_calls])
+    assert found[0] == found[1] != []
+
+
+def test_a_redacted_program_hides_the_same(pool: BytesExecutor) -> None:
+    texts = []
+    for program in (asking(redact="a"), asking(redact="a").with_executor(pool)):
+        with dspy.context(lm=WordLM()):
+            run = Run.of(program(q="1"))
+        texts.append(dict(run.shown[-1].patch))
+    assert texts == [{"a": "[redacted]"}] * 2
