@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from dspyer import END, START, Context, Graph, errors
+from dspyer import END, START, Context, Graph, Run, errors
 from dspyer.runtime.program import CompiledGraph
 from dspyer.stores import Memory
 from dspyer.stores.base import Store
+from dspyer.threads.thread import Thread
 
 
 def asking(answer: Any) -> CompiledGraph:
@@ -141,3 +144,114 @@ def test_a_question_stored_by_an_earlier_version_keeps_its_id() -> None:
     thread = approving(store).thread("t")
     assert [question.id for question in thread.questions] == ["trunk:1/approve"]
     assert thread.resume({"trunk:1/approve": True}).state["ok"] is True
+
+
+# --- an answer that is delivered twice
+
+
+class Steps:
+    """Two questions, one after the other, and the calls of the nodes that ask and use them."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.fails = False
+
+    def ask(self, ctx: Context) -> dict[str, Any]:
+        self.calls.append(ctx.node)
+        return {ctx.node: ctx.interrupt("ok", f"{ctx.node}?", bool)}
+
+    def last(self) -> None:
+        self.calls.append("last")
+        if self.fails:
+            raise ValueError("not yet")
+
+    def thread(self, store: Store) -> Thread:
+        graph = Graph(inputs=[]).add_node("one", self.ask, writes=["one"]).add_node("two", self.ask, writes=["two"])
+        graph.add_node("last", self.last, writes=[])
+        return graph.add_path(START, "one", "two", "last", END).compile(store=store).thread("t")
+
+
+def resume(t: Thread, answers: Any) -> Run:
+    return t.resume(answers)
+
+
+def aresume(t: Thread, answers: Any) -> Run:
+    return asyncio.run(t.aresume(answers))
+
+
+def stream_resume(t: Thread, answers: Any) -> Run:
+    events = t.stream_resume(answers)
+    assert [type(event).__name__ for event in events][-1] == "RunEnded"
+    return events.run
+
+
+@pytest.mark.parametrize("deliver", [resume, aresume, stream_resume])
+def test_an_answer_that_comes_again_returns_the_run_as_stored(deliver: Callable[..., Run], store: Store) -> None:
+    steps = Steps()
+    t = steps.thread(store)
+    one = t.run({}).questions[0].id
+    two = deliver(t, {one: True}).questions[0].id
+    called = ["one", "one", "two"]
+    again = deliver(t, {one: True})
+    assert (again.status, [question.id for question in again.questions], steps.calls) == ("interrupted", [two], called)
+    done = deliver(t, {two: False})
+    called += ["two", "last"]
+    for answers in ({one: True}, {two: False}, {one: True, two: False}):
+        history = t.history()
+        again = deliver(steps.thread(store), answers)
+        assert (again.status, again.state, again.run_id) == ("completed", done.state, done.run_id)
+        assert (steps.calls, t.history()) == (called, history)
+
+
+def test_an_answer_that_comes_again_and_differs_is_refused(store: Store) -> None:
+    steps = Steps()
+    t = steps.thread(store)
+    one = t.run({}).questions[0].id
+    two = t.resume({one: True}).questions[0].id
+    with pytest.raises(errors.ThreadError, match="was answered already, with True"):
+        t.resume({one: False})
+    t.resume({two: True})
+    for wrong in ({one: False}, {one: True, two: False}):
+        with pytest.raises(errors.ThreadError, match="was answered already, with True"):
+            t.resume(wrong)
+    for unknown in ({"ok": True}, {"t.1/trunk:9/ok": True}, {one: True, "t.2/trunk:1/ok": True}):
+        with pytest.raises(errors.ThreadError, match="nothing to resume"):
+            t.resume(unknown)
+    assert steps.calls == ["one", "one", "two", "two", "last"]
+
+
+def test_an_answer_that_comes_again_after_a_failure_resumes_the_run(store: Store) -> None:
+    """The worker that had the answer has failed, or was killed: its queue delivers the answer to another one."""
+    steps = Steps()
+    t = steps.thread(store)
+    one = t.run({}).questions[0].id
+    two = t.resume({one: True}).questions[0].id
+    steps.fails = True
+    assert t.resume({two: True}).status == "failed"
+    steps.fails = False
+    assert t.resume({two: True}).status == "completed"
+    assert steps.calls == ["one", "one", "two", "two", "last", "last"]
+
+
+def test_an_answer_that_comes_late_is_refused(store: Store) -> None:
+    steps = Steps()
+    t = steps.thread(store)
+    first = t.run({}).questions[0].id
+    t.resume({t.resume({first: True}).questions[0].id: True})
+    second = t.run({}).questions[0].id
+    with pytest.raises(errors.ThreadError, match="no open question"):
+        t.resume({first: True})
+    t.resume({t.resume({second: True}).questions[0].id: True})
+    with pytest.raises(errors.ThreadError, match="nothing to resume"):
+        t.resume({first: True})
+
+
+def test_an_answer_that_comes_again_does_not_go_on_past_a_pause(store: Store) -> None:
+    """A question that takes no answer is a pause, which each `resume` ends; an old answer is no such decision."""
+    graph = Graph().add_node("work", lambda ctx: {"ok": ctx.interrupt("ok", "?", bool)}, writes=["ok"])
+    graph.add_node("send", lambda: {"sent": True}, writes=["sent"]).add_path(START, "work", "send", END)
+    t = graph.compile(store=store, interrupt_before=["send"]).thread("t")
+    one = t.run({}).questions[0].id
+    for _ in range(2):
+        assert t.resume({one: True}).status == "interrupted"
+    assert t.resume().state["sent"] is True
