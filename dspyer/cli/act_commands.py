@@ -68,6 +68,12 @@ def run(
     lock_timeout: Annotated[
         float, typer.Option("--lock-timeout", metavar="SECONDS", help="Most seconds to wait for the thread.")
     ] = 60.0,
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key", metavar="ID", help="The id of the request: given again, it resumes or shows the run it began."
+        ),
+    ] = None,
     key_file: KeyFileOption = None,
     as_json: JsonOption = False,
 ) -> str:
@@ -77,7 +83,8 @@ def run(
     given = parse_object("--input", inputs)
     budget = budget_of(cost, tokens, requests, seconds)
     if thread is None:
-        options = {"--abandon": abandon, "--take-over": take_over, "--on-conflict": on_conflict != OnBusy.RAISE}
+        conflict = on_conflict != OnBusy.RAISE
+        options = {"--abandon": abandon, "--take-over": take_over, "--on-conflict": conflict, "--key": key is not None}
         for name, is_given in options.items():
             if is_given:
                 raise UsageError(f"{name} is about a thread: give --thread")
@@ -88,6 +95,7 @@ def run(
     played = play(
         lambda: t.run(
             given,
+            key=key,
             budget=budget,
             abandon=abandon,
             take_over=take_over,

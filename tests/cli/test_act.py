@@ -29,6 +29,7 @@ CODES: list[tuple[list[str], int, str]] = [
     (["run", GRAPH, "--input", "[1]"], 2, "No such file"),
     (["run", GRAPH, "--input", '{"text": NaN}'], 2, "NaN is not JSON"),
     (["run", GRAPH, "--abandon"], 2, "give --thread"),
+    (["run", GRAPH, "--key", "r-1"], 2, "give --thread"),
     (["run", GRAPH, "--budget-cost", "-1"], 2, "more than 0"),
     (["run", "tests.cli.orders:nothing"], 2, "has no 'nothing'"),
     (["run", "tests.cli.orders:prgram"], 2, "Did you mean 'program'"),
@@ -75,6 +76,19 @@ def test_a_refused_command_changes_nothing(stored: Command, stored_file: Path) -
 def test_a_traceback_is_shown_on_request(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSPYER_TRACEBACK", "1")
     assert "in broken" in cli("run", "tests.cli.orders:broken").err
+
+
+def test_a_key_runs_once(stored: Command) -> None:
+    request = ["run", GRAPH, "--thread", "t-7", "--key", "r-1"]
+    first, again = (stored(*request, "--input", '{"text": "x"}', "--json") for _ in range(2))
+    assert (first.code, again.code) == (3, 3)
+    assert [done.records[0]["run_id"] for done in (first, again)] == [first.records[0]["run_id"]] * 2
+    assert "this goes to stderr" in first.err
+    assert "this goes to stderr" not in again.err
+    stored("resume", "t-7", "--answer", "pay=true")
+    assert stored(*request, "--input", '{"text": "x"}').code == 0
+    refused = stored(*request, "--input", '{"text": "y"}')
+    assert (refused.code, "other inputs" in refused.err) == (2, True)
 
 
 # --- programs, inputs, answers
