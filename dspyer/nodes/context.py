@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, NoReturn, overload
 
 import dspy
 from typing_extensions import TypeVar
@@ -44,6 +44,12 @@ class Context:
     visit: int = 1
     execution: str = ""
     delegate: Attempt = field(default_factory=Attempt, repr=False, compare=False)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"ctx of node {self.node!r} is a part of its run, which stays in this process: pass what the other process "
+            "needs as values, such as ctx.execution"
+        )
 
     @property
     def attempt(self) -> int:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+import re
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ThreadPoolExecutor
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Failure, Graph, Retry
+from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry
 from dspyer.errors import ExecutorLost, GraphError
 from dspyer.testing import no_pauses
 
@@ -188,3 +194,68 @@ def test_an_error_edge_for_it_is_refused() -> None:
     graph.add_node("apologize", lambda problem: None, writes=[]).add_edge("apologize", END)
     with pytest.raises(GraphError, match="on BrokenExecutor is never taken"):
         graph.add_error_edge("first", "apologize", on=BrokenExecutor, into="problem")
+
+
+# --- rule 10
+
+
+def test_ctx_is_not_sent() -> None:
+    def sent(page: str, ctx: Context) -> str:
+        return repr(pickle.dumps(ctx))
+
+    run = mapped(sent).run({"pages": ["a"]})
+    assert isinstance(run.error, TypeError)
+    assert "ctx of node 'parse' is a part of its run" in str(run.error)
+
+
+def test_what_is_annotated_as_plain_is_sent_as_plain() -> None:
+    """So that a process of the pool need not import dspyer to read it."""
+
+    class Records(BaseModel):
+        records: list[dict[str, list[str]]]
+        texts: list[str] = []
+
+    def plain(record: dict[str, list[str]]) -> str:
+        return repr(pickle.dumps(record))
+
+    graph = Graph(Records, inputs=["records"])
+    graph.add_map("plain", plain, over="records", item="record", into="texts")
+    run = graph.add_path(START, "plain", END).compile().run({"records": [{"lines": ["a", "b"]}]})
+    assert "dspyer" not in run.state["texts"][0]
+
+
+# --- the code of the guide that no page can run
+
+
+def block(wanted: str) -> str:
+    """The block of code of the guide that has a text."""
+    page = Path(__file__).parents[2] / "docs" / "guides" / "batches.md"
+    blocks: list[str] = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    return next(code for code in blocks if wanted in code)
+
+
+def test_the_processes_of_a_pool_end_with_their_owner(tmp_path: Path) -> None:
+    file = tmp_path / "owner.py"
+    imports = "from concurrent.futures import ProcessPoolExecutor\nfrom multiprocessing import get_context\n"
+    killed = "pool = make_pool(2)\n    pool.submit(print, 'ready', flush=True).result()\n    os.kill(os.getpid(), 9)\n"
+    file.write_text(f"{imports}{block('def end_with_owner')}\nif __name__ == '__main__':\n    {killed}")
+    # The end of their output, for which this waits, is the end of all processes that have it.
+    done = subprocess.run([sys.executable, file], capture_output=True, timeout=30, check=False)
+    assert (done.returncode, done.stdout) == (-9, b"ready\n")
+
+
+def test_the_pool_of_ray_makes_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Work(NamedTuple):
+        function: Callable[..., Any]
+        threads: ThreadPoolExecutor
+
+        def remote(self, *args: Any) -> Any:
+            return SimpleNamespace(future=lambda: self.threads.submit(self.function, *args))
+
+    with ThreadPoolExecutor(1) as threads:
+        ray = SimpleNamespace(remote=lambda max_retries: lambda function: Work(function, threads))
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        names: dict[str, Any] = {}
+        exec(block("import ray"), names)
+        program = mapped(heavy).with_executor(names["ray_pool"]())
+        assert program(pages=["a", "b"]).texts == ["A", "B"]
