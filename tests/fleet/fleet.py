@@ -158,7 +158,7 @@ class Fleet:
         while not condition():
             assert time.monotonic() < end, (self.jobs("todo", "doing"), self.setting.notes.all()[-10:])
             assert all(worker.is_alive() for worker in self.workers), "a worker has ended by itself"
-            time.sleep(0.03)
+            time.sleep(0.05)
             if time.monotonic() > delivered + self.setting.silence / 2:
                 delivered = time.monotonic()
                 self.deliver_stalled()

@@ -15,7 +15,7 @@ import pytest
 from tests.fleet.fleet import EXAMPLES, Fleet, fleet
 from tests.fleet.orders import Note
 
-REQUESTS = 24
+REQUESTS = 16
 KILLS = 4
 NODES = ["START", "read", "check", "approve", "pay", "send"]
 
