@@ -11,6 +11,7 @@ import pytest
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Run
 from dspyer.errors import (
+    ChangedGraphError,
     ConcurrentRunError,
     InputError,
     Interrupted,
@@ -26,8 +27,11 @@ from dspyer.stores.base import Change, Row, RunRow
 from dspyer.stores.encrypted import Encrypted
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
+from dspyer.threads.start import RunStarter
 from dspyer.threads.thread import Thread
+from tests.persistence.equality import outcome
 from tests.persistence.failing import Crash, FailingMemory, crash
+from tests.persistence.kinds import CALLS, INPUTS, KINDS
 from tests.threads.owned_runs import BackgroundRun, Gate, WatchedStore, gated
 
 
@@ -448,6 +452,43 @@ def test_a_run_of_another_graph_is_returned_as_stored(store: Store) -> None:
     done = other.run({"n": 1}, key="a")
     assert (done.status, done.state["sent"], [c.version for c in done.commits]) == ("completed", True, [0, 1, 2])
     assert "completed" in str(done.report())
+
+
+@pytest.mark.parametrize("fits", [True, False])
+@pytest.mark.parametrize("name", KINDS)
+def test_runs_of_every_kind_of_graph_are_returned_as_they_ended(
+    name: str, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a graph that fits, and from one that does not, which reads the commits alone."""
+    t = KINDS[name].compile("sync", Memory()).thread("t")
+    with KINDS[name].lm():
+        t.run({"q": "before"})
+        first = t.run(INPUTS, key="a")
+        CALLS.take()
+        if not fits:
+            monkeypatch.setattr(RunStarter, "rebuild", unfit)
+        again = t.run(INPUTS, key="a")
+    assert (outcome(again), CALLS.take(), again.prediction) == (outcome(first), {}, first.prediction)
+    assert again.blame("q").id == first.blame("q").id
+    assert (again.counts, again.failures, again.routing_reason) == (first.counts, first.failures, first.routing_reason)
+    assert [again.at(commit.id) for commit in first.commits] == [first.at(commit.id) for commit in first.commits]
+
+
+def unfit(*args: object) -> None:
+    raise ChangedGraphError("it does not fit", [])
+
+
+def test_what_is_hidden_stays_hidden_in_a_run_that_is_returned_as_stored(tmp_path: Path) -> None:
+    def ask(secret: str, ctx: Context) -> dict[str, Any]:
+        return {"ok": ctx.interrupt("ok", f"Is it {secret}?", bool)}
+
+    graph = Graph(inputs=["secret"]).add_node("ask", ask, writes=["ok"]).add_path(START, "ask", END)
+    t = graph.compile(store=tmp_path / "runs.db", redact=["secret"]).thread("t")
+    first = t.run({"secret": "hunter2"}, key="a")
+    for run in (first, t.run({"secret": "hunter2"}, key="a")):
+        assert "hunter2" not in str(run.questions) + str(run.events) + str(run.report()) + repr(run._asked)
+        assert run.state["secret"] == "hunter2"
+        assert run.questions == t.questions
 
 
 def test_an_export_takes_the_keys_along(store: Store, tmp_path: Path) -> None:
