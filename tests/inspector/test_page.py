@@ -305,6 +305,7 @@ def test_two_tabs_answer_copy_and_rerun(tab: Tab, desk: Served) -> None:
     other.page.goto(page.url)
     other.page.wait_for_selector("form.answer")
 
+    page.bring_to_front()  # Chromium draws the others once a second, and a click waits until what it hits stands still
     page.get_by_label("Yes").check()
     page.get_by_role("button", name="Answer and resume").click()
     status(page, "completed")
@@ -312,6 +313,7 @@ def test_two_tabs_answer_copy_and_rerun(tab: Tab, desk: Served) -> None:
     assert desk.program.thread("waits-1").state["sent"] == "sent 8"
     other.page.get_by_label("Yes")
 
+    other.page.bring_to_front()
     second = other.thread("waits-1", step="waits-1.1/trunk:2")
     second.get_by_role("button", name="Copy…").click()
     dialog = second.get_by_role("dialog")
@@ -326,6 +328,7 @@ def test_two_tabs_answer_copy_and_rerun(tab: Tab, desk: Served) -> None:
     dialog.locator(".edit.wrong", has_text="no JSON").wait_for()
     dialog.get_by_label("amount, as JSON").fill("99")
 
+    page.bring_to_front()
     page = tab.thread("waits-1", step="waits-1.1/trunk:2")
     page.get_by_role("button", name="Rerun from here").click()
     first_dialog = page.get_by_role("dialog")
@@ -334,6 +337,7 @@ def test_two_tabs_answer_copy_and_rerun(tab: Tab, desk: Served) -> None:
     first_dialog.get_by_role("button", name="Rerun", exact=True).click()
     status(page, "interrupted")
     status(second, "interrupted")
+    second.bring_to_front()
     second.wait_for_selector("form.answer")
     second.get_by_label("Yes").check()
     second.get_by_role("button", name="Answer and resume").click()
