@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -308,6 +309,22 @@ def react() -> Graph:
 
 def agent() -> Graph:
     return agents.tool_loop("q -> a", tools=[look_up], max_turns=2)
+
+
+def die_once(q: str, mark: Path, log: Path) -> dict[str, Any]:
+    """Kills its process the first time it is asked about q5."""
+    note(log, q)
+    if q == "q5" and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"a": q.upper()}
+
+
+def deadly(mark: Path, log: Path) -> Graph:
+    def work(q: str) -> dict[str, Any]:
+        return die_once(q, mark, log)
+
+    return Graph(inputs=["q"], name="Deadly").add_node("work", work, writes=["a"]).add_path(START, "work", END)
 
 
 class Twice(dspy.Module):

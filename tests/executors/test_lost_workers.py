@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import threading
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Executor
+from concurrent.futures import BrokenExecutor, Executor, Future
 from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
 
-from dspyer import END, START, CompiledGraph, Graph, optimize
+from dspyer import CompiledGraph, optimize
 from dspyer.errors import ExecutorLost
 from tests.dspy_optimizers.programs import PAIRS
 from tests.dspy_optimizers.table import ROWS
 from tests.executors.comparing import called, differences, ran
 from tests.executors.pools import POOLS, BreakingExecutor, HeldExecutor
-from tests.executors.programs import CASES, WordLM, chain, note
+from tests.executors.programs import CASES, WordLM, chain, deadly
 from tests.executors.shared_lms import SharedNotingLM, SharedSkillLM
 from tests.optimize.conftest import quiet  # noqa: F401 - a fixture
 from tests.optimize.skills import RULES, examples
@@ -150,37 +148,31 @@ def test_a_time_limit_of_the_caller_is_a_timeout() -> None:
         pool.go_on.set()
 
 
-def test_ctrl_c_ends_the_wait() -> None:
-    def interrupt() -> None:
-        pool.submitted.wait(30)
-        os.kill(os.getpid(), signal.SIGINT)
+class Interrupted(Future[Any]):
+    """Ctrl-C while the caller waits for it."""
 
-    with HeldExecutor() as pool, dspy.context(lm=WordLM()):
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            chain().compile().with_executor(pool)(q="why")
-        thread.join()
-        pool.go_on.set()
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        raise KeyboardInterrupt
+
+
+class InterruptedExecutor(Executor):
+    """Never starts its only task."""
+
+    def __init__(self) -> None:
+        self.future = Interrupted()
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return self.future
+
+
+def test_ctrl_c_ends_the_wait_and_drops_the_call() -> None:
+    pool = InterruptedExecutor()
+    with dspy.context(lm=WordLM()), pytest.raises(KeyboardInterrupt):
+        chain().compile().with_executor(pool)(q="why")
+    assert pool.future.cancelled()
 
 
 # --- real engines: equal to a local call, until a worker is killed
-
-
-def die_once(q: str, mark: Path, log: Path) -> dict[str, Any]:
-    """Kills its process the first time it is asked about q5."""
-    note(log, q)
-    if q == "q5" and not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"a": q.upper()}
-
-
-def deadly(mark: Path, log: Path) -> Graph:
-    def work(q: str) -> dict[str, Any]:
-        return die_once(q, mark, log)
-
-    return Graph(inputs=["q"], name="Deadly").add_node("work", work, writes=["a"]).add_path(START, "work", END)
 
 
 def right(example: Any, prediction: Any, trace: Any = None) -> float:
