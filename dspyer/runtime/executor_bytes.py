@@ -15,6 +15,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
+from operator import itemgetter
 from threading import Lock
 from typing import Any
 from uuid import uuid4
@@ -161,6 +162,9 @@ def _known_class(key: str) -> type:
 
 # --- programs
 
+_RECORDS = ("history", "callbacks")
+_HOLDING = (dspy.Module, dict, list, tuple)
+
 
 def sent_state(program: dspy.Module) -> dict[str, Any]:
     """The attributes of a program that its runs need: its modules and its graph, and not what optimizers left on it."""
@@ -185,12 +189,12 @@ def parts_of(program: dspy.Module) -> Parts:
                 graph = part._graph
                 found[f"{path}#graph"], found[f"{path}#topology"] = graph, graph.topology
                 found[f"{path}#schema"], found[f"{path}#redaction"] = graph.topology.schema, graph.redaction
-            inner = (sent_state(part) if is_graph else part.__getstate__()).items()
+            attributes = sent_state(part) if is_graph else vars(part)
+            inner = [(name, value) for name, value in attributes.items() if name not in _RECORDS]
         else:
             inner = part.items() if isinstance(part, dict) else enumerate(part)
-        open_parts += [
-            (f"{path}.{name}", one) for name, one in inner if isinstance(one, dspy.Module | dict | list | tuple)
-        ]
+        further = [(f"{path}.{name!r}", one) for name, one in inner if isinstance(one, _HOLDING)]
+        open_parts += sorted(further, key=itemgetter(0))  # the attributes of a copy may have another order
     return {name: part for name, part in found.items() if part is not None}
 
 
@@ -215,7 +219,7 @@ def large_inputs(inputs: Mapping[str, Any]) -> Parts:
 def _without_records(value: Any) -> Any:
     """A language model or an adapter without its history and callbacks."""
     twin = copy.copy(value)
-    for name in ("history", "callbacks"):
+    for name in _RECORDS:
         if vars(twin).get(name):
             setattr(twin, name, [])
     return twin

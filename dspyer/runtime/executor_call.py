@@ -157,7 +157,7 @@ class ExecutorCall:
             None if layers.results is None else layers.results.folder,
             layers.rollouts,
         )
-        self._bytes = self._encoded(sent), self._encoded(call)
+        self._bytes: tuple[bytes, ...] = (self._encoded(sent), self._encoded(call))
 
     # --- what is sent
 
@@ -219,8 +219,9 @@ class ExecutorCall:
         gate = current_gate()
         if gate is not None:  # a budget that is used up allows no further LM call
             gate.raise_if_used_up()
+        task, self._bytes = self._bytes, ()  # the executor has it, until a worker does
         try:
-            return self._executor.submit(work, *self._bytes)
+            return self._executor.submit(work, *task)
         except Exception as error:
             raise self._lost(error) from error
 
@@ -249,7 +250,7 @@ class ExecutorCall:
 
     def _accept(self, returned: Returned, parts: Parts) -> Outcome:
         """Passes on what a call has given, to where a call in this process would have put it."""
-        request, prediction, link = self._request, returned.prediction, _link(returned, parts)
+        request, prediction, link = self._request, returned.prediction, _link(self._who, returned, parts)
         error = returned.error
         if link is not None and (request.keeps_events or request.inside):
             request.outcome.returned = link.run(prediction)
@@ -274,7 +275,7 @@ class ExecutorCall:
         return prediction, error
 
 
-def _link(returned: Returned, parts: Parts) -> RunLink | None:
+def _link(who: str, returned: Returned, parts: Parts) -> RunLink | None:
     """The run, which is decoded when it is first asked for; None if none began."""
     data = returned.run
     if data is None:
@@ -285,7 +286,10 @@ def _link(returned: Returned, parts: Parts) -> RunLink | None:
         names = _Returning(known)
         if prediction is not None:
             names["prediction"] = KeptPrediction(prediction)
-        run: Run = decode(data, names)
+        try:
+            run: Run = decode(data, names)
+        except Exception as error:
+            raise lost(who, error) from error  # in a metric, any other exception would be a failure of the program
         return run
 
     return RunLink(make)

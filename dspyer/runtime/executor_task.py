@@ -182,7 +182,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         own_inputs=call.own_inputs,
     )
     outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
-    prediction, error = None, None
+    prediction, error, asked_before = None, None, len(call.rollouts.asked) if call.rollouts is not None else 0
     kind = type(program)  # `__call__` of the program was called by the caller, with its callbacks
     settings = {
         **sent.settings,
@@ -225,7 +225,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         failures,
         _nodes(run) if recorder.usages and run is not None else {},
         layers["results"].take_counts() if "results" in layers else {},
-        call.rollouts.asked if "rollouts" in layers else [],
+        call.rollouts.asked[asked_before:] if "rollouts" in layers else [],
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()]) if call.inside else (),
     )
     return returned, run

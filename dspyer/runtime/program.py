@@ -263,11 +263,11 @@ class CompiledGraph(dspy.Module):
         counts it. To try again is up to the executor (`retries=` of Dask).
 
         A worker gets the program with its parameters, the inputs, and DSPy's settings without callbacks, trackers and
-        streams; a setting that is None here is the worker's own. Functions and classes of a script or notebook are
-        sent with it, other modules must be importable there. Language models are sent without their history, but with
-        their API keys. In the worker stay `lm.history`, the callbacks of DSPy (those of the program itself are called
-        here), spans, and what a node changes outside of the state. Budgets are counted there, and the limits of
-        `lms.reliable` hold for each worker.
+        streams; a setting that is None here is the worker's own, and so is DSPy's cache. Functions and classes of a
+        script or notebook are sent with it, other modules must be importable there. Language models are sent without
+        their history, but with their API keys. In the worker stay `lm.history`, the callbacks of DSPy (those of the
+        program itself are called here), spans, and what a node changes outside of the state. Budgets are counted there,
+        and the limits of `lms.reliable` hold for each worker.
 
         Args:
             executor: any `concurrent.futures.Executor`: a `ProcessPoolExecutor` (with the start method `spawn`, if this

@@ -137,3 +137,59 @@ def test_a_redacted_program_hides_the_same(pool: BytesExecutor) -> None:
             run = Run.of(program(q="1"))
         texts.append(dict(run.shown[-1].patch))
     assert texts == [{"a": "[redacted]"}] * 2
+
+
+class Unloadable:
+    """Is pickled, and cannot be loaded."""
+
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+class Leaving(dspy.Module):
+    """Calls two predictors in a dict, one under a name that DSPy's modules have too, and under equal texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        shared = dspy.Predict("q -> a")
+        self.parts = {"history": shared, 1: dspy.Predict("q -> b"), "1": dspy.Predict("q -> c")}
+        self.again = [shared]
+
+    def forward(self, q: str) -> dspy.Prediction:
+        return dspy.Prediction(a=" ".join(f"{next(iter(part(q=q).values()))}" for part in self.parts.values()))
+
+
+def test_each_step_has_the_predictor_of_the_caller(pool: BytesExecutor) -> None:
+    program = Graph().add_node("leave", Leaving(), reads=["q"], writes=["a"]).add_path(START, "leave", END).compile()
+    program.leave.parts = dict(reversed(program.leave.parts.items()))
+    with dspy.context(lm=WordLM(), trace=[]):
+        program.with_executor(pool)(q="1")
+        found = [predictor for predictor, _, _ in dspy.settings.trace]
+    assert [id(one) for one in found] == [id(one) for one in program.leave.parts.values()]
+
+
+class LateLM(WordLM):
+    """Gives a step to the trace whose inputs cannot be loaded."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        dspy.settings.trace.append((dspy.Predict("a -> b"), {"a": Unloadable()}, dspy.Prediction(b=1)))
+        return super().__call__(*args, **kwargs)
+
+
+def test_a_result_that_cannot_be_loaded_is_a_loss(pool: BytesExecutor) -> None:
+    with dspy.context(lm=LateLM()), pytest.raises(ExecutorLost, match="invalid literal for int"):
+        asking().with_executor(pool)(q="1")
+
+
+def test_a_run_that_cannot_be_loaded_is_no_failure_of_the_metric(pool: BytesExecutor, monkeypatch: Any) -> None:
+    def metric(example: Any, prediction: Any, trace: Any = None) -> bool:
+        return Run.of(prediction).status == "completed"
+
+    def broken(*_: Any) -> Any:
+        raise ImportError("another version")
+
+    examples = [dspy.Example(q=str(n)).with_inputs("q") for n in range(3)]
+    evaluate = dspy.Evaluate(devset=examples, metric=metric, num_threads=1, max_errors=99, display_progress=False)
+    monkeypatch.setattr(Run, "__setstate__", broken, raising=False)
+    with dspy.context(lm=WordLM()), pytest.raises(ExecutorLost, match="another version"):
+        evaluate(asking().with_executor(pool))
