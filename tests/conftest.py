@@ -90,6 +90,7 @@ PRELOADED = [
     "dspyer.stores.encrypted",
     "dspyer.stores.postgres",
     "dspyer.testing.store_processes",
+    "tests.fleet.fleet",
     "tests.test_examples",
 ]
 

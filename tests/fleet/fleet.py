@@ -123,7 +123,6 @@ class Fleet:
         self.killed: dict[int, float] = {}
         self.queue = queue
         self._context = multiprocessing.get_context("forkserver")  # the processes import DSPy once, in their parent
-        self._context.set_forkserver_preload(["dspy", "dspyer.testing", "tests.fleet.fleet"])
 
     def start(self, count: int = 1) -> None:
         for _ in range(count):

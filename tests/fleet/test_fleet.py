@@ -15,6 +15,8 @@ import pytest
 from tests.fleet.fleet import EXAMPLES, Fleet, fleet
 from tests.fleet.orders import Note
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 REQUESTS = 16
 KILLS = 4
 NODES = ["START", "read", "check", "approve", "pay", "send"]
