@@ -190,7 +190,6 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         FAILED_RUNS: failures,
         "trace": steps,
         "usage_tracker": tracker,
-        "caller_modules": [program],
     }
     with ExitStack() as stack:
         stack.enter_context(dspy.context(**settings))
