@@ -7,7 +7,7 @@ Two questions, asked of one SQLite file and one PostgreSQL database in turn:
 - What does an operation on one thread cost beside 1,000 threads, and beside 100,000? The other threads are copies of
   one that a run has made, written by the database itself; those that are measured are made by runs.
 
-`--quick` measures next to nothing, to see that the bench works. Figures of a run without it take about six minutes.
+`--quick` measures next to nothing, to see that the bench works. Without it, a run takes about five minutes.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ FILL_SQLITE = (
     ),
     (
         "INSERT INTO ref SELECT blob, ({base} + n) << {shift} | (place & 4294967295) "
-        "FROM numbers, ref WHERE place BETWEEN {key} << {shift} AND ({key} << {shift}) + 4294967295"
+        "FROM ref CROSS JOIN numbers WHERE place BETWEEN {key} << {shift} AND ({key} << {shift}) + 4294967295"
     ),
     (
         "INSERT INTO snapshot SELECT ({base} + n) << {shift} | (id & 4294967295), content, refs "
