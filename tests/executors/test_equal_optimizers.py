@@ -7,20 +7,22 @@ from typing import Any
 
 import dspy
 import pytest
+from pydantic import BaseModel
 
-from dspyer import Run, optimize
+from dspyer import END, START, Graph, Run, optimize
 from tests.dspy_optimizers.programs import PAIRS, Pair, exact
 from tests.dspy_optimizers.table import ROWS, Row
 from tests.executors.comparing import plain
 from tests.executors.pools import BytesExecutor
 from tests.executors.shared_lms import SharedNotingLM, SharedSkillLM
 from tests.optimize.conftest import quiet  # noqa: F401 - a fixture
-from tests.optimize.skills import ONE_EACH, RULES, chain, examples, stepwise
+from tests.optimize.skills import ONE_EACH, RULES, chain, examples, step, stepwise
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
 BY_FIELD = optimize.by_field({field: optimize.equals(field) for field in RULES}, goal="c")
 CHAIN = PAIRS[0]
+TUNING = [row for row in ROWS if row.name != "GEPA_one_by_one"]  # as "GEPA", for longer
 
 
 def tuned_by(row: Row, pair: Pair, pool: BytesExecutor | None) -> Any:
@@ -38,7 +40,7 @@ def tuned_by(row: Row, pair: Pair, pool: BytesExecutor | None) -> Any:
     return state, prompts, result.score, scores
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+@pytest.mark.parametrize("row", TUNING, ids=[row.name for row in TUNING])
 def test_an_optimizer_of_dspy_gives_the_same(row: Row, pool: BytesExecutor) -> None:
     local, far = tuned_by(row, CHAIN, None), tuned_by(row, CHAIN, pool)
     assert far == local
@@ -87,7 +89,7 @@ def test_culprits_and_feedback_of_a_metric_by_field_are_the_same(pool: BytesExec
     assert found[0][-1] == 3
 
 
-@pytest.mark.parametrize("options", [{}, {"max_labeled_demos": 0}, {"max_demos": 1}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"max_labeled_demos": 0}, {"rollouts": 2}], ids=str)
 def test_few_shot_gives_the_same(options: dict[str, Any], pool: BytesExecutor) -> None:
     def tune(program: Any) -> Any:
         lm = SharedSkillLM(hard=ONE_EACH)
@@ -98,6 +100,39 @@ def test_few_shot_gives_the_same(options: dict[str, Any], pool: BytesExecutor) -
     far, local = tune(chain().with_executor(pool)), tune(chain())
     assert far == local
     assert any(one["demos"] for one in local[0].values())
+
+
+class Brittle(BaseModel):
+    n: int
+    a: int = 0
+    b: int = 0
+    c: int = 0
+
+
+def brittle() -> Any:
+    """The steps of the chain, of which one raises for every second input, after the first has been right."""
+    graph = Graph(Brittle, name="Brittle").add_node("write_a", dspy.Predict(step("n", "a")))
+    graph.add_node("stop", stop_at_odd, writes=["b"]).add_node("write_c", dspy.Predict(step("b", "c")))
+    return graph.add_path(START, "write_a", "stop", "write_c", END).compile()
+
+
+def stop_at_odd(a: int) -> dict[str, int]:
+    if a % 2:
+        raise ValueError(f"{a} is odd")
+    return {"b": RULES["b"](a)}
+
+
+def test_few_shot_learns_from_runs_that_fail_as_locally(pool: BytesExecutor) -> None:
+    def tune(program: Any) -> Any:
+        lm = SharedSkillLM(hard={"a": 5, "c": 5})
+        with dspy.context(lm=lm):
+            few_shot = optimize.FewShot(BY_FIELD, max_labeled_demos=0, max_errors=99)
+            tuned = few_shot.compile(program, trainset=examples(8))
+        return {name: predictor.dump_state() for name, predictor in tuned.named_predictors()}, Counter(lm.tasks)
+
+    local, far = tune(brittle()), tune(brittle().with_executor(pool))
+    assert far == local
+    assert local[0]["write_a"]["demos"]
 
 
 def test_accepted_only_keeps_refused_steps_from_the_trace(pool: BytesExecutor) -> None:
