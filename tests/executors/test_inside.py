@@ -5,18 +5,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
+from typing import Annotated, Any
 
 import dspy
 import pytest
 from dspy.utils.usage_tracker import track_usage
+from pydantic import BaseModel
 from tenacity import wait_none
 
-from dspyer import END, START, Budget, CompiledGraph, Context, Failure, Graph, Retry
+from dspyer import END, START, Budget, CompiledGraph, Context, Failure, Graph, Retry, reducers
 from dspyer.errors import BudgetError, ExecutorLost, GraphError, Interrupted
 from tests.executors.comparing import differences, plain, step_of
 from tests.executors.pools import BreakingExecutor, BytesExecutor, HeldExecutor
-from tests.executors.programs import Case, State, WordLM, asking, chain, checked, count, fork, loop, mapped, odd, one
+from tests.executors.programs import (
+    FLAKY,
+    Case,
+    State,
+    WordLM,
+    asking,
+    chain,
+    checked,
+    count,
+    flaky,
+    fork,
+    loop,
+    mapped,
+    odd,
+    one,
+)
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 Wrap = Callable[[CompiledGraph], Graph]
@@ -46,6 +62,17 @@ def beside(inner: CompiledGraph) -> Graph:
         .add_node("other", note_one, writes=["notes", "total"])
     )
     return graph.add_edge(START, ["inner", "other"]).add_edge(["inner", "other"], END)
+
+
+class Keeping(BaseModel):
+    notes: Annotated[list[str], reducers.extend] = ["default"]
+    total: int = 0
+
+
+def keeping() -> Graph:
+    """A field with a reducer and a default: what the outer state holds replaces it, and is not added to it."""
+    graph = Graph(Keeping, name="Keeping").add_node("count", lambda notes: {"notes": [f"{len(notes)} so far"]})
+    return graph.add_path(START, "count", END)
 
 
 def note_one() -> dict[str, Any]:
@@ -97,6 +124,8 @@ INNER: dict[str, tuple[Wrap, Case]] = {
     "predictors": (node, Case(fork)),
     "fields with reducers": (node, Case(loop, {"n": 0, "notes": ["given"], "total": 5})),
     "folded at a join": (beside, Case(loop, {"n": 0, "notes": ["given"], "total": 5})),
+    "defaults of such fields": (node, Case(keeping, {"notes": ["mine"]})),
+    "attempts that raised": (node, Case(lambda: one(flaky, **FLAKY))),
     "a map": (node, Case(lambda: mapped(failures="unread"), {"docs": ["x", "bad"]})),
     "a check": (node, Case(checked)),
     "a failure": (node, Case(lambda: one(odd, writes=["n"]), {"n": 1})),
