@@ -70,7 +70,7 @@ class Extent:
     threads: tuple[int, int] = (1_000, 100_000)
     times: int = 20
     rounds: int = 3
-    page: int = 1_000
+    page: int = 400
     sized: int = 1_000
 
 
@@ -276,12 +276,8 @@ def bytes_of(address: str) -> dict[str, int]:
     server, _, schema = split_address(address)
     with psycopg.connect(server) as connection:
         found = connection.execute(SIZES, [schema or "dspyer"]).fetchall()
-    parts = {
-        f"{table}, {what}": size
-        for table, *sizes in found
-        for what, size in zip(("rows", "indexes"), sizes, strict=True)
-    }
-    return {part: size for part, size in parts.items() if part.startswith(("entry", "snapshot", "run", "thread"))}
+    parts = {f"`{table}`, {what}": size for table, *both in found for what, size in zip(PARTS, both, strict=True)}
+    return {part: size for part, size in parts.items() if part.startswith(TABLES)}
 
 
 def bytes_a_thread(address: str, count: int) -> dict[str, float]:
@@ -388,7 +384,7 @@ def _circumstances(report: Report) -> str:
     return (
         f"{describe()}; {report.server}, with the settings that they come with. Medians of {extent.rounds} rounds, the "
         f"stores in turn; a fixed piece of Python took {1e3 * median(report.noise):.1f} ms ± {noise:.0f} % meanwhile. "
-        f"A run is {COMMITS} commits of a 70-byte message, on a new thread."
+        f"A run is {COMMITS} commits of a 70-byte message, on a new thread. `python -m bench.store_limits` measures it."
     )
 
 
