@@ -1,4 +1,4 @@
-"""1,000 tickets are scored on a Dask cluster of this machine; a worker is killed on the way, and the score is the same.
+"""2,000 tickets are scored on a Dask cluster of this machine; a worker is killed on the way, and the score is the same.
 
 python examples/batch_dask.py                  # needs: pip install distributed
 """
@@ -18,7 +18,7 @@ from triage import Classify, Judge, tickets
 
 from dspyer import END, START, CompiledGraph, Graph
 
-TICKETS = 1000
+TICKETS = 2000
 WORKERS = 2
 
 
