@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import BrokenExecutor, Executor, Future
 from concurrent.futures import CancelledError as FutureCancelledError
-from concurrent.futures import Executor, Future
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -89,7 +89,17 @@ def lost(who: str, error: BaseException) -> ExecutorLost:
     """The error for a call that an executor has lost, or for one whose node had given work to an executor."""
     text = error_text(error)
     text = f"{type(error).__qualname__}: {text}" if text else type(error).__qualname__
-    return ExecutorLost(f"the executor has lost {who}, so its result is not known: {text}")
+    text = f"the executor has lost {who}, so its result is not known: {text}"
+    if isinstance(error, BrokenExecutor):
+        text = (
+            f"{text.rstrip('.')}. A pool that is broken stays so: make another one, and call the program with it. If "
+            "each breaks at its first call, see what its processes have printed: a spawned process runs the script "
+            "again, so the script must make its pool below `if __name__ == '__main__':`, and a function that a node "
+            "submits must be one of a module"
+        )
+    elif isinstance(error, FutureCancelledError):
+        text = f"{text}. Something has cancelled the call, such as a shutdown: keep the pool open while calls are made"
+    return ExecutorLost(text)
 
 
 def refused(program: Any) -> ThreadError:

@@ -62,6 +62,19 @@ def test_a_loss_is_no_exception_that_anything_counts_as_a_failure(loss: dict[str
     assert "Chain" in str(lost.value)
 
 
+@pytest.mark.parametrize(
+    ("loss", "says"),
+    [
+        ({}, r"a worker was killed\. A pool that is broken stays so: make another one.*__name__ == '__main__'"),
+        ({"error": None}, "CancelledError.*keep the pool open while calls are made"),
+    ],
+)
+def test_a_loss_says_what_to_do(loss: dict[str, Any], says: str) -> None:
+    """A script without its guard ends here, too: its pool breaks, for a reason that only its processes print."""
+    with BreakingExecutor(0, **loss) as pool, dspy.context(lm=WordLM()), pytest.raises(ExecutorLost, match=says):
+        chain().compile().with_executor(pool)(q="why")
+
+
 # --- under what calls a program many times
 
 
