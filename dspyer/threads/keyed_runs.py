@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import ConcurrentRunError, InputError, StateError, ThreadError, brief
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
-from dspyer.persistence.reader import RunAncestry, load_run, read_run
+from dspyer.persistence.reader import read_run
 from dspyer.persistence.rows import RowKind, effect_row
 from dspyer.persistence.status import last_end
 from dspyer.runtime.request import Request
@@ -157,20 +157,31 @@ class KeyedRuns:
         )
 
     def _end_of(self, run: RunRow, row: ThreadRow) -> Point | None:
-        """Where the run ends in the history of the thread; None for an open run that the history does not have."""
-        at = end = row.head
-        if at is None or at.run != run.id:
-            rows = self._store.rows(run.id)
-            if rows and rows[-1].kind == RowKind.END and rows[-1].header[0] == "completed":
-                return Point(run.id, rows[-1].seq)
-            # A changed graph, a rerun or a manual commit may have continued it in another part: look for it there.
-            ancestry = RunAncestry(self._store)
-            while at is not None and at.run != run.id:
-                ancestry.visit(at.run)
-                later = load_run(self._store, at.run)
-                at = later.parents[0] if later.parents and at != row.root else None
-                end = end if later.header.get("continues") else at
-        return None if at is None else end
+        """Where the run has completed first, or the head of the thread if that is where it goes on; None for neither.
+
+        A changed graph, a manual commit or a rerun may have continued it in other parts. What comes after its first
+        completion, a rerun, is no part of the request: the key returns the same result for good.
+        """
+        if row.head is not None and row.head.run == run.id:
+            return row.head
+        parts = {run.id}
+        end = self._completion_of(run.id)
+        if end is None:
+            root = (
+                "" if row.root is None else row.root.run
+            )  # what it continued was deleted, and its id may be free again
+            for other in self._store.runs(self._thread):  # in the order of their creation
+                continues = other.header.get("continues") and other.id != root
+                if end is None and continues and other.parents[0].run in parts:
+                    parts.add(other.id)
+                    end = self._completion_of(other.id)
+        return row.head if end is None and row.head is not None and row.head.run in parts else end
+
+    def _completion_of(self, part: str) -> Point | None:
+        """The last row of a part of a run, if the run has completed there."""
+        rows = self._store.rows(part)
+        completed = bool(rows) and rows[-1].kind == RowKind.END and rows[-1].header[0] == "completed"
+        return Point(part, rows[-1].seq) if completed else None
 
 
 def _digest(text: str) -> str:

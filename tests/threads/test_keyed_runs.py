@@ -424,6 +424,36 @@ def test_a_rerun_of_a_completed_run_is_another_run(store: Store) -> None:
     assert t.run({"n": 1}, key="a").run_id == first.run_id
 
 
+def test_a_rerun_of_a_run_that_was_continued_in_another_part_is_another_run(store: Store) -> None:
+    flaky = Flaky(failures=1)
+    t = flaky.program(store).thread("t")
+    t.run({"n": 1}, key="a")
+    t.update({"n": 7})
+    first = t.run({"n": 1}, key="a")
+    assert first.state["n"] == 70
+    flaky.failures = 4
+    assert t.rerun(1).status == "failed"
+    t.run({"n": 1}, key="b", abandon=True)
+    again = t.run({"n": 1}, key="a")
+    assert (again.status, again.run_id, again.state["n"]) == ("completed", first.run_id, 70)
+
+
+def test_the_id_of_a_pruned_run_is_not_taken_for_that_of_a_later_one(store: Store) -> None:
+    """The pruned history begins with a part that continued the run of the key, whose id is free again."""
+    flaky = Flaky(failures=1)
+    t = flaky.program(store).thread("t")
+    t.run({"n": 1}, key="a")
+    t.update({"n": 7})
+    t.run({"n": 1}, key="a")
+    t.run({"n": 2}, key="b")
+    t.prune(before=[commit.id for commit in t.history() if commit.node == "START"][1])
+    flaky.failures = 5
+    assert t.run({"n": 3}, key="a").status == "failed"
+    assert t.run({"n": 4}, key="c", abandon=True).status == "failed"
+    with pytest.raises(ThreadError, match="was abandoned"):
+        t.run({"n": 3}, key="a")
+
+
 def test_manual_commits_and_other_graphs_continue_the_run(store: Store) -> None:
     flaky = Flaky(failures=2)
     t = flaky.program(store).thread("t")
