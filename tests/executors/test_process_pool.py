@@ -13,7 +13,7 @@ import pytest
 
 from dspyer import Run
 from dspyer.errors import ExecutorLost, InputError
-from tests.runtime.executor_programs import shouting
+from tests.executors.shouting import shouting
 
 
 @pytest.fixture(scope="module")
