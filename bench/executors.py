@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -27,7 +27,6 @@ from bench.machine import calibrate, describe, spread
 from bench.report import markdown, put_section
 from dspyer import END, START, CompiledGraph, Graph
 from dspyer.runtime.executor_bytes import encode_sent
-from dspyer.testing import NearestLM
 
 SECTION = "Executors"
 ABOUT = """\
@@ -119,7 +118,7 @@ def bare(pool: Executor, calls: int, seconds: float) -> float:
     return time.perf_counter() - start
 
 
-def coordinator_seconds(program: CompiledGraph, calls: int) -> float:
+def caller_seconds(program: CompiledGraph, calls: int) -> float:
     """The processor time that a call takes in this process, all its threads included."""
     program(n=0)
     start = time.process_time()
@@ -142,20 +141,11 @@ def predictors() -> CompiledGraph:
 
 
 def pickled(program: CompiledGraph, calls: int) -> tuple[float, float]:
-    """The bytes of a program as it is sent, and the seconds that encoding it takes."""
-    sizes: list[int] = []
-
-    class Counting(ThreadPoolExecutor):
-        def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-            sizes.append(len(args[0]))
-            return super().submit(function, *args, **kwargs)
-
-    with Counting(1) as pool, dspy.context(lm=NearestLM()):
-        program.with_executor(pool)(question="Where?")
+    """The bytes of a program, without the settings that are sent with it, and the seconds that encoding it takes."""
     start = time.perf_counter()
     for _ in range(calls):
-        encode_sent(program)
-    return float(sizes[0]), (time.perf_counter() - start) / calls
+        data = encode_sent(program)
+    return float(len(data)), (time.perf_counter() - start) / calls
 
 
 # --- the pools
@@ -265,9 +255,9 @@ def measure(sizes: Sizes, pools: Pools, wide: int) -> tuple[list[Row], list[floa
         whole = evaluate(both.with_executor(pools.processes), sizes.cpu_calls, 32)
         add("both: only the CPU part in 2 processes / 32 threads", threads / resource)
         add("both: the whole program in 2 processes / 32 threads", threads / whole)
-        add("a call, CPU time of the caller: no executor", coordinator_seconds(tiny, sizes.cost_calls) * 1e3, "ms")
+        add("a call, CPU time of the caller: no executor", caller_seconds(tiny, sizes.cost_calls) * 1e3, "ms")
         for name, executor in kinds.items():
-            cost = coordinator_seconds(tiny.with_executor(executor), sizes.cost_calls) * 1e3
+            cost = caller_seconds(tiny.with_executor(executor), sizes.cost_calls) * 1e3
             add(f"a call, CPU time of the caller: {name}", cost, "ms")
         size, seconds = pickled(predictors(), sizes.cost_calls)
         add("a program of three predictors with 4 demonstrations each, as bytes", size / 1024, "KiB", 1)
