@@ -112,11 +112,15 @@ def refused(program: Any) -> ThreadError:
 
 def _parts_sent(program: Any) -> dict[str, Any]:
     """The parts of a program by their names, to say which of them cannot be pickled."""
-    graph, modules = program._graph, {**vars(program)}
-    named = {f"module {name!r}": part for name, part in modules.items() if isinstance(part, dspy.Module)}
+    graph = program._graph
+    named = {f"module {name!r}": part for name, part in vars(program).items() if isinstance(part, dspy.Module)}
     named |= {f"node {name!r}": node for name, node in graph.nodes.items()}
     named |= {f"router {router.name!r}": router for router in graph.routers}
-    return named | {f"the resource {kind.__name__}": value for kind, value in program._resources.items()}
+    return named | _resources_sent(program._resources)
+
+
+def _resources_sent(resources: Mapping[type, object]) -> dict[str, Any]:
+    return {f"the resource {kind.__name__}": value for kind, value in resources.items()}
 
 
 # --- a call
@@ -136,6 +140,7 @@ class ExecutorCall:
     def __init__(
         self, program: Any, executor: Executor, request: Request, inputs: Mapping[str, Any], *, is_async: bool
     ) -> None:
+        # `dspy.streamify` sets it for the call that it makes; in a node, it is that of a call around the run.
         if dspy.settings.send_stream is not None and not executing_id():
             raise refused(program)
         self._program = program
@@ -178,7 +183,7 @@ class ExecutorCall:
             named: dict[str, Any] = {}
             if isinstance(sent, SentCall):
                 named |= {f"the input {name!r}": value for name, value in sent.inputs.items()}
-                named |= {f"the resource {kind.__name__}": value for kind, value in sent.resources.items()}
+                named |= _resources_sent(sent.resources)
                 named |= {"what answers= was given": sent.answer, "the metric of FewShot(rollouts=)": sent.rollouts}
             else:
                 named |= {f"the setting {name!r} of DSPy": value for name, value in sent.settings.items()}
@@ -254,9 +259,9 @@ class ExecutorCall:
                 return self._accept(decode(future.result(), parts), parts)
             except Exception as error:  # noqa: BLE001 - whatever a class of the user raises when it is loaded
                 failed = error
-        lost = self._lost(failed)
-        lost.__cause__ = failed
-        return None, lost
+        loss = self._lost(failed)
+        loss.__cause__ = failed
+        return None, loss
 
     def _accept(self, returned: Returned, parts: Parts) -> Outcome:
         """Passes on what a call has given, to where a call in this process would have put it."""

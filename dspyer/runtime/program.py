@@ -117,6 +117,7 @@ class CompiledGraph(dspy.Module):
 
         Raises:
             InputError: for missing, unknown or invalid inputs.
+            ExecutorLost: if the program has an executor, which has lost the call.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -175,6 +176,7 @@ class CompiledGraph(dspy.Module):
             An iterator of events, whose `run` is the run after the last event. A question ends the events.
 
         Raises:
+            ThreadError: if the program has an executor.
             InputError: from the iterator, for missing, unknown or invalid inputs.
             Exception: from the iterator, after the last event, what the failing node raised.
 
@@ -235,6 +237,9 @@ class CompiledGraph(dspy.Module):
 
         Returns:
             A program that shares the modules of this one.
+
+        Raises:
+            InputError: if the program has an executor, and one of them cannot be pickled.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -333,7 +338,8 @@ class CompiledGraph(dspy.Module):
             The handle on it.
 
         Raises:
-            ThreadError: if the program was compiled without a store, or the name is empty or no text.
+            ThreadError: if the program was compiled without a store or has an executor, or the name is empty or no
+                text.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -374,9 +380,8 @@ class CompiledGraph(dspy.Module):
             check_thread_name(after)
         if limit is not None and (int(limit) != limit or limit < 1):
             raise ValueError(f"limit={limit!r}: a page has at least one name; None for all names")
-        return store.threads(
-            after, None if limit is None else min(int(limit), 2**63 - 1)
-        )  # all that a database can count
+        most = 2**63 - 1  # a database cannot count further
+        return store.threads(after, None if limit is None else min(int(limit), most))
 
     def _require_store(self) -> Store:
         if self._store is None:
@@ -401,6 +406,7 @@ class CompiledGraph(dspy.Module):
         Raises:
             InputError: for missing, unknown or invalid inputs.
             Interrupted: if the run waits for answers.
+            ExecutorLost: if an executor has lost the call, or what a node had given it.
             Exception: what the first failing node raised, unwrapped.
 
         Example:

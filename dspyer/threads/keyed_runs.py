@@ -83,7 +83,7 @@ class KeyedRuns:
         abandon: bool,
         take_over: bool,
     ) -> None:
-        """Hand over the run of a key: a new one, the open one resumed, or the one that is done as it is stored."""
+        """Hands over the run of a key: a new one, the open one resumed, or the one that is done as it is stored."""
 
         def first_write(head: ThreadHead) -> FirstWrite | StoredRun:
             # The look-up comes after the read of the head: a run that another delivery begins in between has another
@@ -185,4 +185,5 @@ class KeyedRuns:
 
 
 def _digest(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    """The digest of some JSON, which is ASCII whatever texts it holds."""
+    return blake2b(text.encode(), digest_size=16).hexdigest()

@@ -94,7 +94,7 @@ class Thread:
         Raises:
             ConcurrentRunError: if another run owns the thread.
             OpenRunError: if the last run failed, crashed or waits for answers.
-            ThreadError: if the run of the key was begun with other inputs, or was abandoned.
+            ThreadError: if `key` is no text, or its run began with other inputs, was abandoned, or makes no progress.
             ChangedGraphError: if the thread belongs to a graph of another name, or its values do not fit this one.
             InputError: for missing, unknown or invalid inputs.
             StoreError: if the store fails before the run has begun.
