@@ -190,11 +190,11 @@ def parts_of(program: dspy.Module) -> Parts:
                 found[f"{path}#graph"], found[f"{path}#topology"] = graph, graph.topology
                 found[f"{path}#schema"], found[f"{path}#redaction"] = graph.topology.schema, graph.redaction
             attributes = sent_state(part) if is_graph else vars(part)
-            inner = [(name, value) for name, value in attributes.items() if name not in _RECORDS]
-        else:
-            inner = part.items() if isinstance(part, dict) else enumerate(part)
-        further = [(f"{path}.{name!r}", one) for name, one in inner if isinstance(one, _HOLDING)]
-        open_parts += sorted(further, key=itemgetter(0))  # the attributes of a copy may have another order
+            # Sorted, since the attributes of a copy may have another order.
+            inner = sorted([one for one in attributes.items() if one[0] not in _RECORDS], key=itemgetter(0))
+        else:  # by number: the key of a dict may have another text in another process, as a function and a set have
+            inner = enumerate(part.values() if isinstance(part, dict) else part)
+        open_parts += [(f"{path}.{name!r}", one) for name, one in inner if isinstance(one, _HOLDING)]
     return {name: part for name, part in found.items() if part is not None}
 
 

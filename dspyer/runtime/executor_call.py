@@ -155,8 +155,9 @@ class ExecutorCall:
             {name: value for name, value in settings.items() if name in SENT_SETTINGS or is_own_setting(name)},
             program._resources,
         )
+        self._id = uuid4().bytes
         call = SentCall(
-            uuid4().bytes,
+            self._id,
             dict(inputs),
             is_async,
             request.keeps_events,
@@ -236,9 +237,13 @@ class ExecutorCall:
             gate.raise_if_used_up()
         task, self._bytes = self._bytes, ()  # the executor has it, until a worker does
         try:
-            return self._executor.submit(work, *task)
+            future = self._executor.submit(work, *task)
+            if not isinstance(future, Future):
+                kind = with_article(type(future).__name__)
+                raise TypeError(f"submit of {type(self._executor).__name__} returned {kind}, and no Future")
         except Exception as error:
             raise self._lost(error) from error
+        return future
 
     def _lost(self, error: BaseException) -> ExecutorLost:
         return lost(self._who, error)
@@ -256,7 +261,10 @@ class ExecutorCall:
         if failed is None:
             parts = _Returning(self._parts)
             try:
-                return self._accept(decode(future.result(), parts), parts)
+                returned = decode(future.result(), parts)
+                if returned.id != self._id:
+                    raise RuntimeError("it returned the result of another call")
+                return self._accept(returned, parts)
             except Exception as error:  # noqa: BLE001 - whatever a class of the user raises when it is loaded
                 failed = error
         loss = self._lost(failed)

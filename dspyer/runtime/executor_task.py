@@ -92,6 +92,7 @@ class Returned(NamedTuple):
     """What a call has given.
 
     Attributes:
+        id: that of the call.
         prediction: the result; None for a run that is not completed.
         error: what it has raised; None if nothing.
         steps: the DSPy trace.
@@ -105,6 +106,7 @@ class Returned(NamedTuple):
         run: the bytes of the `Run`; None if the call was refused before one began.
     """
 
+    id: bytes
     prediction: dspy.Prediction | None
     error: BaseException | None
     steps: Steps
@@ -216,6 +218,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         with suppress(LookupError):
             run = Run.of(prediction)
     returned = Returned(
+        call.id,
         prediction,
         error,
         steps,

@@ -147,12 +147,13 @@ class Unloadable:
 
 
 class Leaving(dspy.Module):
-    """Calls two predictors in a dict, one under a name that DSPy's modules have too, and under equal texts."""
+    """Calls predictors in a dict, one under a name that DSPy's modules have too, under equal texts, and an object."""
 
     def __init__(self) -> None:
         super().__init__()
         shared = dspy.Predict("q -> a")
         self.parts = {"history": shared, 1: dspy.Predict("q -> b"), "1": dspy.Predict("q -> c")}
+        self.parts[object()] = dspy.Predict("q -> d")  # its text has the address
         self.again = [shared]
 
     def forward(self, q: str) -> dspy.Prediction:

@@ -17,7 +17,7 @@ from dspyer.errors import ExecutorLost
 from tests.dspy_optimizers.programs import PAIRS
 from tests.dspy_optimizers.table import ROWS
 from tests.executors.comparing import called, differences, ran
-from tests.executors.pools import POOLS, BreakingExecutor, HeldExecutor
+from tests.executors.pools import POOLS, BreakingExecutor, BytesExecutor, HeldExecutor
 from tests.executors.programs import CASES, WordLM, chain, deadly
 from tests.executors.shared_lms import SharedNotingLM, SharedSkillLM
 from tests.optimize.conftest import quiet  # noqa: F401 - a fixture
@@ -76,6 +76,37 @@ def test_a_loss_says_what_to_do(loss: dict[str, Any], says: str) -> None:
 
 
 # --- under what calls a program many times
+
+
+class Misbehaving(BytesExecutor):
+    """What a user has written by hand, and not well."""
+
+    def __init__(self, returns: str) -> None:
+        super().__init__()
+        self.returns = returns
+
+    def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        future = super().submit(function, *args, **kwargs)
+        if self.returns == "the first future":
+            return self.futures[0]
+        if self.returns == "the result":
+            return future.result()
+        if self.returns == "garbage":
+            future = Future()
+            future.set_result(b"x")
+            return future
+        return None
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("returns", ["None", "the result", "garbage", "the first future"])
+def test_an_executor_that_misbehaves_gives_no_score(returns: str, call: Any) -> None:
+    with Misbehaving(returns) as pool, dspy.context(lm=WordLM()):
+        far = chain().compile().with_executor(pool)
+        if returns == "the first future":
+            far(q="another")
+        with pytest.raises(ExecutorLost, match=r"another call|Future|invalid load key"):
+            call(far)
 
 
 def evaluated(program: Any, lm: Any) -> Any:
