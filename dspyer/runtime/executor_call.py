@@ -167,6 +167,7 @@ class ExecutorCall:
             request.budget,
             request.inside,
             request.own_inputs,
+            request.call_counts,
             (here.id, here.node, here.attempt),
             _prices(recorder),
             recorder is not None and recorder.wants_texts,
@@ -278,6 +279,8 @@ class ExecutorCall:
         if link is not None and (request.keeps_events or request.inside):
             request.outcome.returned = link.run(prediction)
         request.outcome.lost += returned.lost
+        for count, calls in zip(request.call_counts, returned.calls, strict=True):
+            count.add(calls)
         if request.inside and isinstance(error, Interrupted):
             error = Interrupted.of(error.questions, self._program._graph.name, stored=False, elsewhere=True)
         if request.scope:  # as the runs inside of nodes name their executions

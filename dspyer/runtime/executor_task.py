@@ -34,7 +34,7 @@ from dspyer.persistence.execution_records import AnswerSource
 from dspyer.runtime.executor_bytes import Parts, decode, encode_returned, large_inputs, parts_of
 from dspyer.runtime.module_cache import CallCounts, ModuleResults
 from dspyer.runtime.optimizer_layers import asking_for
-from dspyer.runtime.request import FAILED_RUNS, REQUEST, Request
+from dspyer.runtime.request import FAILED_RUNS, REQUEST, CallCount, Request
 from dspyer.runtime.run import Run
 
 KEPT_PROGRAMS = 8
@@ -64,6 +64,7 @@ class SentCall(NamedTuple):
         budget: what the run may spend; None for that of `compile`.
         inside: whether it is a node of another graph that calls the program.
         own_inputs: whether that node has made up the inputs; else they are values of the state around it.
+        call_counts: the node calls of the runs around it that have `max_calls`.
         caller: id, node and attempt of the execution whose code makes the call; of none for a run.
         prices: prices of the run around the call, which come before those of DSPy.
         wants_texts: whether the run around the call stores the messages and responses of LM calls.
@@ -81,6 +82,7 @@ class SentCall(NamedTuple):
     budget: Budget | None
     inside: bool
     own_inputs: bool
+    call_counts: tuple[CallCount, ...]
     caller: tuple[str, str, int]
     prices: Prices
     wants_texts: bool
@@ -102,6 +104,7 @@ class Returned(NamedTuple):
         nodes: the nodes of the graph that have made LM calls, by execution.
         spared: the calls of modules that the cache of the folder has counted, by graph and node.
         asked: the executions that `rollouts` has asked again.
+        calls: the node calls that it has added to each of `call_counts`.
         lost: of a program that is a node, the steps that led to nothing, which its run has nowhere else.
         run: the bytes of the `Run`; None if the call was refused before one began.
     """
@@ -116,6 +119,7 @@ class Returned(NamedTuple):
     nodes: Mapping[str, str]
     spared: Mapping[tuple[str, str], CallCounts]
     asked: list[str]
+    calls: tuple[int, ...]
     lost: tuple[Steps, ...]
     run: bytes | None = None
 
@@ -182,8 +186,10 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         keeps_events=call.is_run,
         inside=call.inside,
         own_inputs=call.own_inputs,
+        call_counts=call.call_counts,
     )
     outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
+    calls_before = [one.count for one in call.call_counts]
     prediction, error, asked_before = None, None, len(call.rollouts.asked) if call.rollouts is not None else 0
     kind = type(program)  # `__call__` of the program was called by the caller, with its callbacks
     settings = {
@@ -228,6 +234,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         _nodes(run) if recorder.usages and run is not None else {},
         layers["results"].take_counts() if "results" in layers else {},
         call.rollouts.asked[asked_before:] if "rollouts" in layers else [],
+        tuple([one.count - before for one, before in zip(call.call_counts, calls_before, strict=True)]),
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()]) if call.inside else (),
     )
     return returned, run

@@ -161,6 +161,19 @@ class CallCount:
         self._count = count
         self._lock = Lock()
 
+    @property
+    def count(self) -> int:
+        """The calls so far."""
+        return self._count
+
+    def add(self, calls: int) -> None:
+        """Counts calls that a worker has made."""
+        with self._lock:
+            self._count += calls
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._graph, self._most, self._count)
+
     def begin(self, node: str, branch: str) -> CallLimitError | None:
         """Counts a call; returns the error if it is one too many."""
         with self._lock:

@@ -249,6 +249,26 @@ def test_the_cost_is_that_of_the_outer_budgets_prices(pool: BytesExecutor) -> No
 # --- attempts, failures, lost workers
 
 
+@MODES
+@pytest.mark.parametrize("most", [3, 4, 8, 9])
+def test_node_calls_in_the_worker_count_towards_max_calls(most: int, mode: str, pool: BytesExecutor) -> None:
+    """The loop makes two calls of a node; the map of two items makes four."""
+
+    def outer(inner: CompiledGraph) -> CompiledGraph:
+        graph = Graph(name="Outer").add_node("first", inner)
+        graph.add_map("each", inner, over="items", item="n", into="found", writes=["n"])
+        return graph.add_path(START, "first", "each", END).compile(max_calls=most, max_concurrency=1)
+
+    inputs = {"n": 1, "items": [1, 1], "notes": [], "total": 0}
+    local, far = [
+        outer(program).run(dict(inputs)) if mode == "sync" else asyncio.run(outer(program).arun(dict(inputs)))
+        for program in (loop().compile(), loop().compile().with_executor(pool))
+    ]
+    assert (local.status == "completed") == (most > 7)
+    assert (plain(far.error), far.status) == (plain(local.error), local.status)
+
+
+
 def test_a_later_attempt_asks_for_new_responses(pool: BytesExecutor) -> None:
     """C5: after a response that cannot be used, the requests of the next attempt have rollout ids of their own."""
 
