@@ -9,6 +9,7 @@ are small. (Of a class that comes back by value, cloudpickle would set every att
 from __future__ import annotations
 
 import copy
+import copyreg
 import dataclasses
 import io
 import pickle
@@ -72,8 +73,8 @@ class _Pickler(cloudpickle.Pickler):
             return self._reduce_class(value)
         if isinstance(value, (dspy.BaseLM, dspy.Adapter)):
             return _without_records(value).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        if isinstance(value, BaseException) and value is not self._error:
-            return _load_error, self._error_parts(value)
+        if isinstance(value, BaseException):
+            return _reduce_error(value) if value is self._error else (_load_error, self._error_parts(value))
         if isinstance(value, dspy.Module) and hasattr(type(value), "_dspyer_program"):
             call, arguments, _ = reduce_program(value)
             return call, arguments, sent_state(value)
@@ -233,6 +234,32 @@ class WorkerTraceback(Exception):  # noqa: N818  # it is the cause of an error, 
 
     def __str__(self) -> str:
         return f"\n\nin a worker:\n{self.args[0]}"
+
+
+def _reduce_error(error: BaseException) -> Any:
+    """How an exception is made again: without its `__init__`, unless it says how itself.
+
+    Python would call it with `args`, which are what it has passed on to `Exception`, and not what it takes: the errors
+    of DSPy's adapters, of LiteLLM and of OpenAI could not be loaded, and others would get their text twice.
+    """
+    kind = type(error)
+    built_in = _built_in(kind)
+    inherits = kind.__reduce__ is built_in.__reduce__ and kind.__reduce_ex__ is object.__reduce_ex__
+    if not inherits or kind in copyreg.dispatch_table:
+        return NotImplemented
+    _, args, *state = error.__reduce__()
+    return _new_error, (kind, args), *state
+
+
+def _new_error(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    built_in = _built_in(kind)
+    error: BaseException = built_in.__new__(kind, *args)
+    built_in.__init__(error, *args)  # sets what is no attribute of Python, as the `value` of `StopIteration`
+    return error
+
+
+def _built_in(kind: type[BaseException]) -> Any:
+    return next(one for one in kind.__mro__ if one.__module__ == "builtins")
 
 
 def _load_error(

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import dspy
+import httpx
+import litellm
+import openai
 import pytest
+from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
 
 from dspyer import END, START, CompiledGraph, Graph, Run
 from dspyer.errors import ExecutorLost
@@ -44,6 +48,33 @@ class HoldingError(Exception):
         self.itself = self
 
 
+class TwiceError(ValueError):
+    """Its `args` are not what it takes, as with errors of most clients."""
+
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(f"no {name}")
+        self.code = code
+
+
+class DiskError(OSError):
+    def __init__(self, path: str, *, free: int) -> None:
+        super().__init__(28, "No space left", path)
+        self.free = free
+
+
+def of_a_client(kind: Any, **options: Any) -> BaseException:
+    response = httpx.Response(429, request=httpx.Request("POST", "http://localhost"), headers={"retry-after": "3"})
+    error: BaseException = kind("too many", response=response, **options)
+    return error
+
+
+def unparsed() -> BaseException:
+    return AdapterParseError("JSONAdapter", SIGNATURE, "no JSON", parsed_result={"b": 1})  # type: ignore[arg-type]
+
+
+SIGNATURE = dspy.Signature("a -> b")
+
+
 def group() -> BaseException:
     error = ExceptionGroup("both", [ValueError(1), UnsentError(2)])
     error.add_note("of the group")
@@ -56,6 +87,12 @@ ERRORS: dict[str, tuple[Any, type[BaseException], str]] = {
     "not loaded": (lambda: UnloadedError("a"), RuntimeError, "UnloadedError: a"),
     "not sent": (lambda: UnsentError("b"), RuntimeError, "UnsentError: b"),
     "another": (lambda: OtherError("c"), RuntimeError, "OtherError: c"),
+    "arguments of its own": (lambda: TwiceError("tide", 7), TwiceError, "no tide"),
+    "of the system": (lambda: DiskError("a.db", free=1), DiskError, "[Errno 28] No space left: 'a.db'"),
+    "DSPy": (unparsed, AdapterParseError, ""),
+    "DSPy's LM": (lambda: ContextWindowExceededError(model="m"), ContextWindowExceededError, ""),
+    "LiteLLM": (lambda: of_a_client(litellm.RateLimitError, llm_provider="p", model="m"), litellm.RateLimitError, ""),
+    "OpenAI": (lambda: of_a_client(openai.RateLimitError, body=None), openai.RateLimitError, "too many"),
     "a group": (group, ExceptionGroup, "both (2 sub-exceptions)"),
     "SystemExit": (lambda: SystemExit(3), SystemExit, "3"),
     "StopIteration": (lambda: StopIteration(3), StopIteration, "3"),
@@ -78,6 +115,9 @@ def test_exceptions(kind: str, pool: BytesExecutor) -> None:
     found = caught.value
     assert type(found) is (type(local.value) if expected is not RuntimeError else expected)
     assert getattr(found, "__notes__", None) == getattr(local.value, "__notes__", None)
+    if expected is not RuntimeError:
+        assert repr(vars(found)) == repr(vars(local.value))
+        assert len(found.args) == len(local.value.args)
     if text:
         assert str(found) == text or str(found) == str(local.value)
     if isinstance(found, ExceptionGroup):

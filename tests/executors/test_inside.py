@@ -268,7 +268,6 @@ def test_node_calls_in_the_worker_count_towards_max_calls(most: int, mode: str, 
     assert (plain(far.error), far.status) == (plain(local.error), local.status)
 
 
-
 def test_a_later_attempt_asks_for_new_responses(pool: BytesExecutor) -> None:
     """C5: after a response that cannot be used, the requests of the next attempt have rollout ids of their own."""
 
