@@ -655,5 +655,5 @@ def _entries(update: Any) -> list[Any] | None:
     if isinstance(update, Updates):
         return [entry for part in update.updates for entry in _entries(part) or ()]
     if isinstance(update, Replace):
-        return list(update.frozen)
+        return list(update.frozen or ())  # a field may also be None
     return list(update) if isinstance(update, Sequence) and not isinstance(update, str) else None

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import suppress
 from operator import itemgetter
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -247,8 +247,8 @@ def _reduce_error(error: BaseException) -> Any:
     inherits = kind.__reduce__ is built_in.__reduce__ and kind.__reduce_ex__ is object.__reduce_ex__
     if not inherits or kind in copyreg.dispatch_table:
         return NotImplemented
-    _, args, *state = error.__reduce__()
-    return _new_error, (kind, args), *state
+    _, *parts = cast(tuple[Any, ...], error.__reduce__())
+    return _new_error, (kind, parts[0]), *parts[1:]
 
 
 def _new_error(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:

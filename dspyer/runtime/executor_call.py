@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future
 from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import dspy
@@ -238,13 +238,13 @@ class ExecutorCall:
             gate.raise_if_used_up()
         task, self._bytes = self._bytes, ()  # the executor has it, until a worker does
         try:
-            future = self._executor.submit(work, *task)
+            future: Any = self._executor.submit(work, *task)
             if not isinstance(future, Future):
                 kind = with_article(type(future).__name__)
                 raise TypeError(f"submit of {type(self._executor).__name__} returned {kind}, and no Future")
         except Exception as error:
             raise self._lost(error) from error
-        return future
+        return cast(Future[bytes], future)
 
     def _lost(self, error: BaseException) -> ExecutorLost:
         return lost(self._who, error)
@@ -279,8 +279,8 @@ class ExecutorCall:
         if link is not None and (request.keeps_events or request.inside):
             request.outcome.returned = link.run(prediction)
         request.outcome.lost += returned.lost
-        for count, calls in zip(request.call_counts, returned.calls, strict=True):
-            count.add(calls)
+        for count, made in zip(request.call_counts, returned.calls, strict=True):
+            count.add(made)
         if request.inside and isinstance(error, Interrupted):
             error = Interrupted.of(error.questions, self._program._graph.name, stored=False, elsewhere=True)
         if request.scope:  # as the runs inside of nodes name their executions

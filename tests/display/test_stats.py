@@ -440,3 +440,15 @@ def test_a_small_cost_is_not_shown_as_nothing() -> None:
     assert run.cost is not None
     assert 0 < run.cost < 0.0001
     assert str(run.stats()).splitlines()[1].endswith(f"{run.cost:.6f}")
+
+
+class OrNone(BaseModel):
+    docs: list[str] | None = None
+    texts: list[str] | None = None
+
+
+def test_items_of_a_field_that_may_be_none_are_counted() -> None:
+    """None is no list, neither at the beginning nor as the update of a node."""
+    graph = Graph(OrNone).add_map("read", lambda doc: doc.upper(), over="docs", item="doc", into="texts")
+    graph.add_node("forget", lambda: {"texts": None}, writes=["texts"]).add_path(START, "read", "forget", END)
+    assert graph.compile().run({"docs": ["a", "b"]}).stats().nodes["read"].items == 2

@@ -69,7 +69,8 @@ def of_a_client(kind: Any, **options: Any) -> BaseException:
 
 
 def unparsed() -> BaseException:
-    return AdapterParseError("JSONAdapter", SIGNATURE, "no JSON", parsed_result={"b": 1})  # type: ignore[arg-type]
+    error: BaseException = AdapterParseError("JSONAdapter", SIGNATURE, "no JSON", parsed_result="b")
+    return error
 
 
 SIGNATURE = dspy.Signature("a -> b")
