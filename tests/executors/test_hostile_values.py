@@ -69,7 +69,8 @@ def of_a_client(kind: Any, **options: Any) -> BaseException:
 
 
 def unparsed() -> BaseException:
-    error: BaseException = AdapterParseError("JSONAdapter", SIGNATURE, "no JSON", parsed_result="b")
+    parsed: Any = {"b": 1}
+    error: BaseException = AdapterParseError("JSONAdapter", SIGNATURE, "no JSON", parsed_result=parsed)
     return error
 
 
