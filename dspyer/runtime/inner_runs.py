@@ -190,6 +190,8 @@ def _pass_on_checks(around: Session | None, request: Request) -> None:
         for session in request.outcome.sessions:
             around.inner_checks |= {logged.scope: logged for logged in session.logged_checks()}
         if request.outcome.returned is not None:
+            prefix = "/".join((*request.label, *request.scope, ""))
             for logged in internals_of(request.outcome.returned).logged_checks:
                 scope = (*request.scope, *logged.scope)
-                around.inner_checks[scope] = logged._replace(scope=scope)
+                commits = [one._replace(id=prefix + one.id) for one in logged.commits]
+                around.inner_checks[scope] = logged._replace(scope=scope, commits=commits)

@@ -116,6 +116,7 @@ def run(graph: Graph, mode: str, inputs: dict[str, Any], **options: Any) -> dict
         "tokens": tracker.get_total_tokens(),
         "counts": plain(found.counts),
         "sources": [found.sources(commit.id) for commit in found.commits],
+        "repairs": plain(found.repairs()),
     }
 
 
