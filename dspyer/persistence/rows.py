@@ -36,6 +36,7 @@ A run has a header too (`RunRow.header`). It is written once, when the run or a 
     continues  true for a part that continues its parent (see `reader`)
     without    the rows before this part that do not count, as ranges of indexes
     names      new names of nodes by their old ones, if another graph continues the run
+    keys       the salt of the ids of runs with keys; from the first one on in each run of the thread
     base       true for a merge of threads without a common commit, whose base the caller has named
 """
 

@@ -379,7 +379,16 @@ class PageReader:
         # By the snapshot before a block, and where older history was pruned: who had written what before it.
         self._writers: tuple[tuple[tuple[Point | None, Point | None], dict[str, Commit]], ...] = ()
         self._ids = CommitIndexes("")
+        self._root: Point | None = None
         self._lock = Lock()
+
+    def _current_bounds(self) -> Bounds:
+        """The bounds of the history now; drops what was read if older history was pruned since."""
+        head, root = self._bounds()
+        with self._lock:
+            if root != self._root:  # the run of a key may have the id of one that was pruned
+                self._root, self._kept, self._ids = root, (), CommitIndexes("")
+        return head, root
 
     def at(self, version: int | str) -> ImmutableState | None:
         """The state after a commit."""
@@ -393,7 +402,7 @@ class PageReader:
 
     def _find(self, version: int | str) -> tuple[Block, str] | None:
         """A block with a commit in it, and the commit's id."""
-        head, root = self._bounds()
+        head, root = self._current_bounds()
         if isinstance(version, str):
             return self._find_id(version, head, root)
         span = self._span(version, head, root)
@@ -441,7 +450,7 @@ class PageReader:
 
     def blame(self, keys: tuple[Any, ...], at: int | str | None = None) -> Commit | None:
         """The commit that last wrote a path, up to the head or to a commit, found by reading back block by block."""
-        head, root = self._bounds()
+        head, root = self._current_bounds()
         if head is None:
             return None
         block: Block | None
@@ -472,7 +481,7 @@ class PageReader:
 
     def writers(self, version: int | str) -> dict[str, Commit] | None:
         """For each field of the state after a commit, the commit that had last written it."""
-        _, root = self._bounds()
+        _, root = self._current_bounds()
         found = self._find(version)
         if found is None:
             return None
@@ -520,7 +529,7 @@ class PageReader:
 
     def _commit_at(self, number: int) -> Commit | None:
         """A commit by its number, which inside of a fork is not its version."""
-        head, root = self._bounds()
+        head, root = self._current_bounds()
         span = self._span(number, head, root)
         block = None if span is None else self._block(span, number, root)
         if block is None or number >= block.end:
@@ -530,7 +539,7 @@ class PageReader:
 
     def page(self, first: int | None, count: int, newest: bool, floor: int = 0) -> list[Commit] | None:
         """A page of `count` commits from version `first` on; with `newest`, from there back in time to `floor`."""
-        head, root = self._bounds()
+        head, root = self._current_bounds()
         if head is None:
             return []
         begin = end = max(first or 0, floor)

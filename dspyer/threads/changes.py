@@ -207,19 +207,24 @@ def commit_after_run(
     commit = Commit(
         "trunk:0", head.next_version, UPDATE_AUTHOR, (), 1, 0, update, (), route=(END,), started=time.time()
     )
-    return one_commit_run(starter, head.next_version, label, parents, commit, state)
+    return one_commit_run(starter, head, label, parents, commit, state)
 
 
 def one_commit_run(
-    starter: RunStarter, first: int, label: str, parents: tuple[Point, ...], commit: Commit, state: ImmutableState
+    starter: RunStarter,
+    head: ThreadHead | None,
+    label: str,
+    parents: tuple[Point, ...],
+    commit: Commit,
+    state: ImmutableState,
 ) -> ManualCommit:
-    """A completed run of one manual commit, with the state after it."""
-    blob = starter.compatibility.graph_blobs
+    """A completed run of one manual commit, with the state after it; `head` is None for a thread without runs."""
+    blob, first = starter.compatibility.graph_blobs, 0 if head is None else head.next_version
     rows = [
         manual_commit_row(RowKind.UPDATE, commit, CommitContent(commit.patch), blob),
         end_row("completed", state_digest(state), ()),
     ]
-    return ManualCommit(RunRow(token_hex(16), starter.thread, parents, starter.run_header(first, label)), rows)
+    return ManualCommit(RunRow(token_hex(16), starter.thread, parents, starter.run_header(head, first, label)), rows)
 
 
 def commit_in_open_run(
@@ -266,7 +271,7 @@ def commit_as_node(
     update, _ = _adapted_update(starter, head, patch, node, f"{label}/trunk:0", new_thread=not parents)
     blob = starter.compatibility.graph_blobs
     rows = [open_row(node, update, time.time(), blob), end_row("stopped", None, ())]
-    run = RunRow(token_hex(16), starter.thread, parents, starter.run_header(head.next_version, label))
+    run = RunRow(token_hex(16), starter.thread, parents, starter.run_header(head, head.next_version, label))
     return ManualCommit(run, rows)
 
 

@@ -1,7 +1,8 @@
 """Runs with an idempotency key: `t.run(inputs, key="order-7")` starts one run, however often it is called.
 
-The key determines the id of the run, so it is found by its primary key. The epoch of the thread guards the look-up: of
-two calls that both find nothing, one starts the run, as of any two starts, and the write of the other is refused.
+The key determines the id of the run, with a salt of the thread, so it is found by its primary key. The epoch of the
+thread guards the look-up: of two calls that both find nothing, one starts the run, as of any two starts, and the write
+of the other is refused.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import count
+from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.errors import ConcurrentRunError, InputError, StateError, ThreadError, brief
@@ -88,13 +90,16 @@ class KeyedRuns:
         def first_write(head: ThreadHead) -> FirstWrite | StoredRun:
             # The look-up comes after the read of the head: a run that another delivery begins in between has another
             # epoch, under which nothing is written here.
-            known, run_id = self._find(key, head.row)
+            salt = "" if head.last_run is None else self._starter.key_salt(head.last_run.run)
+            known, run_id = self._find(key, head.row, salt) if salt else (None, "")
             if known is not None:
                 stored = self._stored_if_done(known, key, head.row, request)
                 return stored or self._starter.resumed_run(head, {}, MAX_RESUMES, allow=False)
             first = self._starter.first_of_new(head, inputs, request, abandon)
+            salt = salt or token_hex(8)
+            run_id = run_id or self._id_of(key, salt)
             return first._replace(
-                run=first.run._replace(id=run_id),
+                run=first.run._replace(id=run_id, header={**first.run.header, "keys": salt}),
                 rows=[*first.rows, effect_row(INPUTS, key.inputs)],
                 start=first.start._replace(run_id=run_id),
             )
@@ -103,22 +108,27 @@ class KeyedRuns:
             self._starter.acquire(first_write, request, hand_over, take_over, WAIT_OR_REPLACE)
         except ConcurrentRunError:
             row = self._store.thread(self._thread)
-            known = None if row is None else self._find(key, row)[0]
+            last = None if row is None or row.head is None else self._store.run(row.head.run)
+            salt = "" if last is None else self._starter.key_salt(last)
+            known = self._find(key, row, salt)[0] if row is not None and salt else None
             stored = None if row is None or known is None else self._stored_if_done(known, key, row, request)
             if stored is None:
                 raise
             hand_over(stored)  # it needs no ownership: another run may own the thread
 
-    def _find(self, key: RunKey, row: ThreadRow) -> tuple[RunRow | None, str]:
+    def _id_of(self, key: RunKey, salt: str, number: int = 0) -> str:
+        return _digest(json.dumps([self._thread, key.text, salt, number]))
+
+    def _find(self, key: RunKey, row: ThreadRow, salt: str) -> tuple[RunRow | None, str]:
         """The run of a key; or None, and the id that its run will have.
 
-        What the thread has forgotten may still be there: a run that a copy has, or the last row of one, at which a
-        pruned history begins. Such a run keeps its id, and the key gets the next one, which it has even after the first
-        one is free again. So the key has no run only if two ids are free.
+        What was pruned may still be there: a run that a copy has, or the last row of one, at which the pruned history
+        begins. Such a run keeps its id, and the key gets the next one, which it has even after the first one is free
+        again. So the key has no run only if two ids are free.
         """
         free = ""
         for number in count():
-            run_id = _digest(json.dumps([self._thread, key.text, *([number] if number else [])]))
+            run_id = self._id_of(key, salt, number)
             run = self._store.run(run_id)
             if run is None and free:
                 break

@@ -157,4 +157,4 @@ class MergeOnFinish:
         schema = starter.graph.topology.schema
         patch, state = schema.begin(ImmutableState(), {}, keep=None, commit_id=f"{label}/trunk:0")
         commit = Commit("trunk:0", 0, START, (), 1, 0, patch, (), route=(END,), started=time.time())
-        write_manual_commit(starter.store, row, one_commit_run(starter, 0, label, (), commit, state))
+        write_manual_commit(starter.store, row, one_commit_run(starter, None, label, (), commit, state))

@@ -128,7 +128,7 @@ class ThreadMerger:
         """The merge commit, in a run of its own; its version counts the commits of both sides."""
         starter = self._starter
         version = head.next_version + self._thread_reader.cache.history.count_settled_not_in(*heads)
-        header = starter.run_header(version, starter.next_label(head))
+        header = starter.run_header(head, version, starter.next_label(head))
         if has_base:
             header["base"] = True
         commit = Commit(

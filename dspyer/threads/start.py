@@ -204,7 +204,7 @@ class RunStarter:
         schema.check_state_limit(None, head.state, patch, state)
         last_row = head.last_readable if head.broken else head.row.head
         parents = () if last_row is None else (last_row,)
-        header = self.run_header(head.next_version, label)
+        header = self.run_header(head, head.next_version, label)
         if not request.live:
             header["live"] = False
         run = RunRow(token_hex(16), self.thread, parents, header)
@@ -385,8 +385,11 @@ class RunStarter:
         continues the run; then it holds new names of nodes by their old ones.
         """
         header = {**run.header, "continues": True, "label": self.next_label(head), "started": round(time(), 3)}
-        header.pop("without", None)
-        header.pop(MARK, None)
+        for name in ("without", MARK, "keys"):
+            header.pop(name, None)
+        salt = head.last_run and self.key_salt(head.last_run.run)
+        if salt:
+            header["keys"] = salt
         if excluded:
             header["without"] = [list(span) for span in excluded]
         header.pop("names", None)
@@ -401,9 +404,19 @@ class RunStarter:
         """The label of the next run, with which the ids of its commits begin: `"t-42.3"`."""
         return f"{self.thread}.{head.row.runs + 1}"
 
-    def run_header(self, first: int, label: str) -> dict[str, Any]:
+    def run_header(self, head: ThreadHead | None, first: int, label: str) -> dict[str, Any]:
         """The header of a run: its graph, its label, the version of its first commit, and when it was started."""
-        return {**self._graph_header(), "first": first, "label": label, "started": round(time(), 3)}
+        salt = None if head is None else head.last_run and self.key_salt(head.last_run.run)
+        header = {**self._graph_header(), "first": first, "label": label, "started": round(time(), 3)}
+        return {**header, "keys": salt} if salt else header
+
+    def key_salt(self, last: RunRow) -> str:
+        """The salt of the keys of the thread, which each of its runs passes on to the next; "" before its first key.
+
+        `last` is the run at its head. The salt makes the ids of runs with keys differ from those of a deleted thread of
+        this name: caches rely on it that a row of a run never changes.
+        """
+        return str(last.header.get("keys", "")) if last.thread == self.thread else ""
 
     def _graph_header(self) -> dict[str, Any]:
         made_by = self.compatibility.fingerprint

@@ -355,8 +355,51 @@ def test_a_deleted_run_is_forgotten(store: Store) -> None:
     assert flaky.calls == ["first", "second"] * 2
 
 
+def test_after_a_deletion_no_handle_takes_the_new_run_for_the_old_one(store: Store) -> None:
+    """Handles cache what they have read by the ids of runs, so that no run has the id of a deleted one."""
+    flaky = Flaky()
+    t, other = (flaky.program(store).thread("t") for _ in range(2))
+    first = t.run({"n": 1}, key="a")
+    assert (other.state["n"], other.at(2)["n"], other.history()[2].patch) == (20, 20, {"n": 20})
+    t.delete()
+    assert t.run({"n": 4}, key="a").run_id != first.run_id
+    for handle in (t, other):
+        assert (handle.state["n"], handle.at(2)["n"], handle.history()[2].patch) == (50, 50, {"n": 50})
+
+
+def merged_at_its_end(t: Thread) -> None:
+    assert t.run({"n": 5}, on_conflict="merge").status == "completed"
+
+
+BETWEEN: dict[str, Callable[[Thread], object]] = {
+    "a run": lambda t: t.run({"n": 5}),
+    "an update": lambda t: t.update({"n": 5}),
+    "an update as a node": lambda t: (t.update({"n": 5}, as_node="first"), t.resume()),
+    "a rerun": lambda t: t.rerun(1),
+    "a rerun from before the first key": lambda t: t.rerun("t.1/trunk:1"),
+    "a run that is merged": merged_at_its_end,
+    "a merge": lambda t: (t.copy(to="u", patch={"x": 1}), t.update({"y": 1}), t.merge(t.copy(to="v", patch={"z": 1}))),
+    "a pruning": lambda t: t.prune(before="t.2/trunk:0"),
+    "an open run": lambda t: t.run({"n": "x"}),
+}
+
+
+@pytest.mark.parametrize("between", BETWEEN)
+def test_a_key_stays_known_whatever_happens_to_the_thread(between: str, store: Store) -> None:
+    flaky = Flaky()
+    t = flaky.program(store).thread("t")
+    t.run({"n": 0})
+    first = t.run({"n": 1}, key="a")
+    BETWEEN[between](t)
+    flaky.calls.clear()
+    again = t.run({"n": 1}, key="a")
+    assert (again.run_id, again.status, again.state["n"], flaky.calls) == (first.run_id, "completed", 20, [])
+    assert t.run({"n": 2}, key="b", abandon=True).run_id == t.run({"n": 2}, key="b").run_id
+    assert t.run({"n": 1}, key="a").run_id == first.run_id
+
+
 def test_a_run_that_a_copy_keeps_is_forgotten_too(store: Store) -> None:
-    """Its id stays taken until the copy is deleted: the later run has another one, and keeps it."""
+    """Its id stays taken: the later run has another one, and keeps it when the copy is deleted."""
     flaky = Flaky()
     program = flaky.program(store)
     t = program.thread("t")
@@ -619,7 +662,7 @@ def test_a_key_costs_two_look_ups_and_one_row() -> None:
     store, costs = Counted(), list[tuple[int, int, int]]()
     for key in (None, "a"):
         t = Flaky().program(store).thread(f"t{key}")
-        t.run({"n": 1})
+        t.run({"n": 1}, key=None if key is None else "before")
         store.rows_read = store.runs_read = store.writes = 0
         run = t.run({"n": 1}, key=key)
         costs.append((store.runs_read, store.writes, len(store.rows(run.run_id))))
@@ -673,6 +716,10 @@ def test_a_thread_that_was_changed_between_two_reads_is_read_again() -> None:
 
     store = Between()
     t, other = flaky.program(store).thread("t"), flaky.program(store).thread("t")
+    flaky.failures = 0
+    t.run({"n": 0}, key="before")
+    flaky.calls.clear()
+    flaky.failures = 1
     store.acts.append(lambda: other.run({"n": 1}, key="a"))
     with pytest.raises(ConcurrentRunError, match="another process has changed thread 't'"):
         t.run({"n": 1}, key="a")
