@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future
 from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import suppress
@@ -16,9 +16,11 @@ from dspyer.blocking import Outcome, result_of
 from dspyer.dspy_module.executing import Executing, executing, executing_id
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import LMRecorder, current_recorder, pass_on_lm_calls
+from dspyer.dspy_module.parameters import walk_parameters
 from dspyer.dspy_module.request_gate import current_gate
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
+from dspyer.events import LMCall
 from dspyer.nodes.binding import find_resource
 from dspyer.nodes.module_key import is_own_setting
 from dspyer.persistence.execution_records import no_answer
@@ -149,6 +151,7 @@ class ExecutorCall:
         self._layers = layers = optimizer_layers()
         self._parts = {**parts_of(program), **large_inputs(inputs)}
         recorder, here = current_recorder(), executing.get() or Executing()
+        self._caller = None if request.inside or not here.id else here.program
         settings = {name: value for name, value in dspy.settings.copy().items() if value is not None}
         sent = SentProgram(
             program._with(_store=None),
@@ -283,6 +286,8 @@ class ExecutorCall:
             count.add(made)
         if request.inside and isinstance(error, Interrupted):
             error = Interrupted.of(error.questions, self._program._graph.name, stored=False, elsewhere=True)
+        if self._caller is not None:  # the code of a node
+            returned = returned._replace(lm_calls=_named_in(self._caller, self._program, returned.lm_calls))
         if request.scope:  # as the runs inside of nodes name their executions
             scope = "/".join(request.scope)
             calls = [call._replace(execution=f"{scope}/{call.execution}") for call in returned.lm_calls]
@@ -340,6 +345,13 @@ def _add_usage(program: dspy.Module, returned: Returned) -> None:
         pass_on_lm_calls(program, returned.lm_calls, returned.nodes)
         if gate is not None:
             gate.count_returned(returned.lm_calls)
+
+
+def _named_in(caller: Any, program: Any, calls: Iterable[LMCall]) -> tuple[LMCall, ...]:
+    """LM calls with the names that their predictors have in the program whose node has called this one."""
+    here, there = dict(walk_parameters(program)), {id(one): name for name, one in walk_parameters(caller)}
+    names = {name: there.get(id(one), type(one).__name__) for name, one in here.items()}
+    return tuple([call._replace(predictor=names.get(call.predictor, call.predictor)) for call in calls])
 
 
 def _prices(recorder: LMRecorder | None) -> Prices:

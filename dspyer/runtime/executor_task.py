@@ -209,7 +209,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         recorder = stack.enter_context(request.recording(program._graph))
         if not call.is_run and call.caller[0]:
             execution, node, attempt = call.caller
-            executing.set(Executing(execution, node, None, attempt))
+            executing.set(Executing(execution, node, program, attempt))
         try:
             if call.is_async:
                 prediction = _loop.run(lambda: kind.aforward(program, **call.inputs))

@@ -93,6 +93,22 @@ def mapped_over(inner: CompiledGraph) -> Graph:
     return graph.add_path(START, "inner", END)
 
 
+class Calling(dspy.Module):
+    """A module of a user that calls the program."""
+
+    def __init__(self, inner: CompiledGraph) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, q: str) -> dspy.Prediction:
+        return dspy.Prediction(c=self.inner(q=q).c)
+
+
+def in_a_module(inner: CompiledGraph) -> Graph:
+    graph = Graph(Outer, name="Outer", inputs=INPUTS).add_node("call", Calling(inner), reads=["q"], writes=["c"])
+    return graph.add_path(START, "call", END)
+
+
 def run(graph: Graph, mode: str, inputs: dict[str, Any], **options: Any) -> dict[str, Any]:
     """What the outer run tells, without what is inside of the node alone."""
     program = graph.compile()
@@ -131,6 +147,7 @@ INNER: dict[str, tuple[Wrap, Case]] = {
     "a check": (node, Case(checked)),
     "a failure": (node, Case(lambda: one(odd, writes=["n"]), {"n": 1})),
     "renamed": (renamed, Case(fork)),
+    "in the code of a module": (in_a_module, Case(fork)),
     "items of a map": (mapped_over, Case(fork, {"docs": ["x", "y", "z"]})),
     "answered by compile": (node, Case(asking, compiled={"answers": {"sure": 1}})),
 }
