@@ -225,8 +225,8 @@ def load_run(store: Store, run: str) -> RunRow:
     found = store.run(run)
     if found is None:
         raise StoreError(
-            f"the store {store.address!r} has no run {run!r}, which a thread continues from: was it removed? If another "
-            "process has deleted or pruned the thread meanwhile, read it again"
+            f"the store {store.address!r} has no run {run!r}, which a thread continues from: was it removed? If "
+            "another process has deleted or pruned the thread meanwhile, read it again"
         )
     return found
 
