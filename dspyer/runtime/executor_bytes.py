@@ -24,6 +24,8 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import cloudpickle
 import dspy
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from dspyer.dspy_module.source import reduce_program
 from dspyer.errors import error_text
@@ -78,6 +80,8 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(value, dspy.Module) and hasattr(type(value), "_dspyer_program"):
             call, arguments, _ = reduce_program(value)
             return call, arguments, sent_state(value)
+        if isinstance(value, FieldInfo) and isinstance(getattr(value, "_original_assignment", None), FieldInfo):
+            return _without_origin(value).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         if value is dataclasses.MISSING:  # of a dataclass that is sent by value: it is known by its identity
             return "MISSING"
         return super().reducer_override(value)
@@ -224,6 +228,18 @@ def _without_records(value: Any) -> Any:
         if vars(twin).get(name):
             setattr(twin, name, [])
     return twin
+
+
+def _without_origin(field: FieldInfo) -> FieldInfo:
+    """A field without the one that it was made from, and that one's.
+
+    pydantic needs it for a field whose annotation is not known yet. Each time that an optimizer changes instructions,
+    DSPy makes the fields of a signature from those before: 300 times, and pickling them all would be too deep.
+    """
+    twin: Any = copy.copy(field)
+    if twin._complete:
+        twin._original_assignment = PydanticUndefined
+    return cast(FieldInfo, twin)
 
 
 # --- exceptions

@@ -166,3 +166,14 @@ def test_nothing_of_a_call_is_kept_and_the_collector_has_nothing_to_free() -> No
             assert [one() for one in (*kept, *futures)] == [None] * 4
         finally:
             gc.enable()
+
+
+def test_a_signature_that_was_changed_many_times_is_as_small_as_a_new_one(pool: BytesExecutor) -> None:
+    """The fields of a signature refer to those that they were made from: in pydantic, and so in DSPy."""
+    far = Graph().add_node("ask", dspy.Predict("q -> a")).add_path(START, "ask", END).compile().with_executor(pool)
+    with dspy.context(lm=WordLM()):
+        far(q="why")
+        for number in range(400):
+            far.ask.signature = far.ask.signature.with_instructions(f"Be number {number}.")
+        assert far(q="why") == far._with(_executor=None)(q="why")
+    assert pool.sent[-1] < 1.05 * pool.sent[-2]
