@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from dspyer.display.redaction import HIDDEN
 from dspyer.errors import InputError, ThreadError, brief, suggestion
 from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec
@@ -13,7 +14,7 @@ from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.values.freezing import freeze, same
 
 
-def were_given(records: ExecutionRecords, answers: Mapping[str, Any], completed: bool) -> bool:
+def were_given(records: ExecutionRecords, answers: Mapping[str, Any], graph: GraphSpec, completed: bool) -> bool:
     """Whether a run has had each of these answers before: they were delivered again.
 
     To a `completed` run that can only be said of an answer by id. Raises `ThreadError` for one that differs.
@@ -24,17 +25,17 @@ def were_given(records: ExecutionRecords, answers: Mapping[str, Any], completed:
     for name, answer in answers.items():
         if completed and name not in ids:
             return False
-        if not _was_given(records, ids.get(name) or _question(records, name), name, freeze(answer)):
+        if not _was_given(records, ids.get(name) or _question(records, name), name, freeze(answer), graph):
             return False
     return True
 
 
-def _was_given(records: ExecutionRecords, question: Question, name: str, frozen: Any) -> bool:
+def _was_given(records: ExecutionRecords, question: Question, name: str, frozen: Any, graph: GraphSpec) -> bool:
     key = RecordKey(question.execution, question.key)
     if key not in records.answers:
         return False
     if not same(records.answers[key], frozen):
-        raise ThreadError(f"question {name!r} was answered already, with {brief(records.answers[key])}")
+        raise ThreadError(f"question {name!r} was answered already, with {_shown(graph, records.answers[key])}")
     return True
 
 
@@ -58,23 +59,29 @@ def given_answers(records: ExecutionRecords, answers: Mapping[str, Any], graph: 
         question = _question(records, name)
         key = RecordKey(question.execution, question.key)
         frozen = freeze(answer)
-        if _was_given(records, question, name, frozen):
+        if _was_given(records, question, name, frozen, graph):
             continue  # the same answer, delivered twice
         if not same(given.get(key, frozen), frozen):
             raise ThreadError(
-                f"question {question.id!r} is given two answers, by its key and by its id: {brief(given[key])} and "
-                f"{brief(frozen)}. Nothing was stored: give it one"
+                f"question {question.id!r} is given two answers, by its key and by its id: {_shown(graph, given[key])} "
+                f"and {_shown(graph, frozen)}. Nothing was stored: give it one"
             )
+        shown = _shown(graph, frozen)
         node = None if "/" in question.execution else graph.nodes.get(question.node)
         if node is not None and question.key in node.answer_types:
-            validated(node.answer_types[question.key], frozen, question)
+            validated(node.answer_types[question.key], frozen, question, shown)
         elif question.answer is None:
-            validated(None, frozen, question)
+            validated(None, frozen, question, shown)
         given[key] = frozen
     for question in records.open_questions():
         if question.answer is None:
             given.setdefault(RecordKey(question.execution, question.key), None)
     return given
+
+
+def _shown(graph: GraphSpec, answer: Any) -> str:
+    """An answer as errors show it. Not at all if the graph hides values: what an answer is for, is not known here."""
+    return brief(answer) if graph.redaction is None else HIDDEN
 
 
 def _question(records: ExecutionRecords, name: str) -> Question:

@@ -6,7 +6,7 @@ from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.persistence.reader import HistoryReader, load_run
 from dspyer.persistence.rows import first_version
 from dspyer.persistence.snapshots import SnapshotEncoder, SnapshotState, check_snapshot, new_snapshot
-from dspyer.persistence.time_travel import HistoryCache
+from dspyer.persistence.time_travel import ThreadReader
 from dspyer.stores.base import Change, DeletionReport, Store
 from dspyer.threads.ownership import existing_row
 
@@ -23,7 +23,7 @@ def delete_thread(store: Store, thread: str, take_over: bool) -> DeletionReport:
 
 
 def prune_thread(
-    reader: HistoryReader, cache: HistoryCache, thread: str, before: int | str, take_over: bool
+    reader: HistoryReader, thread_reader: ThreadReader, thread: str, before: int | str, take_over: bool
 ) -> DeletionReport:
     """Delete the runs before the one that the commit `before` belongs to.
 
@@ -32,7 +32,7 @@ def prune_thread(
     """
     store = reader.store
     row = existing_row(store, thread, take_over)
-    listed = cache.listed()
+    listed = thread_reader.cache.listed()
     history, run_end = listed.history, listed.runs[listed.index_of(before)]
     parents = history.runs[run_end].parents
     if len(parents) > 1:
@@ -50,4 +50,7 @@ def prune_thread(
         if taken.content.is_encoded:  # a store in memory keeps the state itself
             check_snapshot(taken.content, reader.fetch, reader.decode)
     store.write(Change(thread, row.epoch, row.epoch + 1, root=root, flush=True))
-    return store.delete_unreachable(thread)
+    try:
+        return store.delete_unreachable(thread)
+    finally:
+        thread_reader.forget()  # the next run of a key has the id of the one that is deleted now

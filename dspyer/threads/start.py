@@ -260,7 +260,7 @@ class RunStarter:
         if not answers or at is None or head.broken or status not in DONE:
             return None
         last = read_run(self.store, at)
-        if not were_given(self.read_records(last), answers, completed=status == "completed"):
+        if not were_given(self.read_records(last), answers, self.graph, completed=status == "completed"):
             return None
         return self.as_stored(last, request)
 

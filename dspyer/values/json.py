@@ -131,7 +131,7 @@ def _encode_copied(value: CopyOnRead) -> Any:
     if kind is ARRAY:
         return _tagged("array", _pack(content.tobytes()), dtype=_encode_dtype(content.dtype), shape=list(content.shape))
     if kind is BUNDLE:
-        members = _encode_all(content)
+        members = _encode_set(content) if cls in (set, frozenset) else _encode_all(content)
         if cls in (tuple, set, frozenset):
             return _tagged(cls.__name__, members)
         return _tagged("namedtuple", members, **{"class": class_name(cls)})

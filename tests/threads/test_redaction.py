@@ -386,3 +386,19 @@ def test_a_redacted_value_is_hidden_inside_longer_texts(caplog: pytest.LogCaptur
     veiled(f"{caught.value} {caught.value.questions}")
     again = program.thread("t").resume()
     veiled(f"{again.events} {again.questions}")
+
+
+@pytest.mark.parametrize("redacts", [True, False])
+def test_errors_about_answers_show_none(redacts: bool) -> None:
+    graph = Graph(inputs=["q"]).add_interrupt("pin", question="Which?", answer=int, into="token")
+    t = graph.add_path(START, "pin", END).compile(store=Memory(), redact=["token"] if redacts else None).thread("t")
+    asked = t.run({"q": "x"}).questions[0].id
+    texts = []
+    for answers in ({asked: "no number: 4711"}, {asked: "4711", "pin": "4712"}, {asked: "4711"}, {asked: "4713"}):
+        try:
+            t.resume(answers)
+        except DspyerError as error:
+            texts.append(str(error))
+    assert len(texts) == 3
+    assert [any(number in text for number in ("4711", "4712", "4713")) for text in texts] == [not redacts] * 3
+    assert t.state["token"] == 4711

@@ -139,7 +139,9 @@ def test_a_foreign_time_zone_becomes_its_offset() -> None:
 
 
 def test_the_order_of_a_written_set_does_not_depend_on_the_hash_seed() -> None:
-    code = "from dspyer import ImmutableState as S\nprint(S({'s': {'c', 'a', 'b', (1, 'x'), 10, 9}}).to_json())"
+    members = "{'c', 'a', 'b', (1, 'x'), 10, 9}, {(n, Place(str(n), 'x')) for n in range(9)}"
+    code = "from dspyer import ImmutableState as S\nfrom tests.value_samples import Place\n"
+    code += f"print(S({{'s': [{members}]}}).to_json())"
     texts = set()
     for seed in ("0", "1", "2"):
         done = subprocess.run(

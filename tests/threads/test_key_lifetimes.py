@@ -1,0 +1,110 @@
+"""The runs of a key in the lifetimes of a thread: an id that was read once is never that of another run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from dspyer.stores import Store
+from tests.threads.test_keyed_runs import Flaky
+
+
+def test_however_many_copies_keep_forgotten_runs_the_last_one_is_found(store: Store) -> None:
+    flaky = Flaky()
+    program = flaky.program(store)
+    t = program.thread("t")
+    for copy in ("c1", "c2", "c3"):
+        t.run({"n": 1}, key="a")
+        t.copy(to=copy)
+        t.delete()
+    last = t.run({"n": 1}, key="a")
+    for copy in ("c1", "c2", "c3"):
+        program.thread(copy).delete()
+    store.delete()
+    del flaky.calls[:]
+    assert (t.run({"n": 1}, key="a").run_id, flaky.calls) == (last.run_id, [])
+
+
+@pytest.mark.parametrize("deleted", [True, False])
+def test_what_was_read_of_a_forgotten_run_is_not_taken_for_the_later_one(deleted: bool, store: Store) -> None:
+    """Neither by this handle of the thread, nor by another one, which knows nothing of the deletion."""
+    program = Flaky().program(store)
+    t, other = program.thread("t"), program.thread("t")
+    t.run({"n": 0}, key="0")
+    t.run({"n": 1}, key="a")
+    assert t.at(3)["n"] == other.at(3)["n"] == 1
+    assert len(t.history()) == len(other.history()) == 6
+    if deleted:
+        t.delete()
+        t.run({"n": 0}, key="0")
+    else:
+        t.rerun(1)  # leaves the run of the key "a", so that it is deleted now
+        t.prune(before=0)
+    t.run({"n": 5}, key="a")
+    for thread in (t, other)[: 1 + deleted]:
+        assert [c.patch.get("n") for c in thread.history()] == [0, 1, 10, 5, 6, 60]
+        assert (thread.at(3)["n"], thread.diff(3, 5)) == (5, {"n": 60})
+
+
+def test_a_copy_that_is_made_again_has_ids_of_its_own(store: Store) -> None:
+    flaky = Flaky(failures=1)
+    program = flaky.program(store)
+    program.thread("t").run({"n": 1})
+    ids = set()
+    for _ in range(3):
+        program.thread("t").copy(to="c")
+        c = program.thread("c")
+        c.resume()
+        ids.add(c.run({"n": 3}, key="a").run_id)
+        assert c.run({"n": 3}, key="a").state["n"] == 40
+        c.delete()
+    assert len(ids) == 3
+
+
+@pytest.mark.parametrize("moved", ["update", "run", "resume", "rerun", "as_node", "merge", "on_conflict"])
+def test_each_way_to_go_on_keeps_the_keys(moved: str, store: Store) -> None:
+    flaky = Flaky()
+    program = flaky.program(store)
+    t = program.thread("t")
+    t.run({"n": 1}, key="a")
+    t.copy(to="c")
+    flaky.failures = 1 if moved == "resume" else 0
+    if moved == "resume":
+        flaky.calls.clear()
+        t.run({"n": 2})
+    acts: dict[str, Callable[[], object]] = {
+        "update": lambda: t.update({"n": 3}),
+        "run": lambda: t.run({"n": 3}),
+        "resume": t.resume,
+        "rerun": lambda: t.rerun(1),
+        "as_node": lambda: t.update({"n": 3}, as_node="first"),
+        "merge": lambda: (program.thread("c").run({"n": 7}), t.merge(program.thread("c"))),
+        "on_conflict": lambda: t.run({"n": 3}, on_conflict="merge"),
+    }
+    acts[moved]()
+    del flaky.calls[:]
+    assert (t.run({"n": 1}, key="a").state["n"], flaky.calls) == (20, [])
+    (row,) = {run.header["lifetime"] for run in store.runs("t")}
+    assert row not in {run.header["lifetime"] for run in store.runs("c")}
+
+
+def test_keys_survive_runs_of_an_earlier_version(store: Store) -> None:
+    """Such a run has no token of the thread's lifetime: while a fleet is being upgraded, or before it was."""
+    flaky = Flaky()
+    t = flaky.program(store).thread("t")
+
+    def by_earlier_version() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("dspyer.threads.start.in_lifetime", lambda store, row, run, newest: run)
+            t.run({"n": 7})
+
+    by_earlier_version()
+    t.run({"n": 1}, key="a")
+    by_earlier_version()
+    by_earlier_version()
+    t.run({"n": 2}, key="b")
+    by_earlier_version()
+    del flaky.calls[:]
+    assert [t.run({"n": n}, key=key).state["n"] for n, key in ((1, "a"), (2, "b"))] == [20, 30]
+    assert flaky.calls == []
