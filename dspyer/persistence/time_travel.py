@@ -87,8 +87,14 @@ class ThreadReader:
         find = bounds or partial(thread_bounds, reader.store, thread)
         self.cache = HistoryCache(reader, find)
         self.pages = PageReader(reader, find)
+        self._find = find
         self._reader = reader
         self._thread = thread
+
+    def forget(self) -> None:
+        """Drop what was read, since rows of it were deleted."""
+        self.cache.forget()
+        self.pages = PageReader(self._reader, self._find)
 
     def history(
         self, inside: int | str | None, first: int | None, count: int | None, newest: bool, floor: int = 0
@@ -325,8 +331,16 @@ class HistoryCache:
     def _begin_at(self, root: Point | None) -> None:
         """Drop what was read, if older history was pruned since."""
         if root != self.root:
-            self.history, self.root = History(self._reader), root
-            self._listed = CommitListing(self.history, ())
+            self._drop(root)
+
+    def forget(self) -> None:
+        """Drop what was read."""
+        with self._lock:
+            self._drop(self.root)
+
+    def _drop(self, root: Point | None) -> None:
+        self.history, self.root = History(self._reader), root
+        self._listed = CommitListing(self.history, ())
 
 
 # --- parts of the history

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import ConcurrentRunError, InputError, StateError, ThreadError, brief
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
-from dspyer.persistence.reader import read_run
+from dspyer.persistence.reader import RunAncestry, read_run
 from dspyer.persistence.rows import RowKind, effect_row
 from dspyer.persistence.status import last_end
 from dspyer.runtime.request import Request
@@ -58,7 +58,7 @@ class RunKey(NamedTuple):
                 'second delivery could not continue it. Use on_conflict="wait"'
             )
         try:
-            text = json.dumps(encoding.encode(freeze(dict(inputs))), sort_keys=True)
+            text = json.dumps(_unordered(encoding.encode(freeze(dict(inputs)))), sort_keys=True)
         except StateError as error:
             raise InputError(
                 f"key={key!r}: a later delivery is compared with this one by the digest of the inputs, and these have "
@@ -90,7 +90,7 @@ class KeyedRuns:
         def first_write(head: ThreadHead) -> FirstWrite | StoredRun:
             # The look-up comes after the read of the head: a run that another delivery begins in between has another
             # epoch, under which nothing is written here.
-            salt = "" if head.last_run is None else self._starter.key_salt(head.last_run.run)
+            salt = self._salt(head.row, None if head.last_run is None else head.last_run.run)
             known, run_id = self._find(key, head.row, salt) if salt else (None, "")
             if known is not None:
                 stored = self._stored_if_done(known, key, head.row, request)
@@ -108,13 +108,27 @@ class KeyedRuns:
             self._starter.acquire(first_write, request, hand_over, take_over, WAIT_OR_REPLACE)
         except ConcurrentRunError:
             row = self._store.thread(self._thread)
-            last = None if row is None or row.head is None else self._store.run(row.head.run)
-            salt = "" if last is None else self._starter.key_salt(last)
+            salt = "" if row is None else self._salt(row)
             known = self._find(key, row, salt)[0] if row is not None and salt else None
             stored = None if row is None or known is None else self._stored_if_done(known, key, row, request)
             if stored is None:
                 raise
             hand_over(stored)  # it needs no ownership: another run may own the thread
+
+    def _salt(self, row: ThreadRow, newest: RunRow | None = None) -> str:
+        """The salt of the keys of the thread; "" if it has had none. `newest` is the run at its head, if it was read.
+
+        A run of dspyer 0.5 or earlier, as while a fleet is upgraded, does not pass it on: then one before it has it.
+        """
+        at, ancestry, salt = row.head, RunAncestry(self._store), ""
+        while at is not None and not salt:
+            ancestry.visit(at.run)
+            run = newest if newest is not None and newest.id == at.run else self._store.run(at.run)
+            if run is None or run.thread != self._thread:  # the history of a copy begins with another thread's
+                break
+            salt = self._starter.key_salt(run)
+            at = run.parents[0] if run.parents and at != row.root else None
+        return salt
 
     def _id_of(self, key: RunKey, salt: str, number: int = 0) -> str:
         return _digest(json.dumps([self._thread, key.text, salt, number]))
@@ -177,9 +191,8 @@ class KeyedRuns:
         parts = {run.id}
         end = self._completion_of(run.id)
         if end is None:
-            root = (
-                "" if row.root is None else row.root.run
-            )  # what it continued was deleted, and its id may be free again
+            # What the run of the root continued was deleted, and its id may be free again.
+            root = "" if row.root is None else row.root.run
             for other in self._store.runs(self._thread):  # in the order of their creation
                 continues = other.header.get("continues") and other.id != root
                 if end is None and continues and other.parents[0].run in parts:
@@ -192,6 +205,18 @@ class KeyedRuns:
         rows = self._store.rows(part)
         completed = bool(rows) and rows[-1].kind == RowKind.END and rows[-1].header[0] == "completed"
         return Point(part, rows[-1].seq) if completed else None
+
+
+def _unordered(encoded: Any) -> Any:
+    """The JSON form of a value without the order of its mappings, which makes no difference between two values."""
+    if isinstance(encoded, list):
+        return [_unordered(item) for item in encoded]
+    if not isinstance(encoded, dict):
+        return encoded
+    found = {name: _unordered(item) for name, item in encoded.items()}
+    if found.get(encoding.TAG) == "dict":  # one with keys that are no texts: pairs
+        found["value"] = sorted(found["value"], key=json.dumps)
+    return found
 
 
 def _digest(text: str) -> str:

@@ -749,7 +749,7 @@ class Thread:
             >>> t.prune(before=2).rows, [commit.node for commit in t.history()]
             (3, ['pruned', 'START', 'add'])
         """
-        return prune_thread(self._reader, self._thread_reader.cache, self.name, before, take_over)
+        return prune_thread(self._reader, self._thread_reader, self.name, before, take_over)
 
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from dspyer.stores import Store
+from dspyer.threads.start import RunStarter
 from tests.threads.test_keyed_runs import Flaky
 
 
@@ -85,18 +86,16 @@ def test_each_way_to_go_on_keeps_the_keys(moved: str, store: Store) -> None:
     acts[moved]()
     del flaky.calls[:]
     assert (t.run({"n": 1}, key="a").state["n"], flaky.calls) == (20, [])
-    (row,) = {run.header["lifetime"] for run in store.runs("t")}
-    assert row not in {run.header["lifetime"] for run in store.runs("c")}
 
 
 def test_keys_survive_runs_of_an_earlier_version(store: Store) -> None:
-    """Such a run has no token of the thread's lifetime: while a fleet is being upgraded, or before it was."""
+    """Such a run does not pass on the salt of the keys: while a fleet is upgraded, or before it was."""
     flaky = Flaky()
     t = flaky.program(store).thread("t")
 
     def by_earlier_version() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dspyer.threads.start.in_lifetime", lambda store, row, run, newest: run)
+            patch.setattr(RunStarter, "key_salt", lambda starter, last: "")
             t.run({"n": 7})
 
     by_earlier_version()
