@@ -377,7 +377,7 @@ class CompiledGraph(dspy.Module):
         """
         store = CheckedStore(self._require_store())
         if after != "":
-            check_thread_name(after)
+            check_thread_name(after, "threads(after='t-42'), or after='' for the first page")
         if limit is not None and (int(limit) != limit or limit < 1):
             raise ValueError(f"limit={limit!r}: a page has at least one name; None for all names")
         most = 2**63 - 1  # a database cannot count further

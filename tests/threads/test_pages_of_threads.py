@@ -86,7 +86,7 @@ def test_a_page_without_names_is_refused(limit: Any) -> None:
 
 @pytest.mark.parametrize("after", [None, 7, b"t", "\ud800"])
 def test_a_page_comes_after_a_text(after: Any) -> None:
-    with pytest.raises(ThreadError, match="is no name of a thread"):
+    with pytest.raises(ThreadError, match="is no name of a thread.*after='' for the first page"):
         program(Memory(), "t").threads(after=after)
 
 
