@@ -128,11 +128,18 @@ def read_run(store: Store, at: Point, root: Point | None = None) -> RunRows:
     return RunRows(parts[0][0], run.parents, tuple(rows), tuple(points), labels, fingerprints)
 
 
+_GONE = (
+    ". If another process has deleted or pruned the thread meanwhile, read it again; if not, rows were removed by hand"
+)
+
+
 def rows_through(store: Store, run: RunRow, first: int, last: int) -> list[Row]:
     """Read the rows of a run up to `last`; raise `StoreError` if that row is missing: another process may delete it."""
     rows = store.rows(run.id, first, last)
     if not rows or rows[-1].seq != last:
-        raise StoreError(f"the store {store.address!r} has no row {last} of run {run.id!r}, which a thread needs")
+        raise StoreError(
+            f"the store {store.address!r} has no row {last} of run {run.id!r}, which a thread needs{_GONE}"
+        )
     return rows
 
 
@@ -224,10 +231,7 @@ def load_run(store: Store, run: str) -> RunRow:
     """Return a run by its id; raise `StoreError` if it is missing."""
     found = store.run(run)
     if found is None:
-        raise StoreError(
-            f"the store {store.address!r} has no run {run!r}, which a thread continues from: was it removed? If "
-            "another process has deleted or pruned the thread meanwhile, read it again"
-        )
+        raise StoreError(f"the store {store.address!r} has no run {run!r}, which a thread continues from{_GONE}")
     return found
 
 

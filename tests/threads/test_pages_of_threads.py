@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dspyer import END, START, Archive, CompiledGraph, Graph
-from dspyer.errors import ThreadError
+from dspyer.errors import StoreError, ThreadError
 from dspyer.stores import Memory, Store
 from dspyer.stores.base import Change
 from dspyer.stores.encrypted import Encrypted
@@ -86,7 +86,7 @@ def test_a_page_without_names_is_refused(limit: Any) -> None:
 
 @pytest.mark.parametrize("after", [None, 7, b"t", "\ud800"])
 def test_a_page_comes_after_a_text(after: Any) -> None:
-    with pytest.raises(ThreadError, match="is no name of a thread.*after='' for the first page"):
+    with pytest.raises(ThreadError, match=r"is no name of a thread.*after='' for the first page"):
         program(Memory(), "t").threads(after=after)
 
 
@@ -112,3 +112,13 @@ def test_a_missing_thread_of_a_large_store_is_compared_with_few_names(monkeypatc
             archive.thread("quite another name")
     with pytest.raises(ThreadError, match=r"It has no threads\.$"):
         Archive(Memory()).thread("t")
+
+
+@pytest.mark.parametrize("deleted", ["run", "rows"])
+def test_a_thread_that_is_deleted_while_it_is_read_is_said_to_be(deleted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a job meets it that pages through the threads, when another one deletes them."""
+    store = Memory()
+    thread = program(store, "t").thread("t")
+    monkeypatch.setattr(store, deleted, {"run": lambda _: None, "rows": lambda *_: []}[deleted])
+    with pytest.raises(StoreError, match=r"another process has deleted.*read it again"):
+        thread.history(count=1, newest=True)
