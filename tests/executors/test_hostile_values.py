@@ -179,6 +179,30 @@ def test_a_redacted_program_hides_the_same(pool: BytesExecutor) -> None:
             run = Run.of(program(q="1"))
         texts.append(dict(run.shown[-1].patch))
     assert texts == [{"a": "[redacted]"}] * 2
+    assert run._redaction is program.graph.redaction
+
+
+class Reordered(dspy.Module):
+    """Has one predictor under two names, and its attributes in another order once it was pickled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = dspy.Predict("q -> a")
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(dict(reversed(state.items())))
+
+    def forward(self, q: str) -> dspy.Prediction:
+        found: dspy.Prediction = self.first(q=q)
+        return found
+
+
+def test_a_module_may_have_its_attributes_in_another_order(pool: BytesExecutor) -> None:
+    program = Graph().add_node("ask", Reordered(), reads=["q"], writes=["a"]).add_path(START, "ask", END).compile()
+    with dspy.context(lm=WordLM(), trace=[]):
+        program.with_executor(pool)(q="1")
+        ((predictor, _, _),) = dspy.settings.trace
+    assert predictor is program.ask.first
 
 
 class Unloadable:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
+from threading import Lock, Thread
 from typing import Annotated, Any
 
 import dspy
@@ -15,6 +17,7 @@ from tenacity import wait_none
 
 from dspyer import END, START, Budget, CompiledGraph, Context, Failure, Graph, Retry, reducers
 from dspyer.errors import BudgetError, ExecutorLost, GraphError, Interrupted
+from dspyer.events import NodeStarted
 from tests.executors.comparing import differences, plain, step_of
 from tests.executors.pools import BreakingExecutor, BytesExecutor, HeldExecutor
 from tests.executors.programs import (
@@ -225,6 +228,46 @@ def test_a_question_that_is_not_known_at_build_fails_the_node(mode: str, pool: B
     assert found.questions == ()
 
 
+def test_a_question_is_the_same_error_from_the_code_of_a_node_and_without_one() -> None:
+    """A worker knows who calls, and forgets it after the call."""
+
+    def calling(n: int, inner: Any) -> dict[str, Any]:
+        return {"n": inner(n=n).n}
+
+    texts = []
+    with BytesExecutor(threads=1) as pool:
+        for inner in (one(asks, writes=["n"]).compile(), one(asks, writes=["n"]).compile().with_executor(pool)):
+            found = one(calling, modules={"inner": inner}, writes=["n"]).compile().run({"n": 1})
+            with pytest.raises(Interrupted) as direct:
+                inner(n=1)
+            texts.append((str(found.error), str(direct.value)))
+    assert texts[0] == texts[1]
+    assert ["ctx.call" in text for text in texts[0]] == [True, False]
+
+
+class Locked:
+    """A resource that cannot be sent."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+
+
+def with_lock(locked: Locked) -> dict[str, Any]:
+    with locked.lock:
+        return {"begun": "locked"}
+
+
+def test_resources_and_answers_of_the_outer_run_stay_with_it(pool: BytesExecutor) -> None:
+    """They may be what cannot be sent, and would answer a question that must not be asked."""
+    statuses = []
+    for inner in (one(lambda n: {"n": n + 1}, writes=["n"]), one(asks, writes=["n"])):
+        graph = Graph(Outer, name="Outer", inputs=INPUTS).add_node("begin", with_lock, writes=["begun"])
+        graph.add_node("inner", inner.compile().with_executor(pool)).add_path(START, "begin", "inner", END)
+        found = graph.compile().run({"n": 1}, resources=[Locked()], answers={"more": 2})
+        statuses.append((found.status, type(found.error)))
+    assert statuses == [("completed", type(None)), ("failed", Interrupted)]
+
+
 # --- budgets
 
 
@@ -251,6 +294,20 @@ def test_the_budget_of_the_outer_run_counts_what_the_worker_has_used(mode: str, 
     assert found.error.spent["requests"] == 3
     assert [commit.node for commit in found.commits] == ["START", "inner"]
     assert enough.status == "completed"
+
+
+def test_a_call_for_which_the_budget_has_nothing_left_is_not_sent(pool: BytesExecutor) -> None:
+    def calling(q: str, inner: Any, ctx: Context) -> dict[str, Any]:
+        for key in ("first", "second"):
+            ctx.call(inner, {"q": q}, key=key)
+        return {"a": "both"}
+
+    graph = Graph(Outer, name="Outer", inputs=INPUTS)
+    graph.add_node("work", calling, modules={"inner": fork().compile().with_executor(pool)}, writes=["a"])
+    sent = len(pool.sent)
+    with dspy.context(lm=WordLM()):
+        found = graph.add_path(START, "work", END).compile().run(dict(Q), budget=Budget(requests=1))
+    assert (found.status, len(pool.sent) - sent) == ("stopped", 1)
 
 
 def test_the_cost_is_that_of_the_outer_budgets_prices(pool: BytesExecutor) -> None:
@@ -380,6 +437,35 @@ def test_a_cancelled_outer_run_cancels_the_task() -> None:
         with dspy.context(lm=WordLM()), pytest.raises(asyncio.CancelledError):
             asyncio.run(main())
         pool.go_on.set()
+
+
+def test_a_closed_stream_drops_the_calls_that_no_worker_has_begun() -> None:
+    with HeldExecutor() as pool, dspy.context(lm=WordLM()):
+
+        def go_on() -> None:
+            for _ in range(500):
+                if any(future.cancelled() for future in pool.futures):
+                    break
+                time.sleep(0.01)
+            pool.go_on.set()
+
+        program = mapped_over(fork().compile().with_executor(pool)).compile()
+        stream = program.stream({**Q, "docs": ["x", "y", "z"]})
+        for event in stream:
+            if isinstance(event, NodeStarted):
+                break
+        while len(pool.futures) < 3:
+            time.sleep(0.001)
+        Thread(target=go_on).start()
+        stream.close()
+    assert [future.cancelled() for future in pool.futures] == [False, False, True]
+
+
+def test_a_program_around_it_can_be_streamified(pool: BytesExecutor) -> None:
+    program = node(fork().compile().with_executor(pool)).compile()
+    with dspy.context(lm=WordLM()):
+        *_, last = dspy.streamify(program, async_streaming=False)(**Q)
+    assert last.ended == "yes"
 
 
 def test_an_outer_program_with_an_executor_runs_all_of_it_in_the_worker(pool: BytesExecutor) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import dspy
 import pytest
 
-from dspyer import CompiledGraph, optimize
+from dspyer import END, START, CompiledGraph, Graph, optimize
 from dspyer.errors import ExecutorLost
 from tests.dspy_optimizers.programs import PAIRS
 from tests.dspy_optimizers.table import ROWS
@@ -163,7 +163,7 @@ def test_no_optimizer_of_dspy_goes_on_without_its_workers(row: Any) -> None:
 # --- the caller ends the wait
 
 
-def test_a_cancelled_task_is_cancelled_and_so_is_its_future() -> None:
+def test_a_cancelled_task_is_cancelled_and_so_is_its_future(caplog: pytest.LogCaptureFixture) -> None:
     async def main(program: CompiledGraph) -> None:
         task = asyncio.create_task(program.acall(q="why"))
         await asyncio.to_thread(pool.submitted.wait, 30)
@@ -175,21 +175,25 @@ def test_a_cancelled_task_is_cancelled_and_so_is_its_future() -> None:
             one.cancel()
         found = await asyncio.gather(task, waiting, third, return_exceptions=True)
         assert [type(one) for one in found] == [asyncio.CancelledError] * 3
+        pool.go_on.set()
+        await asyncio.to_thread(pool.futures[0].result, 30)  # nothing waits for it any more
+        await asyncio.sleep(0)
 
     with HeldExecutor() as pool, dspy.context(lm=WordLM()):
         asyncio.run(main(chain().compile().with_executor(pool)))
-        assert pool.futures[2].cancelled()
-        pool.go_on.set()
+    assert pool.futures[2].cancelled()
+    assert caplog.records == []
 
 
-def test_a_time_limit_of_the_caller_is_a_timeout() -> None:
+def test_a_time_limit_of_the_caller_is_a_timeout(caplog: pytest.LogCaptureFixture) -> None:
     async def main(program: CompiledGraph) -> None:
         await asyncio.wait_for(program.acall(q="why"), 0.01)
 
     with HeldExecutor() as pool, dspy.context(lm=WordLM()):
         with pytest.raises(TimeoutError):
             asyncio.run(main(chain().compile().with_executor(pool)))
-        pool.go_on.set()
+        pool.go_on.set()  # the loop is closed when the worker returns
+    assert caplog.records == []
 
 
 class Interrupted(Future[Any]):
@@ -214,6 +218,16 @@ def test_ctrl_c_ends_the_wait_and_drops_the_call() -> None:
     with dspy.context(lm=WordLM()), pytest.raises(KeyboardInterrupt):
         chain().compile().with_executor(pool)(q="why")
     assert pool.future.cancelled()
+
+
+def interrupted(q: str) -> dict[str, str]:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_in_a_worker_is_a_lost_worker() -> None:
+    program = Graph().add_node("work", interrupted, writes=["a"]).add_path(START, "work", END).compile()
+    with BytesExecutor() as pool, pytest.raises(ExecutorLost, match="was interrupted"):
+        program.with_executor(pool)(q="why")
 
 
 # --- real engines: equal to a local call, until a worker is killed

@@ -255,3 +255,13 @@ def test_an_answer_that_comes_again_does_not_go_on_past_a_pause(store: Store) ->
     for _ in range(2):
         assert t.resume({one: True}).status == "interrupted"
     assert t.resume().state["sent"] is True
+
+
+@pytest.mark.parametrize("completed", [False, True])
+def test_answers_without_their_questions_are_refused(completed: bool) -> None:
+    thread = asking(bool).thread("t")
+    thread.run({})
+    if completed:
+        thread.resume({"ask": True})
+    with pytest.raises((errors.InputError, errors.ThreadError), match=r"finished its last run|not as"):
+        thread.resume([True])  # type: ignore[arg-type]

@@ -23,7 +23,7 @@ from dspyer.errors import (
 )
 from dspyer.persistence.leases import leases
 from dspyer.stores import Store
-from dspyer.stores.base import Change, Row, RunRow
+from dspyer.stores.base import Change, Point, Row, RunRow
 from dspyer.stores.encrypted import Encrypted
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
@@ -518,6 +518,36 @@ def test_manual_commits_and_other_graphs_continue_the_run(store: Store) -> None:
     assert flaky.calls.count("second") == 4
 
 
+def nothing() -> dict[str, Any]:
+    return {}
+
+
+def test_a_failed_run_of_a_graph_that_has_changed_is_not_resumed(store: Store) -> None:
+    """`resume(allow_changed_graph=...)` is for people: a delivery calls no node."""
+    flaky = Flaky(failures=1)
+    flaky.program(store).thread("t").run({"n": 1}, key="a")
+    graph = Graph(inputs=["n"]).add_node("first", flaky.first, writes=["n"])
+    graph.add_node("second", flaky.second, writes=["n"]).add_node("third", nothing).add_node("fourth", nothing)
+    t = graph.add_path(START, "first", "second", "third", END).add_path("second", "fourth", END).compile(store=store)
+    with pytest.raises(ChangedGraphError):
+        t.thread("t").run({"n": 1}, key="a")
+    assert flaky.calls == ["first", "second"]
+
+
+def test_a_replaced_run_is_looked_for_no_further_than_the_pruned_history_goes(store: Store) -> None:
+    flaky = Flaky()
+    t = flaky.program(store).thread("t")
+    for n in range(3):
+        t.run({"n": n}, key=str(n))
+    begun = [commit.id for commit in t.history() if commit.node == "START"]
+    t.prune(before=begun[2])
+    flaky.failures = 4
+    assert t.run({"n": 7}, key="open").status == "failed"
+    assert t.rerun(begun[2]).status == "completed"
+    with pytest.raises(ThreadError, match="replaced by a rerun"):
+        t.run({"n": 7}, key="open")
+
+
 def test_a_run_of_another_graph_is_returned_as_stored(store: Store) -> None:
     """A deployment between two deliveries: nothing is called, so nothing has to fit."""
     first = asking(store).thread("t").run({"n": 1}, key="a")
@@ -626,8 +656,11 @@ def test_an_owner_that_only_seemed_dead_may_finish_the_run_before_it_is_replaced
     assert row.owner is not None
     leases.let_go(row.owner.token)  # as if its process had gone
 
+    tokens: list[str] = []
+
     def finish(change: Change) -> None:
         if change.owner is not None and not change.rows and not gate.opened.is_set():
+            tokens.append(change.owner.token)
             gate.opened.set()
             working.wait()
 
@@ -637,6 +670,7 @@ def test_an_owner_that_only_seemed_dead_may_finish_the_run_before_it_is_replaced
     released = store.thread("t")
     assert released is not None
     assert released.owner is None
+    assert [leases.holds(token) for token in tokens] == [False]
     assert t.run({"n": 1}, key="b").status == "completed"
 
 
@@ -693,14 +727,37 @@ def test_an_encrypted_store_does_not_tell_the_inputs(tmp_path: Path) -> None:
     assert hidden in "".join(str(row.content and row.content.value(plain.blobs)) for row in plain.rows(run.id))
 
 
-def test_a_damaged_log_is_not_returned_as_a_result() -> None:
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_damaged_log_is_not_returned_as_a_result(fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     store, flaky = Memory(), Flaky()
     t = flaky.program(store).thread("t")
     run = t.run({"n": 1}, key="a")
     store._rows[run.run_id][3] = store._rows[run.run_id][3]._replace(header=("trunk:1",))
+    if not fits:
+        monkeypatch.setattr(RunStarter, "rebuild", unfit)
     with pytest.raises(StoreError):
         t.run({"n": 1}, key="a")
     assert flaky.calls == ["first", "second"]
+
+
+class Cyclic(Memory):
+    """Of a store that was forged or damaged: each run continues itself."""
+
+    forged = False
+
+    def run(self, run: str) -> RunRow | None:
+        row = super().run(run)
+        return row._replace(parents=(Point(run, 0),)) if self.forged and row is not None else row
+
+
+def test_runs_that_continue_themselves_are_an_error() -> None:
+    store, flaky = Cyclic(), Flaky(failures=2)
+    t = flaky.program(store).thread("t")
+    t.run({"n": 1}, key="a")
+    t.run({"n": 2}, key="b", abandon=True)
+    store.forged = True
+    with pytest.raises(StoreError, match="continues from itself"):
+        t.run({"n": 1}, key="a")
 
 
 def test_a_thread_that_was_changed_between_two_reads_is_read_again() -> None:
