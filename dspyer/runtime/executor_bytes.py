@@ -261,6 +261,7 @@ def _reduce_error(error: BaseException) -> Any:
     kind = type(error)
     built_in = _built_in(kind)
     inherits = kind.__reduce__ is built_in.__reduce__ and kind.__reduce_ex__ is object.__reduce_ex__
+    inherits = inherits and kind.__new__ is built_in.__new__
     if not inherits or kind in copyreg.dispatch_table:
         return NotImplemented
     _, *parts = cast(tuple[Any, ...], error.__reduce__())
