@@ -265,7 +265,7 @@ class CompiledGraph(dspy.Module):
 
         A call gives what it gives without an executor: result, errors with their notes, trace, usage, `run` and
         `Run.of(prediction)`. If a worker is lost with it, it raises `ExecutorLost`, which is no `Exception`: no score
-        counts it. Dask makes such a call again by itself; its `retries=` plays no part, since a call that raises has ended.
+        counts it. Dask makes such a call again by itself, without `retries=`; no executor repeats a call that raises.
 
         A worker gets the program with its parameters, the inputs, and DSPy's settings without callbacks, trackers and
         streams; a setting that is None here is the worker's own, and so is DSPy's cache. Functions and classes of a
