@@ -294,8 +294,8 @@ class ExecutorCall:
             returned = returned._replace(lm_calls=tuple(calls))
         append_to_trace(returned.steps)
         _add_usage(self._program, returned)
-        failures = None if request.inside else dspy.settings.get(FAILED_RUNS)
-        if failures is not None:
+        failures = dspy.settings.get(FAILED_RUNS)
+        if failures is not None:  # of a program that is a node there are none
             failures += returned.failures
         if self._layers.results is not None:
             self._layers.results.add_counts(returned.spared)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
-from threading import Lock, Thread
+from threading import Lock
 from typing import Annotated, Any
 
 import dspy
@@ -441,24 +440,18 @@ def test_a_cancelled_outer_run_cancels_the_task() -> None:
 
 def test_a_closed_stream_drops_the_calls_that_no_worker_has_begun() -> None:
     with HeldExecutor() as pool, dspy.context(lm=WordLM()):
-
-        def go_on() -> None:
-            for _ in range(500):
-                if any(future.cancelled() for future in pool.futures):
-                    break
-                time.sleep(0.01)
-            pool.go_on.set()
-
         program = mapped_over(fork().compile().with_executor(pool)).compile()
         stream = program.stream({**Q, "docs": ["x", "y", "z"]})
         for event in stream:
             if isinstance(event, NodeStarted):
                 break
         while len(pool.futures) < 3:
-            time.sleep(0.001)
-        Thread(target=go_on).start()
+            pass
+        pool.futures[2].add_done_callback(lambda _: pool.go_on.set())
         stream.close()
     assert [future.cancelled() for future in pool.futures] == [False, False, True]
+    assert stream.run is not None
+    assert stream.run.status == "stopped"
 
 
 def test_a_program_around_it_can_be_streamified(pool: BytesExecutor) -> None:
