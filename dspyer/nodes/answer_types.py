@@ -83,20 +83,20 @@ def adapter_of(answer: Any) -> TypeAdapter[Any]:
 def validated(answer: Any, frozen: Any, question: Question, shown: str | None = None) -> Any:
     """The answer `frozen` as a value of its type, a copy; an `InputError` if it is not of this type.
 
-    The error has the text `shown` in its place, if that is given.
+    The error has the text `shown` in the place of the answer, if that is given; `""` for none.
     """
     plain = thaw(frozen)
-    shown = brief(plain) if shown is None else shown
+    shown = f" {brief(plain) if shown is None else shown}" if shown != "" else ""
     if answer in NO_ANSWER:
         if plain is None or plain is True:
             return None
-        raise InputError(f"{_named(question)} takes no answer, and was given {shown}: give None to resume")
+        raise InputError(f"{_named(question)} takes no answer, and was given{shown or ' one'}: give None to resume")
     try:
         return adapter_of(answer).validate_python(plain)
     except ValidationError as refusal:
         reasons = "; ".join(_reason(problem) for problem in refusal.errors(include_url=False, include_input=False)[:3])
         raise InputError(
-            f"the answer {shown} to {_named(question)} is no {type_name(answer)}: {reasons}. The question is open"
+            f"the answer{shown} to {_named(question)} is no {type_name(answer)}: {reasons}. The question is open"
         ) from None
 
 

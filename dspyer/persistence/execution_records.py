@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dspyer.errors import InputError, brief
+from dspyer.errors import InputError
 from dspyer.events import Question
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.rows import (
@@ -229,8 +229,8 @@ class ExecutionRecords:
             return False
         if question.answer is None and given is not None and given is not True:
             raise InputError(
-                f"question {question.key!r} of node {question.node!r} takes no answer, and was given {brief(given)}: "
-                "answer it with None or True"
+                f"question {question.key!r} of node {question.node!r} takes no answer, and was given one: answer "
+                "it with None or True"
             )
         self.answers[key] = frozen = freeze(given, ("answer",))
         self._unwritten.append(answer_row(key, frozen))

@@ -265,3 +265,14 @@ def test_answers_without_their_questions_are_refused(completed: bool) -> None:
         thread.resume({"ask": True})
     with pytest.raises((errors.InputError, errors.ThreadError), match=r"finished its last run|not as"):
         thread.resume([True])  # type: ignore[arg-type]
+
+
+def test_an_answer_to_a_graph_inside_is_not_in_the_error_that_refuses_it() -> None:
+    """The graph around it may redact the answer, which the one inside does not know."""
+    inner = Graph(inputs=["q"]).add_interrupt("pin", question="Which?", answer=int, into="token")
+    graph = Graph(inputs=["q"]).add_node("inner", inner.add_path(START, "pin", END).compile())
+    thread = graph.add_path(START, "inner", END).compile(store=":memory:", redact=["token"]).thread("t")
+    (question,) = thread.run({"q": "x"}).questions
+    run = thread.resume({question.id: "no number: 4711"})
+    assert "is no int" in str(run.error)
+    assert "4711" not in f"{run.error} {thread.error}"
