@@ -450,6 +450,10 @@ class ChangedGraphError(ThreadError):
 _ALWAYS_RAISED = (GraphError, RouteError, LimitError, RunStoppedError, StoreError, ThreadError, AttemptError)
 
 
+_REFUSED = ("cannot schedule new futures after", "cannot submit after")
+"""Begin the texts of the `RuntimeError` that executors raise after their shutdown: it has no class of its own."""
+
+
 def _lost_work() -> tuple[type[BaseException], ...]:
     """What an executor raises that has lost a task. Without an import: what raised it has imported it."""
     futures: Any = sys.modules.get("concurrent.futures")
@@ -463,11 +467,11 @@ def always_raised(error: BaseException) -> bool:
         >>> always_raised(StoreError("the disk is full")), always_raised(TimeoutError())
         (True, False)
     """
-    return not isinstance(error, Exception) or isinstance(error, (*_ALWAYS_RAISED, *_lost_work()))
+    return not isinstance(error, Exception) or isinstance(error, _ALWAYS_RAISED) or is_lost_work(error)
 
 
 def is_lost_work(error: BaseException) -> bool:
-    """Whether an executor has lost what a node gave it: it is broken, or has cancelled the task.
+    """Whether an executor has lost what a node gave it: it is broken or shut down, or has cancelled the task.
 
     It says nothing about the node or its inputs, so it must not count as a failure of them.
 
@@ -476,7 +480,8 @@ def is_lost_work(error: BaseException) -> bool:
         >>> is_lost_work(BrokenExecutor("a worker was killed")), is_lost_work(ValueError("odd"))
         (True, False)
     """
-    return isinstance(error, _lost_work())
+    refused = isinstance(error, RuntimeError) and error_text(error).startswith(_REFUSED)
+    return refused or isinstance(error, _lost_work())
 
 
 def is_always_raised(kind: type[BaseException]) -> bool:

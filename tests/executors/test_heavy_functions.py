@@ -19,7 +19,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry
-from dspyer.errors import ExecutorLost, GraphError
+from dspyer.errors import ExecutorLost, GraphError, is_lost_work
 from dspyer.testing import no_pauses
 
 
@@ -173,6 +173,40 @@ def test_a_lost_pool_is_no_score() -> None:
         evaluate = dspy.Evaluate(devset=examples, metric=lambda *_: 1.0, num_threads=2, max_errors=1000)
         with pytest.raises(ExecutorLost):
             evaluate(far)
+
+
+@pytest.mark.parametrize("text", ["cannot schedule new futures after shutdown", "cannot submit after shutdown"])
+def test_a_pool_that_was_shut_down_is_a_lost_one(text: str) -> None:
+    """It gave 50 of 100 points: those of the examples before the shutdown. Executors raise one of two texts for it."""
+
+    class ShutDown(Pool):
+        def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+            if self.pages.total() == 25:
+                raise RuntimeError(text)
+            return super().submit(fn, *args, **kwargs)
+
+    program, first = mapped(failures="unread"), ShutDown()
+    run = program.with_resources({Executor: first}).thread("t").run({"pages": PAGES})
+    assert (run.status, str(run.error), run.state["unread"]) == ("failed", text, [])
+    with Pool() as second:
+        run = program.with_resources({Executor: second}).thread("t").resume()
+    assert run.state["texts"] == [page.upper() for page in PAGES]
+    assert first.pages + second.pages == Counter(PAGES)
+    with pytest.raises(ExecutorLost, match=text):
+        one_page().compile().with_resources({Executor: first})(pages=PAGES)
+
+
+@pytest.mark.parametrize("interpreter", [False, True])
+def test_what_python_raises_after_a_shutdown_is_lost_work(interpreter: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = ThreadPoolExecutor(1)
+    if interpreter:
+        monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
+    else:
+        pool.shutdown()
+    with pytest.raises(RuntimeError) as caught:
+        pool.submit(heavy, "page")
+    assert is_lost_work(caught.value)
+    assert not is_lost_work(RuntimeError("the page cannot be read"))
 
 
 def test_a_retry_that_names_it_finds_another_pool() -> None:
