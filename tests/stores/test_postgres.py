@@ -583,3 +583,17 @@ def _execute(address: str, query: Any) -> list[Any]:
     with psycopg.connect(split_address(address)[0], autocommit=True) as connection:
         cursor = connection.execute(query)
         return cursor.fetchall() if cursor.description else []
+
+
+def test_no_reference_to_a_blob_outlives_what_referred_to_it(store: Postgres, postgres: str) -> None:
+    """The blob itself would stay for ever."""
+    conninfo, _, schema = split_address(postgres)
+    store.write(begin("t", "r", 1))
+    store.write(append("t", "r", 1, value=BLOB))
+    for text in (BLOB, OTHER_BLOB):
+        store.write(Change("t", 1, snapshot=Snapshot(Point("r", 1), content(text))))
+    count = sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(schema or "dspyer", "ref"))
+    with psycopg.connect(conninfo, autocommit=True) as connection:
+        assert connection.execute(count).fetchone() == (2,)
+        store.delete(["t"])
+        assert connection.execute(count).fetchone() == (0,)
