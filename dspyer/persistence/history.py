@@ -48,7 +48,8 @@ class LoggedRun(NamedTuple):
 
 
 class History:
-    """The commits of many runs as one log. It grows with `read`; what is in it never changes.
+    """The commits of many runs as one log. It grows with `read`; what is in it never changes, but for the
+    route of a manual commit whose run is resumed later.
 
     The id of a commit is its global id, for example `"t-42.1/trunk:3"`: what `ctx.execution` is in its node. It has no
     version here, since that depends on the row from which the history is listed, and its `step` is the length of the
@@ -163,6 +164,12 @@ class History:
                 self.steps.append(entry.commit.step)
                 self.settled.append(row.kind not in COMMITS or CommitHeader.parse(row.header).settled)
                 self._index_of[point] = index
+            elif entry.commit.route != self.log[index].commit.route:
+                # A manual commit that was read before its run was resumed: its route was not known then.
+                known, now = self.log[index], entry.commit
+                found = known.commit._replace(route=now.route, reason=now.reason)
+                self.log[index] = known._replace(commit=found, sends=entry.sends)
+                self.settled[index] = row.kind not in COMMITS or CommitHeader.parse(row.header).settled
             indexes.append(index)
         trunk_index = indexes[folded.last_settled] if folded.last_settled >= 0 else (before[0] if before else None)
         fingerprints = frozenset(run_rows.fingerprints.values())

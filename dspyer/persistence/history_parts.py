@@ -120,6 +120,12 @@ class Block:
         """The number after its last commit."""
         return self.first + len(self.entries)
 
+    @property
+    def has_open_manual_commit(self) -> bool:
+        """Whether it ends with a manual commit whose run was not resumed yet: a resume finds out its route."""
+        last = self._segments[-1]
+        return last.snapshot_index is None and bool(last.folded.entries) and not any(last.run_rows.own_commits())
+
     @cached_property
     def commits(self) -> list[Commit]:
         """The commits in canonical order, with versions; those of forks that have not joined are last in their run,
@@ -188,8 +194,10 @@ def _global_ids(run_rows: RunRows, folded: FoldedRun) -> list[str]:
         for index, (row, point) in enumerate(zip(run_rows.rows, run_rows.points, strict=True))
         if not index or (row.kind in COMMITS and not CommitHeader.parse(row.header).scope)
     ]
-    if len(runs) > len(folded.entries):  # the first row is no commit
-        runs = runs[1:]
+    if len(runs) > len(folded.entries):
+        # Of the open row and the first commit, which are one commit, the former names the part: a resume or a rerun of
+        # a manual commit writes the latter into a part of its own. Any other first row is no commit.
+        del runs[1 if folded.entries and run_rows.rows[0].kind == RowKind.OPEN else 0]
     labels = run_rows.labels
     return [f"{labels.get(run, run)}/{entry.commit.id}" for run, entry in zip(runs, folded.entries, strict=True)]
 
@@ -215,7 +223,10 @@ def tip_id(store: Store, at: Point, root: Point | None = None) -> str:
         for run, row in newest_rows(store, at):
             header = CommitHeader.parse(row.header) if row.kind in COMMITS else None
             if header is not None and header.settled and not header.scope:
-                return f"{run.header.get('label', run.id)}/{header.id}"
+                is_first = row.kind == RowKind.COMMIT and not header.step and run.header.get("continues")
+                # The part of the open row names the first commit, as in `_global_ids`.
+                part = load_run(store, read_run(store, at).points[0].run) if is_first else run
+                return f"{part.header.get('label', part.id)}/{header.id}"
         if row is not None and row.kind == RowKind.OPEN and row.header[0] != START:
             return f"{run.header.get('label', run.id)}/trunk:0"  # a manual commit whose run was not resumed yet
         if not run.parents:
@@ -356,17 +367,21 @@ class FieldWalk:
         at: the row to begin with.
         number: the number of the last commit up to there.
         fields: the fields that are looked for.
+        root: the row at which a pruned history begins: the walk ends there.
 
     Attributes:
         stopped_at: the number of the commit at which the walk ended before it had found all: a join of branches that
             have written the same field, for example. None if it reached the beginning.
     """
 
-    def __init__(self, reader: HistoryReader, at: Point, number: int, fields: Collection[str]) -> None:
+    def __init__(
+        self, reader: HistoryReader, at: Point, number: int, fields: Collection[str], root: Point | None = None
+    ) -> None:
         self.stopped_at: int | None = None
         self._reader = reader
         self._at = at
         self._number = number
+        self._root = root
         self._wanted = set(fields)
         self._marks = _marks(self._wanted)
 
@@ -404,6 +419,8 @@ class FieldWalk:
                 return
             if len(run.parents) != 1:
                 self.stopped_at = first - 1 if run.parents else None
+                return
+            if run.parents[0] == self._root:  # only the whole history knows the commit there
                 return
             at, number = run.parents[0], first - 1
 

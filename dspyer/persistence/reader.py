@@ -513,10 +513,11 @@ def rows_left_out(rows: Sequence[Row], kept: Collection[int]) -> tuple[int, list
 
     Args:
         rows: the rows of the run.
-        kept: indexes of the commits that are kept; with each of them, those it descends from.
+        kept: indexes of the commits that are kept; with each of them, those it descends from. The open row is one of
+            a manual commit whose run was not resumed yet.
     """
     last = max(kept)
-    committed = {CommitHeader.parse(rows[index].header).id: index for index in kept}
+    committed = {CommitHeader.parse(rows[index].header).id: index for index in kept if rows[index].kind in COMMITS}
     dropped = []
     for index, row in enumerate(rows[:last]):
         if row.kind in COMMITS:

@@ -250,7 +250,7 @@ class ThreadReader:
         outer = self.id_of(version) if isinstance(version, int) else version
         listed = self.cache.listed()
         found: list[Commit] = []
-        for run in read_runs(self._reader.store, listed.heads):
+        for run in read_runs(self._reader.store, listed.heads, self.cache.root):
             # Ids are compared by prefix and never split: the name of a thread may hold any character.
             for label in dict.fromkeys(run.labels.values()):
                 if outer.startswith(f"{label}/"):
@@ -521,7 +521,7 @@ class PageReader:
         while wanted:
             if block.snapshot_at is None or block.snapshot_at == root:
                 return None
-            walk = FieldWalk(self._reader, block.snapshot_at, block.first - 1, wanted)
+            walk = FieldWalk(self._reader, block.snapshot_at, block.first - 1, wanted, root)
             for number, found in walk:
                 author = self._commit_at(number)
                 if author is None:
@@ -598,7 +598,8 @@ class PageReader:
         block = block_around(self._reader, span, version, EVERY if near else 1, root)
         if not block.is_complete:
             return None
-        self._kept = ((span.run.id, block), *self._kept[: KEPT_BLOCKS - 1])
+        if not block.has_open_manual_commit:
+            self._kept = ((span.run.id, block), *self._kept[: KEPT_BLOCKS - 1])
         return block
 
 

@@ -1,0 +1,73 @@
+"""A run that began with `t.update(..., as_node=...)`: until it is resumed, its first commit is its open row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from dspyer import END, START, CompiledGraph, Graph
+from dspyer.events import Commit
+
+
+def counting() -> CompiledGraph:
+    graph = Graph(inputs=["n"]).add_node("one", lambda n: {"n": n + 1}, writes=["n"])
+    graph.add_node("two", lambda n: {"n": n * 2}, writes=["n"])
+    return graph.add_path(START, "one", "two", END).compile(store=":memory:")
+
+
+def listed(commits: Iterable[Commit]) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    return [(commit.id, commit.parents, commit.route) for commit in commits]
+
+
+@pytest.mark.parametrize("runs_before", [0, 1])
+def test_rerun_from_the_manual_commit_that_opened_a_run(runs_before: int) -> None:
+    thread = counting().thread("t")
+    for _ in range(runs_before):
+        thread.run({"n": 1})
+    commit = thread.update({"n": 5}, as_node="one")
+    run = thread.rerun(commit.id)
+    assert (run.status, run.state["n"], thread.replay()["n"]) == ("completed", 10, 10)
+    assert [one.node for one in thread.history()][-2:] == ["one", "two"]
+    assert thread.rerun(commit.version or 0).state["n"] == 10  # again, now that the run has a commit row
+
+
+def test_copy_at_the_manual_commit_that_opened_a_run() -> None:
+    thread = counting().thread("t")
+    commit = thread.update({"n": 5}, as_node="one")
+    copied = thread.copy("d", at=commit.id)
+    assert (copied.status, copied.resume().state["n"], thread.status) == ("stopped", 10, "stopped")
+
+
+def test_rerun_from_the_opening_of_an_abandoned_run() -> None:
+    thread = counting().thread("t")
+    commit = thread.update({"n": 5}, as_node="one")
+    thread.run({"n": 100}, abandon=True)
+    assert thread.rerun(commit.id).state["n"] == 10
+
+
+@pytest.mark.parametrize("how", ["rerun", "copy", "copy_at"])
+def test_pages_and_the_whole_history_give_an_opening_the_same_id(how: str) -> None:
+    program = counting()
+    thread = program.thread("t")
+    commit = thread.update({"n": 5}, as_node="one")
+    if how == "rerun":
+        thread.rerun(commit.id)
+    else:
+        thread = thread.copy("d", at=commit.id if how == "copy_at" else None)
+        thread.resume()
+    whole = listed(thread.history())
+    assert whole[0][0] == commit.id
+    assert listed(program.thread(thread.name).history(count=9)) == whole
+    thread.update({"n": 1})
+    assert listed(program.thread(thread.name).history(count=1, newest=True)) == listed(thread.history())[-1:]
+
+
+def test_an_opening_that_was_read_before_the_resume_has_its_route_afterwards() -> None:
+    program = counting()
+    thread, other = program.thread("t"), program.thread("t")
+    commit = thread.update({"n": 5}, as_node="one")
+    assert [thread.history()[0].route, thread.blame("n").route, thread._thread_reader.entry(0).commit.route] == [()] * 3
+    other.resume()
+    assert thread.history()[0].route == ("two",)
+    assert thread._thread_reader.entry(commit.id).commit.route == ("two",)
