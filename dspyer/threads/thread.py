@@ -618,8 +618,8 @@ class Thread:
     def stop(self) -> None:
         """Ends the run that works on the thread, in whatever process it is. `resume` continues it.
 
-        It commits nothing more. In its process nothing new starts, and async nodes are cancelled, once it finds out: at
-        its next commit, or when it renews its lease (every 10 s).
+        What it has committed stays; it commits nothing more. In its process nothing new starts, and async nodes are
+        cancelled, once it finds out: at its next commit, or when it renews its lease (every 10 s).
 
         Raises:
             ThreadError: if no run works on the thread.
