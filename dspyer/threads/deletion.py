@@ -11,7 +11,7 @@ from dspyer.stores.base import Change, DeletionReport, Store
 from dspyer.threads.ownership import existing_row
 
 
-def delete_thread(store: Store, thread: str, take_over: bool) -> DeletionReport:
+def delete_thread(store: Store, thread_reader: ThreadReader, thread: str, take_over: bool) -> DeletionReport:
     """Delete a thread; raise `ConcurrentRunError` if a run owns it, or acquires it meanwhile, unless `take_over`."""
     while True:
         row = existing_row(store, thread, take_over)
@@ -20,6 +20,8 @@ def delete_thread(store: Store, thread: str, take_over: bool) -> DeletionReport:
         except ConcurrentRunError:
             if not take_over:
                 raise
+        finally:
+            thread_reader.forget()  # an export that is loaded has runs with the ids of those that are deleted now
 
 
 def prune_thread(

@@ -138,12 +138,17 @@ class KeyedRuns:
 
         What was pruned may still be there: a run that a copy has, or the last row of one, at which the pruned history
         begins. Such a run keeps its id, and the key gets the next one, which it has even after the first one is free
-        again. So the key has no run only if two ids are free.
+        again. So the key has no run only if two ids are free. The run with which the pruned history begins still names
+        the one before it, whose id is therefore not used again.
         """
         free = ""
+        begin = None if row.root is None else self._store.run(row.root.run)
+        named = set() if begin is None else {point.run for point in begin.parents}
         for number in count():
             run_id = self._id_of(key, salt, number)
             run = self._store.run(run_id)
+            if run is None and run_id in named:
+                continue
             if run is None and free:
                 break
             if run is None:

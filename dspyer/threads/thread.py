@@ -721,7 +721,7 @@ class Thread:
             >>> t.run({"n": 1}).status, t.delete().runs, t.status
             ('completed', 1, 'new')
         """
-        return delete_thread(self._reader.store, self.name, take_over)
+        return delete_thread(self._reader.store, self._thread_reader, self.name, take_over)
 
     def prune(self, before: int | str, *, take_over: bool = False) -> DeletionReport:
         """Deletes the runs before the one that a commit belongs to.

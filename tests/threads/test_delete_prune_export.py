@@ -378,3 +378,24 @@ def test_a_loaded_thread_refers_to_its_own_rows(store: Store, tmp_path: Path) ->
     loaded = fresh.thread("t")
     assert loaded is not None
     assert (loaded.head, loaded.runs, loaded.owner) == (row.head, row.runs, None)
+
+
+def test_a_handle_forgets_what_it_has_read_of_the_thread_that_it_deletes(store: Store, tmp_path: Path) -> None:
+    """An export that is loaded again has runs with the same ids, which may go on otherwise."""
+    calls: list[int] = []
+
+    def count() -> dict[str, int]:
+        calls.append(len(calls))
+        return {"n": calls[-1] + 0 // calls[-1]}  # the first call raises
+
+    graph = Graph(inputs=[]).add_node("count", count, writes=["n"]).add_path(START, "count", END)
+    t = graph.compile(store=store).thread("t")
+    t.run({})
+    t.export(tmp_path / "t.jsonl")
+    t.resume()
+    assert t.history()[-1].patch == {"n": 1}
+    t.delete()
+    t.load(tmp_path / "t.jsonl")
+    t.resume()
+    assert t.history()[-1].patch == {"n": 2}
+    assert t.at(1)["n"] == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -106,4 +107,19 @@ def test_keys_survive_runs_of_an_earlier_version(store: Store) -> None:
     by_earlier_version()
     del flaky.calls[:]
     assert [t.run({"n": n}, key=key).state["n"] for n, key in ((1, "a"), (2, "b"))] == [20, 30]
+    assert flaky.calls == []
+
+
+def test_a_run_that_a_pruned_history_still_names_is_not_begun_again(store: Store, tmp_path: Path) -> None:
+    flaky = Flaky()
+    t = flaky.program(store).thread("t")
+    t.run({"n": 1}, key="k")
+    t.rerun(0)
+    t.update({"n": 3})
+    t.prune(before=3)
+    assert t.run({"n": 1}, key="k").run_id == t.run({"n": 1}, key="k").run_id
+    t.export(tmp_path / "t.jsonl")
+    t.prune(before=str(t.history()[-1].id))
+    del flaky.calls[:]
+    t.run({"n": 1}, key="k")
     assert flaky.calls == []
