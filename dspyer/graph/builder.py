@@ -629,7 +629,7 @@ _OTHERS = {
 }
 """Methods of other graph libraries, with what to write here."""
 
-_OF_PROGRAMS = frozenset({"run", "arun", "stream", "astream", "thread", "threads", "with_resources"})
+_OF_PROGRAMS = frozenset({"run", "arun", "stream", "astream", "thread", "threads", "with_resources", "with_executor"})
 """Methods of a compiled graph that `dspy.Module` does not have."""
 
 _COMPILE_FIRST = "it is the plan of a program. Call .compile() first, and use or tune the program that it returns"

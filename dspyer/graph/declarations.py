@@ -23,7 +23,7 @@ from dspyer.schema.schema import Schema
 RESERVED_NAMES = frozenset(
     {
         *(START, END, "state", "ctx", "thread", "threads", "forward", "aforward"),
-        *("run", "arun", "stream", "astream", "graph", "with_resources"),
+        *("run", "arun", "stream", "astream", "graph", "with_resources", "with_executor"),
         *("callbacks", "history"),
         *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),
         *("mb_candidate_programs", "results_best", "results_latest", "detailed_results"),

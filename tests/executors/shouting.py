@@ -14,7 +14,9 @@ class Text(BaseModel):
     loud: str = ""
 
 
-class UnpicklableError(Exception):
+class OtherArgumentsError(Exception):
+    """Its `__init__` takes other arguments than it passes on, so pickle cannot make it by a call."""
+
     def __init__(self, first: int, second: int) -> None:
         super().__init__(f"{first} and {second}")
 
@@ -22,8 +24,8 @@ class UnpicklableError(Exception):
 def shout(text: str) -> dict[str, str]:
     if text == "odd":
         raise ValueError("odd")
-    if text == "unpicklable":
-        raise UnpicklableError(1, 2)
+    if text == "other arguments":
+        raise OtherArgumentsError(1, 2)
     if text == "killed":
         os._exit(9)
     return {"loud": text.upper()}
