@@ -78,6 +78,7 @@ check: lint types docs test
 bench: $(READY)
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.growth
+	$(BIN)/python -m bench.executors
 	$(BIN)/python -m bench.fleet
 	$(BIN)/python -m bench.store_limits
 
