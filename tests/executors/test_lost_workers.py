@@ -20,6 +20,7 @@ from tests.executors.comparing import called, differences, ran
 from tests.executors.pools import POOLS, BreakingExecutor, BytesExecutor, HeldExecutor
 from tests.executors.programs import CASES, WordLM, chain, deadly
 from tests.executors.shared_lms import SharedNotingLM, SharedSkillLM
+from tests.executors.test_equal_optimizers import CHAIN, tuned_by
 from tests.optimize.conftest import quiet  # noqa: F401 - a fixture
 from tests.optimize.skills import RULES, examples
 from tests.optimize.skills import chain as skills
@@ -237,9 +238,11 @@ def right(example: Any, prediction: Any, trace: Any = None) -> float:
     return float(prediction.a == example.q.upper())
 
 
+TUNED = [row for row in ROWS if row.name in ("BootstrapFewShot", "MIPROv2", "GEPA")]
 SOME = ["chain", "failure", "error edge", "check", "budget", "LM of a predictor", "StopIteration"]
 
 
+@pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize("kind", POOLS)
 def test_a_real_pool_gives_the_same_until_a_worker_is_killed(kind: str, tmp_path: Path) -> None:
     with POOLS[kind]() as pool:
@@ -248,6 +251,9 @@ def test_a_real_pool_gives_the_same_until_a_worker_is_killed(kind: str, tmp_path
             far = case.program().with_executor(pool)
             assert differences(called(case.program(), case, "sync"), called(far, case, "sync")) == {}, name
             assert differences(ran(case.program(), case, "async"), ran(far, case, "async")) == {}, name
+        for row in TUNED:
+            (here, _, *scored_here), (there, _, *scored_there) = (tuned_by(row, CHAIN, one) for one in (None, pool))
+            assert (there, scored_there) == (here, scored_here), row.name  # the workers count the prompts
         log = tmp_path / "log"
         far = deadly(tmp_path / "mark", log).compile().with_executor(pool)
         rows = [dspy.Example(q=f"q{n}").with_inputs("q") for n in range(10)]
