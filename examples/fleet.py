@@ -79,7 +79,7 @@ async def serve() -> None:
     first, *_ = threads
 
     async def jobs_left() -> list[Job]:
-        return [job for status in ("todo", "doing") for job in await app.job_manager.list_jobs_async(status=status)]
+        return [job for job in await app.job_manager.list_jobs_async() if job.status in ("todo", "doing")]
 
     def told() -> list[str]:
         return BANK.read_text(encoding="utf-8").splitlines() if BANK.exists() else []

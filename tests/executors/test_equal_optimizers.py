@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import Executor
 from typing import Any
 
 import dspy
@@ -25,7 +26,7 @@ CHAIN = PAIRS[0]
 TUNING = [row for row in ROWS if row.name != "GEPA_one_by_one"]  # as "GEPA", for longer
 
 
-def tuned_by(row: Row, pair: Pair, pool: BytesExecutor | None) -> Any:
+def tuned_by(row: Row, pair: Pair, pool: Executor | None) -> Any:
     """State, prompts, score and answers after an optimizer of DSPy."""
     lm = SharedNotingLM()
     program = pair.graph() if pool is None else pair.graph().with_executor(pool)

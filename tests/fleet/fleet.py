@@ -149,7 +149,8 @@ class Fleet:
             self.queue.configure_task("fleet_tasks.stalled", queueing_lock="stalled").defer(timestamp=0)
 
     def jobs(self, *statuses: str) -> list[str]:
-        found = [job for status in statuses for job in self.queue.job_manager.list_jobs(status=status)]
+        # In one query: between two, a job that is delivered again may go from one status to the other.
+        found = [job for job in self.queue.job_manager.list_jobs() if job.status in statuses]
         return [job.task_name.rpartition(".")[2] for job in found if not job.task_name.endswith("stalled")]
 
     def wait_for(self, condition: Any, seconds: float = 60) -> None:
