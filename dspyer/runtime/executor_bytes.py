@@ -300,11 +300,11 @@ def _load_error(
 # --- what cannot be sent
 
 
-def what_fails(named: Mapping[str, Any], encode_one: Callable[[Any], object] = encode_sent) -> str:
+def what_fails(named: Mapping[str, Any]) -> str:
     """Says which of some values cannot be pickled, and why; "" if each of them can."""
     for name, value in named.items():
         try:
-            encode_one(value)
+            encode_sent(value)
         except Exception as error:  # noqa: BLE001 - whatever an object raises when it is pickled
             return f"{name} ({type(value).__qualname__}) cannot be pickled: {type(error).__name__}: {error}"
     return ""

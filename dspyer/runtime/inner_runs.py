@@ -18,55 +18,48 @@ from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.rows import NewRow, effect_row
 from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.request import REQUEST, Request
-from dspyer.runtime.run import Run, internals_of
+from dspyer.runtime.run import internals_of
 from dspyer.runtime.session import Session
-from dspyer.schema.schema import NONE_VALID
+from dspyer.scheduler.lineage import LogEntry
+from dspyer.schema.schema import NONE_VALID, Schema
 from dspyer.state import ImmutableState
 from dspyer.stopping import StopSignal
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
+from dspyer.values.persistent import PersistentVector
 
 
 class CompletedInside(NamedTuple):
-    """A completed run inside of a node: of a program without an executor."""
+    """A completed run inside of a node, made here or by a worker.
+
+    Attributes:
+        prediction: its outputs as plain values.
+        inputs: the state with which it began.
+        log: its commits.
+        schema: that of its graph.
+        state: the state with which it has ended.
+    """
 
     prediction: dspy.Prediction
-    session: Session
-
-    @property
-    def inputs(self) -> ImmutableState:
-        """The state with which it began."""
-        return self.session.inputs
+    inputs: ImmutableState
+    log: PersistentVector[LogEntry]
+    schema: Schema
+    state: ImmutableState
 
     def changes(self) -> Mapping[str, object]:
         """What its commits changed: raw updates of fields with a reducer, the net change of others."""
-        run = self.session.run
-        return changes_of(run.log, run.topology.schema, run.trunk_state, self.inputs)
+        return changes_of(self.log, self.schema, self.state, self.inputs)
 
 
-class CompletedByWorker(NamedTuple):
-    """A completed run that a worker has made for a node."""
-
-    prediction: dspy.Prediction
-    run: Run
-
-    @property
-    def inputs(self) -> ImmutableState:
-        """The state with which it began."""
-        return internals_of(self.run).inputs
-
-    def changes(self) -> Mapping[str, object]:
-        """What its commits changed: raw updates of fields with a reducer, the net change of others."""
-        inside = internals_of(self.run)
-        return changes_of(inside.log, inside.graph.topology.schema, self.run.state, inside.inputs)
-
-
-def completed_inside(prediction: dspy.Prediction, request: Request) -> CompletedInside | CompletedByWorker:
+def completed_inside(prediction: dspy.Prediction, request: Request) -> CompletedInside:
     """The run of a request that has completed."""
     returned = request.outcome.returned
     if returned is not None:
-        return CompletedByWorker(prediction, returned)
-    return CompletedInside(prediction, request.outcome.sessions[-1])
+        inside = internals_of(returned)
+        return CompletedInside(prediction, inside.inputs, inside.log, inside.graph.topology.schema, returned.state)
+    session = request.outcome.sessions[-1]
+    run = session.run
+    return CompletedInside(prediction, session.inputs, run.log, run.topology.schema, run.trunk_state)
 
 
 def request_inside(

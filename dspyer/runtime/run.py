@@ -421,7 +421,7 @@ class Run:
                 usage=self.usage,
                 error=self.error,
             )
-        else:  # the run of a prediction, or one that is read from the store: it has no events
+        else:  # of a call that was not `run`, found by its prediction
             error = None if self.error is None else ErrorText.of(self.error)
             facts = RunFacts(self._graph.name, self.status, self.duration, None, self.usage, error=error)
         return describe_run(self._rows(), facts)

@@ -387,9 +387,7 @@ class RunStarter:
         header = {**run.header, "continues": True, "label": self.next_label(head), "started": round(time(), 3)}
         for name in ("without", MARK, "keys"):
             header.pop(name, None)
-        salt = head.last_run and self.key_salt(head.last_run.run)
-        if salt:
-            header["keys"] = salt
+        header |= self._salt_header(head)
         if excluded:
             header["without"] = [list(span) for span in excluded]
         header.pop("names", None)
@@ -406,9 +404,12 @@ class RunStarter:
 
     def run_header(self, head: ThreadHead | None, first: int, label: str) -> dict[str, Any]:
         """The header of a run: its graph, its label, the version of its first commit, and when it was started."""
-        salt = None if head is None else head.last_run and self.key_salt(head.last_run.run)
         header = {**self._graph_header(), "first": first, "label": label, "started": round(time(), 3)}
-        return {**header, "keys": salt} if salt else header
+        return header if head is None else header | self._salt_header(head)
+
+    def _salt_header(self, head: ThreadHead) -> dict[str, str]:
+        salt = "" if head.last_run is None else self.key_salt(head.last_run.run)
+        return {"keys": salt} if salt else {}
 
     def key_salt(self, last: RunRow) -> str:
         """The salt of the keys of the thread, which each of its runs passes on to the next; "" before its first key.
