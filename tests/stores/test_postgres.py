@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Barrier
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
@@ -376,9 +376,7 @@ def test_tables_of_version_1_are_migrated(postgres: str) -> None:
         store.write(Change("t", 1, 7))
         store.write(begin("u", "s", 1, Point("r", 0)))
         before = dump(store)
-    schema = sql.Identifier(split_address(postgres)[2] or "")
-    for statement in V1_POSTGRES.split(";"):
-        _execute(postgres, sql.SQL(statement).format(s=schema))
+    _execute_all(postgres, V1_POSTGRES)
     with Postgres(postgres) as store:
         assert dump(store) == before
         assert store.delete(["t"]).kept == {"u": ("r",)}
@@ -397,9 +395,7 @@ def test_references_of_version_3_are_migrated(postgres: str) -> None:
         ids = {*_refs(store, "r-t"), *snapshot.content.refs}
         assert len(ids) == 3
         before = dump(store)
-    schema = sql.Identifier(split_address(postgres)[2] or "")
-    for statement in V3_POSTGRES.split(";"):
-        _execute(postgres, sql.SQL(statement).format(s=schema))
+    _execute_all(postgres, V3_POSTGRES)
     with Postgres(postgres) as store:
         assert dump(store) == before
         store.delete(["t"])
@@ -408,7 +404,7 @@ def test_references_of_version_3_are_migrated(postgres: str) -> None:
         assert store.blobs(ids).keys() == {*_refs(store, "r-u")}
         store.delete(["u"])
         assert store.blobs(ids) == {}
-        assert _execute(postgres, sql.SQL("SELECT count(*) FROM {}.ref").format(schema)) == [(0,)]
+        assert _execute(postgres, sql.SQL("SELECT count(*) FROM {}.ref").format(_schema(postgres))) == [(0,)]
 
 
 def test_concurrent_deletions_around_one_run_do_not_deadlock(store: Postgres) -> None:
@@ -577,6 +573,15 @@ def test_a_forked_process_opens_its_own_connections(postgres: str) -> None:
         check=False,
     )
     assert (done.stdout, done.stderr) == ("[0, 1, 2, 3, 4]\n", "")
+
+
+def _execute_all(postgres: str, script: LiteralString) -> None:
+    for statement in script.split(";"):
+        _execute(postgres, sql.SQL(statement).format(s=_schema(postgres)))
+
+
+def _schema(postgres: str) -> sql.Identifier:
+    return sql.Identifier(split_address(postgres)[2] or "")
 
 
 def _execute(address: str, query: Any) -> list[Any]:
