@@ -208,7 +208,7 @@ def test_idle_sessions_ended_by_the_server_are_replaced(store: Postgres, postgre
 def test_a_session_ended_during_a_write_is_replaced(store: Postgres, postgres: str) -> None:
     """The thread's row is locked by another session when the waiting one is ended."""
     store.write(begin("t", "r", 1))
-    schema = sql.Identifier(split_address(postgres)[2] or "")
+    schema = _schema(postgres)
     pid = store._connections._idle[0].info.backend_pid
     waits = f"SELECT pg_blocking_pids({pid}) <> '{{}}'"
     with psycopg.connect(split_address(postgres)[0]) as other, ThreadPoolExecutor(1) as pool:
@@ -262,7 +262,7 @@ def test_no_state_is_kept_in_a_session(store: Postgres, postgres: str, monkeypat
 def test_flush_and_new_epochs_wait_for_the_disk(store: Postgres, postgres: str, change: Change, waits: bool) -> None:
     """A trigger that runs when a transaction commits sees how far the commit will wait."""
     store.write(begin("t", "r", 1))
-    schema = sql.Identifier(split_address(postgres)[2] or "")
+    schema = _schema(postgres)
     _execute(
         postgres,
         sql.SQL("""
@@ -433,7 +433,7 @@ def test_concurrent_deletions_around_one_run_do_not_deadlock(store: Postgres) ->
 def test_a_deletion_does_not_wait_for_unrelated_threads(store: Postgres, postgres: str) -> None:
     store.write(begin("t", "r", 2))
     store.write(begin("u", "s", 2))
-    schema = sql.Identifier(split_address(postgres)[2] or "")
+    schema = _schema(postgres)
     with psycopg.connect(split_address(postgres)[0]) as other:  # as a writer in the middle of its transaction
         other.execute(sql.SQL("SELECT FROM {}.thread WHERE name = 'u' FOR UPDATE").format(schema))
         other.execute(sql.SQL("SELECT FROM {}.run WHERE id = 's' FOR UPDATE").format(schema))
@@ -452,7 +452,7 @@ def test_older_tables_are_migrated_once(postgres: str, store: Postgres, monkeypa
         assert list(pool.map(lambda store: store.rows("r"), stores)) == [rows(2)] * 4
     for other in stores:
         other.close()
-    schema = sql.Identifier(split_address(postgres)[2] or "")
+    schema = _schema(postgres)
     assert _execute(postgres, sql.SQL("SELECT note FROM {}.thread").format(schema)) == [("new",)]
     assert _execute(postgres, sql.SQL("SELECT number FROM {}.version ORDER BY 1").format(schema)) == [
         (number + 1,) for number in range(len(later))
@@ -461,7 +461,7 @@ def test_older_tables_are_migrated_once(postgres: str, store: Postgres, monkeypa
 
 def test_tables_of_a_later_version_are_refused(postgres: str, store: Postgres) -> None:
     store.write(begin("t", "r", 1))
-    schema = sql.Identifier(split_address(postgres)[2] or "")
+    schema = _schema(postgres)
     _execute(postgres, sql.SQL("INSERT INTO {}.version (number) VALUES (99)").format(schema))
     with Postgres(postgres) as late, pytest.raises(StoreError, match="version 99"):
         late.threads()
