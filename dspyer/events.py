@@ -139,7 +139,8 @@ class Question(NamedTuple):
     Attributes:
         key: its name in the node; `"before"` or `"after"` for a stop that the program was compiled with.
         text: the question.
-        answer: the JSON schema of the answer; None if any value will do.
+        answer: the JSON schema of the answer, `{}` if any value will do; None if it takes no answer and asks only for
+            permission to continue, which every `resume` gives.
         node: name of the node that asks.
         branch: path of its branch.
         execution: id of the execution that asks, preceded by those around it.

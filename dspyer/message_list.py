@@ -11,7 +11,7 @@ import itertools
 import json
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any, get_origin
+from typing import Any, Generic, TypeVar, get_origin
 
 from pydantic import BaseModel
 
@@ -157,13 +157,14 @@ def _with_id(message: Any, new_id: str) -> Any:
 
 # --- the index of a list: the position of each id
 
+FoundT = TypeVar("FoundT")
 IdIndex = PersistentMap[Any, int]
 NO_IDS: IdIndex = PersistentMap()
 CACHED = 32  # lists in the cache
 
 
-class IdIndexCache:
-    """The indexes of the most recently used long lists, so that adding one message need not read the whole list.
+class ListCache(Generic[FoundT]):
+    """What was found in the most recently used long lists, so that adding one message need not read the whole list.
 
     The key is the identity of a list, and an entry holds the list itself, so that no other object gets its identity.
     There are two generations: when the young one is full, it becomes the old one, and the old one is dropped. No lock
@@ -171,13 +172,13 @@ class IdIndexCache:
     """
 
     def __init__(self) -> None:
-        self.young: dict[int, tuple[FrozenList[Any], IdIndex]] = {}
-        self.old: dict[int, tuple[FrozenList[Any], IdIndex]] = {}
+        self.young: dict[int, tuple[FrozenList[Any], FoundT]] = {}
+        self.old: dict[int, tuple[FrozenList[Any], FoundT]] = {}
 
     def __len__(self) -> int:
         return len(self.young) + len(self.old)
 
-    def get(self, messages: FrozenList[Any]) -> IdIndex | None:
+    def get(self, messages: FrozenList[Any]) -> FoundT | None:
         found = self.young.get(id(messages))
         if found is None:
             found = self.old.get(id(messages))
@@ -185,15 +186,15 @@ class IdIndexCache:
                 self.put(messages, found[1])
         return None if found is None else found[1]
 
-    def put(self, messages: FrozenList[Any], index: IdIndex) -> None:
-        """Remembers the index of a list, if the list is long."""
+    def put(self, messages: FrozenList[Any], found: FoundT) -> None:
+        """Remembers what was found in a list, if the list is long."""
         if len(messages) > SMALL:
             if len(self.young) >= CACHED // 2:
                 self.old, self.young = self.young, {}
-            self.young[id(messages)] = messages, index
+            self.young[id(messages)] = messages, found
 
 
-index_cache = IdIndexCache()
+index_cache: ListCache[IdIndex] = ListCache()
 
 
 def _index_of(messages: FrozenList[Any]) -> IdIndex:

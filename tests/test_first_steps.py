@@ -152,6 +152,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Graph().add_node("a", takes_s).add_path("start", "a", "end").compile(),
         r"(?s)nothing starts.*names no node 'end'. Did you mean 'END'\?.*names no node 'start'. Did you mean 'START'\?",
     ),
+    "START and END of LangGraph": (
+        lambda: Graph().add_node("a", takes_s).add_path("__start__", "a", "__end__").compile(),
+        r"(?s)'__end__'\. It is the END of LangGraph: .* END from dspyer.*'__start__'\. It is the START of LangGraph",
+    ),
     "an edge to a function": (
         lambda: Graph().add_node(takes_s).add_edge(START, cast(Any, takes_s)),
         r"add the function with add_node\(takes_s\) and write 'takes_s' here",

@@ -301,17 +301,21 @@ def _parameters(function: Callable[..., object]) -> str:
     return "(" + ", ".join(names) + ")" if names != ["..."] else "(*args)"
 
 
-# Of what lives: to find a class, `inspect` may parse the whole file that it is in.
-_found: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+# By the id of a class, or of the code of a function, while it lives: `inspect` may parse the whole file of a class.
+# Equal code of two files may have different texts.
+_found: dict[int, str] = {}
 
 
 def _source_of(value: Any) -> str | None:
+    unwrapped = inspect.unwrap(value)
+    owner = unwrapped.__code__ if isinstance(unwrapped, types.FunctionType) else value
     try:
-        text = _found.get(value)
+        text = _found.get(id(owner))
         if text is None:
             text = textwrap.dedent(source_of(value)).strip()
             _check_whole(text)
-            _found[value] = text
+            weakref.finalize(owner, _found.pop, id(owner), None).atexit = False
+            _found[id(owner)] = text
     except (OSError, TypeError, SyntaxError):  # typed into a prompt, built in, or a part of a statement
         return None
     return text

@@ -17,6 +17,7 @@ from dspyer.display.redaction import Redact
 from dspyer.errors import GraphError, annotate
 from dspyer.graph.compile import Limits, compile_graph, source_text
 from dspyer.graph.declarations import (
+    NEEDED,
     EdgeDeclaration,
     GraphOptions,
     as_names,
@@ -104,7 +105,7 @@ class Graph:
             bool(name),
             fields,
             None if inputs is None else as_names(inputs),
-            None if required is None else as_names(required),
+            None if required is None else NEEDED if required is NEEDED else as_names(required),
             None if outputs is None else as_names(outputs),
             checked_policies("merge", merge, fields),
             None if keep is None else checked_keep(keep, fields),
@@ -114,6 +115,7 @@ class Graph:
         self._error_edges: list[ErrorEdge] = []
         self._join_policies: dict[str, Policies] = {}
         self._least_steps = 0  # how many a search needs, whose rounds are bounded by its trials
+        self._breakpoints: tuple[Sequence[str], Sequence[str]] = ((), ())  # of the graph that was converted
 
     def add_node(
         self,
@@ -484,8 +486,8 @@ class Graph:
         max_calls: int | None = None,
         max_concurrency: int = 32,
         store: Store | str | PathLike[str] | None = None,
-        interrupt_before: Iterable[str] = (),
-        interrupt_after: Iterable[str] = (),
+        interrupt_before: Iterable[str] | None = None,
+        interrupt_after: Iterable[str] | None = None,
         answers: Answers = None,
         migrate: Migrate | None = None,
         redact: Redact = None,
@@ -507,7 +509,8 @@ class Graph:
             max_concurrency: most nodes of one run that work at the same time.
             store: where `program.thread(...)` keeps its runs: the path of an SQLite file, `":memory:"`, a
                 `postgresql://` address, or a `Store`.
-            interrupt_before: nodes before which a run stops each time, until it is resumed.
+            interrupt_before: nodes before which a run stops each time, until it is resumed. By default none; for a
+                converted graph those before which it stopped.
             interrupt_after: nodes after which it stops.
             answers: answers to questions by key, or a function from a `Question` to its answer, for runs
                 without a person: under an optimizer, `dspy.Evaluate` or a test. Keys that no node asks are ignored,
@@ -559,7 +562,7 @@ class Graph:
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
         optional = {"max_calls": max_calls, "max_demo_turns": max_demo_turns, "warn_at": warn_at}
         check_limits(**{name: limit for name, limit in optional.items() if limit is not None})
-        nodes = tuple(self._nodes.values())
+        nodes, (before, after) = tuple(self._nodes.values()), self._breakpoints
         graph, modules = compile_graph(
             self._options,
             nodes,
@@ -567,8 +570,8 @@ class Graph:
             dict(self._join_policies),
             Limits(max_steps, max_calls, max_concurrency, Retry.of(retry)),
             self._error_edges,
-            as_names(interrupt_before),
-            as_names(interrupt_after),
+            as_names(before if interrupt_before is None else interrupt_before),
+            as_names(after if interrupt_after is None else interrupt_after),
         )
         if warn_at is not None:
             check_conversations(graph.nodes.values())

@@ -26,7 +26,7 @@ from dspyer.dspy_module.source import (
 )
 from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_checks, handler_problems, planned_checks
-from dspyer.graph.declarations import EdgeDeclaration, GraphOptions
+from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions
 from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.nodes.build import build_node
@@ -56,6 +56,7 @@ from dspyer.scheduler.validation import (
     check_reads,
     check_targets,
     repaired_edges,
+    unset_reads,
     unwritten_reason,
     with_missing_starts,
 )
@@ -364,6 +365,9 @@ def _check(
     facts = facts._replace(edges=tuple(with_missing_starts(facts.edges, names)))
     inputs, required = _declared_inputs(options, parts, list(facts.edges), problems)
     facts = _complete_facts(facts, options, parts, topology, inputs, required)
+    if options.required is NEEDED:
+        required = frozenset(field for _, field in unset_reads(facts) if field in facts.left_out)
+        facts = _complete_facts(facts, options, parts, topology, inputs, required)
     sure = facts._replace(edges=tuple(repaired_edges(topology.edges, names)))
     problems += check_parallel_writers(sure, topology.rounds)
     problems += check_failing_forks(sure, topology.rounds)

@@ -32,6 +32,16 @@ RESERVED_NAMES = frozenset(
 )
 
 
+class _Needed(tuple[str, ...]):
+    """The class of `NEEDED`."""
+
+    __slots__ = ()
+
+
+NEEDED = _Needed()
+"""In place of required inputs: those that a node reads before another node can have written them."""
+
+
 class GraphOptions(NamedTuple):
     """The options of `Graph(...)`.
 
@@ -40,7 +50,8 @@ class GraphOptions(NamedTuple):
         named: whether the user gave that name.
         schema: the fields of the state.
         inputs: the fields that a run is given; None to infer them.
-        required: the inputs that a run must be given; None to infer them.
+        required: the inputs that a run must be given; None for those without a default, `NEEDED` for those that a node
+            reads before another node can have written them.
         outputs: the fields that the program returns; None to infer them.
         policies: what a join does with a conflict, by path.
         keep: the fields that last over the runs of a thread; None for all.

@@ -19,7 +19,7 @@ from dspyer.graph.error_edges import ErrorEdge
 from dspyer.graph.text import edge_labels, explain
 from dspyer.nodes.check import CheckNode
 from dspyer.nodes.condense import Condensers
-from dspyer.nodes.node import Node, Send
+from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.node_policy import NodePolicy
 from dspyer.nodes.router import Router
 from dspyer.persistence.execution_records import AnswerSource, no_answer
@@ -307,7 +307,7 @@ def _missing_text(graph: GraphSpec, field: str, extra: Collection[str]) -> str:
 def check_send(graph: GraphSpec, sender: str, send: Send) -> None:
     """Refuse a `Send` that brings a value which its target does not read."""
     taken = graph.takes.get(send.node)
-    if taken is None or all(map(taken.__contains__, send.overlay)):
+    if taken is None or SENT in send.overlay or all(map(taken.__contains__, send.overlay)):
         return
     (key, *_) = [key for key in send.overlay if key not in taken]
     field = (graph.nodes[send.node].reads or {}).get(key)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple, get_args
 
@@ -75,7 +75,7 @@ class _Search:
         defaults = dict(zip(reversed(names[: fn.__code__.co_argcount]), reversed(fn.__defaults__ or ()), strict=False))
         for name, value in {**defaults, **(fn.__kwdefaults__ or {})}.items():
             yield from self.value(name, value, f"a default{inside}")
-        for name, value in _used(fn).items():
+        for name, value in used_objects(fn).items():
             enclosed = name.partition(".")[0] in fn.__code__.co_freevars
             yield from self.value(name, value, f"{'its closure' if enclosed else 'a global variable'}{inside}")
             if isinstance(value, FunctionType) and _is_near(name, value, fn):
@@ -88,7 +88,7 @@ class _Search:
             return
         if isinstance(owner, (FunctionType, ModuleType)):
             return
-        for name, value in _attributes(owner).items():
+        for name, value in attributes_of(owner).items():
             yield from self.value(name, value, f"an attribute of {type(owner).__name__}")
 
     def value(self, name: str, value: object, place: str) -> Iterator[tuple[Hidden, dspy.Module]]:
@@ -106,39 +106,47 @@ class _Search:
             yield from self.visit(value)
 
 
-def _used(fn: FunctionType) -> dict[str, Any]:
+def used_objects(fn: FunctionType) -> dict[str, Any]:
     """The globals and closure cells that a function's code uses, and attributes of modules and objects among them."""
-    found: dict[str, Any] = {}
-    attributes: set[str] = set()
-    for code in _codes(fn.__code__):
-        attributes.update(code.co_names)
-        for instruction in dis.get_instructions(code):
-            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in fn.__globals__:
-                found[instruction.argval] = fn.__globals__[instruction.argval]
+    loaded, attributes = _names_of(fn.__code__)
+    found = {name: fn.__globals__[name] for name in loaded if name in fn.__globals__}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
         try:
             found[name] = cell.cell_contents
         except ValueError:  # the variable is assigned later
             continue
     for name, value in list(found.items()):
-        if not isinstance(value, (FunctionType, dspy.Module)):
-            owned = _attributes(value)
+        if not issubclass(type(value), (FunctionType, dspy.Module)):
+            owned = attributes_of(value)
             found.update({f"{name}.{key}": owned[key] for key in sorted(attributes & set(owned))})
     return found
 
 
-def _attributes(value: object) -> Mapping[str, Any]:
+@lru_cache(maxsize=1024)
+def _names_of(code: CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
+    """The globals that code loads, in their order, and all names in it; equal code has equal ones."""
+    loaded: dict[str, None] = {}
+    names: set[str] = set()
+    for part in code_objects(code):
+        names.update(part.co_names)
+        for instruction in dis.get_instructions(part):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+                loaded[instruction.argval] = None
+    return tuple(loaded), frozenset(names)
+
+
+def attributes_of(value: object) -> Mapping[str, Any]:
     try:
-        return dict(vars(value))
-    except TypeError:  # it has no attributes
+        return dict(object.__getattribute__(value, "__dict__"))  # a proxy's own: it is not asked for its object
+    except AttributeError:  # it has none
         return {}
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def code_objects(code: CodeType) -> Iterator[CodeType]:
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from code_objects(constant)
 
 
 def _functions(fn: Any) -> Iterator[FunctionType]:
@@ -175,7 +183,7 @@ def mentions(fn: Callable[..., Any], target: type) -> bool:
         if id(function) in seen:
             continue
         seen.add(id(function))
-        used = _used(function)
+        used = used_objects(function)
         if any(value is target for value in used.values()) or _returns(function, target):
             return True
         for name, value in used.items():

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TargetT = TypeVar("TargetT", default=str)
 
+SENT = "_sent"
+"""In the overlay of a `Send` to a graph, or to a node of a converted graph: what it gets in place of the state."""
+
 
 class Send:
     """One branch of a node, with values that this branch alone sees.

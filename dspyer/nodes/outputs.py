@@ -50,6 +50,8 @@ def values_of(result: object, who: str) -> tuple[Values, bool]:
     if isinstance(result, Mapping):
         return _patch(result, who), False
     hint = "; to go somewhere, return Command(goto=...)" if _holds_send(result) else ""
+    if type(result).__name__ == Command.__name__:
+        hint = f" of dspyer: this one is of {type(result).__module__}"
     raise NodeOutputError(f"{who} returned {brief(result)}, of type {type(result).__name__}: {RETURNS}{hint}")
 
 

@@ -20,7 +20,7 @@ from dspyer.nodes.module import (
     whole_inputs,
     with_rest,
 )
-from dspyer.nodes.node import Built, Call, Node, Reply
+from dspyer.nodes.node import SENT, Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import GraphView, InsideRun, SubgraphProgram
 from dspyer.nodes.template_plans import plan_templates
@@ -28,6 +28,7 @@ from dspyer.patch import DELETE
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import misfit, update_type, value_type
 from dspyer.state import ImmutableState
+from dspyer.values.frozen import FrozenDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,34 +80,47 @@ class SubgraphNode(Node):
         program: SubgraphProgram = getattr(call.program, self.name)
         inputs = self._inputs(call)
         inside = program._run_inside(inputs, call.context.delegate, valid=self._valid(call))
-        return self.reply(program, inside, inputs)
+        return self.reply(program, inside, inputs, _is_sent(call))
 
     async def acall(self, call: Call) -> Reply:
         """The same from async code."""
         program: SubgraphProgram = getattr(call.program, self.name)
         inputs = self._inputs(call)
         inside = await program._arun_inside(inputs, call.context.delegate, valid=self._valid(call))
-        return self.reply(program, inside, inputs)
+        return self.reply(program, inside, inputs, _is_sent(call))
 
     def _inputs(self, call: Call) -> dict[str, Any]:
+        if call.overlay is not None and SENT in call.overlay:
+            return self._sent_inputs(call.overlay.raw(SENT))
         inputs = gather_inputs(self.inputs, call, self.who, frozen_input)
         return with_rest(inputs, self.inputs, call, frozen_input) if self.takes_all else inputs
 
+    def _sent_inputs(self, sent: FrozenDict[str, Any]) -> dict[str, Any]:
+        """The inputs of a graph that gets nothing but the value of a `Send`: further keys are for others."""
+        known = {one.name for one in self.inputs}
+        return {name: frozen_input(sent.raw(name)) for name in sent if name in known}
+
     def _valid(self, call: Call) -> dict[str, Any]:
         """The values that the graph need not validate, since they are those of a field of the same type."""
+        if _is_sent(call):
+            return {}
         sent = call.overlay or ()
         found = [(name, field) for name, field in self.same_types if field not in sent and field in call.state]
         return {name: call.state.raw(field) for name, field in found}
 
-    def reply(self, program: SubgraphProgram, inside: InsideRun, inputs: Collection[str]) -> Reply:
-        """What changed in the inner graph, as updates of the outer state; other values stay inside."""
+    def reply(self, program: SubgraphProgram, inside: InsideRun, inputs: Collection[str], sent: bool = False) -> Reply:
+        """What changed in the inner graph, as updates of the outer state; other values stay inside.
+
+        If its whole state was sent, the outer state has none of it, and gets all.
+        """
         schema, changes = program.graph.topology.schema, inside.changes()
         raw = {name for name in changes if schema.reducer(name) is not None}
-        if self.per_item or raw - self.folds:
+        whole, as_updates = self.per_item or sent, frozenset() if sent else self.folds
+        if whole or raw - as_updates:
             state = inside.inputs
-            values = {name: state.raw(name) for name in state} if self.per_item else {}
-            values |= {name: change for name, change in changes.items() if name not in raw or name in self.folds}
-            values |= {name: schema.fold(name, state.raw(name, DELETE), changes[name]) for name in raw - self.folds}
+            values = {name: state.raw(name) for name in state} if whole else {}
+            values |= {name: change for name, change in changes.items() if name not in raw or name in as_updates}
+            values |= {name: schema.fold(name, state.raw(name, DELETE), changes[name]) for name in raw - as_updates}
         else:
             values = dict(changes)
         if self.per_item:
@@ -116,6 +130,11 @@ class SubgraphNode(Node):
         elif self.per_item:
             values = {name: value for name, value in values.items() if name not in inputs}
         return Reply(values, None, True)
+
+
+def _is_sent(call: Call) -> bool:
+    """Whether a `Send` brings all that the graph gets."""
+    return call.overlay is not None and SENT in call.overlay
 
 
 def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:

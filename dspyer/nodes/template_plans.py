@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 from dspy.adapters.utils import serialize_for_json
@@ -25,6 +25,9 @@ from dspyer.templates import NO_TEMPLATES, RUN, ComputedInput, Fill, Templates, 
 from dspyer.values.frozen import thaw
 from dspyer.views import ViewForm
 
+if TYPE_CHECKING:
+    from dspyer.nodes.context import Context
+
 ABSENT: Any = object()
 
 
@@ -39,7 +42,7 @@ class Filler:
     def may_fill(self, name: str) -> bool:
         """Whether the node may read the field or run value of this name."""
         if name.startswith(RUN):
-            run = _run_of(self._call)
+            run = _run_of(self._call.context)
             return run is not None and run_value_problem(name, run[0].topology.nodes) is None
         return self._allowed is None or name in self._allowed
 
@@ -57,7 +60,7 @@ class Filler:
 
     def _read(self, name: str) -> Any:
         if name.startswith(RUN):
-            found = value_of_run(name, self._call)
+            found = value_of_run(name, self._call.context)
             return ABSENT if found is None else found
         overlay, state = self._call.overlay, self._call.state
         if overlay is not None and name in overlay:
@@ -76,17 +79,17 @@ def shown_in_prompt(value: Any) -> str:
     return json.dumps(plain, ensure_ascii=False) if isinstance(plain, (dict, list)) else str(plain)
 
 
-def value_of_run(name: str, call: Call) -> int | str | None:
+def value_of_run(name: str, ctx: Context) -> int | str | None:
     """A run value; None for a node that is called without a run."""
-    found = _run_of(call)
+    found = _run_of(ctx)
     if found is None:
         return None
     run, branch = found
     return run_value(name, run.topology, branch)
 
 
-def _run_of(call: Call) -> tuple[RunState, Branch] | None:
-    attempt = call.context.delegate
+def _run_of(ctx: Context) -> tuple[RunState, Branch] | None:
+    attempt = ctx.delegate
     run: RunState | None = getattr(attempt.host, "run", None)  # `NoRun` has none
     if run is None or attempt.position is None or attempt.position.head < 0:
         return None
@@ -95,7 +98,7 @@ def _run_of(call: Call) -> tuple[RunState, Branch] | None:
 
 def _never_written(field: str, call: Call) -> bool:
     """Whether a field that is None still has its default: no commit after the first has written it."""
-    found = _run_of(call)
+    found = _run_of(call.context)
     if found is None:
         return True
     run, branch = found
@@ -109,7 +112,7 @@ def computed_value(source: ComputedInput, form: ViewForm, call: Call) -> Any:
     """The value of an input that is a template or a run value."""
     if isinstance(source, Fill):
         return fill_text(source.text, Filler(call, None).text).text
-    found = value_of_run(source.name, call)
+    found = value_of_run(source.name, call.context)
     return ("" if found is None else str(found)) if form == "text" else found
 
 

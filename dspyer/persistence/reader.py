@@ -595,7 +595,7 @@ def earlier_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
 def _field(name: str, type_text: str, reducer: str, limit: Limit | None, now: Field | None) -> Field:
     if now is not None and now.reducer is not None and now.reducer.name == reducer:
         return replace(now, checks_result=False, limit=limit)
-    found = BUILT_IN.get(reducer) or Reducer(reducer, _opaque(name, reducer), None)
+    found = BUILT_IN.get(reducer) or _of_langgraph(reducer) or Reducer(reducer, _opaque(name, reducer), None)
     start = found.empty
     if found is BUILT_IN["union"]:
         kind = type_text.partition("[")[0].partition(" ")[0]
@@ -607,6 +607,7 @@ def _field(name: str, type_text: str, reducer: str, limit: Limit | None, now: Fi
         required=False,
         reducer=found,
         always_replaces=False,
+        hint="",
         inputs_only=False,
         exact_types=frozenset(),
         validate=lambda value, _others: value,
@@ -621,6 +622,17 @@ def _field(name: str, type_text: str, reducer: str, limit: Limit | None, now: Fi
         fixed_default=DELETE,
         limit=limit,
     )
+
+
+def _of_langgraph(reducer: str) -> Reducer | None:
+    """Return the reducer of messages in a converted graph, if LangGraph is installed; its classes are known then."""
+    if reducer != "langgraph.add_messages":
+        return None
+    try:
+        from dspyer.migrate.channel_reducers import MESSAGES
+    except ImportError:
+        return None
+    return MESSAGES
 
 
 def _opaque(name: str, reducer: str) -> Any:

@@ -647,8 +647,10 @@ class CompiledGraph(dspy.Module):
         """A run from the inputs; inside a node of a stored run, with the commits that an earlier attempt has made."""
         check_inputs(self._graph, inputs)
         topology, schema = self._graph.topology, self._graph.topology.schema
+        commit_id = "/".join((*request.label, *request.scope, "inputs"))
         state = schema.initial_state(
-            inputs if request.own_inputs or not request.inside else schema.as_replacements(inputs),
+            inputs if request.own_inputs or not request.inside else schema.as_replacements(inputs, commit_id),
+            commit_id=commit_id,
             # A wrapper of the program, or a callback of DSPy, may have given it other inputs.
             valid={name: value for name, value in request.valid.items() if inputs.get(name) is value},
         )

@@ -44,6 +44,12 @@ class GraphFacts(NamedTuple):
     no_nodes: Mapping[str, str] = MappingProxyType({})
 
 
+_OF_LANGGRAPH = {
+    "__start__": " It is the START of LangGraph: import START from dspyer",
+    "__end__": " It is the END of LangGraph: import END from dspyer",
+}
+
+
 def check_targets(facts: GraphFacts) -> Iterator[str]:
     """Edges from or to unknown nodes, and a missing edge from `START`."""
     if not any(edge.source == START for edge in facts.edges):
@@ -57,7 +63,8 @@ def check_targets(facts: GraphFacts) -> Iterator[str]:
             yield f"the {kind} {edge.source!r} -> 'START' goes to the start: name the first node itself, or END"
         for end in (edge.source, edge.target):
             if end not in known:
-                hint = facts.no_nodes.get(end) or f"{suggestion(end, known)} Add it with add_node({end!r}, ...)"
+                hint = facts.no_nodes.get(end) or _OF_LANGGRAPH.get(end)
+                hint = hint or f"{suggestion(end, known)} Add it with add_node({end!r}, ...)"
                 yield f"the {kind} {edge.source!r} -> {edge.target!r} names no node {end!r}.{hint}"
 
 
@@ -317,14 +324,18 @@ def _pairs(groups: Sequence[Sequence[str]]) -> Iterator[tuple[str, str]]:
 
 def check_reads(facts: GraphFacts) -> Iterator[str]:
     """Reads of fields that no node before can have written."""
+    return (
+        f"node {node!r} reads {field!r}, {unwritten_reason(facts, node, field)}" for node, field in unset_reads(facts)
+    )
+
+
+def unset_reads(facts: GraphFacts) -> Iterator[tuple[str, str]]:
+    """(node, field) for each read of a field that no node before can have written."""
     earlier = WritesBefore(facts.edges, facts.writes)
     for node, fields in facts.reads.items():
         missing = [field for field in fields if field not in facts.given]
-        if not missing or earlier.unknown(node):
-            continue
-        for field in missing:
-            if not earlier.wrote(node, field):
-                yield f"node {node!r} reads {field!r}, {unwritten_reason(facts, node, field)}"
+        if missing and not earlier.unknown(node):
+            yield from ((node, field) for field in missing if not earlier.wrote(node, field))
 
 
 def unwritten_reason(facts: GraphFacts, node: str, field: str) -> str:

@@ -61,6 +61,7 @@ class Field:
         required: whether it has no default.
         reducer: how updates fold into it; None if they replace the value or, in mappings, merge into it.
         always_replaces: whether an update always replaces the value, mappings too.
+        hint: what an error about a refused update ends with.
         inputs_only: whether only the inputs may set it (pydantic's `Field(frozen=True)`).
         exact_types: scalar types whose values need no validation.
         validate: validates a value.
@@ -86,6 +87,7 @@ class Field:
     required: bool
     reducer: Reducer | None
     always_replaces: bool
+    hint: str
     inputs_only: bool
     exact_types: frozenset[type]
     validate: FieldCheck
@@ -296,7 +298,7 @@ def _input_name(model: type[BaseModel], name: str) -> str:
 
 # --- reading a pydantic model as fields
 
-RESERVED = frozenset({"run", "state", "ctx"})  # parameters of nodes that are not fields
+RESERVED = frozenset({"run", "state", "ctx", "self"})  # parameters of nodes, and of a call, that are not fields
 EXACT: frozenset[Any] = frozenset({str, int, float, bool, NoneType})
 # Types that take a container of another class.
 CONTAINERS = frozenset(
@@ -331,7 +333,7 @@ def read_model(model: object) -> dict[str, Field]:
         except PydanticUndefinedAnnotation as error:
             raise GraphError(f"schema {model.__name__} uses {error.name!r}, which is not defined yet") from None
     problems = list(_model_problems(model))
-    checker, validated = _checker(model), _validated_fields(model)
+    checker, validated = _checker(model), validated_fields(model)
     fields: dict[str, Field] = {}
     for name in model.model_fields:
         try:
@@ -358,7 +360,7 @@ def _model_problems(model: type[BaseModel]) -> Iterator[str]:
             yield f"{place}: a field cannot be called {name!r}, the name of a parameter that nodes have; rename it"
 
 
-def _validated_fields(model: type[BaseModel]) -> set[str]:
+def validated_fields(model: type[BaseModel]) -> set[str]:
     """Return the names of the fields that have validators."""
     decorators = model.__pydantic_decorators__
     named = [each.info.fields for each in decorators.field_validators.values()]
@@ -393,6 +395,7 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
     any_mapping = inner is Any or (is_mapping and (get_args(inner) or (str, Any)) == (str, Any))
     validate = _plain_validator(info.annotation, config) if plain else _model_validator(checker, name)
     folding = reducer if reducer is not None and reducer.folds else None
+    replaces = reducer is not None and reducer.function is reducers.replace.function
     update_type = _update_type(folding, info.annotation, place)
     wrong = "" if live is None else live_problem(live, folding)
     if bound is not None and not wrong:
@@ -411,14 +414,15 @@ def _read_field(model: type[BaseModel], checker: type[BaseModel], name: str, val
         info=info,
         required=info.is_required(),
         reducer=folding,
-        always_replaces=reducer is reducers.replace,
+        always_replaces=replaces,
+        hint="" if reducer is None else reducer.hint,
         inputs_only=bool(info.frozen),
         exact_types=frozenset() if not plain or info.frozen else _exact_types(info.annotation, config),
         validate=validate,
         validate_update=None if update_type is None else _adapter(update_type, config),
         validate_entries=_adapter(inner, config) if is_mapping else None,
         unvalidated_mapping=any_mapping or is_typed_dict,
-        patches_by_key=(any_mapping or is_mapping) and plain and reducer is not reducers.replace,
+        patches_by_key=(any_mapping or is_mapping) and plain and not replaces,
         model=origin if isinstance(origin, type) and issubclass(origin, BaseModel) else None,
         checks_result=not plain or is_typed_dict or (folding is not None and update_type is None),
         reads_other_fields=validated,
@@ -435,7 +439,8 @@ def _item_validator(annotation: Any, constraints: list[Any], config: ConfigDict)
     """Return the check for one item of a list; None if the field has a validator that may change the list first."""
     if get_origin(annotation) is not list or any(hasattr(each, "__get_pydantic_core_schema__") for each in constraints):
         return None
-    return _adapter(get_args(annotation)[0], config)
+    item, *_ = get_args(annotation) or (Any,)  # `typing.List` names no type of its items
+    return _adapter(item, config)
 
 
 def _update_type(reducer: Reducer | None, annotation: Any, place: str) -> Any:
@@ -659,8 +664,7 @@ class FieldWriter(NamedTuple):
         text = (
             f"{self.author} {self.show_value((field.name,), update)} for field {field.name!r}, which is refused: {why}"
         )
-        if field.reducer is not None and field.reducer.hint:
-            text += f"; {field.reducer.hint}"
+        text += f"; {field.hint}" if field.hint else ""
         if update is None and field.reducer is None:
             text += ". None is a value of a field with a type; DELETE resets the field to its default"
         return self.error(text)

@@ -198,9 +198,25 @@ class Schema:
             state = state.discard(name) if new is DELETE else state.set(name, new)
         return state
 
-    def as_replacements(self, inputs: Mapping[str, object]) -> dict[str, object]:
-        """Wrap inputs that are values of another state: none is folded into the default of its field."""
-        return {name: value if self.reducer(name) is None else Replace(value) for name, value in inputs.items()}
+    def as_replacements(self, inputs: Mapping[str, object], commit_id: str = "inputs") -> dict[str, object]:
+        """Wrap inputs that are values of another state: none is folded into the default of its field.
+
+        Messages without an id, which the field of the other state may hold, get one from `commit_id`.
+        """
+        return {name: self._as_replacement(name, value, commit_id) for name, value in inputs.items()}
+
+    def _as_replacement(self, name: str, value: object, commit_id: str) -> object:
+        reducer = self.reducer(name)
+        if reducer is None:
+            return value
+        if reducer.assign_ids is None or value is None:
+            return Replace(value)
+        try:
+            if reducer.check is not None:
+                reducer.check(value)
+        except NodeOutputError:
+            return Replace(value)  # refused where the whole value is validated
+        return Replace(reducer.assign_ids(value, commit_id, DELETE))
 
     def commit(
         self,

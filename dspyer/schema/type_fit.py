@@ -132,7 +132,7 @@ def update_type(schema: Schema, name: str) -> Any:
     if field.reducer.update_type is None:
         return Any
     found = field.reducer.update_type(field.annotation)
-    if field.reducer.assign_ids is None:
+    if field.reducer.assign_ids is None or found is Any:
         return found
     if get_origin(found) is dict:  # messages by key, of `reducers.each`
         key, messages = get_args(found)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from secrets import token_hex
 from typing import Any, NamedTuple
 
-from dspyer.errors import ThreadError, suggestion
+from dspyer.errors import NodeOutputError, ThreadError, brief, suggestion
 from dspyer.events import Commit
 from dspyer.persistence.history import CommitListing
 from dspyer.persistence.reader import (
@@ -85,9 +85,10 @@ def copy_thread(
 
 
 def update_thread(
-    starter: RunStarter, thread_reader: ThreadReader, patch: Mapping[str, Any], as_node: str | None
+    starter: RunStarter, thread_reader: ThreadReader, change: Mapping[str, Any] | None, as_node: str | None
 ) -> None:
-    """Commit a patch manually."""
+    """Commit a patch manually; None changes nothing, as where a node returns it."""
+    patch = {} if change is None else change
     head = starter.load_head_without_owner()
     row, last_row = head.row, head.row.head
     parents = () if last_row is None else (last_row,)
@@ -370,6 +371,8 @@ def _validated(
 ) -> tuple[dict[str, Any], ImmutableState]:
     """A patch as a commit holds it, and the state after it. In a new thread it adds the defaults of the fields."""
     schema = starter.graph.topology.schema
+    if not isinstance(patch, Mapping):
+        raise NodeOutputError(f"the patch is {brief(patch)}: give a mapping of fields to what is written")
     if new_thread:
         update, after = schema.begin(state, patch, keep=None, commit_id=commit_id)
     else:

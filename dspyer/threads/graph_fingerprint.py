@@ -36,7 +36,7 @@ from dspyer.stores.base import Change, Row
 from dspyer.stores.content import blob_id
 from dspyer.values import json as encoding
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList
-from dspyer.values.named_classes import classes_in
+from dspyer.values.named_classes import classes_in, held_classes
 from dspyer.values.types import Opaque, class_name, known_class
 
 
@@ -167,7 +167,7 @@ def schema_facts(schema: Schema) -> dict[str, Any]:
         ]
         for name, field in schema.fields.items()
     }
-    own = [cls for cls in named_classes(schema) if cls is not schema.model]
+    own = [cls for cls in classes_in([schema.model]) if cls is not schema.model]
     return {"fields": fields, "types": {name_of(cls): found for cls in own if (found := _class_facts(cls)) is not None}}
 
 
@@ -271,8 +271,11 @@ def decoder(schema: Schema) -> Callable[[Any], Any]:
 
 
 def named_classes(schema: Schema) -> tuple[type, ...]:
-    """The classes that the types of the fields name, directly or through the fields of other classes."""
-    return () if schema.model is None else classes_in([schema.model])
+    """The classes that the types of the fields name, directly or through the fields of other classes.
+
+    Those that a field may hold though its type does not say so are among them, and are no part of a fingerprint.
+    """
+    return () if schema.model is None else held_classes(schema.model)
 
 
 class StorableCheck:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
@@ -35,6 +35,9 @@ from dspyer.threads.merge_on_finish import MergeOnFinish
 from dspyer.threads.ownership import StoredRun, ThreadLock
 from dspyer.threads.start import RunStarter
 from dspyer.threads.thread_program import AnswersByKey, Resources, ThreadProgram
+
+if TYPE_CHECKING:
+    from dspyer.threads.thread import Thread
 
 
 def new_request(resources: Resources, live: bool, budget: Budget | None, tokens: bool = False) -> Request:
@@ -191,3 +194,22 @@ def stop_run(starter: RunStarter) -> None:
         leases.let_go(owner.token)
     if row.owner is not None:
         leases.renew_now(row.owner.token)
+
+
+def stop_waiting(thread: Thread) -> None:
+    """End the last run of a thread if it waits for answers: it is stopped then, as by its user.
+
+    Raises `ConcurrentRunError` if a run owns the thread.
+    """
+    starter = thread._starter
+    head = starter.load_head_without_owner()
+    at = head.row.head
+    if head.last_run is None or at is None or head.last_run.status != "interrupted":
+        return
+    run = read_run(starter.store, at)
+    before, used = usage_without_end(run.rows_of_newest_part())
+    end = end_row("stopped", None, (), used, sum(1 for _ in run.own_commits()), before).numbered(at.seq + 1)
+    epoch, point = head.row.epoch, Point(at.run, end.seq)
+    starter.store.write(
+        Change(starter.thread, epoch, epoch + 1, lease=0.0, head=point, rows_of=at.run, rows=[end], flush=True)
+    )

@@ -635,13 +635,13 @@ class Thread:
         """
         stop_run(self._starter)
 
-    def update(self, patch: Mapping[str, Any], as_node: str | None = None) -> Commit:
+    def update(self, patch: Mapping[str, Any] | None, as_node: str | None = None) -> Commit:
         """Commits a patch manually. It is validated like the output of a node, and is a commit like any other.
 
         In an open run the commit comes between the last one and the next node: `resume()` continues with it.
 
         Args:
-            patch: the change, as a node would return it.
+            patch: the change, as a node would return it; None changes nothing.
             as_node: makes this node the author; the next `resume()` continues along its edges, and asks its routers.
                 An open run is abandoned.
 

@@ -9,6 +9,7 @@ value that could be changed in place and has no frozen form of its own (a model,
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
+from functools import partial
 from types import GenericAlias
 from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar, cast, overload
 
@@ -216,9 +217,12 @@ class FrozenDict(NestedContainer, Mapping[K, V_co]):
             >>> FrozenDict({"a": [1]}).copy()
             {'a': [1]}
         """
-        plain = {}
-        for key, value in self._map.items():
-            plain[key] = value if type(value) in SCALARS else thaw(value)
+        data = self._map
+        plain = data.copy() if type(data) is dict else dict(data.items())
+        if self._depth > 1:  # else it has scalars only
+            for key, value in data.items():
+                if type(value) not in SCALARS:
+                    plain[key] = value._thaw() if isinstance(value, Container) else thaw(value)
         return plain
 
     _thaw = copy
@@ -404,7 +408,10 @@ class FrozenList(NestedContainer, Sequence[T_co]):
             >>> FrozenList([1, [2]]).copy()
             [1, [2]]
         """
-        return [value if type(value) in SCALARS else thaw(value) for value in self._seq]
+        items = self._seq if type(self._seq) is tuple else self._seq.tolist()
+        if self._depth == 1:  # it has scalars only
+            return list(items)
+        return [value if type(value) in SCALARS else thaw(value) for value in items]
 
     _thaw = copy
 
@@ -538,19 +545,22 @@ def _as_set(result: Any) -> Any:
 class CopyOnRead(Container):
     """A private copy of a value that could be changed in place, such as a model or an array. Each read copies it."""
 
-    __slots__ = ("cls", "content", "kind")
+    __slots__ = ("_copier", "cls", "content", "kind")
 
     def __init__(self, kind: ValueKind, cls: type, content: Any) -> None:
         self.kind = kind
         self.cls = cls
         self.content = content
+        self._copier: Callable[[], Any] | None = None  # made by the first read
 
     def read(self) -> Any:
         """Return a new copy of the value."""
-        return self.kind.unpack(self.cls, self.content)
+        copier = self._copier
+        if copier is None:
+            copier = self._copier = self.kind.copier(self.cls, self.content)
+        return copier()
 
-    def _thaw(self) -> Any:
-        return self.read()
+    _thaw = read
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, CopyOnRead):
@@ -579,8 +589,8 @@ class ValueKind(Protocol):
         """Return the private content for a value. Content that is not frozen never leaves its `CopyOnRead`."""
         ...
 
-    def unpack(self, cls: type, content: Any) -> Any:
-        """Return a new value of class `cls` from the content."""
+    def copier(self, cls: type, content: Any) -> Callable[[], Any]:
+        """Return a function that returns a new value of class `cls` from the content, at each call."""
         ...
 
     def same(self, a: Any, b: Any, same: Same) -> bool:
@@ -610,6 +620,17 @@ def thaw(frozen: Any) -> Any:
     if isinstance(frozen, Container):
         return frozen._thaw()
     return _thaw_tuple(frozen) if isinstance(frozen, tuple) else frozen
+
+
+def copier_of(frozen: Any) -> Callable[[], Any]:
+    """Return a function that returns a plain copy of a frozen value with parts, at each call, as `thaw` does."""
+    if isinstance(frozen, NestedContainer) and frozen._depth == 1:  # it has scalars only
+        if isinstance(frozen, FrozenDict):
+            return frozen._map.copy if type(frozen._map) is dict else frozen.copy
+        return partial(list, frozen._parts()) if frozen._parts() else list
+    if type(frozen) is CopyOnRead:
+        return frozen.read
+    return partial(thaw, frozen)
 
 
 def _thaw_tuple(frozen: tuple[Any, ...]) -> tuple[Any, ...]:

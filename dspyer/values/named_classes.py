@@ -13,6 +13,22 @@ NAMED = (Enum, tuple, str, int, float, bytes)
 """Bases of the classes that rows name, in addition to models and dataclasses."""
 
 
+_HELD = "__dspyer_held_classes__"
+
+
+def set_held_classes(model: type[BaseModel], classes: Iterable[type]) -> None:
+    """Say of which classes the values of a model may be besides those that its types name.
+
+    An attribute of the class: it goes with a copy of the class to another process.
+    """
+    setattr(model, _HELD, tuple(classes))
+
+
+def held_classes(model: type[BaseModel]) -> tuple[type, ...]:
+    """The classes of which the values of a model may be: those that its types name, and those that were set."""
+    return (*vars(model).get(_HELD, ()), *classes_in([model]))
+
+
 def classes_in(annotations: Iterable[Any]) -> tuple[type, ...]:
     """The classes that some types name."""
     found: dict[type, None] = {}

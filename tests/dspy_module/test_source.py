@@ -5,12 +5,14 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import importlib
 import inspect
 import linecache
 import pickle
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -202,6 +204,29 @@ def test_each_source_is_shown_once() -> None:
     text = graph_text("G", schema=None, nodes={"a": named, "b": named, "c": Judge(), "d": Judge()}, edges=[])
     assert text.count("def named(") == 1
     assert text.count("class Judge") == 1
+
+
+def test_functions_of_equal_code_have_the_texts_of_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("first_file", "second_file"):
+        (tmp_path / f"{name}.py").write_text(f"def add(x: int):\n    return {{'x': x + 1}}  # {name}\n")
+    first, second = (importlib.import_module(name).add for name in ("first_file", "second_file"))
+    assert first.__code__ == second.__code__
+    for name, function in (("first_file", first), ("second_file", second)):
+        assert f"# {name}" in graph_text("G", schema=None, nodes={"add": function}, edges=[])
+
+
+def test_the_source_of_a_function_that_is_made_again_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(n: int) -> Callable[[int], dict[str, int]]:
+        def add(x: int) -> dict[str, int]:
+            return {"x": x + n}
+
+        return add
+
+    getsource = Mock(wraps=inspect.getsource)
+    monkeypatch.setattr(inspect, "getsource", getsource)
+    texts = {graph_text("G", schema=None, nodes={"add": make(n)}, edges=[]) for n in range(3)}
+    assert len(texts) == getsource.call_count == 1
 
 
 def test_one_thread_parses_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
+from logging.handlers import QueueHandler
+from queue import SimpleQueue
 from typing import Any, Literal
 
 import dspy
@@ -524,15 +526,20 @@ def right(example: dspy.Example, prediction: dspy.Prediction, trace: object = No
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_evaluate_names_the_question(threads: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_evaluate_names_the_question(threads: int) -> None:
+    logged: SimpleQueue[logging.LogRecord] = SimpleQueue()
+    handler = QueueHandler(logged)
+    handler.addFilter(lambda record: record.levelno == logging.ERROR)
+    logger = logging.getLogger("dspy.utils.parallelizer")
+    logger.addHandler(handler)
     with dspy.context(lm=DummyLM([{"answer": "yes"}] * 4)):
         evaluate = dspy.Evaluate(devset=EXAMPLES, metric=right, num_threads=threads, max_errors=1)
-        caplog.set_level(logging.ERROR)
-        logging.getLogger("dspy").propagate = True
         with pytest.raises(Exception, match="cancelled due to errors"):
             evaluate(predicting())
-        assert "waits for 1 answer: 'approve' of node 'approve'" in caplog.text
-        assert "compile(answers={...})" in caplog.text
+        text = logged.get(timeout=60).getMessage()  # a worker may log after the evaluation has raised
+        logger.removeHandler(handler)
+        assert "waits for 1 answer: 'approve' of node 'approve'" in text
+        assert "compile(answers={...})" in text
         assert evaluate(predicting(answers={"approve": True})).score == 100
 
 

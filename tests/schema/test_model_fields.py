@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, List, Literal  # noqa: UP035 - as users write it
 
 import pytest
 from pydantic import (
@@ -202,6 +202,15 @@ class TestValidators:
             NodeOutputError, match=r"'short' fold to a value that it refuses: List should have at most 3 items"
         ):
             SCHEMA.fold("short", state.raw("short"), two["short"])
+
+    def test_a_list_without_a_type_of_items_accepts_any(self) -> None:
+        class Model(BaseModel):
+            steps: List = []  # type: ignore[type-arg]  # noqa: UP006 - it has an origin, and no argument
+            log: Annotated[List, reducers.extend] = []  # type: ignore[type-arg]  # noqa: UP006
+
+        schema = Schema.of(Model)
+        state = schema.initial_state({"steps": [1, "a"], "log": freeze([None])})
+        assert (state["steps"], state["log"]) == ([1, "a"], [None])
 
     def test_the_configuration_of_the_model_applies(self) -> None:
         class Model(BaseModel):

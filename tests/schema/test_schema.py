@@ -32,6 +32,28 @@ from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from tests.schema.research import SCHEMA, START, Research, User, after, commit, double
 
 
+class TestValuesOfAnotherState:
+    """The inputs of a graph inside a graph."""
+
+    class Chat(BaseModel):
+        messages: Annotated[list[dict[str, Any]], reducers.add_messages] = []
+        tags: Annotated[list[str], reducers.extend] = ["old"]
+        hint: str = ""
+
+    def test_they_are_whole_values_and_messages_get_the_ids_that_they_lack(self) -> None:
+        schema = Schema.of(self.Chat)
+        given = {"messages": [{"content": "a"}, {"content": "b", "id": "mine"}], "tags": ["new"], "hint": "h"}
+        state = schema.initial_state(schema.as_replacements(given, "1.1/0:0/inputs"))
+        assert [message["id"] for message in state["messages"]] == ["1.1/0:0/inputs/0", "mine"]
+        assert (list(state["tags"]), state["hint"]) == (["new"], "h")
+
+    @pytest.mark.parametrize("value", [None, 7, [7]])
+    def test_values_that_are_no_messages_are_refused_as_any_input(self, value: object) -> None:
+        schema = Schema.of(self.Chat)
+        with pytest.raises(InputError, match="for field 'messages', which is refused"):
+            schema.initial_state(schema.as_replacements({"messages": value}))
+
+
 class TestInitial:
     def test_defaults_in_the_order_of_the_schema(self) -> None:
         assert list(START) == list(Research.model_fields)
