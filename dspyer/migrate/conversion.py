@@ -1,0 +1,464 @@
+"""`from_langgraph`: a graph of LangGraph as a graph of dspyer."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import Any, Literal
+
+import dspy
+from langgraph.constants import END, START
+from langgraph.graph.state import CompiledStateGraph, StateGraph
+from pydantic import BaseModel, ValidationError
+
+from dspyer.errors import GraphError, list_names
+from dspyer.graph.builder import Graph
+from dspyer.graph.declarations import NEEDED
+from dspyer.migrate.async_routers import sync_form
+from dspyer.migrate.channels import state_fields, stored_classes
+from dspyer.migrate.converted_node import AsyncConvertedNode, ConvertedNode
+from dspyer.migrate.converted_router import ConvertedBranch, ConvertedRouter
+from dspyer.migrate.findings import Findings, FoundNode
+from dspyer.migrate.graph_edges import GraphEdges
+from dspyer.migrate.internals import DEFAULT_ERROR_HANDLER, only_async
+from dspyer.migrate.langgraph_report import LangGraphReport, make_report
+from dspyer.migrate.left_out import note_what_is_left_out
+from dspyer.migrate.model_calls import replaced_text
+from dspyer.migrate.node_policies import retry_of, timeout_of
+from dspyer.migrate.schema_classes import data_channels
+from dspyer.migrate.surroundings import Surroundings
+from dspyer.migrate.targets import Kind, NamedTargets, Targets, usable_name
+from dspyer.migrate.unsupported import check_graph, check_names, graph_problem
+from dspyer.scheduler import topology
+from dspyer.schema.fields import refusal_text
+from dspyer.values.named_classes import set_held_classes
+
+_LOG = logging.getLogger("dspyer.migrate")
+
+
+def from_langgraph(
+    graph: Any,
+    *,
+    nodes: Mapping[str, dspy.Module | Graph | Callable[..., Any] | Mapping[str, Any]] | None = None,
+    routes: Mapping[str, Sequence[str]] | None = None,
+    goto: Mapping[str, Sequence[str]] | None = None,
+    context: object = None,
+    store: Any = None,
+    configurable: Mapping[str, Any] | None = None,
+    validate: bool = True,
+    extra: Literal["error", "drop"] = "error",
+    asynchronous: bool = False,
+    merge: object = None,
+) -> Graph:
+    """Convert a graph of LangGraph.
+
+    Args:
+        graph: a `StateGraph`, or what its `compile()` returned.
+        nodes: by the name of a node, a module, graph or function that takes its place, or the options of
+            `Graph.add_node` for it, such as `{"node": chat, "modules": {"predict": module}}`. In all options, the node
+            `inner` of a graph that is node `outer` has the name `outer.inner`.
+        routes: by the name of a node, the nodes to which its routers may lead, where their code does not say it.
+        goto: by the name of a node, the nodes to which a `Command` of it may lead, where its code does not say it.
+        context: what nodes find as `runtime.context`. A run may be given its own, as a resource of the graph's
+            `context_schema`: `program.run(inputs, resources=[Context(user="ada")])`.
+        store: the `BaseStore` that nodes find as `runtime.store`; by default the one of a compiled graph.
+        configurable: what nodes find in `config["configurable"]`, beside the name of the thread as `"thread_id"`. A
+            run may be given more: `resources={RunnableConfig: {"configurable": {"user_id": "ada"}}}`.
+        validate: whether values are validated by the annotations of the state; if not, all fields are `Any`.
+        extra: what happens to a returned key that is no field: `"error"`, or `"drop"` as LangGraph does.
+        asynchronous: whether nodes with an async form are called by it, those that have a sync form too.
+        merge: what a join does with a conflict, as in `Graph(merge=)`.
+
+    Returns:
+        The graph: `compile()` makes a program of it.
+
+    Raises:
+        GraphError: if the graph cannot be converted, with all problems and what to do about each.
+
+    Example:
+        >>> from typing import TypedDict
+        >>> from langgraph.graph import StateGraph
+        >>> class State(TypedDict):
+        ...     name: str
+        ...     text: str
+        >>> old = StateGraph(State).add_node("greet", lambda state: {"text": f"Hello {state['name']}"})
+        >>> old = old.add_edge("__start__", "greet")
+        >>> from_langgraph(old).compile()(name="Ada").text
+        'Hello Ada'
+    """
+    findings = Findings()
+    options = Options(
+        nodes=nodes or {},
+        routes=routes or {},
+        goto=goto or {},
+        surroundings=Surroundings(context, store, configurable or {}),
+        validate=validate,
+        extra=extra,
+        asynchronous=asynchronous,
+        merge=merge,
+    )
+    converted = Conversion(graph, options, findings).run()
+    if findings.problems:
+        raise GraphError(findings.problems)
+    assert converted is not None
+    _LOG.info("from_langgraph: %s", "; ".join([f"{len(findings.nodes)} nodes converted", *findings.notes]))
+    return converted
+
+
+def explain_langgraph(graph: Any) -> LangGraphReport:
+    """Say what `from_langgraph` would do with a graph, without a run. It raises nothing.
+
+    Args:
+        graph: a `StateGraph`, or what its `compile()` returned.
+
+    Returns:
+        The report. Print it: it has the nodes and fields, what is in the way of a conversion, what the conversion
+        infers or leaves out, and the nodes that call an LM, each with a module that could replace it.
+
+    Example:
+        >>> from typing import TypedDict
+        >>> from langgraph.graph import StateGraph
+        >>> class State(TypedDict):
+        ...     name: str
+        ...     text: str
+        >>> old = StateGraph(State).add_node("greet", lambda state: {"text": f"Hello {state['name']}"})
+        >>> print(explain_langgraph(old.add_edge("__start__", "greet")))
+        This graph can be converted: from_langgraph(graph).
+        <BLANKLINE>
+        Nodes
+          node   what it is  reads  writes  goes to
+          greet  function    name   text    END
+        <BLANKLINE>
+        Fields
+          field  type  an update
+          name   str   replaces the value
+          text   str   replaces the value
+    """
+    findings = Findings()
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            _try_conversion(graph, findings)
+        for warning in caught:
+            findings.note(str(warning.message))
+        return make_report(findings.problems, findings.notes, findings.nodes)
+    except Exception as error:  # noqa: BLE001 - it is reported
+        findings.problem(f"the conversion fails with {type(error).__name__}: {error}")
+        return make_report(findings.problems, findings.notes)
+
+
+def _try_conversion(graph: Any, findings: Findings) -> None:
+    try:
+        converted = Conversion(graph, Options(), findings).run()
+        if converted is not None:
+            converted.compile()
+    except GraphError as error:
+        for problem in error.problems:
+            findings.problem(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `from_langgraph` was given beside the graph."""
+
+    nodes: Mapping[str, Any] = field(default_factory=dict)
+    routes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    goto: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    surroundings: Surroundings = field(default_factory=Surroundings)
+    validate: bool = True
+    extra: Literal["error", "drop"] = "error"
+    asynchronous: bool = False
+    merge: object = None
+
+    def inside(self, name: str) -> Options:
+        """The options of the graph that is node `name`: those of `name.inner` are for its node `inner`."""
+
+        def inner(given: Mapping[str, Any]) -> dict[str, Any]:
+            return {key.removeprefix(f"{name}."): value for key, value in given.items() if key.startswith(f"{name}.")}
+
+        return replace(self, nodes=inner(self.nodes), routes=inner(self.routes), goto=inner(self.goto))
+
+
+class Conversion:
+    """One graph of LangGraph on its way: the steps are those of `run`. Problems and notes go to `findings`.
+
+    `path` is the name of the node that the graph is, with a dot after it; empty for the outermost graph.
+    """
+
+    def __init__(self, graph: Any, options: Options, findings: Findings, path: str = "") -> None:
+        self.given, self.options, self.findings, self.path = graph, options, findings, path
+
+    def run(self) -> Graph | None:
+        """The converted graph; None if there are problems."""
+        self.builder = self._builder()
+        if self.builder is None:
+            return None
+        self._take_surroundings()
+        self.edges = self._edges()
+        self.findings.nodes += [self._found(name) for name in self.edges.reached]
+        self._check()
+        self.fields = state_fields(self.builder, validate=self.options.validate, findings=self.findings)
+        if self.findings.problems:
+            self._check_inner_graphs()
+            return None
+        self.targets = self._targets()
+        note_what_is_left_out(self.given, self.builder, self.edges, self.targets, self.findings, self.path)
+        nodes = {name: self._node_options(name) for name in self.edges.reached}
+        if self.findings.problems:
+            return None
+        graph = self._empty_graph()
+        if isinstance(self.given, CompiledStateGraph):
+            before, after = self.given.interrupt_before_nodes, self.given.interrupt_after_nodes
+            graph._breakpoints = (self.targets.stops(before), self.targets.stops(after))
+        for name, options in nodes.items():
+            graph.add_node(self.targets.names[name], **options)
+        for source in (START, *self.edges.reached):
+            self._add_edges(graph, source)
+        set_held_classes(self.fields.model, stored_classes(self.findings.value_types))
+        return graph
+
+    # --- the parts of LangGraph's graph
+
+    def _builder(self) -> Any:
+        """The `StateGraph`, whose nodes and edges can be read; None if there is none."""
+        problem = graph_problem(self.given)
+        if problem:
+            self.findings.problem(problem)
+        elif isinstance(self.given, StateGraph):
+            builder = _copied(self.given)
+            try:
+                builder.compile()  # LangGraph's own checks, and its defaults for nodes
+            except ValueError as error:
+                self.findings.problem(f"the graph does not compile in LangGraph: {error}")
+            else:
+                return builder
+        return getattr(self.given, "builder", None) if not problem else None
+
+    def _take_surroundings(self) -> None:
+        """Give nodes the store and the config that the graph was compiled with, unless the caller gave others."""
+        around, inside = self.options.surroundings, self._inside
+        compiled_with = getattr(self.given, "store", None)
+        if compiled_with is not None and around.store is None:
+            around = replace(around, store=compiled_with)
+            self.findings.note(f"nodes get the store that the graph{inside} was compiled with")
+        bound = (getattr(self.given, "config", None) or {}).get("configurable")
+        if bound:
+            around = replace(around, configurable={**bound, **around.configurable})
+            self.findings.note(f"nodes get the configurable values that the graph{inside} was bound to")
+        if not self.path:  # LangGraph makes it once, for all graphs
+            around = replace(around, context=self._made_context(around.context))
+        self.options = replace(self.options, surroundings=around)
+
+    def _made_context(self, given: object) -> object:
+        """The context as nodes find it: LangGraph makes an object of a dict if there is a class for it."""
+        schema = self.builder.context_schema
+        made = isinstance(schema, type) and (issubclass(schema, BaseModel) or is_dataclass(schema))
+        if not made or not isinstance(given, dict):
+            return given
+        try:
+            return schema(**given)
+        except (TypeError, ValueError) as error:  # whose text may show values, which may be secrets
+            why = refusal_text(error, "context") if isinstance(error, ValidationError) else str(error)
+            self.findings.problem(
+                f"the context makes no {schema.__name__}: {why}; pass it as context={schema.__name__}(...)"
+            )
+            return given
+
+    def _edges(self) -> GraphEdges:
+        return GraphEdges(self.builder, self.options.routes, self.options.goto, self.findings, self._inside)
+
+    @property
+    def _inside(self) -> str:
+        """Where the graph is, for notes."""
+        return f" in the graph {self.path.removesuffix('.')!r}" if self.path else ""
+
+    def _check(self) -> None:
+        options = self.options
+        check_names(self.builder, options.nodes, options.routes, options.goto, self.findings, self.path)
+        check_graph(self.builder, self.edges.reached, options.nodes, self.findings, self.path)
+
+    def _check_inner_graphs(self) -> None:
+        """Find the problems of the graphs inside, too: no graph is built, and all problems are to be reported."""
+        for name in self.edges.reached:
+            if self._kind(name) == "graph":
+                self._inner(name).run()
+
+    def _targets(self) -> Targets:
+        """The name of each node in dspyer, and what becomes of it."""
+        names: dict[str, str] = {}
+        for name in self.edges.reached:
+            names[name] = usable_name(name, names.values())
+            if names[name] != name:
+                self.findings.note(f"node {name!r}{self._inside} is named {names[name]!r}")
+        return Targets(names, frozenset(self.builder.nodes), {name: self._kind(name) for name in names})
+
+    def _kind(self, name: str) -> Kind:
+        if name in self.options.nodes:
+            return "replaced"
+        return "graph" if isinstance(self.builder.nodes[name].runnable, CompiledStateGraph) else "code"
+
+    # --- what is made of them
+
+    def _empty_graph(self) -> Graph:
+        name = getattr(self.given, "name", None)
+        return Graph(
+            self.fields.model,
+            name=name if name and name != "LangGraph" else None,
+            inputs=self.fields.inputs,
+            required=NEEDED,  # LangGraph requires none: what nodes= brings cannot do without
+            outputs=self.fields.outputs,
+            merge=self._merge(),
+        )
+
+    def _merge(self) -> object:
+        """The merge policy, named for all fields: a graph that is a node writes what it passes on, mostly unchanged."""
+        given = self.options.merge
+        if isinstance(given, Mapping):
+            return {**given, "**": given.get("**", "raise")}
+        return "raise" if given is None else given
+
+    def _node_options(self, name: str) -> dict[str, Any]:
+        """How a node is added: the options of `Graph.add_node`."""
+        options = {"goto": self._goto(name), **self._policies(name)}
+        match self.targets.kinds[name]:
+            case "replaced":
+                given = self.options.nodes[name]
+                options |= given if isinstance(given, Mapping) else {"node": given}
+                self._check_replacement(name, options)
+                self.findings.note(replaced_text(self._found(name), options))
+            case "graph":
+                options |= self._graph_options(name)
+            case "code":
+                node = self._node(name)
+                options["node"] = node
+                if node.handler is not None:  # it takes every error after which there is no other attempt
+                    options |= {"retry": node.retry, "timeout": None}
+        return options
+
+    def _policies(self, name: str) -> dict[str, Any]:
+        """The policies of a node that `Graph.add_node` takes."""
+        spec = self.builder.nodes[name]
+        retry, seconds = retry_of(spec.retry_policy), timeout_of(self.path + name, spec, self.findings)
+        found = {"retry": retry, "timeout": seconds}
+        return {option: policy for option, policy in found.items() if policy is not None}
+
+    def _check_replacement(self, name: str, options: Mapping[str, Any]) -> None:
+        """Refuse a module in the place of a node that also says where the run goes, which a module cannot."""
+        ends = self.edges.commanded(name)
+        if ends and isinstance(options.get("node"), (dspy.Module, Graph)):
+            self.findings.problem(
+                f"node {self.path + name!r} goes to {list_names(ends)} by a Command, and what replaces it has no goto: "
+                "add conditional edges to the graph, which read what it writes, or replace it by a function"
+            )
+
+    def _graph_options(self, name: str) -> dict[str, Any]:
+        """A graph that is a node, with what LangGraph passes in and out."""
+        conversion, spec = self._inner(name), self.builder.nodes[name]
+        inner = conversion.run()
+        if inner is None:
+            return {"node": None}
+        seen = {self.fields.field(key) for key in self.fields.keys[spec.input_schema]}
+        return {
+            "node": inner.compile(max_steps=(spec.runnable.config or {}).get("recursion_limit")),
+            "reads": [field for field in conversion.fields.inputs if field in seen],
+            "writes": [field for field in conversion.fields.outputs if field in self.fields.model.model_fields],
+        }
+
+    def _found(self, name: str) -> FoundNode:
+        targets = self.edges.ends(name) or (END,)
+        return FoundNode(self.path, name, self.builder.nodes[name].runnable, data_channels(self.builder), targets)
+
+    def _inner(self, name: str) -> Conversion:
+        compiled = self.builder.nodes[name].runnable
+        return Conversion(compiled, self.options.inside(name), self.findings, f"{self.path}{name}.")
+
+    def _node(self, name: str) -> ConvertedNode:
+        spec, handler = self.builder.nodes[name], self.builder.nodes.get(self.edges.handler(name))
+        asynchronous = self.options.asynchronous or only_async(spec.runnable)
+        if handler is not None:  # LangGraph has timeouts for async nodes alone
+            asynchronous = asynchronous or only_async(handler.runnable) or spec.timeout is not None
+        kind = AsyncConvertedNode if asynchronous else ConvertedNode
+        node = kind(
+            name=self.targets.names[name],
+            label=name,
+            runnable=spec.runnable,
+            input_schema=spec.input_schema,
+            fields=self.fields,
+            static=self.edges.static.get(name, ()),
+            router=self._router(name),
+            targets=self.targets,
+            leads_to=NamedTargets(
+                frozenset([*self.edges.commanded(name), *self._followed(name)]), f"goto={{{self.path + name!r}: [...]}}"
+            ),
+            extra=self.options.extra,
+            surroundings=self._surroundings,
+        )
+        if handler is None:
+            return node
+        handling = replace(
+            node,
+            name=f"{node.name}_error_handler",
+            label=self.edges.handler(name),
+            runnable=handler.runnable,
+        )  # its input_schema is that of the node: LangGraph passes on what the node got
+        seconds = timeout_of(self.path + name, spec, self.findings)
+        return replace(node, handler=handling, retry=retry_of(spec.retry_policy), timeout=seconds)
+
+    @property
+    def _surroundings(self) -> Surroundings:
+        managed, schema = dict(self.builder.managed), self.builder.context_schema
+        return replace(self.options.surroundings, managed=managed, context_schema=schema)
+
+    def _goto(self, name: str) -> list[str]:
+        """The targets that a `Command` of the node may name: LangGraph follows its edges and routers, too."""
+        commanded, handled = self.edges.commanded(name), self.edges.handler(name)
+        if not (commanded or handled) or self.targets.kinds[name] == "graph":
+            return []
+        ends = {*commanded, *self._followed(name)}
+        found = [self.targets.names[one] for one in self.edges.reached if one in ends]
+        return [*found, topology.END] if handled else found
+
+    def _followed(self, source: str) -> set[str]:
+        """Where edges and routers lead."""
+        return {*self.edges.static.get(source, ()), *self.edges.routed(source)}
+
+    def _add_edges(self, graph: Graph, source: str) -> None:
+        own = self.targets.names.get(source, topology.START)
+        static = self.edges.static.get(source, ())
+        router = self._router(source)
+        if router is None:
+            graph.add_edge(own, [self.targets.names[target] for target in static] or topology.END)
+            return
+        ends = self._followed(source)
+        names = [self.targets.names[name] for name in self.edges.reached if name in ends]
+        graph.add_conditional_edges(own, router, [*names, topology.END])
+
+    def _router(self, source: str) -> ConvertedRouter | None:
+        branches = self.builder.branches.get(source)
+        if not branches:
+            return None
+        default = self.builder.nodes[source].input_schema if source != START else self.builder.state_schema
+        return ConvertedRouter(
+            label=source,
+            branches=tuple(
+                [
+                    ConvertedBranch(sync_form(branch.path), branch.input_schema or default, branch.ends)
+                    for branch in branches.values()
+                ]
+            ),
+            static=self.edges.static.get(source, ()),
+            fields=self.fields,
+            targets=self.targets,
+            leads_to=NamedTargets(frozenset(self._followed(source)), f"routes={{{self.path + source!r}: [...]}}"),
+            surroundings=self._surroundings,
+        )
+
+
+def _copied(builder: Any) -> Any:
+    """A copy of a `StateGraph`, which its `compile()` changes: it puts defaults into nodes, and adds their handler."""
+    copied = copy(builder)
+    copied.nodes = {name: copy(spec) for name, spec in builder.nodes.items() if name != DEFAULT_ERROR_HANDLER}
+    return copied

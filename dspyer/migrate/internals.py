@@ -1,0 +1,136 @@
+"""The private names of LangGraph that a conversion needs: no other file may import one.
+
+The import of this file fails with one sentence if the installed version of LangGraph lacks one of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from langchain_core.runnables import RunnableSequence
+from langgraph.errors import NodeError
+
+from dspyer.migrate.installed import unknown_version
+from dspyer.nodes.hidden_modules import attributes_of
+
+try:
+    from langgraph._internal._constants import (
+        CONFIG_KEY_CALL,
+        CONFIG_KEY_CHECKPOINT_NS,
+        CONFIG_KEY_NODE_ERROR,
+        CONFIG_KEY_READ,
+        CONFIG_KEY_RUNTIME,
+        CONFIG_KEY_SCRATCHPAD,
+        CONFIG_KEY_SEND,
+        CONFIG_KEY_TASK_ID,
+        RESUME,
+    )
+    from langgraph._internal._runnable import RunnableCallable, RunnableSeq
+    from langgraph._internal._scratchpad import PregelScratchpad
+    from langgraph.channels.binop import _get_overwrite
+    from langgraph.errors import ParentCommand, is_invalid_resume
+    from langgraph.graph.message import _messages_delta_reducer as add_message_batches
+    from langgraph.graph.state import _DEFAULT_ERROR_HANDLER_NODE as DEFAULT_ERROR_HANDLER
+except ImportError as error:
+    raise unknown_version(error) from error
+
+__all__ = [
+    "DEFAULT_ERROR_HANDLER",
+    "ParentCommand",
+    "Questions",
+    "RunnableCallable",
+    "add_message_batches",
+    "is_invalid_resume",
+    "managed_value",
+    "node_configurable",
+    "only_async",
+    "overwrite",
+]
+
+
+class Questions:
+    """What `interrupt()` asks of the run: the answers that are there, and how many questions a node has asked."""
+
+    def __init__(self, answers: Sequence[object]) -> None:
+        self.answers = list(answers)
+        self._numbers = itertools.count()
+        self.asked = 0
+
+    def count(self) -> int:
+        """The number of the next question. Threads of a node may ask at once."""
+        number = next(self._numbers)
+        self.asked = max(self.asked, number + 1)
+        return number
+
+
+def node_configurable(
+    task: str, runtime: object, questions: Questions, call_task: Callable[..., Any], failed: NodeError | None
+) -> dict[str, Any]:
+    """The private part of the config with which LangGraph calls a node.
+
+    `task` is the id of the call; `call_task` makes the calls of functions with `@task`; `failed` is what an error
+    handler gets.
+    """
+    scratchpad = _scratchpad(0, questions)
+    return {
+        CONFIG_KEY_TASK_ID: task,
+        CONFIG_KEY_CHECKPOINT_NS: task,
+        CONFIG_KEY_SEND: _refuse_writes,
+        CONFIG_KEY_READ: _refuse_reads,
+        CONFIG_KEY_CALL: call_task,
+        CONFIG_KEY_RUNTIME: runtime,
+        CONFIG_KEY_SCRATCHPAD: scratchpad,
+        **({} if failed is None else {CONFIG_KEY_NODE_ERROR: failed}),
+    }
+
+
+def _refuse_reads(*_: object, **__: object) -> object:
+    raise TypeError("a converted node cannot read the channels of LangGraph: take the state as a parameter")
+
+
+def _scratchpad(left: int, questions: Questions) -> PregelScratchpad:
+    """What LangGraph notes in one step, with so many steps left."""
+    return PregelScratchpad(
+        step=-left,
+        stop=0,
+        call_counter=itertools.count().__next__,
+        interrupt_counter=questions.count,
+        get_null_resume=_no_answer,
+        resume=questions.answers,
+        subgraph_counter=itertools.count().__next__,
+    )
+
+
+def managed_value(kind: Any, left: int) -> Any:
+    """A managed value, such as `RemainingSteps`, with so many steps left."""
+    return kind.get(_scratchpad(left, Questions(())))
+
+
+def _no_answer(consume: bool = False) -> None:
+    """The answer to whichever question is next: none, since answers are given by number."""
+    del consume
+
+
+def _refuse_writes(writes: Sequence[tuple[str, object]]) -> None:
+    """`interrupt()` notes here that an answer was used, which needs no note; other writes pass the node's result."""
+    others = [channel for channel, _ in writes if channel != RESUME]
+    if others:
+        raise TypeError(f"a node wrote {', '.join(map(repr, others))} while it ran: return what it writes")
+
+
+def overwrite(value: Any) -> tuple[bool, Any]:
+    """Return whether an update of a reducer bypasses it, and the value that is to be put in place of the old one."""
+    found, new = _get_overwrite(value)
+    return bool(found), new
+
+
+def only_async(runnable: Any) -> bool:
+    """Whether a runnable has no sync form."""
+    if isinstance(runnable, (RunnableSeq, RunnableSequence)):
+        return any(map(only_async, runnable.steps))
+    if isinstance(runnable, RunnableCallable):
+        return runnable.func is None
+    own = attributes_of(runnable)  # `with_fallbacks` looks for others in what it wraps, and may fail
+    return "afunc" in own and "func" not in own

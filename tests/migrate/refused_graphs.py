@@ -1,0 +1,221 @@
+"""Graphs that cannot be converted, each with the sentence that says why and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import dspy
+from langgraph.channels import AnyValue, EphemeralValue, Topic, UntrackedValue
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.message import push_message
+from langgraph.types import Command
+from typing_extensions import TypedDict
+
+from tests.migrate.cases import Seen
+from tests.migrate.flow_graphs import Log, edges, part
+
+typed_dict: Any = TypedDict  # with fields that mypy need not know
+
+REFUSED: list[tuple[Callable[[], Any], str]] = []
+
+
+def refused(sentence: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Adds a row."""
+
+    def add(build: Callable[[], Any]) -> Callable[[], Any]:
+        REFUSED.append((build, sentence))
+        return build
+
+    return add
+
+
+def of(node: Any, schema: Any = Log, **options: Any) -> Any:
+    """A graph of one node, `x`."""
+    builder = StateGraph(schema)
+    builder.add_node("x", node, **options)
+    builder.add_edge(START, "x")
+    return builder
+
+
+def nothing(state: Any) -> Any:
+    return {}
+
+
+@refused(
+    "the router 'later' of 'x' is async: a router is a plain function; await in a node, and route by what it wrote"
+)
+def an_async_router() -> Any:
+    async def later(state: Log) -> str:
+        await asyncio.sleep(0)
+        return "y"
+
+    builder = of(nothing)
+    builder.add_node("y", nothing)
+    builder.add_conditional_edges("x", later, ["y"])
+    return builder
+
+
+@refused(
+    "node 'x' returns Command(graph=Command.PARENT): return the value and route in the parent graph, or let a function "
+    "that is the node call this graph"
+)
+def a_command_for_the_parent() -> Any:
+    def up(state: Log) -> Any:
+        return Command(graph=Command.PARENT, goto="y")
+
+    return of(up)
+
+
+@refused("node 'x' is a graph with its own checkpointer: keep what it remembers in fields of this graph")
+def a_subgraph_with_a_memory() -> Any:
+    return of(part(Seen(), checkpointer=True))
+
+
+@refused("node 'x' calls a graph with its own checkpointer: keep what it remembers in fields of this graph")
+def a_function_that_calls_a_graph_with_a_memory() -> Any:
+    inner = part(Seen(), checkpointer=True)
+
+    def call(state: Log) -> Any:
+        return inner.invoke(state)
+
+    return of(call)
+
+
+def field_of(annotation: Any) -> Any:
+    """A graph with a field `t` of such a channel."""
+    return of(nothing, typed_dict("Odd", {"t": annotation, "log": Annotated[list, operator.add]}))
+
+
+@refused("field 't' is a Topic: a list emptied after each step; use reducers.extend, and DELETE to empty it")
+def a_topic() -> Any:
+    return field_of(Annotated[list[str], Topic(str)])
+
+
+@refused(
+    "field 't' is an EphemeralValue: a value for one step; use a plain field, and DELETE to "
+    "remove it, or the value of a Send"
+)
+def an_ephemeral_value() -> Any:
+    return field_of(Annotated[str, EphemeralValue(str)])
+
+
+@refused("field 't' is an UntrackedValue: a value that no checkpoint holds; pass it in `context`, or use a plain field")
+def an_untracked_value() -> Any:
+    return field_of(Annotated[str, UntrackedValue(str)])
+
+
+@refused(
+    "field 't' is an AnyValue: the last of several equal writes; use a plain field, which "
+    "equal writes do not conflict in"
+)
+def any_value() -> Any:
+    return field_of(Annotated[str, AnyValue(str)])
+
+
+@refused("node 'x' calls push_message: return the message")
+def a_pushed_message() -> Any:
+    def say(state: MessagesState) -> Any:
+        push_message(("ai", "hi"))
+
+    return of(say, MessagesState)
+
+
+@refused("what was given is a Pregel, which has no nodes and edges to convert")
+def an_entrypoint() -> Any:
+    @entrypoint(checkpointer=InMemorySaver())
+    def work(value: int) -> int:
+        return value
+
+    return work
+
+
+@refused("field 'run' has the name of a parameter that nodes have: rename it")
+def a_field_called_run() -> Any:
+    return of(nothing, typed_dict("Named", {"run": str}))
+
+
+@refused("field 'self' has the name of a parameter that nodes have: rename it")
+def a_field_called_self() -> Any:
+    return of(nothing, typed_dict("Named", {"self": str}))
+
+
+@refused("field 'model_config' has the name of the configuration of pydantic models: rename it")
+def a_field_called_model_config() -> Any:
+    return of(nothing, typed_dict("Named", {"model_config": str}))
+
+
+@refused("field '_x' begins with an underscore, as private attributes do: rename it")
+def a_field_that_starts_with_an_underscore() -> Any:
+    return of(nothing, typed_dict("Named", {"_x": str}))
+
+
+@refused("field 'two words' is no identifier, as names of fields are: rename it")
+def a_field_of_two_words() -> Any:
+    return of(nothing, typed_dict("Named", {"two words": str}))
+
+
+@refused("field 't' of 'x' is an EphemeralValue: ")
+def a_channel_of_a_graph_inside() -> Any:
+    inner = field_of(Annotated[str, EphemeralValue(str)])
+    return of(inner.compile())
+
+
+@refused("the graph does not compile in LangGraph: ")
+def a_graph_without_an_entry() -> Any:
+    return StateGraph(Log).add_node("x", nothing)
+
+
+@refused(
+    "node 'x' is a graph with an error_handler: handle the error in a node of that graph, or convert it without the "
+    "handler and write graph.add_error_edge(...)"
+)
+def an_error_handler_of_a_graph() -> Any:
+    return of(part(Seen()), error_handler=nothing)
+
+
+classify = dspy.Predict("letter -> desk")
+
+
+@refused("node 'x' calls the module 'classify': pass it as from_langgraph(nodes={'x': classify})")
+def a_module_among_the_globals() -> Any:
+    def ask(state: Log) -> Any:
+        return {"word": classify(letter=state["word"]).desk}
+
+    return of(ask)
+
+
+@refused("node 'x' calls the module 'sort': pass it as from_langgraph(nodes={'x': sort})")
+def a_module_in_a_closure() -> Any:
+    sort = dspy.Predict("letter -> desk")
+
+    def helper(text: str) -> str:
+        return str(sort(letter=text).desk)
+
+    return of(lambda state: {"word": helper(state["word"])})
+
+
+@refused("the router 'by_hidden' of 'x' reads 'hidden': 'hidden' is no field; add it to the state")
+def a_router_that_reads_what_is_no_field() -> Any:
+    def write(state: Log) -> Any:
+        return {"word": "w", "hidden": True}
+
+    def by_hidden(state) -> str:  # type: ignore[no-untyped-def]  # a schema would hide the key from it
+        return "y" if state["hidden"] else "__end__"
+
+    builder = of(write)
+    builder.add_node("y", nothing)
+    builder.add_conditional_edges("x", by_hidden, ["y", "__end__"])
+    return builder
+
+
+def all_problems() -> Any:
+    """A graph with three of them."""
+    builder = an_async_router()
+    builder.add_node("up", lambda state: Command(graph=Command.PARENT))
+    builder.add_node("asks", lambda state: classify(letter=state["word"]))
+    return edges(builder, "^ up", "^ asks")
