@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import uvicorn
 
@@ -27,9 +27,9 @@ class Server(uvicorn.Server):
 
 
 @contextmanager
-def served(app: Any, port: int = 0) -> Iterator[str]:
+def served(app: Any, port: int = 0, lifespan: Literal["on", "off"] = "off") -> Iterator[str]:
     """Serves an app during the block, at any free port if none is given; gives its address: `"http://127.0.0.1:49152"`."""
-    options: dict[str, Any] = {"log_level": "error", "lifespan": "off", "timeout_graceful_shutdown": FAREWELL}
+    options: dict[str, Any] = {"log_level": "error", "lifespan": lifespan, "timeout_graceful_shutdown": FAREWELL}
     server = Server(uvicorn.Config(app, port=port, **options))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

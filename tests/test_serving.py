@@ -10,24 +10,29 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import httpx
 import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START as LANGGRAPH_START
+from langgraph.graph import StateGraph, add_messages
+from langgraph.types import interrupt
 
 from dspyer import END, START, CompiledGraph, Graph, Thread
+from dspyer.migrate import from_langgraph
 from tests.asgi_server import PATIENCE, served
 
 PAGE = Path(__file__).parent.parent / "docs" / "guides" / "serving.md"
 
 
-def app_of(program: CompiledGraph) -> Any:
-    """The app of the page over a program of the test's own."""
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)[:2]
+def app_of(program: CompiledGraph, name: str = "app") -> Any:
+    """The app of the page, `starlette_app` for that of Starlette, over a program of the test's own."""
+    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     module = ModuleType("serving_page")
-    exec("\n".join(code), module.__dict__)
+    exec("\n".join([*code[:2], *(block for block in code if "starlette_app = " in block)]), module.__dict__)
     module.__dict__["program"] = program
-    return module.__dict__["app"]
+    return module.__dict__[name]
 
 
 class Calls:
@@ -75,10 +80,10 @@ def calls() -> Calls:
     return Calls()
 
 
-@pytest.fixture
-def service(calls: Calls) -> Iterator[tuple[str, CompiledGraph]]:
+@pytest.fixture(params=["app", "starlette_app"])
+def service(calls: Calls, request: pytest.FixtureRequest) -> Iterator[tuple[str, CompiledGraph]]:
     program = calls.program()
-    with served(app_of(program)) as address:
+    with served(app_of(program, request.param)) as address:
         yield address, program
 
 
@@ -154,3 +159,35 @@ def test_a_failure_is_the_last_message_and_the_server_continues(
     again = httpx.post(f"{address}/mails/m-1/resume", timeout=PATIENCE)
     assert (names(again)[0], names(again)[-1], calls.paid) == ("RunStarted", "StreamEnded", ["Mallory", "Mallory"])
     assert httpx.get(f"{address}/mails/nothing", timeout=PATIENCE).status_code == 404
+
+
+class Letter(TypedDict, total=False):
+    customer: str
+    messages: Annotated[list[Any], add_messages]
+    draft: str
+    status: str
+
+
+def write(state: Letter) -> Letter:
+    return {"messages": [AIMessage(f"Dear {state['customer']}")], "draft": f"Dear {state['customer']}"}
+
+
+def send(state: Letter) -> Letter:
+    return {"status": "sent" if interrupt(f"Send {state['draft']!r}?") else "dropped"}
+
+
+def test_a_graph_of_langgraph_is_served_like_any() -> None:
+    """Its messages are JSON in the events, and its question is answered by another request."""
+    builder = StateGraph(Letter).add_sequence([write, send]).add_edge(LANGGRAPH_START, "write")
+    with served(app_of(from_langgraph(builder).compile(store=":memory:"))) as address:
+        started = httpx.post(f"{address}/mails/m-1?customer=Ada", timeout=PATIENCE)
+        data = [
+            json.loads(line.removeprefix("data: ")) for line in started.text.splitlines() if line.startswith("data")
+        ]
+        assert data[-1]["status"] == "interrupted"
+        (commit,) = [one["commit"] for one in data if one["event"] == "Committed" and one["commit"]["node"] == "write"]
+        assert commit["patch"]["messages"][0]["value"]["content"] == "Dear Ada"
+        (question,) = httpx.get(f"{address}/mails/m-1", timeout=PATIENCE).json()["questions"]
+        assert (question["key"], question["text"]) == ("send-0", "Send 'Dear Ada'?")
+        answered = httpx.post(f"{address}/mails/m-1/answers", json={question["id"]: True}, timeout=PATIENCE)
+        assert answered.json() == {"status": "completed", "mail": "sent"}

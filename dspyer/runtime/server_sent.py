@@ -49,16 +49,16 @@ def last_of_run(run: Run) -> dict[str, Any]:
 
 
 def last_of_refusal(error: BaseException) -> dict[str, Any]:
-    """The last message if the run could not begin.
+    """The last message if the run could not begin, or broke off since its store failed.
 
     Errors of the request are told. Any other text is for the log: that of a store may have its address, and that of a
     thread with an owner names a process and a host.
     """
     of_request = isinstance(error, InputError | ThreadError | RunStoppedError)
-    logger.log(INFO if of_request else ERROR, "a run could not begin: %r", error, exc_info=error)
+    logger.log(INFO if of_request else ERROR, "a run could not begin or go on: %r", error, exc_info=error)
     found = error_dict(error)
     if not of_request:
-        found.update(message="the run could not begin; the log of the server says why", notes=[])
+        found.update(message="the run could not begin or go on; the log of the server says why", notes=[])
     elif isinstance(error, ConcurrentRunError):
         found.update(message="the thread is owned by another run: try again when it has ended", notes=[])
     return _last(None, "refused", found)

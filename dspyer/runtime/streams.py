@@ -13,14 +13,14 @@ import concurrent.futures.thread  # noqa: F401 - it registers its exit handler w
 import gc
 import os
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from contextvars import Context, copy_context
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
 import dspy
@@ -33,6 +33,9 @@ from dspyer.events import Event
 from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Request
 from dspyer.runtime.run import Run
 from dspyer.runtime.server_sent import HEARTBEAT, OPENING, checked_heartbeat, last_of_refusal, last_of_run, message
+
+if TYPE_CHECKING:
+    from dspyer.runtime.session import Session
 
 Work = Callable[[EventQueue[Event]], Run]
 """Plays a run that puts its events into the queue."""
@@ -396,7 +399,8 @@ class AsyncEvents(AsyncIterator[Event]):
         Each event is a message with its name (the class: `Token`), an `id` that counts from 1, and `event.to_dict()`
         as JSON. One more is the last: `StreamEnded`, with the `run_id`, the `status` of the run, and the `error` of
         one that failed or was stopped, as `{"type", "message", "notes"}`. Nothing is raised into the response, and what
-        `redact` hides is hidden in it. A run that could not begin has the status `"refused"`.
+        `redact` hides is hidden in it. A run that could not begin, or whose store failed, has the status
+        `"refused"`.
 
         A response that is cancelled or closed, because its client has gone, stops the run.
 
@@ -430,29 +434,44 @@ class AsyncEvents(AsyncIterator[Event]):
 
     async def _messages(self, heartbeat: float | None) -> AsyncIterator[bytes]:
         number = 0
-        async with self:
+        async with self, aclosing(self._paced(heartbeat)) as events:
             yield OPENING
-            while self._begin():
-                try:
-                    event = await self._next(heartbeat)
-                except TimeoutError:
+            async for event in events:
+                if event is None:
                     yield HEARTBEAT
                     continue
-                if event is None:
-                    break
                 number += 1
                 yield message(number, event.to_dict())
-            yield message(number + 1, await self._last_message())
+            end = await self._end_of_run()
+            yield message(number + 1, last_of_run(end) if isinstance(end, Run) else last_of_refusal(end))
 
-    async def _last_message(self) -> dict[str, Any]:
+    async def _paced(self, patience: float | None) -> AsyncGenerator[Event | None, None]:
+        """The events, and None after so many seconds without one. Why the run failed or was refused is not raised."""
+        while self._begin():
+            try:
+                event = await self._next(patience)
+            except TimeoutError:
+                yield None
+                continue
+            if event is None:
+                return
+            yield event
+
+    async def _end_of_run(self) -> Run | BaseException:
+        """The run once it has ended, or why it could not begin."""
         self._exhausted = True
         task = self._task
         if task is not None:
             await asyncio.wait([task])  # another task may have closed the stream
         if task is None or task.cancelled():
-            return last_of_refusal(RunStoppedError(_NOT_BEGUN, CLOSED))
-        error = task.exception()  # not raised, which would add this frame to its traceback
-        return last_of_run(task.result()) if error is None else last_of_refusal(error)
+            return RunStoppedError(_NOT_BEGUN, CLOSED)
+        return task.exception() or task.result()  # not raised, which would add this frame to its traceback
+
+    @property
+    def _session(self) -> Session | None:
+        """The run while it is played; None before its first event, and for a run that is returned as it was stored."""
+        sessions = self._request.outcome.sessions
+        return sessions[-1] if sessions else None
 
     async def aclose(self) -> None:
         """Stops the run, unless it has ended, and waits for its end.

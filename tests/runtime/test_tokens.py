@@ -331,7 +331,7 @@ def test_a_node_with_a_timeout_streams_and_is_silent_once_it_is_over(how: str) -
         server.release()
     assert run.status == "completed", run.error
     failed = [index for index, event in enumerate(events) if isinstance(event, AttemptFailed)]
-    assert {one.attempt for one in tokens_of(events[: failed[0]])} == {1}
+    assert {one.attempt for one in tokens_of(events[: failed[0]])} <= {1}  # none, if the first attempt was that slow
     assert {one.attempt for one in tokens_of(events[failed[-1] :])} == {len(failed) + 1}
     assert by_field(events[failed[-1] :]) == {"answer": run.state["answer"]}
 
