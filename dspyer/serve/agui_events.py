@@ -1,0 +1,467 @@
+"""The events of a run as those of the AG-UI protocol 1.0 (https://docs.ag-ui.com). It decides, and waits for nothing.
+
+What the protocol asks for: a step, a message or a tool call ends before its run does, and no step begins twice.
+
+The messages of a run are what its fields hold. A text of an attempt that failed, that a check rejected, or that another
+node has replaced is taken back by a snapshot of all messages: the protocol has no other way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, compress, count, repeat
+from operator import is_not
+from typing import Any, NamedTuple
+
+from ag_ui.core import (
+    AssistantMessage,
+    BaseEvent,
+    CustomEvent,
+    FunctionCall,
+    Interrupt,
+    Message,
+    MessagesSnapshotEvent,
+    RunAgentInput,
+    RunErrorEvent,
+    RunFinishedCancelledOutcome,
+    RunFinishedEvent,
+    RunFinishedInterruptOutcome,
+    RunFinishedOutcome,
+    RunFinishedSuccessOutcome,
+    RunStartedEvent,
+    StateDeltaEvent,
+    StateSnapshotEvent,
+    StepFinishedEvent,
+    StepStartedEvent,
+    TextMessageContentEvent,
+    TextMessageEndEvent,
+    TextMessageStartEvent,
+    ToolCall,
+    ToolCallArgsEvent,
+    ToolCallEndEvent,
+    ToolCallResultEvent,
+    ToolCallStartEvent,
+    ToolMessage,
+)
+from ag_ui.encoder import EventEncoder
+from pydantic_core import PydanticSerializationError, to_jsonable_python
+
+from dspyer.agents.conversation import THOUGHT
+from dspyer.agents.tool_approval import call_text
+from dspyer.display.redaction import Redactor
+from dspyer.errors import BudgetError, OpenRunError
+from dspyer.events import (
+    Asked,
+    AttemptFailed,
+    Committed,
+    Emitted,
+    Event,
+    NodeFailed,
+    NodeStarted,
+    Question,
+    RunStarted,
+    Token,
+)
+from dspyer.graph.spec import GraphSpec
+from dspyer.runtime.run import Run
+from dspyer.runtime.server_sent import last_of_refusal, last_of_run
+from dspyer.runtime.session import Session
+from dspyer.scheduler.topology import START
+from dspyer.serve.agui_messages import Said, ToolUse, said
+from dspyer.serve.json_patch import operations
+from dspyer.state import ImmutableState
+from dspyer.values.frozen import FrozenList, thaw
+
+Place = tuple[Any, ...]
+"""The scope, execution, attempt, predictor and field of some tokens."""
+
+
+_THOUGHTS = ("reasoning", THOUGHT)
+"""Outputs of `dspy.ChainOfThought` and of agents that are not for the user."""
+
+
+def as_json(value: Any) -> Any:
+    """A frozen or plain value as JSON has it; of an object that JSON cannot hold, its text."""
+    plain = thaw(value)
+    try:
+        (found,) = to_jsonable_python([plain], bytes_mode="base64", serialize_unknown=True)
+    except Exception:  # noqa: BLE001 - classes have code of their own; and pydantic takes no half of a surrogate pair as a key
+        if isinstance(plain, Mapping):
+            return {str(key): as_json(item) for key, item in plain.items()}
+        return [as_json(item) for item in plain] if isinstance(plain, list | tuple) else f"<{type(plain).__name__}>"
+    return found
+
+
+def encoded(event: BaseEvent) -> bytes:
+    """An event as it is sent."""
+    try:
+        return EventEncoder().encode(event).encode()
+    except PydanticSerializationError:  # it is nested deeply; or it has half of a surrogate pair, which is sent as "?"
+        text = json.dumps(event.model_dump(by_alias=True, exclude_none=True))
+        plain = json.loads(text, parse_constant=lambda _: None)
+        return f"data: {json.dumps(plain, ensure_ascii=False)}\n\n".encode(errors="replace")
+
+
+class ProtocolError(Exception):
+    """A request that the protocol answers by `RUN_ERROR`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def refusal(error: BaseException) -> RunErrorEvent:
+    """Why a run could not begin or go on, as the client is told."""
+    if isinstance(error, OpenRunError):
+        error = ProtocolError("open_interrupts", "the thread waits for answers: send them in `resume`, or cancel them")
+    if isinstance(error, ProtocolError):
+        return RunErrorEvent(message=str(error), code=error.code)
+    found = last_of_refusal(error)["error"]
+    return RunErrorEvent(message=found["message"], code=found["type"])
+
+
+class _Text(NamedTuple):
+    """A text that is shown, as the tokens that have arrived."""
+
+    field: str
+    execution: str
+    parts: list[str]
+
+
+def _asks_for(call: ToolUse) -> str:
+    """The question whether a tool may be called."""
+    return call_text(call.name, json.loads(call.arguments))
+
+
+def _outermost(execution: str) -> str:
+    """The execution of the node itself, for that of an item of a map."""
+    return execution.partition("[")[0]
+
+
+def _new(messages: FrozenList[Any], old: FrozenList[Any] | None) -> Iterator[bool]:
+    """Whether each message of a list is another one than that of an earlier list: by identity, since lists are long."""
+    return map(is_not, messages.raw_items(), chain(() if old is None else old.raw_items(), repeat(None)))
+
+
+def _said(messages: Iterable[Any], wanted: Iterable[bool]) -> Iterator[Said]:
+    found = (said(thaw(message)) for message in compress(messages, wanted))
+    return (message for message in found if message is not None)
+
+
+class EventTranslator:
+    """Translates the events of one run.
+
+    Args:
+        graph: the graph.
+        body: the request.
+        texts: the fields whose texts are messages of the assistant.
+        of_messages: the fields that hold messages.
+    """
+
+    def __init__(
+        self, graph: GraphSpec, body: RunAgentInput, texts: frozenset[str], of_messages: frozenset[str]
+    ) -> None:
+        self._graph = graph
+        self._body = body
+        self._texts = texts
+        self._of_messages = of_messages
+        self._redactor: Redactor | None = None
+        self._state: dict[str, Any] = {}  # the fields that the client sees
+        self._shown: dict[str, Any] | None = None  # these as it sees them; None before the first snapshot
+        self._steps: Counter[str] = Counter()
+        self._nodes: dict[str, str] = {}  # by execution
+        self._open: dict[Place, str] = {}  # the ids of the texts that are being written
+        self._unwritten: dict[str, _Text] = {}  # texts that no commit has, by id
+        self._written: dict[str, str] = {}  # the id of the text that a field has, if this run wrote it
+        self._messages: dict[str, _Text | Message] = {}  # what the client was shown, by id
+        self._ids = count()
+        self._lists: dict[str, Any] = {}  # the fields of messages when they were last looked at
+        self._seen: set[str] = set()  # ids of messages
+        self._calls: dict[str, tuple[str, ToolUse]] = {}  # by id in the state: the id of the client, the call
+        self._said: dict[str, str] = {}  # by the id of a message in the state: that of its text
+        self._asked: set[str | None] = set()  # ids of calls to which a question refers
+        self._committed = False
+
+    def translate(self, event: Event, session: Session | None) -> Iterator[BaseEvent]:
+        """The events for one of the run, which `session` plays; None for a run that is returned as it was stored."""
+        if event.scope and not isinstance(event, Token | Emitted):
+            return
+        match event:
+            case RunStarted():
+                yield RunStartedEvent(thread_id=self._body.thread_id, run_id=self._body.run_id)
+                if session is not None:
+                    yield from self._begin(session)
+            case NodeStarted():
+                self._nodes[event.execution] = event.node
+                self._steps[event.node] += 1
+                if self._steps[event.node] == 1:
+                    yield StepStartedEvent(step_name=event.node)
+            case Token() if self._is_text(event):
+                yield from self._token(event)
+            case Committed() if session is not None:
+                yield from self._commit(event, session.run.log[event.position - session.run.first].state)
+            case AttemptFailed() | NodeFailed():
+                yield from self._take_back(self._unwritten_of(event.execution))
+                if isinstance(event, NodeFailed):
+                    yield from self._end_step(event.node)
+            case Asked():
+                yield from self._end_step(event.question.node)
+            case Emitted():
+                yield CustomEvent(name=event.node, value=as_json(event.value))
+            case _:
+                pass
+
+    def end(self, end: Run | BaseException) -> Iterator[BaseEvent]:
+        """The last events: `end` is the run, or why it could not begin or go on."""
+        if not isinstance(end, Run):
+            yield refusal(end)
+            return
+        for node in +self._steps:
+            yield StepFinishedEvent(step_name=node)
+        if not self._committed and end.status == "completed":  # the same request again: nothing was played
+            yield from self._new_texts("", frozenset(end.state), end.state)
+        yield from self._take_back([*self._unwritten])
+        if self._shown is None or end.status == "interrupted":
+            yield self._snapshot(end.state)
+        yield self._last(end)
+
+    def _last(self, run: Run) -> BaseEvent:
+        outcome: RunFinishedOutcome = RunFinishedSuccessOutcome()
+        if run.status == "interrupted":
+            outcome = RunFinishedInterruptOutcome(interrupts=[self._interrupt(one) for one in run.questions])
+        elif run.status == "failed":
+            last_of_run(run)  # writes the log
+            failures = ", ".join(f"node {one.node!r} failed ({one.type})" for one in run.failures) or "the run failed"
+            return RunErrorEvent(message=f"{failures}; the log of the server says why", code="failed")
+        elif isinstance(run.error, BudgetError):
+            return RunErrorEvent(message=str(run.error), code=type(run.error).__name__)
+        elif run.status == "stopped":
+            outcome = RunFinishedCancelledOutcome()
+        return RunFinishedEvent(thread_id=self._body.thread_id, run_id=self._body.run_id, outcome=outcome)
+
+    # --- state
+
+    def _begin(self, session: Session) -> Iterator[BaseEvent]:
+        self._redactor = session.redactor
+        state = session.run.trunk_state
+        branches = {entry.commit.branch: entry.state for entry in session.run.log}
+        for before in (state, *branches.values()):
+            for message in self._new_messages(before):  # the client has them from earlier requests
+                self._calls.pop(message.answers, None)
+        yield self._snapshot(state)
+
+    def _snapshot(self, state: ImmutableState) -> StateSnapshotEvent:
+        if self._redactor is None and self._graph.redaction is not None:
+            self._redactor = Redactor(self._graph.redaction, dict(state.raw_items()))
+        self._shown = self._see(state)
+        return StateSnapshotEvent(snapshot={name: as_json(value) for name, value in self._shown.items()})
+
+    def _see(self, state: ImmutableState) -> dict[str, Any]:
+        """What the client sees of a state: what the program returns, but for messages that it sees as such.
+
+        The values are frozen, or plain ones with redaction.
+        """
+        graph, old, shown = self._graph, self._state, self._shown or {}
+        self._state = {
+            name: value
+            for name, value in state.raw_items()
+            if (name not in graph.inputs if graph.outputs is None else name in graph.outputs)
+            and name not in self._texts & self._of_messages
+        }
+        return {
+            name: shown[name] if name in shown and old[name] is value else self._hide(name, value)
+            for name, value in self._state.items()
+        }
+
+    def _hide(self, field: str, value: Any) -> Any:
+        redaction = self._graph.redaction
+        if redaction is None or self._redactor is None:
+            return value
+        return self._redactor.redact(redaction.value((field,), thaw(value)))
+
+    def _commit(self, event: Committed, state: ImmutableState) -> Iterator[BaseEvent]:
+        commit = event.commit
+        self._committed = True
+        yield from self._end_texts(self._unwritten_of(commit.id))
+        if commit.node != START and not commit.node.startswith("join:"):
+            yield from self._new_texts(commit.id, frozenset(commit.patch), state)
+        if not commit.branch:
+            yield from self._take_back(self._gone(state))
+        for message in self._new_messages(state):
+            yield from self._message(message, commit.id)
+        if not commit.branch:
+            old, self._shown = self._shown or {}, self._see(state)
+            delta = list(operations(old, self._shown, as_json))
+            if delta:
+                yield StateDeltaEvent(delta=delta)
+        yield from self._end_step(commit.node)
+
+    # --- steps
+
+    def _end_step(self, node: str) -> Iterator[BaseEvent]:
+        if self._steps[node]:
+            self._steps[node] -= 1
+            if not self._steps[node]:
+                yield StepFinishedEvent(step_name=node)
+
+    # --- texts
+
+    def _is_text(self, token: Token) -> bool:
+        """Whether a token belongs to a text for the user, by what its node writes."""
+        node = self._graph.nodes.get(self._nodes.get(_outermost([*token.scope, token.execution][0]), ""))
+        writes = None if node is None or node.writes is None else frozenset(node.writes)
+        if token.field in self._texts:
+            return not token.scope or writes is None or token.field in writes
+        # The only output of a module that adds a message is the text of the message.
+        adds = bool(writes and writes & self._texts & self._of_messages)
+        return adds and (writes or frozenset()) - self._of_messages <= {token.field} and token.field not in _THOUGHTS
+
+    def _token(self, token: Token) -> Iterator[BaseEvent]:
+        place = (token.scope, token.execution, token.attempt, token.predictor, token.field)
+        if token.text and place not in self._open:
+            execution = _outermost(token.scope[0] if token.scope else token.execution)
+            self._open[place] = message_id = self._new_id()
+            self._messages[message_id] = self._unwritten[message_id] = _Text(token.field, execution, [])
+            yield TextMessageStartEvent(message_id=message_id)
+        if token.text:
+            self._unwritten[self._open[place]].parts.append(token.text)
+            yield TextMessageContentEvent(message_id=self._open[place], delta=token.text)
+        if token.done and place in self._open:
+            yield TextMessageEndEvent(message_id=self._open.pop(place))
+
+    def _new_id(self) -> str:
+        return f"{self._body.run_id}/{next(self._ids)}"
+
+    def _new_texts(self, execution: str, fields: frozenset[str], state: ImmutableState) -> Iterator[BaseEvent]:
+        """The texts that a commit has written. What the field had before, in this run, counts no more."""
+        for field in sorted(self._texts & fields - self._of_messages):
+            text = thaw(self._hide(field, state.raw(field, None)))
+            old = self._written.pop(field, None)
+            if isinstance(text, str) and text:
+                unwritten = [one for one, shown in self._unwritten.items() if shown.field == field]
+                shown_id = old if old and self._text_of(old) == text else self._count_one(unwritten, text)
+                self._written[field] = shown_id or self._new_id()
+                if shown_id is None:
+                    yield from self._whole(self._written[field], _Text(field, execution, [text]))
+            if old is not None and old != self._written.get(field):
+                yield from self._take_back([old])
+
+    def _text_of(self, message_id: str) -> str:
+        shown = self._messages[message_id]
+        return "".join(shown.parts) if isinstance(shown, _Text) else ""
+
+    def _count_one(self, ids: Iterable[str], text: str) -> str | None:
+        """The one of these texts that is equal to that of a commit: it counts from now on."""
+        found = next((one for one in ids if self._text_of(one) == text), None)
+        if found is not None:
+            del self._unwritten[found]
+        return found
+
+    def _whole(self, message_id: str, text: _Text) -> Iterator[BaseEvent]:
+        self._messages[message_id] = text
+        yield TextMessageStartEvent(message_id=message_id)
+        yield TextMessageContentEvent(message_id=message_id, delta="".join(text.parts))
+        yield TextMessageEndEvent(message_id=message_id)
+
+    def _unwritten_of(self, execution: str) -> list[str]:
+        own = _outermost(execution)
+        return [message_id for message_id, text in self._unwritten.items() if text.execution == own]
+
+    def _end_texts(self, ids: Iterable[str]) -> Iterator[BaseEvent]:
+        ended = set(ids)
+        yield from (TextMessageEndEvent(message_id=one) for one in self._open.values() if one in ended)
+        self._open = {place: one for place, one in self._open.items() if one not in ended}
+
+    def _take_back(self, ids: list[str]) -> Iterator[BaseEvent]:
+        """Ends texts that count no more, and shows the messages without them."""
+        yield from self._end_texts(ids)
+        for message_id in ids:
+            del self._messages[message_id]
+            self._unwritten.pop(message_id, None)
+        if ids:
+            yield MessagesSnapshotEvent(
+                messages=[
+                    *self._body.messages,
+                    *[
+                        AssistantMessage(id=one, content="".join(shown.parts)) if isinstance(shown, _Text) else shown
+                        for one, shown in self._messages.items()
+                    ],
+                ]
+            )
+
+    # --- messages
+
+    def _new_messages(self, state: ImmutableState) -> Iterator[Said]:
+        """The messages of a state that were not seen before."""
+        for field in sorted(self._of_messages):
+            found, before = state.raw(field, None), self._lists.get(field)
+            if found is before or not isinstance(found, FrozenList):
+                continue
+            self._lists[field] = found
+            shown = [*found.raw_items()] if self._graph.redaction is None else self._hide(field, found)
+            for message in _said(shown, _new(found, before)) if isinstance(shown, list) else ():  # else all is hidden
+                if message.id not in self._seen:
+                    self._seen.add(message.id)
+                    self._calls.update({call.id: (f"{message.id}/{call.id}", call) for call in message.calls})
+                    yield message
+
+    def _gone(self, state: ImmutableState) -> list[str]:
+        """The texts of this run that were removed from their field, or replaced under the same id."""
+        gone = []
+        for field in self._of_messages if self._said else ():
+            found, before = state.raw(field, None), self._lists.get(field)
+            if found is before or not (isinstance(found, FrozenList) and isinstance(before, FrozenList)):
+                continue
+            texts = {one.id: one.text for one in _said(found.raw_items(), _new(found, before))}
+            for one in _said(before.raw_items(), _new(before, found)):
+                if one.id in self._said and texts.get(one.id) != one.text:
+                    gone.append(self._said.pop(one.id))
+                    self._seen.discard(one.id)
+        return gone
+
+    def _message(self, message: Said, execution: str) -> Iterator[BaseEvent]:
+        if message.role == "assistant":
+            if message.text and self._texts & self._of_messages:
+                shown_id = self._count_one(self._unwritten_of(execution), message.text)
+                self._said[message.id] = shown_id or message.id
+                if shown_id is None:
+                    yield from self._whole(message.id, _Text("", "", [message.text]))
+            for call in message.calls:
+                if self._calls[call.id][0] not in self._messages:
+                    yield from self._call(call)
+        elif message.role == "tool" and message.answers in self._calls:
+            call_id, _ = self._calls.pop(message.answers)
+            result = ToolMessage(id=message.id, content=message.text, tool_call_id=call_id, error=message.error)
+            self._messages[message.id] = result
+            yield ToolCallResultEvent(message_id=message.id, tool_call_id=call_id, content=message.text)
+
+    def _call(self, call: ToolUse) -> Iterator[BaseEvent]:
+        call_id = self._calls[call.id][0]
+        made = ToolCall(id=call_id, function=FunctionCall(name=call.name, arguments=call.arguments))
+        self._messages[call_id] = AssistantMessage(id=call_id, tool_calls=[made])
+        yield ToolCallStartEvent(tool_call_id=call_id, tool_call_name=call.name)
+        if call.arguments:
+            yield ToolCallArgsEvent(tool_call_id=call_id, delta=call.arguments)
+        yield ToolCallEndEvent(tool_call_id=call_id)
+
+    # --- questions
+
+    def _interrupt(self, question: Question) -> Interrupt:
+        """A question; that of a tool refers to the call."""
+        calls = {call_id: call for call_id, call in self._calls.values() if call.name == question.key}
+        if len(calls) > 1:  # several calls of a tool at once
+            calls = {call_id: call for call_id, call in calls.items() if _asks_for(call) == question.text}
+        call_id = next((one for one in calls if one not in self._asked), None)
+        self._asked.add(call_id)
+        schema = None if question.answer is None else dict(question.answer)
+        reason = "confirmation" if schema and schema.get("type") == "boolean" else "input_required"
+        return Interrupt(
+            id=question.id,
+            reason="tool_call" if call_id else reason,
+            message=question.text,
+            tool_call_id=call_id,
+            response_schema=schema,
+            metadata={"node": question.node, "key": question.key},
+        )

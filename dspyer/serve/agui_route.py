@@ -1,0 +1,242 @@
+"""The route of `agui`: a request becomes a run on a thread, and its events the response."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import aclosing
+from inspect import isawaitable
+from typing import Any, NamedTuple, cast
+
+import anyio
+from ag_ui.core import (
+    BaseEvent,
+    ResumeEntry,
+    RunAgentInput,
+    RunFinishedCancelledOutcome,
+    RunFinishedEvent,
+    RunStartedEvent,
+    TextPart,
+    UserMessage,
+)
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from dspyer.errors import InputError, list_names, suggestion
+from dspyer.events import Question
+from dspyer.graph.spec import GraphSpec
+from dspyer.hints import without_none
+from dspyer.runtime.program import CompiledGraph
+from dspyer.runtime.server_sent import HEARTBEAT
+from dspyer.runtime.streams import AsyncEvents
+from dspyer.serve.agui_events import EventTranslator, ProtocolError, encoded, refusal
+from dspyer.threads.playing import stop_waiting
+from dspyer.threads.thread import Thread
+
+Name = Callable[[Request, RunAgentInput], str | Awaitable[str]]
+Inputs = Callable[[RunAgentInput], Mapping[str, Any] | Awaitable[Mapping[str, Any]]]
+
+PATIENCE = 15.0
+"""Seconds of silence after which a comment is sent, so that no proxy takes the connection for dead."""
+
+OF_CLIENT = "client:"
+"""How the ids of a client's messages begin in a state: `add_messages` replaces a message by one with its id, and no
+client may choose that of another role's message. The same message again is still one message."""
+
+
+class RunResponse(StreamingResponse):
+    """The events of a run, which ends with the response.
+
+    Starlette leaves a generator where it was if the client goes away while a chunk is sent. The run would go on until
+    the garbage collector frees it.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        async with aclosing(self._events):
+            await super().__call__(scope, receive, send)
+
+
+def make_route(
+    program: CompiledGraph, thread: Name, inputs: Inputs | None, text: str | Collection[str] | None, path: str
+) -> Route:
+    """The route, once its options are checked."""
+    if not isinstance(cast(object, program), CompiledGraph):
+        raise InputError(f"agui(program): {type(program).__name__} is no compiled graph: pass graph.compile(store=...)")
+    program.thread("agui")  # refuses a program without a store
+    of_messages = message_fields(program.graph)
+    texts = text_fields(program.graph, text, of_messages)
+    served = Served(program, thread, inputs or default_inputs(program.graph, of_messages), texts, of_messages)
+    return Route(path, served.respond, methods=["POST"])
+
+
+# --- what the options mean
+
+
+def message_fields(graph: GraphSpec) -> frozenset[str]:
+    """The fields that hold messages."""
+    fields = graph.topology.schema.fields.values()
+    kinds = ("conversation", "add_messages", "langgraph.add_messages")
+    return frozenset([one.name for one in fields if one.reducer is not None and one.reducer.name in kinds])
+
+
+def text_fields(graph: GraphSpec, text: str | Collection[str] | None, of_messages: frozenset[str]) -> frozenset[str]:
+    """The fields whose texts are messages of the assistant."""
+    schema = graph.topology.schema
+    if text is not None:
+        names = frozenset([text] if isinstance(text, str) else text)
+        unknown = sorted(names - set(schema.fields))
+        if unknown and not schema.accepts_any_key:
+            raise InputError(
+                f"agui(text={text!r}): graph {graph.name!r} has no field {unknown[0]!r}"
+                f"{suggestion(unknown[0], schema.fields)}"
+            )
+        return names
+    if shown := of_messages & {*graph.inputs, *(graph.outputs or ())}:
+        return shown
+    returned = _returned(graph)
+    if len(returned) > 1:
+        raise InputError(
+            f"agui(program): which of the fields {list_names(sorted(returned))} of graph {graph.name!r} is what the "
+            f"assistant says? Pass text={min(returned)!r}, or text=() for none"
+        )
+    return frozenset(returned)
+
+
+def _returned(graph: GraphSpec) -> set[str]:
+    """The returned fields of type str; of a graph without a schema, all that its nodes are known to write."""
+    fields = graph.topology.schema.fields
+    if not graph.topology.schema.accepts_any_key:
+        texts = {name for name, field in fields.items() if without_none(field.annotation) is str}
+        return texts.intersection(graph.outputs or ())
+    if graph.outputs is not None:
+        return set(graph.outputs)
+    return {name for node in graph.nodes.values() for name in node.writes or ()} - set(graph.inputs)
+
+
+def default_inputs(graph: GraphSpec, of_messages: frozenset[str]) -> Inputs:
+    """The function that gives a program the last message of the user."""
+    names = sorted(of_messages.intersection(graph.inputs)) or [name for name in graph.inputs if name == "message"]
+    names = names or sorted(graph.required or graph.inputs)
+    if len(names) != 1 or graph.required - set(names):
+        raise InputError(
+            f"agui(program): the inputs of graph {graph.name!r} are {list_names(sorted(graph.inputs))}: pass "
+            "inputs=, a function that gets the request (ag_ui.core.RunAgentInput) and returns the inputs"
+        )
+    (name,) = names
+
+    def last_message(body: RunAgentInput) -> dict[str, Any]:
+        last = body.messages[-1] if body.messages else None
+        if not isinstance(last, UserMessage):
+            raise InputError("the last message of the request is not the user's")
+        parts = last.content if isinstance(last.content, list) else [TextPart(text=last.content)]
+        others = sorted({part.type for part in parts if not isinstance(part, TextPart)})
+        if others:
+            raise InputError(f"the message has parts of the type {list_names(others)}: this program takes text alone")
+        text = "".join(part.text for part in parts if isinstance(part, TextPart))
+        message_id = OF_CLIENT + last.id.removeprefix(OF_CLIENT)
+        return {name: [{"role": "user", "content": text, "id": message_id}] if name in of_messages else text}
+
+    return last_message
+
+
+# --- a request
+
+
+class Served(NamedTuple):
+    """A program that is served: the options of `agui`."""
+
+    program: CompiledGraph
+    thread: Name
+    inputs: Inputs
+    texts: frozenset[str]
+    of_messages: frozenset[str]
+
+    async def respond(self, request: Request) -> Response:
+        """The response: a stream of events, or status 400 for a request that is none of the protocol."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # a form of a foreign page can send any other type without asking
+            return JSONResponse({"detail": f"the content type is {kind!r}: send application/json"}, 415)
+        try:
+            body = RunAgentInput.model_validate_json(await request.body())
+        except ValidationError as error:
+            return JSONResponse({"detail": _problems(error)}, 400)
+        name = self.thread(request, body)
+        thread = self.program.thread(await name if isawaitable(name) else name)
+        return RunResponse(self._events(thread, body))
+
+    async def _events(self, thread: Thread, body: RunAgentInput) -> AsyncGenerator[bytes, None]:
+        try:
+            stream = await self._stream(thread, body)
+            if stream is None:
+                for shown in _cancelled(body):
+                    yield encoded(shown)
+                return
+            translator = EventTranslator(self.program.graph, body, self.texts, self.of_messages)
+            async with stream, aclosing(stream._paced(PATIENCE)) as events:
+                async for event in events:
+                    if event is None:
+                        yield HEARTBEAT
+                        continue
+                    for shown in translator.translate(event, stream._session):
+                        yield encoded(shown)
+                for shown in translator.end(await stream._end_of_run()):
+                    yield encoded(shown)
+        except Exception as error:  # noqa: BLE001 - a response that just breaks off says nothing
+            yield encoded(refusal(error))
+
+    async def _stream(self, thread: Thread, body: RunAgentInput) -> AsyncEvents | None:
+        """The events of the run, which begins when they are read; None if its questions were cancelled."""
+        status = await anyio.to_thread.run_sync(lambda: thread.status)
+        if body.resume:
+            questions = await anyio.to_thread.run_sync(lambda: thread.questions) if status == "interrupted" else ()
+            answers = _answers(body.resume, questions)
+            if answers:
+                return thread.astream_resume(answers, tokens=True)
+            if status == "interrupted":
+                await anyio.to_thread.run_sync(stop_waiting, thread)
+                status = await anyio.to_thread.run_sync(lambda: thread.status)
+            if status in ("new", "running", "completed"):  # else the run does not go on, which is what was asked for
+                raise ProtocolError("invalid_resume", f"there is no open interrupt {body.resume[0].interrupt_id!r}")
+            return None
+        found = self.inputs(body)
+        given = await found if isawaitable(found) else found
+        # A run that its client has left, or that failed, is given up for a new message.
+        left = status in ("stopped", "failed", "crashed")
+        return thread.astream(given, key=body.run_id, tokens=True, abandon=left)
+
+
+def _answers(resume: list[ResumeEntry], questions: tuple[Question, ...]) -> dict[str, Any]:
+    """The answers, none if all questions are cancelled; `questions` are those that are open."""
+    names = [one.interrupt_id for one in resume]
+    answers = {one.interrupt_id: one.payload for one in resume if one.status == "resolved"}
+    missing = [one.id for one in questions if one.id not in names]
+    unknown = [one for one in names if questions and one not in {question.id for question in questions}]
+    if len(set(names)) < len(names):
+        problem = "an interrupt has two answers"
+    elif answers and len(answers) < len(names):
+        problem = "answer all interrupts or cancel all: a run goes on when each has an answer"
+    elif unknown and not answers:
+        problem = f"there is no open interrupt {unknown[0]!r}"
+    elif missing:
+        problem = f"`resume` lacks {list_names(missing)}: a run goes on when all its interrupts have answers"
+    else:
+        return answers
+    raise ProtocolError("invalid_resume", problem)
+
+
+def _cancelled(body: RunAgentInput) -> Iterator[BaseEvent]:
+    yield RunStartedEvent(thread_id=body.thread_id, run_id=body.run_id)
+    yield RunFinishedEvent(thread_id=body.thread_id, run_id=body.run_id, outcome=RunFinishedCancelledOutcome())
+
+
+def _problems(error: ValidationError) -> str:
+    found = [f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in error.errors(include_url=False)]
+    return "; ".join(found)

@@ -1,0 +1,151 @@
+"""Laws of the route: after any run, the page shows what the thread holds; and no step of it breaks the protocol."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from itertools import pairwise
+from typing import Annotated, Any
+
+import jsonpatch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from dspyer import END, START, Context, Graph, Messages, Send, reducers
+from dspyer.runtime.program import CompiledGraph
+from dspyer.serve.agui_events import as_json
+from dspyer.serve.json_patch import operations
+from dspyer.testing import no_pauses
+from dspyer.values.freezing import freeze
+from tests.serve.posting import Page, app_of, body, kinds, of_kind, send
+
+KEYS = st.sampled_from(["a", "b", "a/b", "~", "", "0"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text(max_size=2) | st.floats(0, 1),
+    lambda part: st.lists(part, max_size=4) | st.dictionaries(KEYS, part, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.lists(st.dictionaries(KEYS, VALUES, max_size=4), min_size=2, max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_a_patch_makes_the_new_value_of_the_old_one(values: list[dict[str, Any]]) -> None:
+    shown: Any = values[0]
+    for before, after in pairwise(values):
+        old, new = freeze(before), freeze(after)
+        patch = list(operations(dict(old.raw_items()), dict(new.raw_items()), as_json))
+        shown = jsonpatch.apply_patch(shown, json.loads(json.dumps(patch)))
+        assert json.dumps(shown, sort_keys=True) == json.dumps(after, sort_keys=True)
+        assert patch or before == after
+
+
+def test_a_mapping_with_keys_that_are_no_text_is_replaced_as_a_whole() -> None:
+    old, new = freeze({"counts": {1: 1, 2: 1}}), freeze({"counts": {1: 2, 2: 1}})
+    patch = list(operations(dict(old.raw_items()), dict(new.raw_items()), as_json))
+    assert patch == [{"op": "replace", "path": "/counts", "value": {"1": 2, "2": 1}}]
+
+
+def test_an_appended_item_is_one_operation_and_no_other_item_is_looked_at() -> None:
+    rows = [{"n": n} for n in range(500)]
+    old = freeze({"rows": rows, "other": rows})
+    new = old.set("rows", [*old.raw("rows").raw_items(), {"n": 500}])
+    converted: list[Any] = []
+
+    def convert(value: Any) -> Any:
+        converted.append(value)
+        return as_json(value)
+
+    patch = list(operations(dict(old.raw_items()), dict(new.raw_items()), convert))
+    assert patch == [{"op": "add", "path": "/rows/-", "value": {"n": 500}}]
+    assert len(converted) == 1
+
+
+class Work(BaseModel):
+    message: str
+    reply: str = ""
+    log: Annotated[list[str], reducers.extend] = []
+    table: dict[str, Any] = {}
+    messages: Messages = []
+
+
+class Step:
+    """A node that writes a row, perhaps a text, a tool call or its result; its first attempts may fail."""
+
+    def __init__(self, name: str, plan: Mapping[str, Any]) -> None:
+        self.name = name
+        self.plan = plan
+
+    def __call__(self, message: str, ctx: Context) -> dict[str, Any]:
+        if ctx.attempt <= self.plan["fails"]:
+            raise ConnectionError("lost")
+        if self.plan["asks"]:
+            ctx.interrupt("ok", "Go on?", bool)
+        if self.plan["emits"]:
+            ctx.emit({"at": self.name})
+        call = {"id": f"c{self.name}", "type": "function", "function": {"name": "find", "arguments": "{}"}}
+        found = {"role": "tool", "name": "find", "tool_call_id": f"c{self.name}", "content": "found"}
+        update: dict[str, Any] = {"log": [self.name], "table": {self.name: self.plan["value"]}}
+        if self.plan["calls"]:
+            update["messages"] = [{"role": "assistant", "content": "", "tool_calls": [call]}, found]
+        return update
+
+
+PLANS = st.fixed_dictionaries(
+    {
+        "fails": st.sampled_from([0, 0, 0, 1, 2]),
+        "asks": st.sampled_from([False, False, True]),
+        "emits": st.booleans(),
+        "calls": st.booleans(),
+        "value": VALUES,
+        "targets": st.sets(st.integers(1, 3), max_size=2),
+        "times": st.integers(1, 2),
+    }
+)
+
+
+def program_of(plans: list[dict[str, Any]]) -> CompiledGraph:
+    """A graph of layers without loops: node n goes on to later nodes, or sends itself to one several times."""
+    graph = Graph(Work, inputs=["message"])
+    names = [f"n{number}" for number in range(len(plans))]
+    reached: set[str] = set()
+    for number, (name, plan) in enumerate(zip(names, plans, strict=True)):
+        graph.add_node(name, Step(name, plan), writes=["log", "table", "messages"], retry=2)
+        targets = [names[number + ahead] for ahead in sorted(plan["targets"]) if number + ahead < len(names)]
+        if targets and plan["times"] == 2:
+            sends = [Send(targets[0], {"message": str(time)}) for time in range(2)]
+            graph.add_conditional_edges(name, partial(list, sends), targets[:1])
+            targets = targets[:1]
+        else:
+            graph.add_edge(name, targets or "tell")
+        reached.update(targets)
+    for name in sorted(set(names) - reached):
+        graph.add_edge(START, name)
+    graph.add_edge("tell", END)
+    graph.add_node("tell", lambda log: {"reply": " ".join(log)}, writes=["reply"])
+    return graph.compile(store=":memory:")
+
+
+@given(st.lists(PLANS, min_size=1, max_size=4))
+@settings(max_examples=15, deadline=None, phases=[Phase.reuse, Phase.generate])
+def test_after_any_run_the_page_shows_what_the_thread_holds(plans: list[dict[str, Any]]) -> None:
+    program = program_of(plans)
+    app = app_of(program, text="reply")
+    thread = program.thread("ada/t")
+    with no_pauses():
+        events = send(app, body(run="r0"))
+        page = Page().read(events)
+        while thread.status == "interrupted":
+            asked = events[-1]["outcome"]["interrupts"]
+            answers = [{"interruptId": one["id"], "status": "resolved", "payload": True} for one in asked]
+            events = send(app, body(run=f"r{asked[0]['id']}", resume=answers))
+            page.read(events)
+    state, failed = thread.state.to_dict(), thread.status == "failed"
+    shown = json.loads(json.dumps(as_json({name: state[name] for name in ("reply", "log", "table", "messages")})))
+    assert page.state == shown
+    if not failed:
+        made = [one["content"] if one["role"] == "tool" else "find{}" for one in state["messages"]]
+        assert sorted(page.messages.values()) == sorted([*made, state["reply"]])
+    assert [one["delta"] for one in of_kind(events, "TEXT_MESSAGE_CONTENT")] == [state["reply"]] * (not failed)
+    assert kinds(events)[-1] == ("RUN_ERROR" if failed else "RUN_FINISHED")
