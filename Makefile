@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-WORKERS ?= 2
+# One more than the two cores of a small machine: tests wait for processes, servers and a browser.
+WORKERS ?= 3
 
 # DSPy's LiteLLM asks the network for a price list when it is imported; nothing here needs it.
 export LITELLM_LOCAL_MODEL_COST_MAP := True
@@ -14,7 +15,7 @@ export NO_MKDOCS_2_WARNING := 1
 .PHONY: help setup demo browser test lint types docs docs-serve check bench format clean
 
 help:
-	@echo "make demo        a graph runs, is tuned, is killed and resumed, asks a question; an agent works; offline"
+	@echo "make demo        graphs run, are tuned, converted from LangGraph, killed and resumed; an agent works; offline"
 	@echo "make test        all tests and doctests"
 	@echo "make check       lint, types, strict docs build and tests"
 	@echo "make docs        build the site into site/, opens from disk"
@@ -35,6 +36,8 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/python examples/quickstart.py
 	$(BIN)/python examples/optimize.py
+	@echo; echo "A support desk of LangGraph is converted, compared, and tuned node by node (examples/coming_over.py)"; echo
+	$(BIN)/python examples/coming_over.py
 	@echo; echo "An agent plans, works with a sub-agent, is sent back by a judge, and asks before it mails (examples/agent.py)"; echo
 	$(BIN)/python examples/agent.py
 	@echo; echo "A process is killed in the middle of a run; another one resumes it (examples/killed.py)"; echo
@@ -55,8 +58,13 @@ PAGE := inspector/node_modules/.package-lock.json
 $(PAGE): inspector/package-lock.json
 	@! command -v npm >/dev/null || (cd inspector && npm ci --ignore-scripts --no-audit --no-fund --silent) || echo "inspector/node_modules could not be installed"
 
+# The client of AG-UI, which the tests of the route run in Node.
+CLIENT := tests/serve/agui_client/node_modules/.package-lock.json
+$(CLIENT): tests/serve/agui_client/package-lock.json
+	@! command -v npm >/dev/null || (cd tests/serve/agui_client && npm ci --ignore-scripts --no-audit --no-fund --silent) || echo "tests/serve/agui_client/node_modules could not be installed"
+
 # The many processes that tests start find the modules compiled, also where the environment asks for no bytecode.
-test: $(READY) browser $(PAGE)
+test: $(READY) browser $(PAGE) $(CLIENT)
 	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(READY)
@@ -79,6 +87,7 @@ bench: $(READY)
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.growth
 	$(BIN)/python -m bench.executors
+	$(BIN)/python -m bench.converted
 	$(BIN)/python -m bench.fleet
 	$(BIN)/python -m bench.store_limits
 
@@ -87,5 +96,5 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf site dist build inspector/node_modules demo.db* .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
+	rm -rf site dist build inspector/node_modules tests/serve/agui_client/node_modules demo.db* .pytest_cache .mypy_cache .ruff_cache .hypothesis $(VENV)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

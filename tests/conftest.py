@@ -21,8 +21,10 @@ os.environ.setdefault("DSPY_CACHEDIR", tempfile.mkdtemp(prefix="dspyer-tests-"))
 
 import dspy
 import pytest
+from dspy.adapters import utils as adapter_utils
 from dspy.clients.base_lm import GLOBAL_HISTORY
 from hypothesis import HealthCheck, settings
+from pydantic import TypeAdapter
 
 from dspyer.dspy_module.executing import executing_id
 from tests.browser import chromium, page  # noqa: F401 - fixtures for every folder
@@ -46,6 +48,13 @@ def _parse(source: str) -> ast.Module:
 # graph with a schema of its own asks for one.
 _inspect: Any = inspect
 _inspect.ast = SimpleNamespace(**{**vars(ast), "parse": _parse})
+
+# DSPy makes an adapter for each value of each prompt, a tenth of the time of its optimizers. These types have one only.
+_plain = {kind: TypeAdapter(kind) for kind in (str, int, float, bool, list, dict, type(None))}
+_adapter_utils: Any = adapter_utils
+_adapter_utils.TypeAdapter = lambda kind: (
+    _plain[kind] if isinstance(kind, type) and kind in _plain else TypeAdapter(kind)
+)
 
 
 @pytest.hookimpl(wrapper=True)

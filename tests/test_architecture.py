@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
-    {"errors", "hints", "blocking", "clock", "failure", "stopping", "event_queue"},
+    {"errors", "removed_names", "hints", "blocking", "clock", "failure", "stopping", "event_queue"},
     {"values", "patch", "events"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},
@@ -28,9 +28,9 @@ LAYERS: list[set[str]] = [
     {"nodes", "dspy_module", "retry", "budget", "cache", "lms"},
     {"graph"},
     {"runtime", "threads"},
-    {"testing", "optimize", "agents", "search"},
+    {"testing", "optimize", "agents", "search", "migrate"},
     {"__init__"},
-    {"inspector"},
+    {"inspector", "serve"},
     {"cli"},
     {"__main__"},
 ]
@@ -71,8 +71,13 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
     },
     ("inspector", "dspyer.inspector.web_app"): "it needs Starlette, which only an extra installs",
     ("inspector", "dspyer.inspector.serving"): "it needs uvicorn, which only an extra installs",
+    ("serve", "dspyer.serve.agui_route"): "it needs Starlette and the protocol's package, which only an extra installs",
     ("inspector.web_app", "dspyer.inspector.acting"): "it imports DSPy, which reading does not need",
     ("archive.opening", "dspyer.stores.encrypted"): "it needs a cipher that only an extra installs",
+    (
+        "persistence.reader",
+        "dspyer.migrate.channel_reducers",
+    ): "a thread of a converted graph is read without its program, where LangGraph is installed",
 }
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
@@ -248,6 +253,7 @@ ONE_SUBCLASS: dict[str, str] = {
     "errors.ScriptError": "users catch it without importing `dspyer.testing`",
     "errors.UnsupportedValueError": "users catch it; the subclass carries how deep the value is",
     "patch.SealedPatch": "the subclass is what a reader without the classes of the values gets instead",
+    "retry.Retry": "a node of LangGraph has several policies, of which the first that accepts an error counts",
     "runtime.session.Session": "the subclass adds live fields; runs without them pay nothing for these",
     "scheduler.lineage.Log": "the subclass reads the commits of earlier runs when they are asked for",
     "values.frozen.FrozenDict": "the subclass is public, with what users ask of a state",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import linecache
 import re
 import runpy
 import sys
@@ -59,6 +60,15 @@ def shown_output(text: str, fences: list[re.Match[str]], number: int, code: str)
     return None
 
 
+def as_a_module(page: Path) -> tuple[int, None, list[str], str]:
+    """The entry of a page in `linecache`: its code in its lines and nothing else, so that sources can be read."""
+    lines = ["\n"] * (page.read_text().count("\n") + 1)
+    for block in blocks(page):
+        code = block.code.splitlines(keepends=True)
+        lines[block.line - 1 : block.line - 1 + len(code)] = code
+    return sum(map(len, lines)), None, lines, str(page)
+
+
 DURATION = re.compile(r"[\d.]+ (µs|ms|s)\b")
 STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
 PROGRESS = re.compile(r"^Bootstrapp(ed|ing) |\d+%\|")  # what DSPy's optimizers print on their way
@@ -90,9 +100,10 @@ def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, s
 @pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))], ids=name_of)
 def test_page(page: Path, namespace: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(linecache.cache, str(page), as_a_module(page))
     for block in blocks(page):
         place = f"{name_of(page)}:{block.line}"
-        # Empty lines before the code make the lines of a traceback, and the sources that DSPy reads, those of the page.
+        # Empty lines before the code make the lines of a traceback, and the sources that are read, those of the page.
         code = compile("\n" * (block.line - 1) + block.code, str(page), "exec")
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):

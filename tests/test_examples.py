@@ -137,7 +137,7 @@ SHOWN = {
         "1 x refund A-18 35.00",
     ],
     "batch.py": [
-        "stopped: requests: 9",
+        " of 90\n",  # with what was in flight at the limit: up to 16 more
         "completed: 196 documents were read, 4 were not",
         "  document 127: LMInvalidRequestError",
         "read       1    200     98.0 %   2.0 %",
@@ -163,6 +163,14 @@ SHOWN = {
         "  rotawing-T335    failed       the price list does not know 'rotawing' yet",
         "inspect demo.db --program look:desk",
     ],
+    "coming_over.py": [
+        "This graph can be converted: from_langgraph(graph).",
+        "  classify  function    Keywords      messages                     category        plan",
+        """      'judge': dspy.Predict("messages -> urgency"),""",
+        "Converted: the same state on 24 of 24 tickets; on ",
+        "can be tuned: nothing",
+        "can be tuned: classify.predict, judge.predict",
+    ],
     "approval.py": [
         "interrupted after 5 commits",
         "approve: Send this? end the contract, since you wrote: ",
@@ -175,6 +183,7 @@ SHOWN = {
 FEWER = {
     "optimize.py": {"DEV": 12, "TEST": 24},
     "tune.py": {"TEST": 32, "CALLS": 240},
+    "coming_over.py": {"TRAIN": 96, "TEST": 24},
     "scans.py": {"LETTERS": 24},
     "batch_dask.py": {"TICKETS": 100},
 }
@@ -198,6 +207,8 @@ def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
         assert_tuning_helped(printed)
     if name == "tune.py":
         assert_fields_helped(printed)
+    if name == "coming_over.py":
+        assert_predictors_learned(printed)
     if name == "killed.py":
         assert_little_was_repeated(printed)
     if name == "scans.py":
@@ -250,6 +261,18 @@ def assert_fields_helped(printed: str) -> None:
     assert culprits["quote"] == 0 < culprits["judge"]
 
 
+def assert_predictors_learned(printed: str) -> None:
+    """Tuning moves the converted graph, with its predictors, past its chat model; what was learned is saved."""
+    score = {
+        line.split("   ")[0].strip(): float(line.split(" %")[0].split()[-1])
+        for line in printed.splitlines()
+        if " %" in line
+    }
+    assert score["tuned with BootstrapFewShot"] > score["converted, with the chat model of before"] + 5
+    assert score["tuned with BootstrapFewShot"] > score["judge, too"] + 20
+    assert score["saved, and loaded into the program before"] == score["tuned with BootstrapFewShot"]
+
+
 def assert_little_was_repeated(printed: str) -> None:
     """Only what ran at the kill is called again; how much that was is a matter of timing."""
     repeated, bound = (int(number) for number in re.findall(r"called twice: (\d+),.* at most (\d+) do", printed)[0])
@@ -268,6 +291,6 @@ def assert_no_scan_was_read_twice(printed: str) -> None:
 
 
 def test_every_example_is_run() -> None:
-    parts = {"fleet_tasks.py", "model.py", "scanner.py", "triage.py"}  # imported by the others
+    parts = {"fleet_tasks.py", "model.py", "scanner.py", "support_langgraph.py", "triage.py"}  # imported by the others
     servers = {"web.py"}  # read in a browser by test_web_pages.py
     assert {path.name for path in EXAMPLES.glob("*.py")} - parts - servers == SHOWN.keys()

@@ -110,6 +110,33 @@ def test_pictures_are_self_contained_and_described(picture: Path) -> None:
     assert not outside
 
 
+DIFFERENT = (
+    "`pip install dspyer` installs a different project (0.3.6) with a different interface. "
+    "Install this one from a checkout:"
+)
+
+
+def test_the_first_line_under_install_names_the_other_project() -> None:
+    for page, command in (("README.md", "`pip install .`"), ("docs/index.md", "pip install ./dspyer")):
+        install = (ROOT / page).read_text().partition("\n## Install\n")[2].partition("\n## ")[0]
+        assert install.strip().startswith(DIFFERENT), page
+        assert command in install
+        assert "python -c 'import dspyer; dspyer.Thread'" in install
+    assert "Thread" in dspyer.__all__
+
+
+def test_nothing_sends_users_to_the_other_project() -> None:
+    """The package index has another project under this name."""
+    files = [path for folder in ("docs", "dspyer", "examples") for path in (ROOT / folder).rglob("*")]
+    files += [*ROOT.glob("*.md"), ROOT / "mkdocs.yml", ROOT / "pyproject.toml"]
+    texts = {path: path.read_text() for path in files if path.suffix in {".md", ".py", ".yml", ".toml"}}
+    assert len(texts) > 200
+    there = re.compile(
+        r"theramkm|pip install (-U|--upgrade)[^\n`]*dspyer|uv add dspyer|pip install dspyer(?!` installs a different)"
+    )
+    assert not {path.name: found[0] for path, text in texts.items() if (found := there.search(text))}
+
+
 def test_contributing_names_files_that_exist() -> None:
     named = re.findall(r"`((?:dspyer|tests|docs|bench)/[^` ]*)`", (ROOT / "CONTRIBUTING.md").read_text())
     assert len(named) > 20
@@ -128,8 +155,9 @@ def test_contributing_shows_the_whole_layout() -> None:
 
 def test_one_word_per_thing() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "dspyer").rglob("*.py")]
+    # `AgentTranspiler` is a name of dspyer 0.3.
     # The names of a span and of an attribute of OpenTelemetry's conventions have another word for a run.
-    stray = re.compile(r"transpil|superstep|(?<!invoke_)(?<!gen_ai\.)workflow", re.IGNORECASE)
+    stray = re.compile(r"(?<!Agent)transpil|superstep|(?<!invoke_)(?<!gen_ai\.)workflow", re.IGNORECASE)
     assert not [page.name for page in pages if stray.search(page.read_text())]
 
 

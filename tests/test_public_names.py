@@ -16,8 +16,10 @@ import dspyer
 import dspyer.agents
 import dspyer.inspector
 import dspyer.lms
+import dspyer.migrate
 import dspyer.optimize
 import dspyer.search
+import dspyer.serve
 import dspyer.stores
 import dspyer.testing
 from dspyer import policies, reducers
@@ -29,8 +31,10 @@ MODULES: list[ModuleType] = [
     dspyer.agents,
     dspyer.inspector,
     dspyer.lms,
+    dspyer.migrate,
     dspyer.optimize,
     dspyer.search,
+    dspyer.serve,
     dspyer.stores,
     dspyer.testing,
 ]
@@ -77,6 +81,8 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.display.timeline.TimelineWait",  # as its `waits`
         "dspyer.display.tokens.TokenRow",  # as `run.view_tokens().rows`
         "dspyer.display.tokens.Tokens",  # as `run.view_tokens()`
+        "dspyer.migrate.langgraph_report.LangGraphReport",  # as `explain_langgraph(graph)`
+        "dspyer.migrate.model_calls.LMNode",  # as an item of its `lm_calls`
         "dspyer.optimize.gepa_stats.GEPAStats",  # as `gepa.stats`
         "dspyer.optimize.gepa_stats.NodeTuning",  # as `gepa.stats.nodes`
         "dspyer.optimize.cache_block.SparedCalls",  # as `optimize.cache(path)` yields
