@@ -491,10 +491,11 @@ class AsyncEvents(AsyncIterator[Event]):
 
     async def _end(self, reason: str) -> None:
         self._exhausted = True
+        elsewhere = self._task is not None and _is_of_other_loop(self._task)  # asked first: the stop may end the task
         _stop(self._request, reason, self._queue)
         if self._task is None:
             return
-        if _is_of_other_loop(self._task):
+        if elsewhere:
             _cancel_from_any_thread(self._task)
             raise RuntimeError(_OTHER_LOOP)
         cancelled: asyncio.CancelledError | None = None

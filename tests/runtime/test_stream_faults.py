@@ -25,9 +25,11 @@ def alone(node: Any, **options: Any) -> Any:
     return Graph().add_node("node", node, writes=[]).add_path(START, "node", END).compile(**options)
 
 
-def counting(store: Any, pause: float = 0.001) -> Any:
+def counting(store: Any, until: Callable[[], object] = lambda: time.sleep(0.001)) -> Any:
+    """A program that counts to 500; each step goes on once `until` returns."""
+
     def count(n: int) -> dict[str, int]:
-        time.sleep(pause)
+        until()
         return {"n": n + 1}
 
     graph = Graph(inputs=["n"]).add_node("count", count, writes=["n"]).add_edge(START, "count")
@@ -153,7 +155,8 @@ async def aclose(stream: Any) -> None:
 @pytest.mark.parametrize("loop_is", ["alive", "closed"])
 def test_a_stream_of_another_event_loop_says_so(use: Any, loop_is: str) -> None:
     # Nothing can end the run of a closed loop: it has no store, where it would own a thread until the process ends.
-    program = counting(":memory:" if loop_is == "alive" else None)
+    released = threading.Event()
+    program = counting(":memory:" if loop_is == "alive" else None, until=lambda: released.wait(PATIENCE))
     stream = program.thread("t").astream({"n": 0}) if loop_is == "alive" else program.astream({"n": 0})
     loop = asyncio.new_event_loop()
     loop.run_until_complete(aread(stream))
@@ -167,17 +170,24 @@ def test_a_stream_of_another_event_loop_says_so(use: Any, loop_is: str) -> None:
         with pytest.raises(RuntimeError, match="another event loop"):
             asyncio.run(use(stream))
 
+    async def closes_at_home() -> None:
+        closing = asyncio.create_task(stream.aclose())
+        await asyncio.sleep(0)  # now it has asked the run to stop, and waits for the node
+        released.set()
+        await closing
+
     pool = ThreadPoolExecutor(1)
     try:
         pool.submit(elsewhere).result(PATIENCE)
+        if loop_is == "alive":
+            asyncio.run_coroutine_threadsafe(closes_at_home(), loop).result(PATIENCE)
+            assert stream.run.status == "stopped"
+            loop.call_soon_threadsafe(loop.stop)
+            serving.join(PATIENCE)
+            loop.close()
     finally:
+        released.set()
         pool.shutdown(wait=False)
-    if loop_is == "alive":
-        asyncio.run_coroutine_threadsafe(stream.aclose(), loop).result(PATIENCE)
-        assert stream.run.status == "stopped"
-        loop.call_soon_threadsafe(loop.stop)
-        serving.join(PATIENCE)
-        loop.close()
 
 
 async def aclose_unread(stream: Any) -> None:
