@@ -571,7 +571,7 @@ class Batch(Generic[T]):
     def __init__(
         self, session: Session, count: int, max_concurrency: int | None, rule: StartRule | None = None
     ) -> None:
-        limit = session.graph.max_concurrency
+        limit = session.max_concurrency
         self.limit = min(limit, max_concurrency or limit)
         self._stop_signal, self._spending = session.stop_signal, session.spending
         self._count = count

@@ -171,6 +171,7 @@ class ExecutorCall:
             request.inside,
             request.own_inputs,
             request.call_counts,
+            request.max_concurrency,
             (here.id, here.node, here.attempt),
             _prices(recorder),
             recorder is not None and recorder.wants_texts,

@@ -65,6 +65,7 @@ class SentCall(NamedTuple):
         inside: whether it is a node of another graph that calls the program.
         own_inputs: whether that node has made up the inputs; else they are values of the state around it.
         call_counts: the node calls of the runs around it that have `max_calls`.
+        max_concurrency: that of the outermost program around it; None for its own.
         caller: id, node and attempt of the execution whose code makes the call; of none for a run.
         prices: prices of the run around the call, which come before those of DSPy.
         wants_texts: whether the run around the call stores the messages and responses of LM calls.
@@ -83,6 +84,7 @@ class SentCall(NamedTuple):
     inside: bool
     own_inputs: bool
     call_counts: tuple[CallCount, ...]
+    max_concurrency: int | None
     caller: tuple[str, str, int]
     prices: Prices
     wants_texts: bool
@@ -187,6 +189,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         inside=call.inside,
         own_inputs=call.own_inputs,
         call_counts=call.call_counts,
+        max_concurrency=call.max_concurrency,
     )
     outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
     calls_before = [one.count for one in call.call_counts]

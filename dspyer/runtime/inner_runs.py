@@ -97,6 +97,7 @@ def request_inside(
         limit=attempt.limit or around.limit,
         spending=around.spending,
         call_counts=around.call_counts,
+        max_concurrency=around.max_concurrency,
         tokens=None if around.tokens is None else around.tokens.inside(attempt.node),
         spans=around.spans,
     )

@@ -67,7 +67,7 @@ class LiveSession(Session):
             name: [field for field in (node.writes or {}).values() if field in topology.schema.live_fields]
             for name, node in graph.nodes.items()
         }
-        self.waiters = LiveWaiters(graph.max_concurrency, WriteReach(topology, writes))
+        self.waiters = LiveWaiters(self.max_concurrency, WriteReach(topology, writes))
         self.buffer = LiveBuffer(topology.schema, self.run_start.state, self.records.posts.get(self.scope, {}))
         self._cursors: dict[str, ReaderCursor] = {}  # of the executions that are not committed, by id
         self._finished: dict[str, tuple[Execution, Transition, Steps]] = {}  # not committed yet, by id
@@ -88,7 +88,7 @@ class LiveSession(Session):
     @property
     def max_running(self) -> int:
         """How many executions may run at once: those that wait, or wait to be committed, hold no slot."""
-        return self.graph.max_concurrency + self.waiters.parked + len(self._finished)
+        return self.max_concurrency + self.waiters.parked + len(self._finished)
 
     @property
     def max_threads(self) -> int:
@@ -113,7 +113,7 @@ class LiveSession(Session):
         with self.lock:
             again = self._to_call_again
             if again and not self.run.failures:
-                free = max(self.graph.max_concurrency - len(self.waiters.running) + self.waiters.parked, 0)
+                free = max(self.max_concurrency - len(self.waiters.running) + self.waiters.parked, 0)
                 self._to_restart += again[:free]
                 del again[:free]
             started = super().start_ready()

@@ -216,6 +216,7 @@ class Request:
         budget: what the run may spend; None for the budget of `compile`.
         spending: of a program inside a node, what the run around it has spent of its budget; None for no budget.
         call_counts: of a program inside a node, the node calls of the runs around it that have `max_calls`.
+        max_concurrency: of a program inside a node, that of the outermost program; None for its own.
         limit: the time that the node has in which the program is called; None for no limit.
         tokens: whose tokens are published; None for none.
         spans: of a program inside a node, the OpenTelemetry spans of the run around it; None for a run without them.
@@ -243,6 +244,7 @@ class Request:
     budget: Budget | None = None
     spending: Spending | None = None
     call_counts: tuple[CallCount, ...] = ()
+    max_concurrency: int | None = None
     limit: TimeLimit | None = None
     tokens: TokenRules | None = None
     spans: RunSpans | None = None

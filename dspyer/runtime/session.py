@@ -146,6 +146,7 @@ class Session(NotLive):
         tokens: how the tokens of its predictors are published; None for not at all.
         spending: what the run, with the runs around and inside of it, has spent of its budget; None for no budget.
         call_counts: the node calls of the runs with `max_calls` that it is a part of, and its own.
+        max_concurrency: how many nodes may work at once; the outermost program decides it for all runs inside.
     """
 
     def __init__(
@@ -178,6 +179,7 @@ class Session(NotLive):
         self.spending = request.spending
         self.spans = request.spans
         self.call_counts = request.call_counts
+        self.max_concurrency = request.max_concurrency or graph.max_concurrency
         max_calls = graph.topology.max_calls
         if max_calls is not None:
             before = self.run.calls - len(self.run.running)
@@ -314,12 +316,12 @@ class Session(NotLive):
     @property
     def max_running(self) -> int:
         """How many executions may run at once."""
-        return self.graph.max_concurrency
+        return self.max_concurrency
 
     @property
     def max_threads(self) -> int:
         """How many threads the executions may need at once."""
-        return self.graph.max_concurrency
+        return self.max_concurrency
 
     @property
     def stopped(self) -> bool:

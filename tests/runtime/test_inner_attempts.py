@@ -122,7 +122,7 @@ def test_branches_of_sends_are_continued(mode: str, stored: bool, tmp_path: Path
 
     inner.add_edge(START, "plan").add_conditional_edges("plan", fan, ["work"])
     inner.add_path("work", "join", END)
-    ran = run(around(inner.compile(max_concurrency=1)), mode, stored, tmp_path)
+    ran = run(around(inner.compile()), mode, stored, tmp_path, max_concurrency=1)
     assert ran.status == "completed", ran.error
     assert ran.state["words"] == ["plan0", "work0", "work1", "work2", "join0"]
     assert nodes.calls["work"] == 4
