@@ -15,13 +15,15 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from enum import Enum
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from inspect import getattr_static
 from re import Pattern
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, MethodType, ModuleType
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -161,8 +163,8 @@ class Identity:
             "function",
             f"{fn.__module__}:{fn.__qualname__}",
             _code(code),
-            self._values({**defaults, **(fn.__kwdefaults__ or {})}, f"a default of {fn.__qualname__}"),
-            self._values(_cells(fn), f"in the closure of {fn.__qualname__}"),
+            self._values({**defaults, **(fn.__kwdefaults__ or {})}, f"a default of {fn.__qualname__}", fn.__module__),
+            self._values(_cells(fn), f"in the closure of {fn.__qualname__}", fn.__module__),
             self._near(fn.__module__, {name: fn.__globals__[name] for name in _globals(code) & fn.__globals__.keys()}),
         ]
 
@@ -174,14 +176,15 @@ class Identity:
             cls, attributes = type(owner), _attributes(owner)
         return [
             class_name(cls),
-            self._values(attributes, f"an attribute of {cls.__name__}"),
+            self._values(attributes, f"an attribute of {cls.__name__}", cls.__module__),
             self._near(cls.__module__, _members(cls)),
         ]
 
     def _near(self, module: str, named: Mapping[str, Any]) -> list[Any]:
-        """Describe the functions, classes and constants of a module among some names; others count by name alone.
+        """Describe the functions, classes and constants of a module among some names.
 
-        What a function reaches through objects and other modules is no part of its key, as `Cache` says.
+        Functions and classes of other modules count by where they come from, and other objects by name alone, as
+        `Cache` says.
         """
         found: list[Any] = []
         for name, value in sorted(named.items()):
@@ -198,19 +201,31 @@ class Identity:
             elif isinstance(value, Enum):
                 found.append([name, value.name, *self._near(module, {"class": type(value)})])
             elif type(value) in _CONSTANTS:
-                with suppress(StateError, RuntimeError):  # with an object in it, or changed by another thread meanwhile
-                    found.append([name, data_of(value)])
+                with suppress(RuntimeError):  # changed by another thread meanwhile
+                    found.append([name, self._constant(module, value)])
+            elif (origin := _origin(near)) is not None:
+                found.append([name, origin])
         return found
 
-    def _values(self, named: Mapping[str, Any], where: str) -> list[Any]:
-        return [[name, self._value(value, f"{name!r}, {where}")] for name, value in sorted(named.items())]
+    def _constant(self, module: str, value: Any) -> Any:
+        """Describe a constant; of a list or dict with functions or objects in it, what `_near` knows of its parts."""
+        with suppress(StateError):
+            return data_of(value)
+        if id(value) in self._seen or isinstance(value, set | frozenset):
+            return None
+        self._seen[id(value)] = len(self._seen), value
+        parts = value.items() if isinstance(value, dict) else enumerate(value)
+        return self._near(module, {str(key): part for key, part in parts})
 
-    def _value(self, value: Any, what: str) -> Any:
-        """Describe a value that a function holds."""
+    def _values(self, named: Mapping[str, Any], where: str, module: str = "") -> list[Any]:
+        return [[name, self._value(value, f"{name!r}, {where}", module)] for name, value in sorted(named.items())]
+
+    def _value(self, value: Any, what: str, module: str = "") -> Any:
+        """Describe a value that a function of a module holds."""
         if isinstance(value, ModuleType):
             return ["module", value.__name__]
         if isinstance(value, type):
-            return ["class", class_name(value)]
+            return self.of_callable(value) if value.__module__ == module else ["class", class_name(value)]
         if isinstance(value, self._objects):
             return self.of_object(value, what)
         if isinstance(value, FunctionType | MethodType | partial | BuiltinFunctionType) or isinstance(
@@ -224,7 +239,10 @@ class Identity:
             return ["unknown", class_name(type(value))]
 
 
-_CONSTANTS = (str, int, float, complex, bool, bytes, type(None), tuple, list, dict, set, frozenset, Pattern)
+_CONSTANTS = (
+    *(str, int, float, complex, bool, bytes, type(None), Decimal, date, datetime, time, timedelta, Pattern),
+    *(tuple, list, dict, set, frozenset),
+)
 
 
 def data_of(value: Any) -> Any:
@@ -234,15 +252,39 @@ def data_of(value: Any) -> Any:
     return encoding.encode(freeze(value))
 
 
+def _origin(value: Any) -> str | None:
+    """Where a function, a class or a module comes from; None for any other object."""
+    if isinstance(value, ModuleType):
+        return value.__name__
+    known = FunctionType | BuiltinFunctionType | MethodType | MethodDescriptorType | type
+    return f"{getattr(value, '__module__', '')}:{value.__qualname__}" if isinstance(value, known) else None
+
+
 def _members(cls: type) -> dict[str, Any]:
-    """What a class and its bases in the same file define: methods, constants, and the defaults of a pydantic model."""
-    found: dict[str, Any] = {}
+    """What a class and its bases in the same file define: methods, constants, and the fields of a pydantic model."""
+    found: dict[str, Any] = {f"base {number}": base for number, base in enumerate(cls.__bases__)}
     for base in reversed(cls.__mro__):
         if base.__module__ == cls.__module__:
             members = {name: _plain(member) for name, member in vars(base).items()}
             found |= {name: one for name, one in members.items() if callable(one) or not name.startswith("__")}
     fields = cls.model_fields if issubclass(cls, BaseModel) else {}
-    return found | {f"{name}=": field.default for name, field in fields.items()}
+    for name, field in fields.items():
+        rules = [field.annotation, *_parts_of(field.annotation), *field.metadata]
+        parts = [field.default, field.default_factory, *map(_text, rules), *[getattr(one, "func", one) for one in rules]]
+        found |= {f"{name} {number}": part for number, part in enumerate(parts)}
+    return found
+
+
+def _parts_of(annotation: Any) -> Iterator[Any]:
+    for part in get_args(annotation):
+        yield part
+        yield from _parts_of(part)
+
+
+def _text(value: Any) -> str:
+    """The text of an annotation or of a rule of pydantic; its class, if another process would have another text."""
+    text = repr(value)
+    return class_name(type(value)) if " at 0x" in text else text
 
 
 def _plain(member: Any) -> Any:

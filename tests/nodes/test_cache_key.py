@@ -261,14 +261,18 @@ def test_an_object_that_the_key_cannot_know_needs_a_version(hold: Callable[[Any]
 def compiled(text: str, name: str = "fn", module: str = "somewhere", skip: int = 0) -> Any:
     """A function of a source text, as if it were in a file of its own."""
     namespace: dict[str, Any] = {"__name__": module}
-    exec(compile("\n" * skip + textwrap.dedent(text), f"{module}.py", "exec"), namespace)
+    exec(compile("\n" * skip + textwrap.dedent(text), f"{module}.py", "exec", dont_inherit=True), namespace)
     return namespace[name]
 
 
 BASE = """
-    import enum, functools, pydantic, re
+    import decimal, enum, functools, pydantic, re, typing
+    import json as form
+    from statistics import mean as middle
 
     LIMIT = 3
+    RATE = decimal.Decimal("0.19")
+    clean = str.strip
     CLIENT = object()
     WORDS = ("the", "a")
     NAMES = {"low": ["ebb"]}
@@ -279,8 +283,23 @@ BASE = """
 
     NOW = Tide.HIGH
 
+    class Line(pydantic.BaseModel):
+        price: int
+
     class Page(pydantic.BaseModel):
         size: int = 7
+        lines: list[Line] = pydantic.Field(default_factory=lambda: ["line 1"], max_length=5)
+        title: typing.Annotated[str, pydantic.AfterValidator(lambda text: text + "!")] = "Tides"
+
+    class Record(form.JSONDecoder):
+        pass
+
+    class Held:
+        LIMIT = 30
+
+    STEPS = [middle, lambda value: value + 5, CLIENT]
+    STEPS.append(STEPS)
+    STEPS.append(STEPS)
 
     class Reader:
         def read(self, client=object()):
@@ -303,9 +322,9 @@ BASE = """
     def helper(value):
         return [value + 1, LIMIT]
 
-    def fn(value, k=2):
+    def fn(value, k=2, held=Held):
         '''Text.'''
-        slow, fast, WORDS, NAMES, PATTERN, NOW, Reader().read(), Page()
+        slow, fast, WORDS, NAMES, PATTERN, NOW, Reader().read(), Page(), RATE, STEPS, Record, clean, form, middle
         for part in helper(value):
             print(part, "a", 1, CLIENT)
         return {"found": sorted([x for x in (1, 2) if x in {"p", "q", "r"}], key=lambda x: -x)}
@@ -326,7 +345,19 @@ CHANGES = {
     "a part of a dict of the file": ('["ebb"]', '["ebb", "neap"]'),
     "a pattern of the file": ('"x+"', '"x*"'),
     "an enum of the file": ('"flood"', '"spring"'),
+    "a decimal of the file": ("0.19", "0.16"),
+    "a function in a list of the file": ("value + 5", "value + 6"),
     "a model of the file": ("size: int = 7", "size: int = 8"),
+    "a type in a model of the file": ("size: int = 7", "size: bool = 7"),
+    "a model in a model of the file": ("price: int", "price: float"),
+    "a rule of a model of the file": ("max_length=5", "max_length=6"),
+    "a factory of a model of the file": ('"line 1"', '"line 2"'),
+    "a validator of a model of the file": ('"!"', '"?"'),
+    "a base of a class of the file": ("(form.JSONDecoder)", "(Exception)"),
+    "a class that is a default": ("LIMIT = 30", "LIMIT = 31"),
+    "the module that a name stands for": ("import json as form", "import json.decoder as form"),
+    "the function that a name stands for": ("mean as middle", "median as middle"),
+    "the method that a name stands for": ("str.strip", "str.lower"),
     "a method of a class of the file": ('"unread"', '"read"'),
     "a cached property": ('"page 1"', '"page 2"'),
     "a cached method": ('"page 9"', '"page 10"'),
@@ -347,7 +378,7 @@ def test_a_changed_function_has_another_key(old: str, new: str) -> None:
 def test_a_moved_function_has_its_key() -> None:
     base = plan_of(compiled(BASE))
     assert plan_of(compiled(BASE, skip=7)) == base
-    assert plan_of(compiled(BASE.replace("CLIENT = object()", "CLIENT = print"))) == base
+    assert plan_of(compiled(BASE.replace("CLIENT = object()", "CLIENT = iter(())"))) == base
     assert plan_of(compiled(BASE.replace("for part", "# why\n        for part"))) == base
     assert plan_of(compiled(BASE, module="elsewhere")) != base
 
