@@ -28,6 +28,7 @@ from pydantic import TypeAdapter
 
 from dspyer.dspy_module.executing import executing_id
 from tests.browser import chromium, page  # noqa: F401 - fixtures for every folder
+from tests.timeouts import time_is_over  # noqa: F401 - as these
 
 # No property is judged by how fast a busy machine draws its examples. In CI the examples are the same in every run.
 settings.register_profile(

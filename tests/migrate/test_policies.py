@@ -20,6 +20,7 @@ from dspyer.errors import GraphError, NodeTimeoutError
 from dspyer.migrate import from_langgraph
 from dspyer.migrate.node_policies import retry_of
 from dspyer.testing import no_pauses
+from tests.timeouts import TimeIsOver
 
 
 class Log(TypedDict):
@@ -241,12 +242,13 @@ def test_an_attempt_takes_no_longer_than_the_run_timeout(timeout: Any) -> None:
     assert type(run.error) is NodeTimeoutError
 
 
-def test_a_timeout_is_retried_where_langgraph_retries_it() -> None:
+def test_a_timeout_is_retried_where_langgraph_retries_it(time_is_over: TimeIsOver) -> None:
     calls: list[int] = []
 
     async def slow_once(state: Log) -> dict[str, Any]:
         calls.append(1)
         if len(calls) == 1:
+            time_is_over()
             await asyncio.Event().wait()
         return {"log": ["done"]}
 

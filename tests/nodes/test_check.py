@@ -14,6 +14,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Send, fill, reduce
 from dspyer.errors import CheckError, GraphError, NodeOutputError, NodeTimeoutError
 from dspyer.testing import ScriptedLM, call_node, no_pauses
 from tests.runtime.conftest import Play, play
+from tests.timeouts import TimeIsOver
 
 __all__ = ["play"]
 
@@ -550,8 +551,9 @@ def test_an_error_edge_leads_to_no_part_of_a_check(target: str) -> None:
         checked().add_error_edge("draft", target).compile()
 
 
-def test_a_correction_has_as_much_time_as_the_output_that_it_corrects() -> None:
+def test_a_correction_has_as_much_time_as_the_output_that_it_corrects(time_is_over: TimeIsOver) -> None:
     async def forever(previous_text: str) -> dict[str, str]:
+        time_is_over()
         await asyncio.Event().wait()
         return {"text": previous_text}
 

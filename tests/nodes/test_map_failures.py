@@ -21,6 +21,7 @@ from dspyer.nodes.map import FIRST_ITEMS
 from dspyer.testing import ScriptedLM, no_pauses
 from dspyer.threads.graph_fingerprint import fingerprint_of
 from tests.nodes.kit import MODES
+from tests.timeouts import TimeIsOver
 
 
 class Corpus(BaseModel):
@@ -515,16 +516,18 @@ def test_node_output_errors_of_functions_are_not_retried() -> None:
 
 
 @MODES
-def test_an_item_that_takes_too_long_is_a_failure(mode: str) -> None:
+def test_an_item_that_takes_too_long_is_a_failure(mode: str, time_is_over: TimeIsOver) -> None:
     release = threading.Event()
 
     def read(doc: str) -> str:
         if doc == "slow":
-            release.wait(10)
+            time_is_over()
+            release.wait(20)
         return doc
 
     async def aread(doc: str) -> str:
         if doc == "slow":
+            time_is_over()
             await asyncio.Event().wait()
         return doc
 

@@ -136,7 +136,7 @@ ROWS = [
 def test_each_fault_with_and_without_a_policy(row: Row, call: Callable[..., Outcome]) -> None:
     again = row.streamed if call is call_streamed else row.retried
     each = 1 if call is call_streamed and isinstance(row.fault, (Text, EmptyChoices)) else row.requests
-    options = {"timeout": 0.05} if isinstance(row.fault, Hold) else {}
+    options = {"timeout": 0.1} if isinstance(row.fault, Hold) else {}
     errors = []
     for retry, attempts in ((None, 1), (3, 3 if again else 1)):
         with OpenAIServer(lambda messages: ANSWER, faults=itertools.repeat(row.fault)) as server:

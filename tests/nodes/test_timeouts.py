@@ -18,8 +18,9 @@ from dspyer import END, START, CompiledGraph, Graph, Retry, live, reducers
 from dspyer.dspy_module.lm_records import LMRecorder
 from dspyer.errors import AttemptOverError, GraphError, NodeTimeoutError, is_transient
 from dspyer.testing import ScriptedLM, no_pauses
+from tests.timeouts import TimeIsOver
 
-SHORT = 0.05
+SHORT = 0.05  # it is over when `time_is_over` is called
 LONG = 30.0
 
 
@@ -34,9 +35,10 @@ MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
 
 class Stuck:
-    """A sync node that waits for the test, and then uses its `ctx`."""
+    """A sync node that waits for the test, in which its time is over, and then uses its `ctx`."""
 
-    def __init__(self, use: Callable[[Any], Any] = lambda ctx: None) -> None:
+    def __init__(self, time_is_over: TimeIsOver, use: Callable[[Any], Any] = lambda ctx: None) -> None:
+        self.time_is_over = time_is_over
         self.use = use
         self.go_on = threading.Event()
         self.ended = threading.Event()
@@ -47,6 +49,8 @@ class Stuck:
     def __call__(self, ctx: Any) -> dict[str, Any]:
         self.calls += 1
         self.daemon = threading.current_thread().daemon
+        if not self.go_on.is_set():
+            self.time_is_over()
         assert self.go_on.wait(20)
         try:
             self.use(ctx)
@@ -79,10 +83,11 @@ def test_an_attempt_in_time_is_as_without_a_timeout(mode: str) -> None:
 
 
 @MODES
-def test_async_code_is_cancelled_and_its_finally_blocks_run(mode: str) -> None:
+def test_async_code_is_cancelled_and_its_finally_blocks_run(mode: str, time_is_over: TimeIsOver) -> None:
     steps: list[str] = []
 
     async def slow() -> None:
+        time_is_over()
         try:
             await asyncio.Event().wait()
         finally:
@@ -101,9 +106,10 @@ def test_async_code_is_cancelled_and_its_finally_blocks_run(mode: str) -> None:
 
 
 @MODES
-def test_a_cancelled_attempt_is_retried(mode: str) -> None:
+def test_a_cancelled_attempt_is_retried(mode: str, time_is_over: TimeIsOver) -> None:
     async def slow(ctx: Any) -> dict[str, Any]:
         if ctx.attempt < 3:
+            time_is_over()
             await asyncio.Event().wait()
         return {"attempt": ctx.attempt}
 
@@ -126,8 +132,10 @@ USES: dict[str, Callable[[Any], Any]] = {
 
 @MODES
 @pytest.mark.parametrize("use", USES)
-def test_a_sync_attempt_is_left_running_and_fenced(mode: str, use: str, caplog: pytest.LogCaptureFixture) -> None:
-    stuck = Stuck(USES[use])
+def test_a_sync_attempt_is_left_running_and_fenced(
+    mode: str, use: str, caplog: pytest.LogCaptureFixture, time_is_over: TimeIsOver
+) -> None:
+    stuck = Stuck(time_is_over, USES[use])
     program = stuck.program()
     with caplog.at_level(logging.WARNING, "dspyer"):
         found = run(program, mode, thread="t")
@@ -151,15 +159,15 @@ def test_a_sync_attempt_is_left_running_and_fenced(mode: str, use: str, caplog: 
 
 
 @MODES
-def test_an_effect_of_a_timed_out_attempt_is_not_recorded(mode: str) -> None:
-    inside, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+def test_an_effect_of_a_timed_out_attempt_is_not_recorded(mode: str, time_is_over: TimeIsOver) -> None:
+    go_on, ended = threading.Event(), threading.Event()
     keys: list[str] = []
     errors: list[BaseException] = []
 
     def charge(key: str) -> str:
         keys.append(key)
         if len(keys) == 1:
-            inside.set()
+            time_is_over()
             assert go_on.wait(20)
         return "charged"
 
@@ -172,7 +180,7 @@ def test_an_effect_of_a_timed_out_attempt_is_not_recorded(mode: str) -> None:
         finally:
             ended.set()
 
-    graph = Graph(Notes).add_node("pay", pay, writes=["text"], timeout=0.2).add_path(START, "pay", END)
+    graph = Graph(Notes).add_node("pay", pay, writes=["text"], timeout=SHORT).add_path(START, "pay", END)
     program = graph.compile(store=":memory:")
     assert isinstance(run(program, mode, thread="t").error, NodeTimeoutError)
     go_on.set()
@@ -184,11 +192,12 @@ def test_an_effect_of_a_timed_out_attempt_is_not_recorded(mode: str) -> None:
 
 
 @MODES
-def test_a_sync_attempt_is_retried_only_if_the_policy_names_the_error(mode: str) -> None:
+def test_a_sync_attempt_is_retried_only_if_the_policy_names_the_error(mode: str, time_is_over: TimeIsOver) -> None:
     go_on, ended = threading.Event(), threading.Event()
 
     def slow(ctx: Any) -> dict[str, Any]:
         if ctx.attempt == 1:
+            time_is_over()
             assert go_on.wait(20)
             ended.set()
         return {"text": f"attempt {ctx.attempt}"}
@@ -220,10 +229,11 @@ def test_a_timeout_error_of_the_node_itself_is_its_own(mode: str) -> None:
 
 
 @MODES
-def test_a_node_that_swallows_its_cancellation_has_timed_out_all_the_same(mode: str) -> None:
+def test_a_node_that_swallows_its_cancellation_has_timed_out_all_the_same(mode: str, time_is_over: TimeIsOver) -> None:
     kept: list[BaseException] = []
 
     async def swallows(ctx: Any) -> dict[str, Any]:
+        time_is_over()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -239,11 +249,14 @@ def test_a_node_that_swallows_its_cancellation_has_timed_out_all_the_same(mode: 
     assert (len(kept), found.state["text"]) == (1, "")
 
 
-def test_a_cancellation_of_the_caller_at_the_moment_of_the_timeout_stays_a_cancellation() -> None:
+def test_a_cancellation_of_the_caller_at_the_moment_of_the_timeout_stays_a_cancellation(
+    time_is_over: TimeIsOver,
+) -> None:
     async def main() -> None:
         task: asyncio.Task[Any]
 
         async def slow() -> None:
+            time_is_over()
             try:
                 await asyncio.Event().wait()
             except asyncio.CancelledError:  # of the timeout; the caller's comes before the attempt has ended
@@ -261,8 +274,8 @@ def test_a_cancellation_of_the_caller_at_the_moment_of_the_timeout_stays_a_cance
     asyncio.run(main())
 
 
-def test_a_cancelled_caller_waits_for_a_sync_node_until_it_times_out() -> None:
-    stuck = Stuck()
+def test_a_cancelled_caller_waits_for_a_sync_node_until_it_times_out(time_is_over: TimeIsOver) -> None:
+    stuck = Stuck(lambda: None)
 
     async def main() -> None:
         program = stuck.program()
@@ -270,6 +283,7 @@ def test_a_cancelled_caller_waits_for_a_sync_node_until_it_times_out() -> None:
         while not stuck.calls:  # noqa: ASYNC110 - until the node runs
             await asyncio.sleep(0)
         task.cancel()
+        time_is_over()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert program.thread("t").status == "stopped"
@@ -280,11 +294,12 @@ def test_a_cancelled_caller_waits_for_a_sync_node_until_it_times_out() -> None:
 
 
 @MODES
-def test_the_trace_of_a_left_attempt_gets_nothing_more(mode: str) -> None:
+def test_the_trace_of_a_left_attempt_gets_nothing_more(mode: str, time_is_over: TimeIsOver) -> None:
     """The late step comes while the next node runs, and is not taken for a step of that one."""
     go_on, ended = threading.Event(), threading.Event()
 
     def slow() -> None:
+        time_is_over()
         assert go_on.wait(20)
         dspy.settings.trace.append((None, {}, dspy.Prediction(answer="late")))
         ended.set()
@@ -323,8 +338,8 @@ def test_usage_that_arrives_while_it_is_added_up_raises_nothing() -> None:
     assert recorder.usage_by_lm() == {"lm": {"total_tokens": 5}}
 
 
-def test_a_cancelled_caller_waits_for_a_sync_node_that_has_time() -> None:
-    stuck = Stuck()
+def test_a_cancelled_caller_waits_for_a_sync_node_that_has_time(time_is_over: TimeIsOver) -> None:
+    stuck = Stuck(time_is_over)
     graph = Graph(Notes).add_node("stuck", stuck.__call__, writes=["text"], timeout=LONG).add_path(START, "stuck", END)
     program = graph.compile(store=":memory:")
 
@@ -346,7 +361,7 @@ def test_a_cancelled_caller_waits_for_a_sync_node_that_has_time() -> None:
 
 
 @MODES
-def test_a_graph_as_a_node_is_stopped(mode: str) -> None:
+def test_a_graph_as_a_node_is_stopped(mode: str, time_is_over: TimeIsOver) -> None:
     """Its finished nodes are kept; the async one is cancelled, and a resume calls only that one."""
     calls: list[str] = []
 
@@ -357,12 +372,13 @@ def test_a_graph_as_a_node_is_stopped(mode: str) -> None:
     async def slow(ctx: Any) -> dict[str, Any]:
         calls.append("slow")
         if calls.count("slow") == 1:
+            time_is_over()
             await asyncio.Event().wait()
         return {"text": "done"}
 
     inner = Graph(Notes).add_node("quick", quick, writes=["log"]).add_node("slow", slow, writes=["text"])
     program = inner.add_path(START, "quick", "slow", END).compile()
-    outer = Graph(Notes).add_node("part", program, timeout=0.3).add_path(START, "part", END)
+    outer = Graph(Notes).add_node("part", program, timeout=SHORT).add_path(START, "part", END)
     compiled = outer.compile(store=":memory:")
     error = run(compiled, mode, thread="t").error
     assert isinstance(error, NodeTimeoutError)
@@ -373,8 +389,8 @@ def test_a_graph_as_a_node_is_stopped(mode: str) -> None:
 
 
 @MODES
-def test_a_graph_that_is_left_running_commits_nothing_more(mode: str) -> None:
-    stuck = Stuck()
+def test_a_graph_that_is_left_running_commits_nothing_more(mode: str, time_is_over: TimeIsOver) -> None:
+    stuck = Stuck(time_is_over)
     inner = Graph(Notes).add_node("stuck", stuck.__call__, writes=["text"])
     inner.add_node("after", lambda: {"log": "after"}, writes=["log"])
     program = inner.add_path(START, "stuck", "after", END).compile()
@@ -395,9 +411,11 @@ def test_a_graph_that_is_left_running_commits_nothing_more(mode: str) -> None:
 
 @MODES
 @pytest.mark.parametrize("stored", [False, True])
-def test_a_node_that_is_left_running_leaves_the_graph_around_it_in_time(stored: bool, mode: str) -> None:
+def test_a_node_that_is_left_running_leaves_the_graph_around_it_in_time(
+    stored: bool, mode: str, time_is_over: TimeIsOver
+) -> None:
     """Its graph goes on, also if the graph is a node with a timeout: with all events, and other attempts."""
-    stuck, calls = Stuck(), []
+    stuck, calls = Stuck(time_is_over), []
 
     def fails_once() -> dict[str, Any]:
         calls.append("late")
@@ -420,7 +438,7 @@ def test_a_node_that_is_left_running_leaves_the_graph_around_it_in_time(stored: 
 
 
 @MODES
-def test_a_live_reader_that_times_out_ends(mode: str) -> None:
+def test_a_live_reader_that_times_out_ends(mode: str, time_is_over: TimeIsOver) -> None:
     class Pad(BaseModel):
         notes: Annotated[list[str], reducers.append, live] = []
 
@@ -435,7 +453,7 @@ def test_a_live_reader_that_times_out_ends(mode: str) -> None:
     def reads(ctx: Any) -> None:
         try:
             for _ in ctx.live("notes"):
-                pass
+                time_is_over()
         except BaseException as error:
             errors.append(error)
             raise
@@ -443,7 +461,7 @@ def test_a_live_reader_that_times_out_ends(mode: str) -> None:
             read.set()
 
     graph = Graph(Pad).add_node("writes", writes, writes=["notes"])
-    graph.add_node("reads", reads, reads=["notes"], writes=[], timeout=0.2)
+    graph.add_node("reads", reads, reads=["notes"], writes=[], timeout=SHORT)
     graph.add_edge(START, ["writes", "reads"]).add_edge(["writes", "reads"], END)
     found = run(graph.compile(), mode)
     assert isinstance(found.error, NodeTimeoutError)
@@ -501,5 +519,5 @@ for node in (hangs, inner):
 
 
 def test_a_left_attempt_keeps_no_process_alive() -> None:
-    done = subprocess.run([sys.executable, "-c", EXITS], timeout=30, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", EXITS], timeout=120, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["NodeTimeoutError", "NodeTimeoutError"]), done.stderr

@@ -23,6 +23,7 @@ from tests.runtime.cached import CALLS, GATES, Doc, Gate, Later, Library, librar
 from tests.runtime.conftest import PLAYS, Play
 from tests.runtime.test_drivers import Log, summary, unreached
 from tests.scheduler.test_schedule import Plan, plans
+from tests.timeouts import TimeIsOver
 
 
 @pytest.fixture(autouse=True)
@@ -524,15 +525,21 @@ def test_a_stopped_run_does_not_wait_for_its_leader(tmp_path: Path) -> None:
     assert CALLS == {"tides": 1}
 
 
-def test_a_leader_in_an_attempt_that_timed_out_is_waited_for_no_longer(tmp_path: Path) -> None:
+def test_a_leader_in_an_attempt_that_timed_out_is_waited_for_no_longer(
+    tmp_path: Path, time_is_over: TimeIsOver
+) -> None:
     GATES["tides"] = gate = Gate()
     inner = library(slow, ["found"]).compile(cache_dir=tmp_path)
     outer = Graph(Library, inputs=["query"]).add_node("inner", inner, timeout=0.05).add_path(START, "inner", END)
-    assert isinstance(outer.compile().run({"query": "tides"}).error, NodeTimeoutError)  # `slow` still runs
     runs: list[Any] = []
+    limited = threading.Thread(target=lambda: runs.append(outer.compile().run({"query": "tides"})))
+    limited.start()
+    assert gate.entered.acquire(timeout=20)
+    time_is_over()
+    limited.join(20)
+    assert isinstance(runs.pop().error, NodeTimeoutError)  # `slow` still runs
     thread = threading.Thread(target=lambda: runs.append(inner.run({"query": "tides"})))
     thread.start()
-    assert gate.entered.acquire(timeout=20)
     assert gate.entered.acquire(timeout=20), "the second run makes its own call"
     gate.open.set()
     thread.join(20)
@@ -541,11 +548,14 @@ def test_a_leader_in_an_attempt_that_timed_out_is_waited_for_no_longer(tmp_path:
 
 
 @pytest.mark.parametrize("play", [PLAYS["sync"], PLAYS["async"]], ids=["sync", "async"])
-def test_a_timeout_is_inside_the_retry_loop_and_that_inside_the_cache(play: Play, tmp_path: Path) -> None:
+def test_a_timeout_is_inside_the_retry_loop_and_that_inside_the_cache(
+    play: Play, tmp_path: Path, time_is_over: TimeIsOver
+) -> None:
     async def late(query: str) -> dict[str, Any]:
         CALLS[query] += 1
         if CALLS[query] == 1:
-            await asyncio.sleep(30)
+            time_is_over()
+            await asyncio.Event().wait()
         return {"found": CALLS[query]}
 
     program = library(late, ["found"], timeout=0.5, retry=2).compile(cache_dir=tmp_path)

@@ -17,6 +17,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Run, reducers
 from dspyer.errors import AttemptError, CallLimitError, ChangedGraphError, Interrupted, NodeOutputError
 from dspyer.testing import ScriptedLM, call_node, no_pauses
 from tests.persistence.failing import FailingMemory
+from tests.timeouts import TimeIsOver
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -485,12 +486,13 @@ def test_when_a_call_fails_the_others_are_stopped_and_have_ended_before_the_node
 
 
 @MODES
-def test_a_node_that_times_out_stops_the_programs_that_it_called(mode: str) -> None:
+def test_a_node_that_times_out_stops_the_programs_that_it_called(mode: str, time_is_over: TimeIsOver) -> None:
     calls = Calls()
 
     async def waits() -> None:
+        time_is_over()
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         finally:
             calls.made.append("ended")
 

@@ -25,6 +25,7 @@ from dspyer.stores.base import Change
 from tests.runtime import test_garbage as garbage
 from tests.runtime.conftest import Play
 from tests.runtime.traces import Traces, tracing
+from tests.timeouts import TimeIsOver
 
 
 def one(node: Any, **options: Any) -> Graph:
@@ -224,12 +225,13 @@ def test_a_coroutine_that_is_closed_elsewhere_logs_nothing_and_changes_no_contex
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])
-def test_a_thread_that_is_left_running_ends_its_own_spans(traces: Traces, how: str) -> None:
+def test_a_thread_that_is_left_running_ends_its_own_spans(traces: Traces, how: str, time_is_over: TimeIsOver) -> None:
     going, ended = threading.Event(), threading.Event()
 
     def slow() -> dict[str, Any]:
         with trace.get_tracer("node").start_as_current_span("late"):
-            going.wait(10)
+            time_is_over()
+            going.wait(20)
         ended.set()
         return {"n": 1}
 
@@ -243,11 +245,12 @@ def test_a_thread_that_is_left_running_ends_its_own_spans(traces: Traces, how: s
     assert traces.named("late").parent is not None
 
 
-def test_a_run_inside_a_thread_that_is_left_running_ends_its_spans(traces: Traces) -> None:
+def test_a_run_inside_a_thread_that_is_left_running_ends_its_spans(traces: Traces, time_is_over: TimeIsOver) -> None:
     going, ended = threading.Event(), threading.Event()
 
     def slow() -> dict[str, Any]:
-        going.wait(10)
+        time_is_over()
+        going.wait(20)
         ended.set()
         return {"n": 1}
 
