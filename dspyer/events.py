@@ -387,7 +387,8 @@ class NodeFailed(NamedTuple):
 class AttemptFailed(NamedTuple):
     """An attempt of a node, or of an item of a map, has raised `error`; another one follows after `pause` seconds.
 
-    The error has no traceback: that would keep the values of the attempt as long as the event.
+    A router and the condensers of a node have attempts of their own, under `"trunk:1[route]"` and
+    `"trunk:1[condense]"`: what the node itself gave is kept. The error has no traceback: that would keep the values of the attempt as long as the event.
     """
 
     node: str
@@ -498,9 +499,10 @@ class Token(NamedTuple):
     Attributes:
         node: name of the node.
         branch: path of its branch.
-        execution: id of its execution; of an item of a map with the index of the item, as in `"trunk:2[0]"`.
+        execution: id of its execution; of an item of a map with the index of the item, as in `"trunk:2[0]"`; of its
+            router `"trunk:2[route]"`, and of its condensers `"trunk:2[condense]"`.
         visit: as in `Commit`.
-        attempt: the number of the node's attempt, from 1.
+        attempt: the number of the attempt of that execution, from 1.
         predictor: name of the predictor, as in `program.named_predictors()`; empty for one that the program does not
             have. In a graph that is a node, the name is that in the graph.
         field: the output field of the predictor. Of an agent's final call, `submit`, each argument is a field.

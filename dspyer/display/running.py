@@ -260,7 +260,7 @@ def _note_in_node(
     run: RunningRun, graph: RunningGraph, at: float, event: ItemStarted | ItemFinished | AttemptFailed | Doing
 ) -> None:
     """Counts what a node reports, or one of its items."""
-    base, bracket, _ = event.execution.partition("[")
+    base, bracket, part = event.execution.partition("[")
     node = graph.running.get(base)
     if node is None:
         return
@@ -280,7 +280,7 @@ def _note_in_node(
             node.doing = event.text
         case AttemptFailed():
             run.retries += 1
-            if bracket and items is not None:
+            if items is not None and part[:1].isdigit():  # of an item, and not of a router or condenser
                 items.retries += 1
             elif not bracket:
                 node.attempt, node.doing, node.items = event.attempt + 1, "", None

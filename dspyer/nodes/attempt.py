@@ -347,8 +347,8 @@ class Attempt:
 
     @property
     def outer_execution(self) -> str:
-        """The id of the execution; of an item, that of its map."""
-        return self.execution if self.index is None else self.execution.partition("[")[0]
+        """The id of the execution; of an item or another part, that of the whole."""
+        return self.execution.partition("[")[0]
 
     def failure(self, error: BaseException, number: int) -> Failure:
         """The record of what attempt `number` of this execution raised."""

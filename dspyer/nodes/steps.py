@@ -190,11 +190,21 @@ def next_attempt(call: Call, number: int, error: Exception, pause: float) -> Cal
     return call._replace(context=replace(call.context, delegate=delegate.next(number + 1)))
 
 
-def same_call(call: Call, number: int, error: Exception, pause: float) -> Call:
-    """Records a failed attempt of a condenser or a router; the node's own output is kept, and so is its attempt."""
+def within_part(call: Call, key: str) -> Call:
+    """The call of a part of an execution: of its condensers, its router, a reward. It has attempts of its own."""
+    part = call.context.delegate.part(key)
+    part.over = True
+    return call._replace(context=replace(call.context, delegate=part))
+
+
+def next_of_part(call: Call, number: int, error: Exception, pause: float) -> Call:
+    """Records a failed attempt of such a part, and returns the call of the next one; the rest of the node is kept."""
     delegate = call.context.delegate
+    delegate.replaced = True
     delegate.host.attempt_failed(delegate, number, error, pause)
-    return call
+    following = delegate.next(number + 1)
+    following.over = delegate.over
+    return call._replace(context=replace(call.context, delegate=following))
 
 
 def retried(

@@ -38,7 +38,7 @@ from dspyer.nodes.node import Call, Decision, Reply, Send, StartRule
 from dspyer.nodes.node_policy import NO_POLICY, CachePlan, NodePolicy
 from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.router import Router
-from dspyer.nodes.steps import Script, Step, keeping, retried, same_call, wrapped
+from dspyer.nodes.steps import Script, Step, keeping, next_of_part, retried, within_part, wrapped
 from dspyer.nodes.streamed import Streamed
 from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, diff_value
@@ -56,6 +56,10 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.threads.graph_fingerprint import named_classes
 from dspyer.values.json import decoder
+
+
+CONDENSE, ROUTE = "condense", "route"
+"""The parts of an execution that have attempts of their own."""
 
 
 def script(session: Session, execution: Execution) -> Script[Transition]:
@@ -306,8 +310,8 @@ def _condensed(session: Session, execution: Execution, output: _Output, retry: R
             raise
         return output._replace(patch=patch, after=after)
 
-    attempt = keeping(output.call, condense, "condense")
-    return (yield from retried(retry, output.call, attempt, same_call, "condense"))
+    part = within_part(output.call, CONDENSE)
+    return (yield from retried(retry, part, keeping(part, condense, CONDENSE), next_of_part, CONDENSE))
 
 
 @lru_cache(maxsize=128)
@@ -471,7 +475,8 @@ def _decision(session: Session, execution: Execution, router: Router, call: Call
         decision: Decision = yield router, call
         return decision
 
-    return (yield from retried(policy.retry, call, keeping(call, decide, "route"), same_call, "route"))
+    part = within_part(call, ROUTE)
+    return (yield from retried(policy.retry, part, keeping(part, decide, ROUTE), next_of_part, ROUTE))
 
 
 def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:

@@ -33,7 +33,7 @@ from dspyer.nodes.node_policy import NO_POLICY, NodePolicy
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
 from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.steps import Script, Step, arun_script, next_attempt, retried, run_script, same_call
+from dspyer.nodes.steps import Script, Step, arun_script, next_attempt, next_of_part, retried, run_script
 from dspyer.nodes.subgraph import build_subgraph
 from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, apply_value, each_update, resets
@@ -308,7 +308,7 @@ class _Tried:
         self.steps = step_count() - begun
         after = trial.call._replace(state=change.applied(trial.call.state, node.schema))
         judge = _within(after, trial.call.context.delegate.part(REWARD))
-        reward = yield from retried(policy.retry, judge, self._judge, same_call)
+        reward = yield from retried(policy.retry, judge, self._judge, next_of_part)
         done = False if node.done is None else (yield from self._done(after))
         return trial.finished(change, reward, done)
 

@@ -136,7 +136,7 @@ def _asks_for(call: ToolUse) -> str:
 
 
 def _outermost(execution: str) -> str:
-    """The execution of the node itself, for that of an item of a map."""
+    """The execution of the node itself, for that of an item of a map or of another part."""
     return execution.partition("[")[0]
 
 
@@ -321,7 +321,7 @@ class EventTranslator:
     def _token(self, token: Token) -> Iterator[BaseEvent]:
         place = (token.scope, token.execution, token.attempt, token.predictor, token.field)
         if token.text and place not in self._open:
-            execution = _outermost(token.scope[0] if token.scope else token.execution)
+            execution = token.scope[0] if token.scope else token.execution
             self._open[place] = message_id = self._new_id()
             self._messages[message_id] = self._unwritten[message_id] = _Text(token.field, execution, [])
             yield TextMessageStartEvent(message_id=message_id)
@@ -366,8 +366,9 @@ class EventTranslator:
         yield TextMessageEndEvent(message_id=message_id)
 
     def _unwritten_of(self, execution: str) -> list[str]:
-        own = _outermost(execution)
-        return [message_id for message_id, text in self._unwritten.items() if text.execution == own]
+        parts = f"{execution}["
+        texts = self._unwritten.items()
+        return [one for one, text in texts if text.execution == execution or text.execution.startswith(parts)]
 
     def _end_texts(self, ids: Iterable[str]) -> Iterator[BaseEvent]:
         ended = set(ids)

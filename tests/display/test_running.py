@@ -80,3 +80,19 @@ def test_the_time_left_is_that_of_the_items_that_are_left() -> None:
     assert (items.done, items.running, items.remaining(110.0)) == (4, 2, 30.0)
     items.ended["stopped"] += 2
     assert (items.done, items.running) == (4, 0)
+
+
+def test_an_attempt_of_a_router_is_none_of_an_item_or_of_the_node() -> None:
+    runs = RunningRuns(0.0)
+    error = ValueError()
+    runs.note(0.0, "r", RunStarted("r", "G"))
+    for event in (
+        NodeStarted("read", (), 1, "trunk:1"),
+        ItemStarted("read", (), "trunk:1", 0, 2),
+        AttemptFailed("read", (), "trunk:1[0]", 1, error, 1),
+        AttemptFailed("read", (), "trunk:1[route]", 1, error, 1),
+    ):
+        runs.note(0.0, "r", event)
+    node = runs.runs["r"].graph.running["trunk:1"]
+    assert node.items is not None
+    assert (node.attempt, node.items.retries, runs.runs["r"].retries) == (1, 1, 2)

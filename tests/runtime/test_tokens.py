@@ -484,6 +484,37 @@ def test_an_item_that_is_tried_again_has_tokens_of_both_attempts(how: str) -> No
 
 
 @modes
+@pytest.mark.parametrize("part", ["condense", "route"])
+def test_tokens_of_a_condenser_or_router_have_attempts_of_their_own(how: str, part: str) -> None:
+    """A reader who drops what the failed attempt showed keeps what the node has shown: its output is kept."""
+    shortens: dict[str, Any] = {"condense": {"answer": dspy.Predict("text -> short")}} if part == "condense" else {}
+    graph = Graph(inputs=["question"]).add_node("ask", dspy.Predict("question -> answer"), retry=2, **shortens)
+    graph.add_edge(START, "ask")
+    if part == "route":
+        route = dspy.ChainOfThought("answer -> next: Literal['stop']")
+        graph.add_conditional_edges("ask", route, {"stop": END})
+    else:
+        graph.add_edge("ask", END)
+
+    def answer(messages: Messages) -> str:
+        values = {"reasoning": "one two three four", "next": "stop"}
+        return write_as("chat", {name: values.get(name, f"the {name}") for name in prompt_of(messages).asks})
+
+    with OpenAIServer(answer, faults=[None, Cut(after=7)]) as server, dspy.context(lm=server.lm()), no_pauses():
+        events, run = streamed(graph.compile(), {"question": "x"}, how)
+        assert len(server.requests) == 3
+    assert run.status == "completed", run.error
+    (failed,) = [event for event in events if isinstance(event, AttemptFailed)]
+    assert (failed.execution, failed.attempt) == (f"trunk:1[{part}]", 1)
+    assert run.commits[1].failed_attempts[0].execution == failed.execution
+    shown = [one for one in tokens_of(events) if (one.execution, one.attempt) != (failed.execution, failed.attempt)]
+    assert by_field(shown)["answer"] == "the answer"
+    found = {(one.execution, one.attempt) for one in tokens_of(events)}
+    assert found == {("trunk:1", 1), (failed.execution, 1), (failed.execution, 2)}
+    assert {one.execution for one in tokens_of(events[: events.index(failed)])} == {"trunk:1", failed.execution}
+
+
+@modes
 def test_without_a_retry_the_failure_follows_the_tokens(how: str) -> None:
     events: list[Any] = []
 

@@ -14,7 +14,7 @@ import dspy
 import numpy as np
 import pytest
 
-from dspyer import END, START, Budget, Graph, Retry
+from dspyer import END, START, Budget, Context, Graph, Retry
 from dspyer.dspy_module.lm_requests import STRIDE
 from dspyer.errors import BudgetError, NodeOutputError, SearchError, StoreError
 from dspyer.search import beam, best_of, tree
@@ -242,6 +242,23 @@ def test_a_judge_that_fails_is_retried_without_its_module() -> None:
         done = program.run(WHY)
     assert all(entry["failure"] is None for entry in done.state["tree"].values())
     assert Counter(lm.rollouts) == {0: 1, 1: 1, None: 2, STRIDE: 2}
+
+
+def test_a_reward_that_fails_is_attempted_again_with_its_keys_and_effects() -> None:
+    rated, charged = Counter[int](), []
+
+    def rate(n: int, ctx: Context) -> float:
+        rated[n] += 1
+        ctx.once("ask", lambda: charged.append(n))
+        if rated[n] == 1:
+            raise ConnectionError("no line")
+        return n
+
+    with no_pauses():
+        done = run(best_of(Step(lambda n: rollout_here()), 2, rate, writes=["n"]).compile(retry=2), {"n": 9})
+    assert done.status == "completed", done.error
+    assert [entry["failure"] for entry in done.state["tree"].values()] == [None, None]
+    assert (sorted(charged), rated) == ([0, 1], {0: 2, 1: 2})
 
 
 # --- the trace

@@ -223,6 +223,23 @@ def test_what_an_attempt_wrote_before_it_failed_is_taken_back() -> None:
     assert list(Page([user("Is it?")]).read(events).messages.values()) == ["Is it?", "Yes."]
 
 
+def test_what_a_node_wrote_stays_while_its_router_is_asked_again() -> None:
+    class Answer(BaseModel):
+        message: str
+        reply: str = ""
+
+    graph = Graph(Answer, inputs=["message"])
+    graph.add_node("answer", dspy.Predict("message -> reply"), retry=2).add_edge(START, "answer")
+    route = dspy.Predict("reply -> next: Literal['stop']")
+    program = graph.add_conditional_edges("answer", route, {"stop": END}).compile(store=":memory:")
+    program.set_lm(ScriptedLM([{"reply": "Yes."}, {"next": "on"}, {"next": "stop"}]))
+    with no_pauses():
+        events = send(app_of(program, text="reply"), body("Is it?"))
+    assert len(of_kind(events, "TEXT_MESSAGE_START")) == 1
+    assert not of_kind(events, "MESSAGES_SNAPSHOT")  # which would take the text back
+    assert list(Page([user("Is it?")]).read(events).messages.values()) == ["Is it?", "Yes."]
+
+
 def test_what_a_branch_said_before_a_question_is_not_said_again() -> None:
     made = {"id": "c", "type": "function", "function": {"name": "find", "arguments": ""}}
     said = [{"role": "assistant", "content": "I look.", "tool_calls": [made]}]
