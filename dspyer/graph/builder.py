@@ -506,8 +506,8 @@ class Graph:
             max_steps: longest chain of commits in a run: bounds loops, however wide the graph forks. By default 1000,
                 for a search as many more as its trials need.
             max_calls: most node calls in a run, None for no limit.
-            max_concurrency: most nodes that work at the same time in one run, and in each run inside of its nodes. Inside
-                another graph it has no effect.
+            max_concurrency: most nodes that work at the same time in one run, and in each run inside of its nodes.
+                Inside another graph it has no effect.
             store: where `program.thread(...)` keeps its runs: the path of an SQLite file, `":memory:"`, a
                 `postgresql://` address, or a `Store`.
             interrupt_before: nodes before which a run stops each time, until it is resumed. By default none; for a

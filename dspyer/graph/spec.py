@@ -49,7 +49,7 @@ class GraphSpec:
         frozen: the program's attributes whose modules are hidden from optimizers.
         thawed: the program's attributes whose modules are open to optimizers, even if one has compiled them before.
         closed: whether unknown inputs are refused.
-        max_concurrency: most nodes of one run that work at the same time.
+        max_concurrency: most nodes of one run that work at the same time; that of the outermost program counts.
         keep: the fields that last over the runs of a thread; None for all.
         interrupt_before: the nodes before which a run stops.
         interrupt_after: the nodes after which it stops.
