@@ -10,7 +10,8 @@ from typing import Any, Final, Self, TypeAlias
 from tenacity import RetryCallState, Retrying, wait_random_exponential
 from tenacity.wait import wait_base
 
-from dspyer.errors import always_raised, is_lost_work, is_transient, with_article
+from dspyer.errors import always_raised, annotate, brief, is_lost_work, is_transient, with_article
+from dspyer.nodes.sync_async import is_async
 from dspyer.values.scalars import is_number, is_whole_number
 
 RetryOn: TypeAlias = "type[BaseException] | Callable[[BaseException], bool]"
@@ -26,14 +27,26 @@ def check_on(on: object, option: str) -> None:
             raise TypeError(
                 f"{option}(on={one!r}): give an exception type, a function error -> bool, or a tuple of these"
             )
+        if is_async(one):  # its coroutine would be true, so it would accept every error
+            raise TypeError(f"{option}(on={brief(one)}) is async, and nothing awaits it: give a plain function")
 
 
 def accepts(on: RetryOn | tuple[RetryOn, ...], error: BaseException) -> bool:
     """Whether an exception is of a type in `on`, or a predicate there accepts it."""
     for one in on if isinstance(on, tuple) else (on,):
-        if isinstance(error, one) if isinstance(one, type) else one(error):
+        if isinstance(error, one) if isinstance(one, type) else _asked(one, error):
             return True
     return False
+
+
+def _asked(predicate: Callable[[BaseException], bool], error: BaseException) -> bool:
+    """What a predicate says; what it raises has a note that names it and the kind of the exception."""
+    try:
+        return predicate(error)
+    except Exception as raised:
+        name = getattr(predicate, "__name__", type(predicate).__name__)
+        annotate(raised, f"in the function {name!r} of on=, which was asked about {with_article(type(error).__name__)}")
+        raise
 
 
 def retry_after(error: BaseException) -> float:
@@ -85,6 +98,8 @@ class Retry:
         if wait is not None and not callable(wait):
             kind = with_article(type(wait).__name__)
             raise TypeError(f"Retry(wait=) takes a wait strategy of tenacity, such as wait_fixed(2), and got {kind}")
+        if wait is not None and is_async(wait):
+            raise TypeError(f"Retry(wait={brief(wait)}) is async, and nothing awaits it: give a plain function")
         max_wait: Any = self.max_wait
         if not is_number(max_wait) or math.isnan(max_wait) or max_wait < 0:
             raise ValueError(f"Retry(max_wait={max_wait!r}): give seconds, 0 or more")

@@ -44,6 +44,10 @@ def graph_of(*edges: tuple[str, str], schema: type[BaseModel] | None = State, **
     return graph
 
 
+async def _takes(error: BaseException) -> bool:
+    return False  # a coroutine is true, whatever it would return
+
+
 CANNOT_HOLD = "which takes no dspyer.Failure: declare {0}: Failure | None = None"
 REFUSED_AT_ONCE = {
     "from START": (lambda g: g.add_error_edge(START, "handle"), "begins at no node: START runs nothing"),
@@ -53,6 +57,7 @@ REFUSED_AT_ONCE = {
     "on a text": (lambda g: g.add_error_edge("ask", "handle", on="TimeoutError"), "on='TimeoutError'"),
     "on no exception": (lambda g: g.add_error_edge("ask", "handle", on=(ValueError, int)), "<class 'int'>"),
     "on None": (lambda g: g.add_error_edge("ask", "handle", on=None), "on=None"),
+    "on an async function": (lambda g: g.add_error_edge("ask", "handle", on=_takes), "is async, and nothing awaits it"),
     "on an error of the store": (
         lambda g: g.add_error_edge("ask", "handle", on=(ValueError, StoreError)),
         "on StoreError is never taken: this error passes every error edge",

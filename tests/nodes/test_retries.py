@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import dspy
@@ -135,6 +136,10 @@ def test_a_wrong_policy_is_a_build_error_that_names_the_node(given: Any, error: 
         program(lambda done: {}, **given)
 
 
+async def _async_yes(error: BaseException) -> bool:
+    return True  # a coroutine is true, whatever it would return
+
+
 @pytest.mark.parametrize(
     ("make", "error"),
     [
@@ -144,6 +149,9 @@ def test_a_wrong_policy_is_a_build_error_that_names_the_node(given: Any, error: 
         (lambda: Retry(2, on=int), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, on=()), TypeError),
         (lambda: Retry(2, wait=3), TypeError),  # type: ignore[arg-type]
+        (lambda: Retry(2, on=(OSError, _async_yes)), TypeError),
+        (lambda: Retry(2, on=partial(_async_yes)), TypeError),
+        (lambda: Retry(2, wait=_async_yes), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, max_wait=-1), ValueError),
         (lambda: Retry(2, max_wait=float("nan")), ValueError),
     ],
@@ -151,6 +159,24 @@ def test_a_wrong_policy_is_a_build_error_that_names_the_node(given: Any, error: 
 def test_a_wrong_policy_is_refused_when_it_is_made(make: Callable[[], Any], error: type[Exception]) -> None:
     with pytest.raises(error, match=r"give|takes"):
         make()
+
+
+def test_what_a_predicate_raises_names_the_predicate() -> None:
+    """Without its name it looks like an error of the node."""
+
+    def overloaded(error: Any) -> bool:
+        return bool(error.status == 429)
+
+    def work() -> dict[str, Any]:
+        raise ConnectionError("reset")
+
+    for made in (
+        Graph().add_node("work", work, retry=Retry(3, on=overloaded)),
+        Graph().add_node("work", work).add_error_edge("work", END, on=overloaded),
+    ):
+        error = made.add_path(START, "work", END).compile().run({}).error
+        assert isinstance(error, AttributeError)
+        assert error.__notes__[0] == "in the function 'overloaded' of on=, which was asked about a ConnectionError"
 
 
 # --- C3: what always propagates
