@@ -24,6 +24,7 @@ from dspyer.graph.declarations import (
     check_conversations,
     check_limits,
     check_name,
+    check_one_name,
     checked_edge_ends,
     checked_folder,
     checked_keep,
@@ -249,6 +250,9 @@ class Graph:
             ([1, 3], 1)
         """
         check_name(name, self._nodes)
+        check_one_name(over=over, item=item, into=into)
+        if failures is not None:
+            check_one_name(failures=failures)
         self._nodes[name] = node_options(
             name,
             compiled(node, name),
@@ -326,7 +330,8 @@ class Graph:
             The graph itself, changed.
 
         Raises:
-            GraphError: if the name is taken, reserved or no identifier; all else is found by `compile`.
+            GraphError: if the name is taken, reserved or no identifier, or `of` or `into` is no name; `compile` finds the
+                rest.
 
         Example:
             >>> import dspy
@@ -340,6 +345,7 @@ class Graph:
             (['START', 'draft', 'short', 'draft_fix', 'short'], '4')
         """
         check_name(name, self._nodes)
+        check_one_name(of=of, into=into)
         checks, fixes = compiled(check, name), compiled(fix, name)
         self._nodes[name] = node_options(
             name, CheckOptions(checks, of, max_fixes, fixes, into, accept), self._options.schema

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import dspy
 
-from dspyer.errors import GraphError, list_names, suggestion
+from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.nodes.node import Node
 from dspyer.nodes.program_calls import SubgraphProgram, is_program
 from dspyer.policies import Pattern, Policies
@@ -153,9 +153,10 @@ def checked_edge_ends(nodes: str | Sequence[str]) -> tuple[str, ...]:
 
 def check_name(name: str, known: Collection[str]) -> None:
     """Refuse a name of a new node that is no identifier, reserved or taken."""
-    if not name.isidentifier() or keyword.iskeyword(name):
+    given: Any = name
+    if not isinstance(given, str) or not name.isidentifier() or keyword.iskeyword(name):
         raise GraphError(
-            f"{name!r} is no name for a node: names are identifiers, since nodes become attributes of the program"
+            f"{brief(given)} is no name for a node: names are identifiers, since nodes become attributes of the program"
         )
     if name in RESERVED_NAMES or name.startswith("_") or hasattr(dspy.Module, name):
         raise GraphError(
@@ -164,6 +165,13 @@ def check_name(name: str, known: Collection[str]) -> None:
         )
     if name in known:
         raise GraphError(f"there is a node {name!r} already: give this one another name")
+
+
+def check_one_name(**options: object) -> None:
+    """Refuse options that take one name and got something else, such as a list of names or a function."""
+    for option, given in options.items():
+        if not isinstance(given, str):
+            raise GraphError(f"{option}={brief(given)}: give one name, {option}='...'")
 
 
 def check_limits(**limits: object) -> None:

@@ -44,7 +44,7 @@ def _refusal(node: object) -> str | None:
     if isinstance(node, str):
         return f"is the text {node!r}: a signature needs a module, dspy.Predict({node!r})"
     if isinstance(node, type):
-        return _refused_class(node)
+        return refused_class(node)
     if isinstance(node, dspy.Parallel):
         return "is dspy.Parallel, which is no module: fork with add_edge, or run one node per item with add_map"
     if hasattr(node, "add_node"):  # a graph of another library; one of dspyer is compiled by `Graph.add_node`
@@ -59,7 +59,8 @@ def _refusal(node: object) -> str | None:
     return None
 
 
-def _refused_class(node: type) -> str | None:
+def refused_class(node: type) -> str:
+    """Why a class is nothing that a node can be made of, and what to give."""
     name = node.__name__
     if issubclass(node, dspy.Signature):
         return f"is the signature {name}: give a module of it, dspy.Predict({name})"

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import dspy
 from pydantic import BaseModel, ValidationError
@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from dspyer.errors import CheckError, NodeOutputError, brief, list_names, with_article
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
+from dspyer.nodes.build import refused_class
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import FieldNames, unknown_field_text
 from dspyer.nodes.hidden_modules import hidden_problems
@@ -136,6 +137,8 @@ def build_finder(check: object, options: NodeOptions, into: str, more: FieldName
 
     `more` are further outputs of a module, with their names in the reply.
     """
+    if isinstance(check, type) and issubclass(check, dspy.Module | dspy.Signature):  # a signature is a pydantic model
+        return Built(None, None, (f"{options.who} {refused_class(check)}",))
     if isinstance(check, type) and issubclass(check, BaseModel):
         return _build_model(check, options, into)
     if isinstance(check, dspy.Module):
@@ -146,7 +149,7 @@ def build_finder(check: object, options: NodeOptions, into: str, more: FieldName
     if not callable(check) or isinstance(check, type):
         text = (
             f"{options.who} is {brief(check)}, of type {type(check).__name__}: give a function of fields that returns "
-            "a list of problems, a pydantic model, or a module with an output `problems: list[str]`"
+            "a list of problems, a class of pydantic's BaseModel, or a module with an output `problems: list[str]`"
         )
         return Built(None, None, (text,))
     plan = plan_binding(read_signature(check, options.who), options, options.who)
@@ -236,9 +239,7 @@ def found_problems(finder: Node, into: str, found: Reply, call: Call) -> object:
 
 def into_problems(into: str, options: NodeOptions) -> list[str]:
     """What is wrong with the field that gets the problems."""
-    schema, given = options.schema, cast("object", into)
-    if not isinstance(given, str):
-        return [f"{options.who}: into={given!r}: give the name of a field for a list of texts"]
+    schema = options.schema
     if schema.accepts_any_key:
         return []
     if into not in schema.fields:

@@ -16,6 +16,7 @@ import dspy
 
 from dspyer.dspy_module.predictors import predictors_in
 from dspyer.errors import list_names
+from dspyer.nodes.build import refused_class
 from dspyer.nodes.check import PREVIOUS, PROBLEMS, CheckOptions
 from dspyer.nodes.field_names import FieldNames
 from dspyer.nodes.interrupt import InterruptOptions
@@ -96,6 +97,8 @@ def plan_fix(check: CheckOptions, of: NodeOptions, node: Node, who: str) -> Plan
         writes, problems = _writes_of_module(module, node, who)
     elif callable(module) and not isinstance(module, type):
         writes = None if node.writes is None else {field: field for field in node.writes.values()}
+    elif isinstance(module, type):
+        problems = [f"{who}: its fix {refused_class(module)}"]
     else:
         problems = [f"{who}: fix={module!r}: give a module or a function that corrects the output of {of.name!r}"]
     if problems:

@@ -520,8 +520,6 @@ def _failures_problems(options: NodeOptions, mapped: MapOptions) -> list[str]:
         )
     if failures is None:
         return problems
-    if not isinstance(failures, str):
-        return [*problems, f"{who}: failures={brief(failures)}: give the name of a field, a list of dspyer.Failure"]
     for option in ("over", "into", "item"):
         if failures == getattr(mapped, option):
             return [*problems, f"{who}: failures={failures!r} is its {option}=, too: give the failures their own field"]

@@ -220,6 +220,13 @@ def test_all_problems_are_reported_at_once() -> None:
         (lambda: graph().add_node("_private", nothing), GraphError, "attribute"),
         (lambda: graph().add_node(lambda question: None), GraphError, "name"),
         (lambda: graph().add_node("b"), GraphError, "no function or module"),
+        (lambda: graph().add_map(nothing, "m", over="o", item="i", into="r"), GraphError, "is no name"),  # type: ignore[arg-type]
+        (lambda: graph().add_check(nothing, "a", of="a"), GraphError, "is no name"),  # type: ignore[arg-type]
+        (lambda: graph().add_interrupt(3, question="?"), GraphError, "3 is no name"),  # type: ignore[arg-type]
+        (lambda: graph().add_map("m", nothing, over=["o"], item="i", into="r"), GraphError, "over=.*give one name"),  # type: ignore[arg-type]
+        (lambda: graph().add_map("m", nothing, over="o", item="i", into=["r"]), GraphError, "into=.*give one name"),  # type: ignore[arg-type]
+        (lambda: graph().add_check("c", nothing, of=["a"]), GraphError, "of=.*give one name, of='...'"),  # type: ignore[arg-type]
+        (lambda: graph().add_check("c", nothing, of="a", into=["p"]), GraphError, "into=.*give one name"),  # type: ignore[arg-type]
         (lambda: graph().add_path("a"), GraphError, "at least two"),
         (lambda: graph().add_edge("a", []), GraphError, "names of nodes"),
         (lambda: graph().add_edge(nothing, "a"), GraphError, "names of nodes"),  # type: ignore[arg-type]

@@ -398,6 +398,13 @@ def after(*steps: Callable[[Graph], Any]) -> Callable[[Graph], Any]:
     return spoil
 
 
+class Judge(dspy.Signature):
+    """A signature is a pydantic model, too: as one it would refuse nothing, and no LM would be asked."""
+
+    answer: str = dspy.InputField()
+    problems: list[str] = dspy.OutputField()
+
+
 WRONG = {
     "unknown of": Wrong("of='drft' is no node. Did you mean 'draft'?", check_of("drft")),
     "a map": Wrong(
@@ -448,6 +455,8 @@ WRONG = {
     "into folds": Wrong("the field 'notes' folds", check_of("draft", into="notes")),
     "no check": Wrong("give a function of fields", check_of("draft", "cites")),
     "a class": Wrong("give a function of fields", check_of("draft", dict)),
+    "a signature": Wrong("give a module of it, dspy.Predict(Judge)", check_of("draft", Judge)),
+    "fix is a signature": Wrong("its fix is the signature Judge", check_of("draft", fix=Judge)),
     "unknown parameter": Wrong("'citations' is no field", check_of("draft", lambda citations: [])),
     "unknown field of a model": Wrong("the field 'amount' of Line is no field", check_of("draft", Line)),
     "module without problems": Wrong(
