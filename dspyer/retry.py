@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self, TypeAlias
 
 from tenacity import RetryCallState, Retrying, wait_random_exponential
+from tenacity.retry import retry_base
 from tenacity.wait import wait_base
 
 from dspyer.errors import always_raised, annotate, brief, is_lost_work, is_transient, with_article
@@ -26,6 +27,11 @@ def check_on(on: object, option: str) -> None:
         if not callable(one) or (isinstance(one, type) and not issubclass(one, BaseException)):
             raise TypeError(
                 f"{option}(on={one!r}): give an exception type, a function error -> bool, or a tuple of these"
+            )
+        if isinstance(one, retry_base):
+            raise TypeError(
+                f"{option}(on={type(one).__name__}(...)) is a condition of tenacity, which is not asked about an "
+                "exception: give the exception type itself, or a function error -> bool"
             )
         if is_async(one):  # its coroutine would be true, so it would accept every error
             raise TypeError(f"{option}(on={brief(one)}) is async, and nothing awaits it: give a plain function")

@@ -330,8 +330,8 @@ class Graph:
             The graph itself, changed.
 
         Raises:
-            GraphError: if the name is taken, reserved or no identifier, or `of` or `into` is no name; `compile` finds the
-                rest.
+            GraphError: if the name is taken, reserved or no identifier, or `of` or `into` is no name; `compile` finds
+                the rest.
 
         Example:
             >>> import dspy

@@ -13,7 +13,7 @@ from typing import Any
 import dspy
 import pytest
 from pydantic import BaseModel
-from tenacity import wait_fixed
+from tenacity import retry_if_exception_type, wait_fixed
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, clock
 from dspyer.errors import (
@@ -151,6 +151,7 @@ async def _async_yes(error: BaseException) -> bool:
         (lambda: Retry(2, wait=3), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, on=(OSError, _async_yes)), TypeError),
         (lambda: Retry(2, on=partial(_async_yes)), TypeError),
+        (lambda: Retry(2, on=retry_if_exception_type(OSError)), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, wait=_async_yes), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, max_wait=-1), ValueError),
         (lambda: Retry(2, max_wait=float("nan")), ValueError),
