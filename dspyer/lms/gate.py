@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import CancelledError, Future
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from dspyer import clock
 from dspyer.dspy_module.request_gate import current_gate
@@ -100,35 +102,50 @@ def raise_if_over() -> None:
         raise AttemptOverError(OVER)
 
 
+class SlotPlace(Future[None]):
+    """A place in the queue for a slot: done once its caller has one. A task waits in its event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def take(self) -> bool:
+        """Whether the caller still waits; then it is to be granted a slot."""
+        if self._loop is not None and self._loop.is_closed():
+            return False  # its task never runs again, and would keep the slot
+        return self.set_running_or_notify_cancel()
+
+
 class Slots:
     """A semaphore for threads and the tasks of several event loops at once, first come first served."""
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting: deque[Future[None]] = deque()
-        self._lock = threading.Lock()
+        self._waiting: deque[SlotPlace] = deque()
+        # Reentrant: the garbage collector, which runs at any time, ends the tasks of loops that were closed.
+        self._lock = threading.RLock()
 
-    def acquire(self, wait: bool = True) -> Future[None] | None:
-        """Takes a slot and returns None; if none is free, returns a future that is done once the caller has one.
+    def acquire(self, wait: bool = True, loop: asyncio.AbstractEventLoop | None = None) -> SlotPlace | None:
+        """Takes a slot and returns None; if none is free, returns a place that is done once the caller has one.
 
         Without `wait` the slot is taken in any case, so that one more than allowed may be in use.
         """
+        place = SlotPlace(loop)
         with self._lock:
             if self._free > 0 or not wait:
                 self._free -= 1
                 return None
-            waiting: Future[None] = Future()
-            self._waiting.append(waiting)
-            return waiting
+            self._waiting.append(place)
+            return place
 
     def release(self) -> None:
         """Gives a slot back: to the first that waits and has not given up."""
-        granted: Future[None] | None = None
+        granted: SlotPlace | None = None
         with self._lock:
             self._free += 1
             while self._free > 0 and self._waiting and granted is None:
                 first = self._waiting.popleft()
-                if first.set_running_or_notify_cancel():
+                if first.take():
                     self._free -= 1
                     granted = first
         if granted is not None:
@@ -158,7 +175,7 @@ class SlotStep(NamedTuple):
 
     async def acall(self, _call: object) -> None:
         """In async code."""
-        slot = self.slots.acquire()
+        slot = self.slots.acquire(loop=asyncio.get_running_loop())
         if slot is None:
             return
         waiting, here = Waiting(is_async=True), asyncio.wrap_future(slot)
@@ -184,13 +201,15 @@ class Gate:
         per_minute = limits.requests_per_minute
         self._interval = 0.0 if per_minute is None else 60 / per_minute
         self._per_token = 0.0 if limits.tokens_per_minute is None else 60 / limits.tokens_per_minute
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as that of `Slots`
         self._next = 0.0  # from when on the next request may be sent
         self._tokens_next = 0.0  # the same, by the tokens of the requests before it
+        self._corrected = 0.0  # by how many seconds all corrections have moved it
         self._returned: list[float] = []  # a heap of times that callers have given back
         self._held_until = 0.0
         self._cooling_until = 0.0
         self._cooled_at = 0.0
+        _gates.add(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Gate:
         return self  # optimizers copy programs with their LMs, and all of these share the provider's limit
@@ -222,9 +241,10 @@ class Gate:
             self._slots.release()
 
     def _take_time(self, tokens: int, requests: int) -> Generator[tuple[Any, Any], Any, bool]:
-        at = self._reserve(tokens, requests)
+        at, uncorrected = self._reserve(tokens, requests)
         try:
-            while (left := at - clock.now()) > NO_TIME:
+            # While this caller waits, responses show that requests before it have used more than they had reserved.
+            while (left := max(at, uncorrected + self._corrected) - clock.now()) > NO_TIME:
                 yield Sleep(left), None
         except BaseException:
             self._return(at, tokens)
@@ -234,8 +254,10 @@ class Gate:
         self._return(at, tokens)  # the server has asked to wait while this caller did
         return False
 
-    def _reserve(self, tokens: int, requests: int) -> float:
+    def _reserve(self, tokens: int, requests: int) -> tuple[float, float]:
+        """Returns when the requests may be sent, and the same by tokens alone, before any correction."""
         with self._lock:
+            uncorrected = self._tokens_next - self._corrected
             earliest = max(clock.now(), self._held_until, self._tokens_next)
             while self._returned and self._returned[0] < earliest:
                 heapq.heappop(self._returned)
@@ -243,7 +265,7 @@ class Gate:
             self._next = max(self._next + (requests - 1) * self._interval, at + requests * self._interval)
             if self._per_token:
                 self._tokens_next = at + tokens * self._per_token
-            return at
+            return at, uncorrected
 
     def _return(self, at: float, tokens: int) -> None:
         with self._lock:
@@ -253,8 +275,10 @@ class Gate:
 
     def correct(self, reserved: int, used: int) -> None:
         """Replaces the tokens that were reserved for a request by those that it used."""
+        seconds = (used - reserved) * self._per_token
         with self._lock:
-            self._tokens_next += (used - reserved) * self._per_token
+            self._tokens_next += seconds
+            self._corrected += seconds
 
     def hold(self, seconds: float) -> None:
         """Lets nothing be sent for so long: the server has asked for it."""
@@ -300,3 +324,16 @@ def _in_event_loop() -> bool:
     except RuntimeError:
         return False
     return True
+
+
+_gates: WeakSet[Gate] = WeakSet()
+
+
+def _after_fork() -> None:
+    """Gives each gate of the new process limits of its own: the callers that held slots or locks are in the parent."""
+    for gate in list(_gates):
+        Gate.__init__(gate, gate.limits)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -38,7 +38,7 @@ from dspy.utils.exceptions import (
 )
 
 from dspyer import clock
-from dspyer.dspy_module.lm_prices import token_counts
+from dspyer.dspy_module.lm_prices import responses_asked, token_counts
 from dspyer.dspy_module.lm_records import FALLBACK
 from dspyer.errors import (
     DspyerError,
@@ -138,7 +138,7 @@ class PassedCall:
     options: dict[str, Any]
     names: tuple[str, str] = ("__call__", "acall")  # of the method to call, in sync and in async code
     shown: bool = False  # whether the request has streamed a token
-    used: int | None = None  # tokens, if they are known
+    known_tokens: int | None = None  # that it has used
 
     @property
     def request(self) -> Request | None:
@@ -222,18 +222,19 @@ class ReliableLM(dspy.LM):
         """Asks one LM, as often as the policy allows."""
         gate = lane.gate
         for attempt in count(1):
-            step = RequestStep(self, self._prepared(lane.lm, call), call)
+            step = RequestStep(self, self._prepared(lane.lm), call)
             may_be_cached = call.options.get("cache", step.lm.cache) and not gate.is_open
             if may_be_cached and (yield CacheLookup(step.lm, call), None):
                 return (yield step, None)
-            requests = call.options.get("n") or step.lm.kwargs.get("n") or 1  # DSPy makes one for each response
+            asked = responses_asked(step.lm, call.options)  # one request for each
+            requests = asked if is_whole_number(asked) and asked > 0 else 1  # DSPy refuses others
             reserved = 0 if gate.limits.tokens_per_minute is None else requests * _tokens_to_reserve(step.lm, call)
             yield from gate.enter(reserved, requests)
-            call.used, sent = None, clock.now()
+            sent = clock.now()
             try:
                 found = yield step, None
             except Exception as error:
-                call.used = 0
+                call.known_tokens = call.known_tokens or 0
                 pause = self._failed(lane, call, attempt, error, others)
                 if pause is None:
                     raise
@@ -242,7 +243,7 @@ class ReliableLM(dspy.LM):
                 gate.succeeded(sent)
                 return found
             finally:
-                gate.correct(reserved, reserved if call.used is None else call.used)
+                gate.correct(reserved, reserved if call.known_tokens is None else call.known_tokens)
                 gate.leave()
             yield Sleep(pause), None
         raise AssertionError  # the policy ends every series of attempts
@@ -283,14 +284,13 @@ class ReliableLM(dspy.LM):
             found = {name: value for name, value in found.items() if name in ("cache", "rollout_id")}
         return {**found, **call.options}
 
-    def _prepared(self, lm: Any, call: PassedCall) -> Any:
+    def _prepared(self, lm: Any) -> Any:
         """A copy of an LM for one request, whose callbacks and history are those of this LM, too."""
         one = lm.copy()
         one.callbacks = [*self.callbacks, *lm.callbacks]
 
         def update_history(entry: dict[str, Any]) -> None:
             entry[FALLBACK] = entry.get(FALLBACK, False) or lm is not self._lanes[0].lm
-            call.used = token_counts(entry["usage"]).total or None
             self.update_history(entry)
 
         one.update_history = update_history
@@ -350,7 +350,10 @@ class ReliableLM(dspy.LM):
     def load_state(cls, state: dict[str, Any], *, allow_custom_lm_class: bool = False) -> Self:
         load = dspy.BaseLM.load_state
         lms = [load(one, allow_custom_lm_class=allow_custom_lm_class) for one in state["lms"]]
-        loaded = cls(lms, RateLimits(**state["limits"]), Retry(**state["retry"]), state["cooldown"])
+        # JSON has no infinity: DSPy writes null for it.
+        attempts, max_wait, cooldown = state["retry"]["attempts"], state["retry"]["max_wait"], state["cooldown"]
+        retry = Retry(attempts, max_wait=math.inf if max_wait is None else max_wait)
+        loaded = cls(lms, RateLimits(**state["limits"]), retry, math.inf if cooldown is None else cooldown)
         return loaded.copy(cache=state["cache"], **state["changes"])
 
     @property
@@ -385,23 +388,30 @@ class RequestStep(NamedTuple):
         raise_if_over()
         method = getattr(self.lm, self.passed.names[0])
         prompt, messages, options = self.passed.arguments(self.lm)
-        with self._as_the_owners(), self._noting_tokens():
+        with self._as_the_owners(), self._noting_shown(), self._counting_tokens():
             return method(prompt, messages=messages, **options)
 
     async def acall(self, _call: object) -> Any:
         """In async code."""
         method = getattr(self.lm, self.passed.names[1])
         prompt, messages, options = self.passed.arguments(self.lm)
-        with self._as_the_owners(), self._noting_tokens():
+        with self._as_the_owners(), self._noting_shown(), self._counting_tokens():
             return await method(prompt, messages=messages, **options)
 
     @contextmanager
-    def _noting_tokens(self) -> Iterator[None]:
+    def _noting_shown(self) -> Iterator[None]:
         with adapter_fallback_scope() as progress:
             try:
                 yield
             finally:
                 self.passed.shown = progress.emitted
+
+    def _counting_tokens(self) -> AbstractContextManager[None]:
+        """DSPy tells a usage tracker what a response has used, also if it keeps no history, and if the call fails."""
+        self.passed.known_tokens = None
+        counter = UsedTokens(self.passed, dspy.settings.usage_tracker)
+        context: AbstractContextManager[None] = dspy.context(usage_tracker=counter)
+        return context
 
     def _as_the_owners(self) -> AbstractContextManager[None]:
         """DSPy warns of messages as dicts, unless an adapter has made them, and for the LM that it calls."""
@@ -410,6 +420,19 @@ class RequestStep(NamedTuple):
             scope: AbstractContextManager[None] = adapter_message_call(self.lm, self.passed.messages)
             return scope
         return nullcontext()
+
+
+class UsedTokens(NamedTuple):
+    """A usage tracker that adds up the tokens of a call, and passes on what it gets."""
+
+    passed: PassedCall
+    tracker: Any
+
+    def add_usage(self, model: str, usage: dict[str, Any]) -> None:
+        """Add what a response has used."""
+        self.passed.known_tokens = (self.passed.known_tokens or 0) + token_counts(usage).total or None
+        if self.tracker is not None:
+            self.tracker.add_usage(model, usage)
 
 
 class CacheLookup(NamedTuple):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -74,15 +77,32 @@ def test_tokens_are_reserved_and_corrected() -> None:
     assert len(found.pauses) == 3
 
 
-def test_the_tokens_that_a_call_reserves() -> None:
+def test_who_waits_waits_longer_if_the_request_before_used_more() -> None:
+    with fake_clock():
+        gate = Gate(RateLimits(requests_per_minute=60, tokens_per_minute=60_000))
+        start = enter(gate, 1000)
+        waiting = [gate.enter(1000) for _ in range(2)]
+        assert [next(one)[0].seconds for one in waiting] == pytest.approx([1, 2])
+        gate.correct(1000, 6000)
+        clock.pause(2)
+        again = [one.send(None)[0].seconds for one in waiting]
+        assert [clock.now() + seconds - start for seconds in again] == pytest.approx([6, 7])
+
+
+@pytest.mark.parametrize("keeps_history", [True, False])
+def test_the_tokens_that_a_call_reserves(keeps_history: bool) -> None:
     """The estimate of the prompt, `max_tokens`, and what the response has used."""
-    with OpenAIServer(lambda messages: "one two three") as server, no_pauses() as pauses:
+    with (
+        OpenAIServer(lambda messages: "one two three") as server,
+        no_pauses() as pauses,
+        dspy.context(disable_history=not keeps_history),
+    ):
         lm = reliable(server.lm(max_tokens=900), tokens_per_minute=60)
         before = clock.now()
         lm("four bytes each!")
         assert pauses == []
         lm("again")
-        assert clock.now() - before == pytest.approx(lm.history[0]["usage"]["total_tokens"], abs=0.5), "not 904"
+        assert clock.now() - before == pytest.approx(6, abs=0.5), "3 words were sent and 3 answered: not 904"
         lm.copy(max_tokens=1)("x")
     assert len(pauses) == 2
 
@@ -178,6 +198,47 @@ def test_a_slot_that_is_granted_while_its_task_is_cancelled_is_not_lost() -> Non
         assert slots.acquire() is None
 
     asyncio.run(whole())
+
+
+def test_a_slot_is_not_granted_to_a_task_whose_loop_was_closed() -> None:
+    """It never runs again, and could not give it back."""
+    slots, loop = Slots(1), asyncio.new_event_loop()
+    assert slots.acquire() is None
+    task = loop.create_task(SlotStep(slots).acall(None))
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    following = slots.acquire()
+    slots.release()
+    assert following is not None
+    assert following.done()
+    del task
+    gc.collect()  # it ends the task
+    slots.release()
+    assert slots._free == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_process_has_limits_of_its_own() -> None:
+    """Who holds a slot, a time or a lock in the parent, gives nothing back in the child."""
+    gate = Gate(RateLimits(requests_per_minute=1, max_concurrency=1))
+    enter(gate)
+    with gate._lock:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                signal.alarm(PATIENCE)
+                with fake_clock() as found:
+                    enter(gate)
+                    gate.leave()
+                    code = len(found.pauses)
+            finally:
+                os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert gate._slots is not None
+    assert gate._slots._free == 0, "the parent's"
 
 
 def test_a_sync_call_within_an_event_loop_does_not_wait_for_tasks_of_that_loop() -> None:

@@ -7,6 +7,7 @@ import copy
 import itertools
 import json
 import logging
+import math
 import pickle
 import threading
 import time
@@ -235,6 +236,16 @@ def test_a_program_is_saved_without_keys(served: Serve, tmp_path: Path) -> None:
     assert state == program.lm.dump_state() == json.loads(file.read_text())["lm"]
     assert (state["limits"], state["retry"]["attempts"], state["changes"]) == (limits, 2, {"temperature": 0.3})
     assert loaded.lm.kwargs["temperature"] == 0.3
+
+
+def test_nested_lms_and_waits_without_a_bound_are_saved(tmp_path: Path) -> None:
+    """JSON has no infinity."""
+    program, loaded, file = dspy.Predict(QA), dspy.Predict(QA), tmp_path / "program.json"
+    inner = reliable(PLAIN, requests_per_minute=5, retry=Retry(2, max_wait=math.inf))
+    program.set_lm(reliable(inner, retry=None, cooldown=math.inf))
+    program.save(file)
+    loaded.load(file, allow_unsafe_lm_state=True)
+    assert loaded.lm.dump_state() == program.lm.dump_state()
 
 
 def test_a_policy_with_functions_cannot_be_saved(served: Serve) -> None:
@@ -477,8 +488,11 @@ def test_a_wrong_call_is_raised_as_it_is(served: Serve) -> None:
     lm = lms.reliable(main, served("backup")[1])
     with pytest.raises(LMInvalidRequestError):
         lm("hi")
-    with pytest.raises(ValueError, match="n must be a positive integer"):
-        lm("hi", n=0)
+    limited = reliable(main, requests_per_minute=6000, tokens_per_minute=6000)
+    for n in (0, -3, "many"):
+        for one in (lm, limited):
+            with pytest.raises(ValueError, match="n must be a positive integer"):
+                one("hi", n=n)
     assert len(server.requests) == 1
 
 
