@@ -270,7 +270,8 @@ def _members(cls: type) -> dict[str, Any]:
     fields = cls.model_fields if issubclass(cls, BaseModel) else {}
     for name, field in fields.items():
         rules = [field.annotation, *_parts_of(field.annotation), *field.metadata]
-        parts = [field.default, field.default_factory, *map(_text, rules), *[getattr(one, "func", one) for one in rules]]
+        functions = [getattr(one, "func", one) for one in rules]
+        parts = [field.default, field.default_factory, *map(_text, rules), *functions]
         found |= {f"{name} {number}": part for number, part in enumerate(parts)}
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from contextlib import suppress
 from typing import Annotated, Any
 
 import dspy
@@ -126,16 +127,24 @@ def test_an_input_may_have_a_default_factory() -> None:
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_requests_that_begin_a_thread_at_once_are_not_told_to_delete_it(count: int) -> None:
+    others_refused = asyncio.Event()
+
     async def wait() -> str:
         """Waits."""
-        await asyncio.sleep(0.05)
+        await others_refused.wait()
         return "waited"
 
     program = agent(wait, store=":memory:")
 
     async def all_at_once() -> list[Any]:
         thread = program.thread("t")
-        return await asyncio.gather(*[thread.arun({"question": "q"}) for _ in range(count)], return_exceptions=True)
+        tasks = [asyncio.create_task(thread.arun({"question": "q"})) for _ in range(count)]
+        for number, task in enumerate(asyncio.as_completed(tasks), 1):
+            with suppress(ConcurrentRunError):
+                await task
+            if number == count - 1:
+                others_refused.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
 
     with ScriptedLM([turn(("wait", {})), turn(("submit", {"answer": "x"}))]):
         found = asyncio.run(all_at_once())

@@ -21,13 +21,22 @@ from dspyer.stores import Memory
 PATIENCE = 20.0
 
 PROGRAM = """
-import sys, time
+import sys, threading
 import dspyer.inspector
 from dspyer import END, START, Graph
+from dspyer.runtime import streams
+
+told, stop = threading.Event(), streams._stop
+
+def stop_and_tell(*args):
+    stop(*args)
+    told.set()
+
+streams._stop = stop_and_tell
 
 def slow(n):
     open(sys.argv[2], "w").close()
-    time.sleep(0.5)
+    assert told.wait(20)
     return {"m": n + 1}
 
 graph = Graph().add_interrupt("ask", question="Go on?", answer=bool, into="ok")

@@ -512,11 +512,11 @@ def test_a_node_that_times_out_stops_the_programs_that_it_called(mode: str, time
 @pytest.mark.parametrize("waits", [False, True], ids=["a sync node", "an async node"])
 def test_a_cancelled_run_stops_the_programs_that_a_sync_function_calls(waits: bool) -> None:
     """The function runs in a thread and is finished, but nothing new starts, and async nodes are cancelled."""
-    calls, began = Calls(), threading.Event()
+    calls, began, stopped = Calls(), threading.Event(), threading.Event()
 
     def first() -> None:
         began.set()
-        threading.Event().wait(0.1)
+        assert stopped.wait(20)
         calls.made.append("first")
 
     async def first_async() -> None:
@@ -540,8 +540,10 @@ def test_a_cancelled_run_stops_the_programs_that_a_sync_function_calls(waits: bo
         task = asyncio.create_task(thread.arun({}))
         await asyncio.to_thread(began.wait)
         task.cancel()
+        await asyncio.sleep(0)  # now the program is told to stop
+        stopped.set()
         with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 20)
 
     asyncio.run(cancelled())
     assert calls.take() == (["cancelled"] if waits else ["first", "cancelled"])
