@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, cast
@@ -59,25 +60,47 @@ class _Anywhere:
         return shown
 
 
+@dataclass(frozen=True, slots=True)
+class _AppendedItem:
+    """Hides an item that an update appends to a list: by the path of the field, and by that of an item in it."""
+
+    decide: RedactValue
+
+    def __call__(self, path: KeyPath, value: Any) -> Any:
+        shown = self.decide(path, value)
+        return self.decide((path[0], 0, *path[1:]), value) if shown is value else shown
+
+
 class Redaction:
     """Hides values by their path.
 
     `decide(path, value)` gets the path (field, keys, indexes of lists) and the plain value, and returns what to show:
     the same object to show it unchanged. It is called from the outside in. The methods return the same object too if
-    nothing in it is hidden.
+    nothing in it is hidden. `lists` are the fields whose updates may be single items of a list: `list.*.key` hides the
+    key of an item in the list, and so also in the update that appends it.
     """
 
-    def __init__(self, decide: RedactValue, patterns: tuple[Pattern, ...] = ()) -> None:
+    def __init__(
+        self, decide: RedactValue, patterns: tuple[Pattern, ...] = (), lists: Collection[str] = frozenset()
+    ) -> None:
         self._decide = _Anywhere(decide)
         self.patterns = patterns
+        self._lists = lists
+        self._of_item = Redaction(_AppendedItem(decide), patterns) if lists else None
 
     @classmethod
-    def of(cls, spec: Redact) -> Redaction | None:
+    def of(cls, spec: Redact, lists: Collection[str] = frozenset()) -> Redaction | None:
         """The redaction that `compile(redact=...)` was given; None for none. A malformed pattern is a `ValueError`."""
         if spec is None or callable(spec):
-            return None if spec is None else cls(spec)
+            return None if spec is None else cls(spec, lists=lists)
         patterns = tuple([Pattern.of(each) for each in ([spec] if isinstance(spec, str) else spec)])
-        return cls(_PatternRedaction(patterns), patterns)
+        return cls(_PatternRedaction(patterns), patterns, lists)
+
+    def for_update(self, field: str, update: Any) -> Redaction:
+        """What redacts an update of a field: another one than of values of the field if it is an item of a list."""
+        if self._of_item is None or field not in self._lists or isinstance(update, (list, tuple, FrozenList)):
+            return self
+        return self._of_item
 
     def value(self, path: KeyPath, value: Any) -> Any:
         """The redacted form of a plain value."""
@@ -105,6 +128,8 @@ class Redaction:
         if isinstance(update, Updates):
             parts = [self.update(path, part) for part in update.updates]
             return update if all(map(_same_object, parts, update.updates)) else Updates(*parts)
+        if len(path) == 1 and (of_item := self.for_update(path[0], update)) is not self:
+            return of_item.update(path, update)
         if type(update) in (dict, SealedPatch):
             shown = self._decide(path, update)
             if shown is not update:
@@ -190,7 +215,7 @@ class Redaction:
 
     def _failure(self, field: str, failure: Failure) -> Failure:
         """A failure as it is shown in a field."""
-        shown = self.value((field,), failure)
+        shown = self.for_update(field, failure).value((field,), failure)
         if isinstance(shown, Failure):
             return shown
         parts = shown if isinstance(shown, Mapping) else {"type": HIDDEN, "message": HIDDEN}
@@ -307,19 +332,35 @@ class Redactor:
         if isinstance(event, Committed):
             self.learn_commit(event.commit)
         if isinstance(event, Posted):
-            self._learn_update((event.field,), event.value)
+            self.learn_update(event.field, event.value)
 
     def learn_commit(self, commit: Commit) -> None:
         """Remembers the texts that are hidden in a commit."""
         for name, update in commit.patch.items():
-            self._learn_update((name,), update)
+            self.learn_update(name, update)
+
+    def learn_update(self, field: str, update: Any) -> None:
+        """Remembers the texts that are hidden in an update of a field."""
+        self._learn_update(self._redaction.for_update(field, update), (field,), update)
+
+    def learn_failure(self, path: KeyPath, failure: Failure) -> None:
+        """Remembers the texts that are hidden in a failure: as the update of a field, or at its place in a list."""
+        if len(path) == 1:
+            self.learn_update(path[0], failure)
+        else:
+            self.learn_value(path, failure)
+
+    def commit(self, commit: Commit) -> Commit:
+        """The redacted form of a commit: its values by path, and the texts of its failures."""
+        shown = self._redaction.commit(commit)
+        return shown._replace(failure=self.redact(shown.failure), failed_attempts=self.redact(shown.failed_attempts))
 
     def redact(self, value: Any) -> Any:
         """The redacted form of a text, or of any object with texts in it; the same object if nothing is hidden."""
         return self._redact(value, {})
 
     def error(self, error: BaseException) -> BaseException:
-        """The exception with redacted texts, its causes and contexts too.
+        """The exception with which a run ends, with redacted texts, its causes and contexts too.
 
         It is changed in place, so that class and traceback stay. An exception whose text cannot be changed is replaced:
         an exception group and pydantic's `ValidationError` by another of their class, any other by a `DspyerError`.
@@ -334,7 +375,7 @@ class Redactor:
         if isinstance(value, str):
             return self._redact_text(value)
         if isinstance(value, BaseException):
-            return self._error(value, replaced)
+            return replaced[id(value)] if id(value) in replaced else self._redacted_copy(value, replaced)
         if isinstance(value, Failure):
             shown = {name: self._redact(part, replaced) for name, part in value}
             return value if all(shown[name] is part for name, part in value) else value.model_copy(update=shown)
@@ -389,21 +430,33 @@ class Redactor:
         except Exception:  # noqa: BLE001 - user classes raise anything, and a redacted key may not hash; the text is shown
             return self._redact_text(_repr_of(value))
 
+    def _redacted_copy(self, error: BaseException, replaced: _Replacements) -> BaseException:
+        """The exception for an event or a log: a copy if it shows a hidden text, since the run still needs this one.
+
+        Retries and error edges decide by what was raised, and states get its text.
+        """
+        found = _linked(error)
+        if not self._texts or not any(map(self._shows_hidden, found)):
+            return error
+        copies: _Replacements = {}
+        for one in found:
+            _copy_into(copies, one)
+        for one in found:
+            _link(one, copies)
+        replaced.update(copies)
+        self._error(copies[id(error)], replaced)
+        replaced.update({given: replaced[id(copy)] for given, copy in copies.items()})
+        return replaced[id(error)]
+
+    def _shows_hidden(self, error: BaseException) -> bool:
+        parts = (error.args, *vars(error).values(), *[part for _, part in _members(error)])
+        return self._reveals(_text_of(error)) or any(self._reveals(_repr_of(part)) for part in parts)
+
     def _error(self, error: BaseException, replaced: _Replacements) -> BaseException:
-        found: list[BaseException] = []
-        waiting = [error]
-        while waiting:
-            one = waiting.pop()
-            if id(one) not in replaced:
-                replaced[id(one)] = one
-                found.append(one)
-                self._change(one, replaced)
-                inside = (
-                    one.__cause__,
-                    one.__context__,
-                    *(one.exceptions if isinstance(one, BaseExceptionGroup) else ()),
-                )
-                waiting += [inner for inner in inside if inner is not None]
+        found = [one for one in _linked(error) if id(one) not in replaced]
+        replaced.update({id(one): one for one in found})
+        for one in found:
+            self._change(one, replaced)
         for one in reversed(found):
             self._replace(one, replaced)
         for one in found:
@@ -417,16 +470,11 @@ class Redactor:
             error.args = args
         for name, value in vars(error).items():
             vars(error)[name] = self._redact(value, replaced, given=True)
-        for cls in type(error).__mro__:
-            if cls in (BaseException, object):
-                break
-            for name, member in vars(cls).items():
-                if isinstance(member, (MemberDescriptorType, GetSetDescriptorType)) and not name.startswith("__"):
-                    value = getattr(error, name, None)
-                    shown = self._redact(value, replaced, given=True)
-                    if shown is not value:
-                        with suppress(AttributeError, TypeError):  # read-only: `_replace` makes another exception
-                            setattr(error, name, shown)
+        for name, value in _members(error):
+            shown = self._redact(value, replaced, given=True)
+            if shown is not value:
+                with suppress(AttributeError, TypeError):  # read-only: `_replace` makes another exception
+                    setattr(error, name, shown)
 
     def _replace(self, error: BaseException, replaced: _Replacements) -> BaseException:
         """Replaces an exception whose text still shows a hidden one, and records the replacement."""
@@ -501,23 +549,26 @@ class Redactor:
                 self._starts[start] = tuple(sorted((*lengths, len(text)), reverse=True))
 
     def learn_value(self, path: KeyPath, value: Any) -> None:
-        """Remembers the texts that are hidden in a value at a path."""
+        """Remembers the texts that are hidden in a value at a path, also by a pattern that hides what is around it."""
+        self._learn_value(self._redaction, path, value)
+
+    def _learn_value(self, redaction: Redaction, path: KeyPath, value: Any) -> None:
         plain = thaw(value)
-        shown = self._redaction.value(path, plain)
+        shown = redaction.at(path, plain)
         if shown is not plain:
             self._learn_difference(plain, shown)
 
-    def _learn_update(self, path: KeyPath, update: Any) -> None:
+    def _learn_update(self, redaction: Redaction, path: KeyPath, update: Any) -> None:
         if isinstance(update, Updates):
             for part in update.updates:
-                self._learn_update(path, part)
+                self._learn_update(self._redaction.for_update(path[0], part), path, part)
         elif isinstance(update, Replace):
-            self.learn_value(path, update.frozen)
+            self._learn_value(redaction, path, update.frozen)
         elif type(update) in (dict, SealedPatch):
             for key, part in update.items():
-                self._learn_update((*path, key), part)
+                self._learn_update(redaction, (*path, key), part)
         elif update is not DELETE:
-            self.learn_value(path, update)
+            self._learn_value(redaction, path, update)
 
     def _learn_difference(self, value: Any, shown: Any) -> None:
         """Remembers the texts of a value that its redacted form does not show."""
@@ -552,6 +603,62 @@ def _repr_of(value: Any) -> str:
         return repr(value)
     except Exception:  # noqa: BLE001 - a user's `__repr__` raises anything; without a text, none is shown
         return ""
+
+
+def _linked(error: BaseException) -> list[BaseException]:
+    """An exception, and those that are its causes, contexts or parts; each before its parts."""
+    found = {id(error): error}
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        parts = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        inside = [inner for inner in (one.__cause__, one.__context__, *parts) if inner is not None]
+        waiting += [inner for inner in inside if id(inner) not in found]
+        found |= {id(inner): inner for inner in inside if id(inner) not in found}
+    return list(found.values())
+
+
+def _members(error: BaseException) -> Iterator[tuple[str, Any]]:
+    """The attributes of an exception that are not in its `__dict__`: in slots, and of C classes."""
+    for cls in type(error).__mro__:
+        if cls in (BaseException, object):
+            return
+        for name, member in vars(cls).items():
+            if isinstance(member, (MemberDescriptorType, GetSetDescriptorType)) and not name.startswith("__"):
+                yield name, getattr(error, name, None)
+
+
+def _copy_into(copies: _Replacements, error: BaseException) -> BaseException:
+    """Copies an exception, without its traceback, unless there is a copy already."""
+    if id(error) not in copies:
+        copies[id(error)] = _copied(error, copies)
+    return copies[id(error)]
+
+
+def _copied(error: BaseException, copies: _Replacements) -> BaseException:
+    if isinstance(error, BaseExceptionGroup):
+        parts = [_copy_into(copies, part) for part in error.exceptions]
+        group = BaseExceptionGroup.__new__(type(error), error.message, parts)
+        vars(group).update(vars(error))
+        return group
+    for make in (_copy_without_init, copy):
+        with suppress(Exception):  # classes of users raise anything
+            made = make(error)
+            if type(made) is type(error) and _text_of(made) == _text_of(error):
+                return made
+    other = DspyerError(f"{type(error).__qualname__}: {_text_of(error)}")
+    vars(other).update(vars(error))
+    return other
+
+
+def _copy_without_init(error: BaseException) -> BaseException:
+    made = type(error).__new__(type(error), *error.args)
+    vars(made).update(vars(error))
+    for name, value in _members(error):
+        if value is not None:
+            with suppress(AttributeError, TypeError):  # read-only
+                setattr(made, name, value)
+    return made
 
 
 def _link(error: BaseException, replaced: _Replacements) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 import dspy
 
 from dspyer.errors import GraphError, brief, list_names, suggestion
+from dspyer.nodes.callables import class_of
 from dspyer.nodes.node import Node
 from dspyer.nodes.program_calls import SubgraphProgram, is_program
 from dspyer.policies import Pattern, Policies
@@ -95,13 +96,27 @@ def checked_policies(option: str, spec: object, schema: Schema, otherwise: objec
     return policies
 
 
-def check_redacted_fields(patterns: Iterable[Pattern], schema: Schema, modules: Iterable[dspy.Module]) -> None:
-    """Refuse patterns of `compile(redact=...)` that name no field of the graph or of a graph among its modules."""
-    # Below the field nothing is checked: a value may be of a subclass of its declared type.
+def inner_schemas(modules: Iterable[dspy.Module]) -> list[Schema]:
+    """The schemas of the graphs among the modules of a graph."""
     parts = {id(part): part for module in modules for _, part in module.named_sub_modules()}
-    inner = [cast(SubgraphProgram, part).graph.topology.schema for part in parts.values() if is_program(part)]
+    return [cast(SubgraphProgram, part).graph.topology.schema for part in parts.values() if is_program(part)]
+
+
+def check_redacted_fields(patterns: Iterable[Pattern], schemas: Sequence[Schema]) -> None:
+    """Refuse patterns of `compile(redact=...)` that name no field of the graph, or of a graph inside it."""
+    # Below the field nothing is checked: a value may be of a subclass of its declared type.
     hint = ". To hide what runs with another schema left in a thread, write '**.' before the name"
-    _check_fields("redact", _fields_named(patterns), [schema, *inner], hint)
+    _check_fields("redact", _fields_named(patterns), schemas, hint)
+
+
+def fields_of_items(schemas: Iterable[Schema]) -> frozenset[str]:
+    """The fields of which an update may be one item of a list, as with the reducers `append` and `add_messages`."""
+    fields = [(name, field) for schema in schemas for name, field in schema.fields.items()]
+    return frozenset(
+        name
+        for name, field in fields
+        if field.reducer is not None and issubclass(class_of(field.annotation) or int, list)
+    )
 
 
 def _fields_named(patterns: Iterable[Pattern]) -> list[Any]:

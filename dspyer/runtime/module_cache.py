@@ -244,8 +244,7 @@ class ModuleFrame:
     def warn(self, text: str, error: Exception, where: tuple[str, str] | None = None) -> None:
         """Logs why the cache does not help: once per node and reason as a warning, then for debugging."""
         where = where or (self._session.graph.name, self._call.context.node)
-        redactor = self._session.redactor
-        shown = error if redactor is None else redactor.error(error)
+        shown = self._session.events.shown(error)
         own = isinstance(error, NoKeyError | StateError)
         reason = f"{text}: {shown}" if own else f"{text}: {type(shown).__name__}: {shown}"
         level = logging.WARNING if self._results.is_new(where, text) else logging.DEBUG

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import dspy
@@ -60,15 +60,14 @@ def checks_in(
     return []
 
 
-def log_rejection(check: Node, transition: Transition, redactor: Redactor | None) -> None:
+def log_rejection(check: Node, transition: Transition, redact: Callable[[str], str]) -> None:
     """Logs what a check has found, if its branch goes to a correction."""
     checking = check.checking
     if checking is None or transition.failure is not None:
         return
     if check.rejects(tuple([target.node for target in transition.targets])):
-        problems = "; ".join(transition.state[checking.into])
-        shown = problems if redactor is None else redactor.redact(problems)
-        logger.info("check %r refused %s, a correction follows: %s", check.name, checking.what, shown)
+        problems = redact("; ".join(transition.state[checking.into]))
+        logger.info("check %r refused %s, a correction follows: %s", check.name, checking.what, problems)
 
 
 def repairs_in(logged: Sequence[LoggedChecks], redaction: Redaction | None) -> list[dspy.Example]:

@@ -24,7 +24,7 @@ from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords,
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.rows import NewRow
-from dspyer.runtime.session_events import Observe, ignore
+from dspyer.runtime.session_events import Around, Observe, ignore
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.runtime.spans import RunSpans
 from dspyer.scheduler.run_state import FailedBranch, RunState
@@ -196,6 +196,7 @@ class Request:
     Attributes:
         resources: objects by type, for parameters that are annotated with it.
         observe: gets each event.
+        around: of a program inside a node, that node; None for an outermost run.
         queue: where the events of the outermost run wait for their reader; None for no reader.
         answer: answers questions as they are asked.
         live: whether nodes that run at once read each other's posts.
@@ -225,6 +226,7 @@ class Request:
 
     resources: Mapping[type, object] = field(default_factory=dict)
     observe: Observe = ignore
+    around: Around | None = None
     queue: EventQueue[Event] | None = None
     answer: AnswerSource = no_answer
     live: bool = True

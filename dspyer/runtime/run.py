@@ -606,7 +606,7 @@ class Run:
             >>> dict(run.shown[0].patch), dict(run.commits[0].patch)
             ({'token': '[redacted]'}, {'token': 's3cret'})
         """
-        return self.commits if self._redaction is None else tuple(map(self._redaction.commit, self.commits))
+        return self.commits if self._redactor is None else tuple(map(self._redactor.commit, self.commits))
 
     def _rows(self) -> list[DisplayRow]:
         """The commits and where the run ended, for reports and pictures: without what `compile(redact=...)` hides."""

@@ -215,13 +215,13 @@ class Session(NotLive):
         self.redactor = None if redaction is None else Redactor(redaction, dict(run_start.state.raw_items()))
         rules = request.tokens
         self.tokens = None if rules is None else rules.within(program, graph.nodes, redaction, self.redactor)
-        if self.redactor is not None:
-            for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
-                self.redactor.learn_commit(entry.commit)
         observe, queue, keeps = request.observe, None if scope else self.queue, request.keeps_events
         self.events = SessionEvents(
-            observe, queue, keeps, self.root, scope, graph, self.redactor, self.pending, self.limit
+            observe, queue, keeps, self.root, scope, graph, self.redactor, self.pending, self.limit, request.around
         )
+        if self.events.redactors:
+            for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
+                self.events.learn_commit(entry.commit)
         self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.field_shapes, scope))
 
     # --- what a driver calls
@@ -264,7 +264,7 @@ class Session(NotLive):
             self.events.learn_failures_of_items(execution.node, found)
         else:
             if execution.node in self.graph.rejecting:
-                log_rejection(self.graph.rejecting[execution.node], outcome, self.redactor)
+                log_rejection(self.graph.rejecting[execution.node], outcome, self.events.shown)
             if self.pending is not None and execution.branch.head < 0 and self.run_start.first_row is not None:
                 self.records.queue_row(self.run_start.first_row)
             if self.records.kept:
@@ -427,7 +427,7 @@ class Session(NotLive):
         self.failed_attempts.setdefault(attempt.outer_execution, []).append(failure)  # both atomic
         self.events.learn_message(attempt.node, error, failure)
         self.publish(AttemptFailed(attempt.node, attempt.branch, attempt.execution, number, error, pause))
-        shown = error if self.redactor is None else self.redactor.error(error)
+        shown = self.events.shown(error)
         logger.info("%s, attempt %d failed, the next one in %.1f s: %r", attempt.who, number, pause, shown)
         # The event outlives the attempt. A traceback would keep the frames of the attempt, and all their values.
         drop_tracebacks(error)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any, NamedTuple
 
 from dspyer.display.redaction import Redactor
 from dspyer.display.running import LMUse
@@ -17,7 +18,7 @@ from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import LMWatcher
 from dspyer.errors import MapError, brief, error_text
 from dspyer.event_queue import EventQueue
-from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token
+from dspyer.events import Commit, ConflictFound, Doing, Emitted, Event, MergedConflict, Token
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.runtime.pending_rows import PendingRows
@@ -76,6 +77,20 @@ def lm_watchers(run_id: str, prices: Prices) -> list[LMWatcher]:
     return [LMWatcher(partial(watch, run_id), prices) for watch in _lm_watchers]
 
 
+class Around(NamedTuple):
+    """The node in which a run is, a part of the run around it.
+
+    Attributes:
+        events: the events of the run around it.
+        node: the name of the node.
+        item: the index of the item of a map in which it is; None for another node.
+    """
+
+    events: SessionEvents
+    node: str
+    item: int | None
+
+
 class SessionEvents:
     """The events of a session. It does not refer to the session: that would be a cycle.
 
@@ -84,9 +99,11 @@ class SessionEvents:
         queue: of an outermost run whose events are read, where `observe` puts them; else None.
         keeps: whether a `Run` will be made, which has the events.
         root: the id of the outermost run.
+        around: the node in which the run is; None for an outermost run.
 
     Attributes:
         kept: the events in order of arrival.
+        redactors: what hides values of the run: its own redaction, and those of the runs around it.
     """
 
     def __init__(
@@ -100,6 +117,7 @@ class SessionEvents:
         redactor: Redactor | None,
         pending: PendingRows | None,
         limit: TimeLimit | None,
+        around: Around | None = None,
     ) -> None:
         self.kept: list[Event] = []
         self._observe = observe
@@ -111,6 +129,9 @@ class SessionEvents:
         self._redactor = redactor
         self._pending = pending
         self._limit = limit
+        self._around = around
+        own = () if redactor is None else (redactor,)
+        self.redactors: tuple[Redactor, ...] = own if around is None else (*own, *around.events.redactors)
 
     def publish(self, event: Event) -> None:
         """Keeps an event and passes it on. May be called from any thread; a node that emits may wait here."""
@@ -123,7 +144,7 @@ class SessionEvents:
         if self._keeps and type(event) not in _NOT_KEPT:
             self.kept.append(event)
         if type(event) is ConflictFound and event.scope == self._scope:
-            log_conflict(event.conflict)
+            log_conflict(self.shown(event).conflict)
         if _watchers and not self._scope:  # events of runs inside of nodes come here too
             for watch in _watchers:
                 watch(self._root, event)
@@ -136,41 +157,62 @@ class SessionEvents:
         """Publishes events of the scheduler; of a stored run, after the rows that they report are written."""
         if self._pending is not None:
             self._pending.events += events
-            if self._redactor is not None:
+            for redactor in self.redactors:
                 for event in events:
-                    self._redactor.learn(event)  # an error published before the next write may name these values
+                    redactor.learn(event)  # an error published before the next write may name these values
             return
         for event in events:
             self.publish(event)
 
-    # --- what else the redaction must know before an error is shown
+    # --- redaction, by this run and by those around it
+
+    def shown(self, value: Any) -> Any:
+        """An event, an error or a text as a log may show it."""
+        for redactor in self.redactors:
+            value = redactor.event(value)
+        return value
+
+    def learn_commit(self, commit: Commit) -> None:
+        """Lets the redaction hide what it hides in a commit of an earlier process."""
+        for redactor in self.redactors:
+            redactor.learn_commit(commit)
+        for failure in (*commit.failed_attempts, *([] if commit.failure is None else [commit.failure])):
+            self._learn(self._failure_paths(commit.node, failure.index), [failure])
 
     def learn_message(self, node: str, error: BaseException, failure: Failure) -> None:
         """Lets the redaction hide the text of an exception that it hides in the field that gets the failure.
 
         The exception is shown, by events and logs, before the commit is; and its text may be longer than the failure's.
         """
-        if self._redactor is not None:
-            whole = failure.model_copy(update={"message": error_text(error)})
-            for path in self._failure_paths(node, failure):
-                self._redactor.learn_value(path, failure)
-                self._redactor.learn_value(path, whole)
+        if not self.redactors:
+            return
+        whole = failure.model_copy(update={"message": error_text(error)})
+        self._learn(self._failure_paths(node, failure.index), [failure, whole])
 
     def learn_failures_of_items(self, node: str, error: BaseException) -> None:
         """Lets the redaction hide the texts of items of a map, which the error of the map repeats."""
-        if self._redactor is not None and isinstance(error, MapError):
+        if self.redactors and isinstance(error, MapError):
             for failure in error.failures:
-                for path in self._failure_paths(node, failure):
-                    self._redactor.learn_value(path, failure)
+                self._learn(self._failure_paths(node, failure.index), [failure])
 
-    def _failure_paths(self, node: str, failure: Failure) -> list[KeyPath]:
+    def _learn(self, paths: list[KeyPath], failures: list[Failure]) -> None:
+        """Remembers failures that a state may hold at these paths, or where the node around this run leads its own."""
+        if self._redactor is not None:
+            for path in paths:
+                for failure in failures:
+                    self._redactor.learn_failure(path, failure)
+        if self._around is not None:
+            events, node, item = self._around
+            events._learn([*paths, *events._failure_paths(node, item)], failures)
+
+    def _failure_paths(self, node: str, index: int | None) -> list[KeyPath]:
         """Where a state may hold a failure: the fields of error edges, and of an item its place in that of the map."""
         edges, nodes = self._graph.error_edges.get(node, ()), self._graph.nodes
         found: list[KeyPath] = [(edge.into,) for edge in edges if edge.into is not None]
         found += [(field,) for field in nodes[node].reports_in] if node in nodes else []
         mapped = nodes[node].map_fields if node in nodes else None
-        if mapped is not None and mapped[3] is not None and failure.index is not None:
-            found.append((mapped[3], failure.index))
+        if mapped is not None and mapped[3] is not None and index is not None:
+            found.append((mapped[3], index))
         return found
 
 

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Self
 import dspy
 import pytest
 from pydantic import BaseModel, ValidationError
+from tenacity import wait_none
 
-from dspyer import END, START, CompiledGraph, Context, Graph, reducers
+from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry, Send, reducers
 from dspyer.display.redaction import HIDDEN, Redaction, Redactor
 from dspyer.errors import DspyerError, Interrupted, MergeConflictError, StoreError
 from dspyer.events import Committed, Emitted, Event, Exchange, RunEnded
@@ -43,6 +44,7 @@ class State(BaseModel):
     info: dict[str, Any] = {}
     log: Annotated[list[str], reducers.extend] = []
     n: int = 0
+    problems: list[str] = []
 
 
 def build(*, merge: Any = "raise") -> Graph:
@@ -113,10 +115,17 @@ def test_errors_of_the_package_hide_redacted_values(redact: Any) -> None:
     assert SECRET not in str(error)
 
 
-def test_events_of_graphs_inside_are_hidden_too() -> None:
-    inner = build(merge="last_write_wins").compile()
+def test_events_and_logs_of_graphs_inside_are_hidden_too(caplog: pytest.LogCaptureFixture) -> None:
+    inner = build(merge="last_write_wins")
+    inner.add_node("draft", lambda q: {"token": SECRET}, writes=["token"]).add_edge("last", "draft").add_edge(
+        "draft", END
+    )
+    inner.add_check("open", lambda token: [token] if token else [], of="draft", fix=lambda: {"token": ""})
     outer = Graph(State, inputs=["q"]).add_node("inner", inner).add_path(START, "inner", END)
-    events = list(outer.compile(redact=PATTERNS).stream({"q": "plain"}))
+    with caplog.at_level(logging.INFO, "dspyer"):
+        events = list(outer.compile(redact=PATTERNS).stream({"q": "plain"}))
+    assert {record.funcName for record in caplog.records} == {"log_conflict", "log_rejection"}
+    veiled(caplog.text)
     assert [event for event in events if isinstance(event, Committed) and event.scope]
     assert SECRET not in repr(events)
 
@@ -402,3 +411,130 @@ def test_errors_about_answers_show_none(redacts: bool) -> None:
     assert len(texts) == 3
     assert [any(number in text for number in ("4711", "4712", "4713")) for text in texts] == [not redacts] * 3
     assert t.state["token"] == 4711
+
+
+# --- failures
+
+
+class Failing(BaseModel):
+    docs: list[str] = []
+    notes: list[str] = []
+    unread: list[Failure] = []
+    problem: Failure | None = None
+    problems: Annotated[list[Failure], reducers.append] = []
+
+
+def refuses(docs: list[str], ctx: Context) -> dict[str, Any]:
+    """Fails for documents that say so, some of them at the first attempt alone."""
+    if "bad" in docs or ("once" in docs and ctx.attempt == 1):
+        raise ConnectionError(f"the key is {SECRET}")
+    return {"notes": docs}
+
+
+def failing(into: str, *, node: Any = refuses, retry: bool = True, sends: bool = False) -> Graph:
+    """`ask` with an error edge to END."""
+    policy = Retry(2, wait=wait_none()) if retry else None
+    graph = Graph(Failing, inputs=["docs"]).add_node("ask", node, writes=["notes"], retry=policy).add_edge("ask", END)
+    if sends:
+        graph.add_conditional_edges(START, lambda docs: [Send("ask", {"docs": [doc]}) for doc in docs], ["ask"])
+    else:
+        graph.add_edge(START, "ask")
+    return graph.add_error_edge("ask", END, into=into)
+
+
+def failing_map(share: float) -> Graph:
+    def read(doc: str, ctx: Context) -> str:
+        refuses([doc], ctx)
+        return doc
+
+    graph = Graph(Failing, inputs=["docs"])
+    graph.add_map(
+        "read",
+        read,
+        over="docs",
+        item="doc",
+        into="notes",
+        failures="unread",
+        min_success=share,
+        retry=Retry(2, wait=wait_none()),
+    )
+    return graph.add_path(START, "read", END)
+
+
+def with_inside(into: str) -> Graph:
+    graph = Graph(Failing, inputs=["docs"], name="Outer").add_node("inner", failing(into), writes=[into])
+    return graph.add_path(START, "inner", END)
+
+
+def alone() -> Graph:
+    graph = Graph(Failing, inputs=["docs"], name="Alone")
+    return graph.add_node("ask", refuses, retry=Retry(2, wait=wait_none()), writes=["notes"]).add_path(
+        START, "ask", END
+    )
+
+
+FAILURES: dict[str, tuple[Callable[[], Graph], str]] = {
+    "a field": (lambda: failing("problem"), "problem.message"),
+    "a list, by the path in a state": (lambda: failing("problems"), "problems.*.message"),
+    "a list, by the path in an update": (lambda: failing("problems"), "problems.message"),
+    "sends": (lambda: failing("problems", sends=True), "problems.*.message"),
+    "items of a map": (lambda: failing_map(0.0), "unread.*.message"),
+    "items of a map, the whole field": (lambda: failing_map(0.0), "unread"),
+    "a map that fails": (lambda: failing_map(1.0), "unread"),
+    "in a graph inside": (lambda: with_inside("problem"), "problem.message"),
+    "in a list of a graph inside": (lambda: with_inside("problems"), "problems.*.message"),
+    "of a graph inside": (lambda: failing("problem", node=alone(), retry=False), "problem.message"),
+}
+
+
+@pytest.mark.parametrize("docs", [["a", "bad"], ["a", "once"]], ids=["fails", "is retried"])
+@pytest.mark.parametrize("case", FAILURES)
+def test_failures_are_hidden_by_their_path_wherever_they_leave_the_run(
+    case: str, docs: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make, path = FAILURES[case]
+    t = make().compile(redact=[path], store=Memory()).thread("t")
+    with caplog.at_level(logging.INFO, "dspyer"):
+        run = t.run({"docs": docs})
+    t.export(tmp_path / "t.jsonl")
+    run.to_html(tmp_path / "run.html")
+    files = (tmp_path / "t.jsonl").read_text() + (tmp_path / "run.html").read_text()
+    veiled(f"{run.events} {json.dumps([event.to_dict() for event in run.events])} {caplog.text} {run.shown}")
+    veiled(f"{run.report()} {run.to_svg()} {run.error!r} {run.failures} {t.failures} {files} {run!r}")
+    plain = make().compile().run({"docs": docs})
+    assert SECRET in f"{plain.events}"
+    if plain.status == "completed":
+        assert run.state == plain.state, "states keep it"
+
+
+def test_commits_of_an_earlier_process_are_hidden_like_those_of_this_one() -> None:
+    graph = failing("problem")
+    graph._edges.clear()
+    graph.add_path(START, "ask", "stop", END).add_node("stop", lambda: None, writes=[])
+    t = graph.compile(redact=["problem.message"], store=Memory(), interrupt_before=["stop"]).thread("t")
+    t.run({"docs": ["once"]})
+    run = t.resume()
+    assert SECRET in str(run.commits[1].failed_attempts)
+    veiled(f"{run.shown}")
+
+
+@pytest.mark.parametrize("make", RAISED)
+def test_a_redacted_text_is_hidden_in_events_and_not_in_what_error_edges_get(make: str) -> None:
+    """What an exception says decides where a run goes, and is stored: redaction changes neither."""
+    error, _ = RAISED[make]
+    seen: list[str] = []
+
+    def raises(docs: list[str]) -> None:
+        raise error(docs[0])
+
+    def sees(error: BaseException) -> bool:
+        seen.append(texts_of(error, set()))
+        return True
+
+    inside = Graph(Failing, inputs=["docs"]).add_node("raises", raises, writes=[]).add_path(START, "raises", END)
+    graph = Graph(Failing, inputs=["docs"]).add_node("inner", inside, writes=[]).add_path(START, "inner", END)
+    graph.add_error_edge("inner", END, on=sees, into="problem")
+    plain, run = (graph.compile(redact=redact).run({"docs": [SECRET]}) for redact in (None, ["docs"]))
+    veiled(f"{run.events}")
+    assert run.state["problem"] == plain.state["problem"]
+    assert seen[0].count(SECRET) == seen[1].count(SECRET) > 0
