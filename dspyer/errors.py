@@ -461,12 +461,14 @@ def _lost_work() -> tuple[type[BaseException], ...]:
 
 
 def always_raised(error: BaseException) -> bool:
-    """Whether an exception passes every retry, error edge and map: no later attempt can mend it.
+    """Whether an exception passes every retry, error edge and map: no later attempt can mend it, or a part of a group.
 
     Example:
         >>> always_raised(StoreError("the disk is full")), always_raised(TimeoutError())
         (True, False)
     """
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(always_raised, error.exceptions))
     return not isinstance(error, Exception) or isinstance(error, _ALWAYS_RAISED) or is_lost_work(error)
 
 
@@ -501,7 +503,7 @@ def is_transient(error: BaseException) -> bool:
     It accepts connection errors and timeouts; the errors of a language model that DSPy calls retryable, unless the
     `dspy.LM` has retried the request itself (`num_retries`); a stream that broke off; and a response that cannot be
     used: it does not parse, or the state refuses it. A timed-out sync node is not accepted, since its first attempt
-    still runs.
+    still runs. Of an `ExceptionGroup` it accepts all parts, or nothing.
 
     Args:
         error: what the step raised.
@@ -515,6 +517,8 @@ def is_transient(error: BaseException) -> bool:
     """
     if always_raised(error):
         return False
+    if isinstance(error, ExceptionGroup):
+        return all(map(is_transient, error.exceptions))
     if isinstance(error, NodeOutputError):
         return error.of_module
     if isinstance(error, NodeTimeoutError):
@@ -545,6 +549,8 @@ def needs_new_response(error: BaseException) -> bool:
         >>> needs_new_response(ValueError("the summary is too long")), needs_new_response(TimeoutError())
         (True, False)
     """
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(needs_new_response, error.exceptions))
     dspy_errors: Any = sys.modules.get("dspy.utils.exceptions")
     return not isinstance(error, OSError if dspy_errors is None else (OSError, dspy_errors.LMError))
 

@@ -388,7 +388,9 @@ class AttemptFailed(NamedTuple):
     """An attempt of a node, or of an item of a map, has raised `error`; another one follows after `pause` seconds.
 
     A router and the condensers of a node have attempts of their own, under `"trunk:1[route]"` and
-    `"trunk:1[condense]"`: what the node itself gave is kept. The error has no traceback: that would keep the values of the attempt as long as the event.
+    `"trunk:1[condense]"`: what the node itself gave is kept.
+
+    The error has no traceback: that would keep the values of the attempt as long as the event.
     """
 
     node: str

@@ -38,11 +38,11 @@ def check_on(on: object, option: str) -> None:
 
 
 def accepts(on: RetryOn | tuple[RetryOn, ...], error: BaseException) -> bool:
-    """Whether an exception is of a type in `on`, or a predicate there accepts it."""
+    """Whether an exception is of a type in `on`, or a predicate there accepts it; or so each part of a group."""
     for one in on if isinstance(on, tuple) else (on,):
         if isinstance(error, one) if isinstance(one, type) else _asked(one, error):
             return True
-    return False
+    return isinstance(error, ExceptionGroup) and all(accepts(on, part) for part in error.exceptions)
 
 
 def _asked(predicate: Callable[[BaseException], bool], error: BaseException) -> bool:
@@ -56,7 +56,9 @@ def _asked(predicate: Callable[[BaseException], bool], error: BaseException) -> 
 
 
 def retry_after(error: BaseException) -> float:
-    """The seconds that a server asked to wait, as its exception says; 0 if it asked for none."""
+    """The seconds that a server asked to wait, as its exception says; 0 if it asked for none. Of a group, the most."""
+    if isinstance(error, BaseExceptionGroup):
+        return max(map(retry_after, error.exceptions))
     asked = getattr(error, "retry_after", None)
     return float(asked) if isinstance(asked, int | float) and math.isfinite(asked) and asked > 0 else 0.0
 

@@ -309,7 +309,7 @@ def until_calls_end(attempt: Attempt, function: Callable[[], T]) -> T:
     try:
         result = function()
     except BaseException as error:
-        asked = _questions_in(error)
+        asked = questions_in(error)
         if not asked:
             calls.stop()
         calls.close()
@@ -326,7 +326,7 @@ async def auntil_calls_end(attempt: Attempt, function: Callable[[], Awaitable[T]
     try:
         result = await function()
     except BaseException as error:
-        asked = _questions_in(error)
+        asked = questions_in(error)
         if not asked:
             calls.stop()
         if not attempt.left_running:
@@ -353,7 +353,7 @@ async def stop_if_cancelled(attempt: Attempt, function: Callable[[], Awaitable[T
     return task.result()
 
 
-def _questions_in(error: BaseException) -> list[Any]:
+def questions_in(error: BaseException) -> list[Any]:
     """The questions that a node has raised, one by one or as the group of an `asyncio.TaskGroup`.
 
     Empty if anything else was raised with them.
@@ -364,7 +364,7 @@ def _questions_in(error: BaseException) -> list[Any]:
         return []
     found: list[Any] = []
     for part in error.exceptions:
-        questions = _questions_in(part)
+        questions = questions_in(part)
         if not questions:
             return []
         found += questions

@@ -17,8 +17,9 @@ from dspyer import clock
 from dspyer.dspy_module.executing import execute_attempt
 from dspyer.dspy_module.lm_requests import with_new_responses
 from dspyer.dspy_module.tracing import Steps, recording_apart, step_count, take_steps
-from dspyer.errors import needs_new_response, unwrap_stop_iteration
+from dspyer.errors import Interrupt, needs_new_response, unwrap_stop_iteration
 from dspyer.nodes.node import Call
+from dspyer.nodes.program_calls import questions_in
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.retry import Retry
 
@@ -47,7 +48,7 @@ def run_script(script: Script[T]) -> T:
                 reply = step.call(call)
             except BaseException as error:  # noqa: BLE001 - the script decides: it tries again, or raises it
                 # Within this block, whose end deletes `error`: its traceback refers to this frame.
-                step, call = script.throw(error)
+                step, call = script.throw(_failure_or_questions(error))
             else:
                 step, call = script.send(reply)
     except StopIteration as done:
@@ -63,11 +64,19 @@ async def arun_script(script: Script[T]) -> T:
             try:
                 reply = await step.acall(call)
             except BaseException as error:  # noqa: BLE001 - as in run_script
-                step, call = script.throw(error)
+                step, call = script.throw(_failure_or_questions(error))
             else:
                 step, call = script.send(reply)
     except StopIteration as done:
         return cast("T", done.value)
+
+
+def _failure_or_questions(error: BaseException) -> BaseException:
+    """What a step has raised. Of a group, as an `asyncio.TaskGroup` raises it, the failures, or else the questions."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    asked, failures = error.split(Interrupt)
+    return error if asked is None else failures or Interrupt(questions_in(asked))
 
 
 class Spans(Protocol):

@@ -27,7 +27,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import append_to_trace
-from dspyer.errors import Interrupt, NodeOutputError, RouteError, list_names, unwrap_stop_iteration
+from dspyer.errors import Interrupt, NodeOutputError, RouteError, always_raised, list_names, unwrap_stop_iteration
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.graph.spec import check_send
@@ -56,7 +56,6 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.threads.graph_fingerprint import named_classes
 from dspyer.values.json import decoder
-
 
 CONDENSE, ROUTE = "condense", "route"
 """The parts of an execution that have attempts of their own."""
@@ -614,7 +613,8 @@ class Batch(Generic[T]):
         """The results in order of the calls, whose traces are appended to the caller's.
 
         If the run was stopped before all calls had begun, the node is cancelled: it runs again on a resume, and finds
-        the items that were recorded. Otherwise the first failure in order is raised, or all questions if there is none.
+        the items that were recorded. Otherwise the first failure in order is raised, one that always propagates before
+        the others, or all questions if there is none.
         If the rule has ended the calls, neither a stop nor a question changes how the node ends.
         """
         ordered = [self._outcomes.pop(index) for index in sorted(self._outcomes)]
@@ -626,6 +626,7 @@ class Batch(Generic[T]):
         results = [result for result, _, _ in ordered]
         del ordered  # the traceback of an error refers to this frame, which should not refer to the error
         failures = [error for error in errors if not isinstance(error, Interrupt)]
+        failures.sort(key=always_raised, reverse=True)
         questions = [question for error in errors if isinstance(error, Interrupt) for question in error.questions]
         del errors
         if cut_off:

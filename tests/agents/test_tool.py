@@ -257,6 +257,7 @@ PROPAGATE = {
     "declared": (DownError("bad card"), DownError),
     "store": (StoreError("disk full"), StoreError),
     "budget": (BudgetError("spent"), BudgetError),
+    "in a group": (ExceptionGroup("tasks", [StoreError("disk full"), ValueError()]), ExceptionGroup),
     "base exception": (KeyboardInterrupt(), KeyboardInterrupt),
 }
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 from tenacity import wait_none
 
 from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry, Run, Send, reducers
-from dspyer.errors import GraphError, LimitError, MapError, NodeOutputError, RouteError
+from dspyer.errors import GraphError, LimitError, MapError, NodeOutputError, RouteError, StoreError
 from dspyer.events import AttemptFailed, ItemFinished, NodeFailed
 from dspyer.nodes.map import FIRST_ITEMS
 from dspyer.testing import ScriptedLM, no_pauses
@@ -250,7 +250,16 @@ def test_whether_the_first_items_fail_alike_does_not_depend_on_time() -> None:
 # --- what passes through
 
 
-@pytest.mark.parametrize("error", [RouteError("nowhere"), LimitError("too long"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error",
+    [
+        RouteError("nowhere"),
+        LimitError("too long"),
+        ExceptionGroup("tasks", [StoreError("full"), KeyError()]),
+        KeyboardInterrupt(),
+    ],
+    ids=repr,
+)
 def test_errors_that_no_item_can_mend_pass_through(error: BaseException) -> None:
     calls: list[str] = []
 
@@ -269,6 +278,20 @@ def test_errors_that_no_item_can_mend_pass_through(error: BaseException) -> None
         with pytest.raises(KeyboardInterrupt):
             play(program, ["a", "b", "c"], "sync")
     assert calls == ["a", "b"]
+
+
+@MODES
+def test_errors_that_no_item_can_mend_pass_beside_the_failure_of_an_earlier_item(mode: str) -> None:
+    """C3: of two items that fail at once, an error edge would take the first one's error, and the other be lost."""
+    both = threading.Barrier(2)
+
+    def read(doc: str) -> str:
+        both.wait(20)
+        raise ConnectionError("no line") if doc == "a" else StoreError("no space left")
+
+    graph = Graph(Corpus, inputs=["docs"]).add_map("read", read, over="docs", item="doc", into="notes")
+    program = graph.add_path(START, "read", END).add_error_edge("read", END).compile()
+    assert isinstance(play(program, ["a", "b"], mode).error, StoreError)
 
 
 @MODES

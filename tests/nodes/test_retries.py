@@ -21,6 +21,7 @@ from dspyer.errors import (
     AttemptOverError,
     BudgetError,
     CheckError,
+    GraphError,
     Interrupted,
     MapError,
     MergeConflictError,
@@ -30,6 +31,8 @@ from dspyer.errors import (
     StepLimitError,
     StoreError,
     ThreadError,
+    is_transient,
+    needs_new_response,
 )
 from dspyer.events import AttemptFailed, Committed, NodeFailed, NodeStarted
 from dspyer.stores import Memory
@@ -149,8 +152,8 @@ async def _async_yes(error: BaseException) -> bool:
         (lambda: Retry(2, on=int), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, on=()), TypeError),
         (lambda: Retry(2, wait=3), TypeError),  # type: ignore[arg-type]
-        (lambda: Retry(2, on=(OSError, _async_yes)), TypeError),
-        (lambda: Retry(2, on=partial(_async_yes)), TypeError),
+        (lambda: Retry(2, on=(OSError, _async_yes)), TypeError),  # type: ignore[arg-type]
+        (lambda: Retry(2, on=partial(_async_yes)), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, on=retry_if_exception_type(OSError)), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, wait=_async_yes), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, max_wait=-1), ValueError),
@@ -188,10 +191,13 @@ class Fatal(BaseException):
 
 
 PASSES = [
+    GraphError("no start"),
     RouteError("no way"),
     StepLimitError("too long"),
     RunStoppedError("stopped"),
+    BudgetError("spent"),
     StoreError("full"),
+    ExceptionGroup("tasks", [ValueError("other"), ExceptionGroup("inner", [StoreError("full")])]),
     ThreadError("open"),
     AttemptError("key twice"),
     Fatal(),
@@ -219,16 +225,74 @@ def test_some_exceptions_pass_at_once(error: BaseException, mode: str, pauses: l
     assert (node.attempts, pauses) == ([1], [])
 
 
-def test_a_budget_passes() -> None:
-    assert Retry(3, on=Exception).pause(1, BudgetError.__new__(BudgetError)) is None
-
-
 @modes
 @pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
 def test_failures_of_dspyer_are_retried_as_those_of_users(error: Exception, mode: str, pauses: list[float]) -> None:
     node = Failing(error)
     assert run(program(node.node(mode)), mode).state["done"] == 2
     assert pauses == [2.0]
+
+
+LOST, LATE = ConnectionError("no line"), TimeoutError("late")
+
+
+@pytest.mark.parametrize(
+    ("on", "parts", "taken"),
+    [
+        (is_transient, [LOST, LATE], True),
+        (is_transient, [LOST, ExceptionGroup("inner", [LATE])], True),
+        (is_transient, [LOST, ValueError("odd")], False),
+        ((ConnectionError, TimeoutError), [LOST, LATE], True),
+        (ConnectionError, [LOST, LATE], False),
+        (ExceptionGroup, [ValueError("odd")], True),
+        (ExceptionGroup, [StoreError("full")], False),
+    ],
+)
+def test_a_group_is_retried_if_all_its_parts_are(on: Any, parts: list[Exception], taken: bool) -> None:
+    """As an `asyncio.TaskGroup` raises what its tasks have raised. Error edges take the same groups."""
+    group = ExceptionGroup("tasks", parts)
+    assert (Retry(2, on=on).pause(1, group) is not None) is taken
+    if on is is_transient:
+        assert is_transient(group) is taken
+
+
+def test_a_group_pauses_for_the_longest_retry_after_and_asks_anew_if_a_part_needs_it() -> None:
+    group = ExceptionGroup("tasks", [AskedToWaitError(7), AskedToWaitError(61), LOST])
+    assert Retry(2, on=Exception).pause(1, group) is None
+    assert Retry(2, on=Exception, max_wait=61).pause(1, group) == 61
+    assert needs_new_response(group)
+    assert not needs_new_response(ExceptionGroup("tasks", [LOST, LATE]))
+
+
+@modes
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside a failure"])
+def test_a_question_in_a_task_group_is_asked(beside: bool, mode: str, pauses: list[float]) -> None:
+    attempts: list[int] = []
+
+    async def ask(ctx: Context) -> dict[str, Any]:
+        attempts.append(ctx.attempt)
+
+        async def question() -> bool:
+            return bool(ctx.interrupt("ok", "Go on?"))
+
+        async def other() -> None:
+            if beside and len(attempts) == 1:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    raise LOST  # as it is cancelled, since the other task has asked
+
+        async with asyncio.TaskGroup() as tasks:
+            _, asked = tasks.create_task(other()), tasks.create_task(question())
+        return {"flag": asked.result()}
+
+    graph = Graph(Done).add_node("ask", ask, writes=["flag"], retry=ANY).add_path(START, "ask", END)
+    t = graph.compile(store=":memory:").thread("t")
+    first = t.run({}) if mode == "sync" else asyncio.run(t.arun({}))
+    assert (first.status, attempts) == ("interrupted", [1, 2] if beside else [1])
+    last = t.resume({"ok": True}) if mode == "sync" else asyncio.run(t.aresume({"ok": True}))
+    assert (last.status, last.state["flag"]) == ("completed", True)
+    assert len(pauses) == beside
 
 
 @modes

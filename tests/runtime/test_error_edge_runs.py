@@ -170,6 +170,7 @@ PASSES = [
     StoreError("x"),
     ThreadError("x"),
     AttemptError("x"),
+    ExceptionGroup("x", [TimeoutError("x"), StoreError("x")]),
 ]
 FAILS = [NodeOutputError("x"), MergeConflictError("x"), CheckError("x"), TimeoutError("x")]
 

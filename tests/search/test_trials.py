@@ -99,11 +99,16 @@ def test_a_reward_may_be_a_number_of_any_class(number: Any) -> None:
     assert run(graph, {"n": 1}).state["best"] == "0.0"
 
 
-def test_what_always_propagates_fails_the_run() -> None:
+@pytest.mark.parametrize(
+    "error", [StoreError("the disk is full"), ExceptionGroup("tasks", [KeyError(), StoreError("the disk is full")])]
+)
+@pytest.mark.parametrize("place", ["module", "reward"])
+def test_what_always_propagates_fails_the_run(place: str, error: Exception) -> None:
     def fails(n: int) -> int:
-        raise StoreError("the disk is full")
+        raise error
 
-    assert isinstance(run(best_of(Step(fails), 3, lambda n: 1, writes=["n"]), {"n": 1}).error, StoreError)
+    given: Any = (Step(fails), 3, lambda n: 1) if place == "module" else (Step(abs), 3, fails)
+    assert run(best_of(*given, writes=["n"]), {"n": 1}).error is error
 
 
 def test_the_best_of_those_that_are_done() -> None:
