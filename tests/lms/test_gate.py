@@ -28,7 +28,7 @@ from dspyer.lms.gate import Gate, RateLimits, Slots, SlotStep
 from dspyer.nodes.steps import arun_script, run_script
 from dspyer.stopping import TimeLimit, current_limit
 from dspyer.testing import no_pauses
-from tests.http_faults import Cut, Drop, Fault, Hold, Html, Status
+from tests.http_faults import Cut, DateIn, Drop, Fault, Hold, Html, Status
 from tests.openai_server import OpenAIServer, prompt_of, text_of
 
 PATIENCE = 30  # seconds after which a test that hangs fails
@@ -116,15 +116,29 @@ def test_a_failed_request_gives_its_tokens_back() -> None:
     assert pauses == []
 
 
-def test_a_server_that_asks_to_wait_holds_back_every_caller() -> None:
-    with OpenAIServer(lambda messages: "yes", faults=[Status(429, Retry_After="7")]) as server, no_pauses():
+@pytest.mark.parametrize(
+    ("asked", "held"),
+    [
+        ("7", 7),
+        ("0.5", 0.5),
+        (DateIn(30), 29),  # a date has no fractions of a second
+        ("0", 0),
+        ("-7", 0),
+        (DateIn(-7), 0),
+        ("soon", 0),
+        ("nan", 0),
+        ("inf", 0),
+        ("3600", 0),  # more than `max_wait`: each caller is to hear of it at once, and asks the next LM
+    ],
+    ids=str,
+)
+def test_a_server_that_asks_to_wait_holds_back_every_caller(asked: Any, held: float) -> None:
+    with OpenAIServer(lambda messages: "yes", faults=[Status(429, Retry_After=asked)]) as server, no_pauses() as pauses:
         lm = reliable(server.lm(), requests_per_minute=60_000, retry=1)
-        start = clock.now()
         with pytest.raises(dspy.utils.exceptions.LMRateLimitError):
             lm("a")
         lm("b")
-        assert clock.now() - start >= 7
-        assert clock.now() - start < 8
+        assert held - 0.01 <= sum(pauses) <= held + 1
 
 
 def test_a_hold_makes_the_times_of_those_who_wait_void() -> None:

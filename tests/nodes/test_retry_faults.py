@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import dspy
 import pytest
+from dspy.utils.exceptions import LMTransportError
 
 from dspyer import END, START, CompiledGraph, Graph, Retry
 from dspyer.errors import is_transient
+from dspyer.events import AttemptFailed, Token
 from dspyer.testing import no_pauses
 from tests.http_faults import (
+    UNPARSABLE,
     Cut,
     DateIn,
     Drop,
@@ -25,6 +29,7 @@ from tests.http_faults import (
     Status,
     Text,
     TruncatedJson,
+    refused_address,
 )
 from tests.lm_calls import ANSWER
 from tests.openai_server import OpenAIServer, usage
@@ -42,56 +47,80 @@ def program_of(retry: Any) -> CompiledGraph:
 
 
 class Outcome(NamedTuple):
-    error: BaseException | None
-    answer: str | None
-    tokens: str
-    total: int
+    run: Any
+    events: list[Any]  # of a run that is streamed
+
+    @property
+    def answer(self) -> str | None:
+        return self.run.state["answer"] if self.run.status == "completed" else None
+
+    @property
+    def total(self) -> int:
+        return sum(one.get("total_tokens", 0) for one in self.run.usage.values())
 
 
 def call_sync(program: CompiledGraph, lm: Any) -> Outcome:
     with dspy.context(lm=lm):
-        return of_run(program.run({"question": "a question"}))
+        return Outcome(program.run({"question": "a question"}), [])
 
 
 def call_async(program: CompiledGraph, lm: Any) -> Outcome:
     async def main() -> Outcome:
         with dspy.context(lm=lm):
-            found = of_run(await program.arun({"question": "a question"}))
+            run = await program.arun({"question": "a question"})
         await lm.aclose()
-        return found
+        return Outcome(run, [])
 
     return asyncio.run(main())
 
 
 def call_streamed(program: CompiledGraph, lm: Any) -> Outcome:
-    """Raw chunks, as `dspy.streamify` shows them."""
+    with dspy.context(lm=lm):
+        stream, events = program.stream({"question": "a question"}, tokens=True), list[Any]()
+        with suppress(Exception):  # that of the run
+            events.extend(stream)
+        return Outcome(stream.run, events)
 
+
+def call_streamed_async(program: CompiledGraph, lm: Any) -> Outcome:
     async def main() -> Outcome:
-        tokens, answer, error = "", None, None
-        with dspy.context(lm=lm), dspy.track_usage() as tracker:
-            try:
-                async for item in dspy.streamify(program)(question="a question"):
-                    if isinstance(item, dspy.Prediction):
-                        answer = item.answer
-                    elif text := item["choices"][0]["delta"]["content"]:
-                        tokens += text
-            except BaseException as raised:  # noqa: BLE001 - the test looks at it
-                error = raised
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
+        with dspy.context(lm=lm):
+            stream, events = program.astream({"question": "a question"}, tokens=True), list[Any]()
+            with suppress(Exception):
+                async for event in stream:
+                    events.append(event)
         await lm.aclose()
-        counted = [one["total_tokens"] for entries in tracker.usage_data.values() for one in entries if one]
-        return Outcome(error, answer, tokens, sum(counted))
+        return Outcome(stream.run, events)
 
     return asyncio.run(main())
 
 
-def of_run(run: Any) -> Outcome:
-    answer = run.state["answer"] if run.status == "completed" else None
-    return Outcome(run.error, answer, "", sum(one.get("total_tokens", 0) for one in run.usage.values()))
+CALLS: list[Callable[..., Outcome]] = [call_sync, call_async, call_streamed, call_streamed_async]
+STREAMED = {call_streamed, call_streamed_async}
 
 
-CALLS: list[Callable[..., Outcome]] = [call_sync, call_async, call_streamed]
+def check_tokens(outcome: Outcome) -> None:
+    """The tokens of an attempt begin the answer, and `AttemptFailed` comes before those of the next attempt."""
+    attempt, text = 1, ""
+    for event in outcome.events:
+        if isinstance(event, AttemptFailed):
+            assert event.attempt == attempt
+            attempt, text = attempt + 1, ""
+        elif isinstance(event, Token):
+            assert event.attempt == attempt
+            text += event.text
+            assert "one two three".startswith(text.rstrip())
+    assert outcome.answer is None or not outcome.events or text.strip() == outcome.answer
+
+
+def tokens_used(server: OpenAIServer) -> int:
+    """Those of all complete responses, whatever the node has made of them."""
+    texts = {Text: UNPARSABLE, EmptyChoices: "", type(None): ANSWER}
+    return sum(
+        usage(body["messages"], texts[type(fault)])["total_tokens"]
+        for body, fault in zip(server.requests, server.sent, strict=True)
+        if type(fault) in texts
+    )
 
 
 class Row(NamedTuple):
@@ -101,6 +130,7 @@ class Row(NamedTuple):
     retried: bool
     streamed: bool
     requests: int = 1  # DSPy asks again with its JSON adapter for what does not parse, before it has shown a token
+    shown: bool = False  # whether a token of the answer is streamed before the fault
 
 
 ROWS = [
@@ -121,8 +151,10 @@ ROWS = [
     Row(Drop("body"), True, True),
     Row(Cut(0), True, True),
     Row(Cut(3), True, True),
+    Row(Cut(8), True, True, shown=True),
     Row(ErrorEvent(), True, True),
     Row(ErrorEvent(2), True, True),
+    Row(ErrorEvent(8), True, True, shown=True),
     Row(Html(), False, True),
     Row(TruncatedJson(), False, False),
     Row(EmptyChoices(), True, True, 2),
@@ -131,11 +163,13 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+each_call = pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+
+
+@each_call
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.fault))
 def test_each_fault_with_and_without_a_policy(row: Row, call: Callable[..., Outcome]) -> None:
-    again = row.streamed if call is call_streamed else row.retried
-    each = 1 if call is call_streamed and isinstance(row.fault, (Text, EmptyChoices)) else row.requests
+    again = row.streamed if call in STREAMED else row.retried
     options = {"timeout": 0.1} if isinstance(row.fault, Hold) else {}
     errors = []
     for retry, attempts in ((None, 1), (3, 3 if again else 1)):
@@ -143,28 +177,58 @@ def test_each_fault_with_and_without_a_policy(row: Row, call: Callable[..., Outc
             lm = server.lm(**options)
             outcome = call(program_of(retry), lm)
             lm.close()
-        assert outcome.error is not None
-        errors.append(type(outcome.error))
-        assert len(server.requests) in {attempts * one for one in (each, row.requests)}, (retry, server.sent)
+        assert outcome.run.status == "failed"
+        errors.append(type(outcome.run.error))
+        assert len(server.requests) == attempts * row.requests, (retry, server.sent)
+        assert outcome.total == tokens_used(server)
+        check_tokens(outcome)
     assert errors[0] is errors[1]  # the type is that of DSPy, whatever the policy
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
+@each_call
 @pytest.mark.parametrize("row", [row for row in ROWS if row.retried and row.streamed], ids=lambda row: repr(row.fault))
 def test_one_fault_and_then_an_answer(row: Row, call: Callable[..., Outcome], pauses: list[float]) -> None:
-    options = {"timeout": 0.5} if isinstance(row.fault, Hold) else {}
-    with OpenAIServer(lambda messages: ANSWER, faults=[row.fault] * row.requests) as server:
-        lm = server.lm(**options)
+    script = iter([row.fault] * row.requests)
+
+    def faults(body: dict[str, Any]) -> Fault | None:
+        lm.kwargs.pop("timeout", None)  # the next request has time
+        return next(script, None)
+
+    with OpenAIServer(lambda messages: ANSWER, faults=faults) as server:
+        lm = server.lm(**({"timeout": 0.1} if isinstance(row.fault, Hold) else {}))
         outcome = call(program_of(3), lm)
         lm.close()
-    assert outcome.error is None
+    assert outcome.run.error is None
     assert outcome.answer == "one two three"
-    counted = usage(server.requests[-1]["messages"], ANSWER)["total_tokens"]
-    if not isinstance(row.fault, (Text, EmptyChoices, Cut, ErrorEvent)):
-        assert outcome.total == counted  # once, whatever failed before
+    assert len(server.requests) == row.requests + 1
+    assert outcome.total == tokens_used(server), "once, whatever failed before"
+    check_tokens(outcome)
+    first = [event for event in outcome.events if isinstance(event, Token) and event.attempt == 1]
+    assert bool(first) is (row.shown and call in STREAMED)
     asked = getattr(row.fault, "headers", {}).get("Retry_After", "0")
     if asked in ("2", "5"):
         assert int(asked) <= pauses[0] <= int(asked) + 0.5
+
+
+@each_call
+def test_a_refused_connection(call: Callable[..., Outcome], pauses: list[float]) -> None:
+    with refused_address() as address:
+        lm = dspy.LM("openai/dead", api_base=address, api_key="test", num_retries=0, cache=False)
+        assert isinstance(call(program_of(None), lm).run.error, LMTransportError)
+        assert pauses == []
+        assert isinstance(call(program_of(3), lm).run.error, LMTransportError)
+    assert len(pauses) == 2
+
+
+@each_call
+def test_a_response_that_was_cut_off_is_an_answer(call: Callable[..., Outcome]) -> None:
+    with OpenAIServer(lambda messages: ANSWER, faults=[Text("[[ ## answer ## ]]\none", finish="length")]) as server:
+        lm = server.lm()
+        outcome = call(program_of(3), lm)
+        lm.close()
+    assert outcome.answer == "one"
+    assert len(server.requests) == 1
+    check_tokens(outcome)
 
 
 def test_a_policy_may_name_what_it_retries() -> None:
