@@ -8,6 +8,7 @@
 - *Lease*: ownership ends unless it is renewed in time. The lease says when another process may take the thread over;
   the log stays correct without it, by the fencing token.
 - *No write after a failed one*: later rows would refer to rows that the store does not have.
+- *A write that Ctrl-C broke off is repeated with the next one*: the store may have it, and recognizes its rows.
 
 See Gray and Reuter, "Transaction Processing" (1992), for write-ahead logs; Gray and Cheriton, "Leases" (1989); and
 Burrows, "The Chubby lock service" (2006), whose sequencers are fencing tokens.
@@ -115,6 +116,7 @@ class Journal:
         *,
         flush: bool = False,
         release: bool = False,
+        accepted: list[bool] | None = None,
     ) -> None:
         """Write rows as one transaction.
 
@@ -123,6 +125,8 @@ class Journal:
             state: the state at the last of them, if a snapshot is to be taken.
             flush: whether they must be on the disk when this returns.
             release: whether the run releases the thread in the same transaction.
+            accepted: gets an entry once the rows have their numbers. If this then raises no `DspyerError` but Ctrl-C,
+                the next write stores them, so they must not be given again.
 
         Raises:
             StoreError: if the store fails, with its exception as the cause.
@@ -130,7 +134,7 @@ class Journal:
             ConcurrentRunError: if another run has taken the thread over.
         """
         with self._lock:
-            self._accept(new_rows, state, flush, release)
+            self._accept(new_rows, state, flush, release, accepted)
             self._send(self.store.write)
 
     async def awrite(
@@ -140,16 +144,17 @@ class Journal:
         *,
         flush: bool = False,
         release: bool = False,
+        accepted: list[bool] | None = None,
     ) -> None:
         """Write rows without blocking the event loop.
 
         A cancellation that arrives meanwhile is held back until the rows are written: see `dspyer.blocking`.
         """
         if not self._lock.acquire(blocking=False):
-            await finish_in_thread(lambda: self.write(new_rows, state, flush=flush, release=release))
+            await finish_in_thread(lambda: self.write(new_rows, state, flush=flush, release=release, accepted=accepted))
             return
         try:
-            self._accept(new_rows, state, flush, release)
+            self._accept(new_rows, state, flush, release, accepted)
             end = self.seq
             done = self._send(self.store.write_now)
         finally:
@@ -157,7 +162,14 @@ class Journal:
         if not done:
             await finish_in_thread(lambda: self._send_up_to(end))
 
-    def _accept(self, new_rows: Sequence[NewRow], state: SnapshotState | None, flush: bool, release: bool) -> None:
+    def _accept(
+        self,
+        new_rows: Sequence[NewRow],
+        state: SnapshotState | None,
+        flush: bool,
+        release: bool,
+        accepted: list[bool] | None,
+    ) -> None:
         """Number rows and add them to the pending change. The lock is held."""
         self.raise_if_broken()
         seq = self.seq
@@ -170,7 +182,7 @@ class Journal:
             snapshot = new_snapshot(Point(self.run, self.seq - 1), state, self.encoder)
             self.tail = 0
         pending = self._pending
-        if pending is not None:  # of an `awrite` whose store has to wait: one transaction with these rows
+        if pending is not None:  # Ctrl-C broke it off, or it is of an `awrite` whose store has to wait: one transaction
             rows = [*pending.rows, *rows]
             snapshot = snapshot or pending.snapshot
             flush = flush or pending.flush
@@ -181,6 +193,8 @@ class Journal:
         flush = flush or self.durability == "flush"
         # By position: keywords cost 1 µs more, and this is done for every commit.
         self._pending = Change(thread, self.epoch, None, None, lease, head, None, None, self.run, rows, snapshot, flush)
+        if accepted is not None:
+            accepted.append(True)
 
     def _check(self, rows: Sequence[Row]) -> None:
         """Raise for rows that cannot be stored before any is numbered: the run can still write how it ended."""

@@ -98,15 +98,20 @@ def _write(session: Session) -> bool:
     """Writes the rows of everything since the last write, and publishes their events; returns whether it succeeded."""
     assert session.journal is not None
     assert session.pending is not None
+    accepted: list[bool] = []
     try:
         with session.writing():
             rows = session.new_rows()
             if rows:
-                session.journal.write(rows, session.snapshot_state(rows))
+                session.journal.write(rows, session.snapshot_state(rows), accepted=accepted)
             session.pending.run = session.run  # in the block: what is written is what the run would hand over
     except DspyerError as error:
         session.write_failed(error)
         return False
+    except BaseException:  # Ctrl-C
+        if accepted:
+            session.written()
+        raise
     session.written()
     return True
 
@@ -217,13 +222,18 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
 
 async def _awrite(session: Session) -> bool:
     assert session.journal is not None
+    accepted: list[bool] = []
     try:
         rows = session.new_rows()
         if rows:
-            await session.journal.awrite(rows, session.snapshot_state(rows))
+            await session.journal.awrite(rows, session.snapshot_state(rows), accepted=accepted)
     except DspyerError as error:
         session.write_failed(error)
         return False
+    except BaseException:  # Ctrl-C, while the store wrote on the event loop
+        if accepted:
+            session.written()
+        raise
     session.written()
     return True
 

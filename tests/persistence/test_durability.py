@@ -16,6 +16,7 @@ from dspyer.runtime.program import CompiledGraph
 from dspyer.stores import Store, open_store
 from dspyer.stores.base import Change
 from dspyer.stores.memory import Memory
+from tests.persistence.failing import FailingMemory
 
 MODES = ["sync", "async"]
 
@@ -85,6 +86,11 @@ def test_kinds_of_stored_rows_are_plain_strings() -> None:
     assert {type(row.kind) for row in store.rows(store.runs("t")[0].id)} == {str}
 
 
+def ctrl_c() -> None:
+    """Ctrl-C, in the middle of a write."""
+    raise KeyboardInterrupt
+
+
 def interrupt(n: int) -> None:
     """Ctrl-C, in the middle of a node."""
     if n == 3:
@@ -119,6 +125,23 @@ def test_a_run_that_is_interrupted_by_ctrl_c_is_written_and_stopped(durability: 
     assert t.state["n"] == 3
     assert t.resume().state["n"] == 5
     assert calls == [3, 4]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before it took effect", "after that"])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("at", range(2, 9))  # the writes of the inputs, of five steps, and of the end
+def test_ctrl_c_in_the_middle_of_a_write_neither_loses_nor_doubles_a_commit(at: int, mode: str, after: bool) -> None:
+    store = FailingMemory()
+    store.arm(ctrl_c, at, after, forever=False)
+    with pytest.raises(KeyboardInterrupt):
+        run(loop(store, "sync"), mode)
+    calls: list[int] = []
+    t = loop(store, "sync", calls.append).thread("t")
+    assert t.status == ("stopped" if at < 7 else "completed")
+    if at < 7:
+        assert t.resume().status == "completed"
+    assert (t.state["n"], calls) == (5, list(range(at - 2, 5)))
+    assert [commit.node for commit in t.history()] == ["START", *["step"] * 5]
 
 
 @pytest.mark.parametrize("durability", WRITTEN)
