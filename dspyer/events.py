@@ -243,7 +243,8 @@ class LMCall(NamedTuple):
         messages: the prompt, a list of messages with role and content; None if it is not recorded, or not shown.
         response: the response: a text, or a list of several, or of parts such as tool calls; None likewise.
         requests: how many requests it has sent, one for each response that was asked for; 0 if a cache answered. What
-            DSPy itself repeats (`num_retries` of `dspy.LM`) is one request here.
+            DSPy itself repeats (`num_retries` of `dspy.LM`) is one request here; each one that `dspyer.lms.reliable`
+            repeats or passes on to a backup is an LM call of its own.
         fallback: whether the response came from another LM than the first one of `dspyer.lms.reliable`.
     """
 

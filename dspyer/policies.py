@@ -443,6 +443,17 @@ class Policies:
         rules.sort(key=lambda rule: rule.pattern.rank, reverse=True)  # stable: of equal ranks the first declared holds
         return cls(tuple(rules), rest.default, rest.given, rest)
 
+    def preferred(self) -> tuple[str, ...]:
+        """The nodes that `prefer` policies of the table name.
+
+        Example:
+            >>> Policies.of({"title": prefer("editor", "writer"), "tags": "combine_lists"}).preferred()
+            ('editor', 'writer')
+        """
+        found = [rule.policy.decide for rule in self.rules] + [self.default.decide]
+        names = [name for decide in found if isinstance(decide, _Prefer) for name in decide.nodes]
+        return tuple(dict.fromkeys((*names, *(() if self.otherwise is None else self.otherwise.preferred()))))
+
     def policy_for(self, path: KeyPath) -> Policy:
         """The policy that holds at a path.
 

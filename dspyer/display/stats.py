@@ -251,7 +251,8 @@ class Stats:
             spent += [f"{cost_text(cost)} USD"] if cost else []
             lines.append(f"spent on outputs that a check refused: {', '.join(spent)}")
         if not any(one.tokens for one in self.nodes.values()):
-            lines += [f"{total_of(tokens):,} tokens of {name}" for name, tokens in self.usage.items()]
+            totals = {name: total_of(tokens) for name, tokens in self.usage.items()}
+            lines += [f"{total:,} tokens of {name}" for name, total in totals.items() if total]
         return [*lines, *self.unknown]
 
 

@@ -44,6 +44,7 @@ from dspyer.patch import DELETE
 from dspyer.persistence.execution_records import no_answer
 from dspyer.policies import Policies
 from dspyer.retry import Retry
+from dspyer.scheduler.lineage import UPDATE_AUTHOR
 from dspyer.scheduler.loops import Edge, Rounds
 from dspyer.scheduler.run_values import NODE_VALUES, RUN_VALUES, is_counted, run_value_problem
 from dspyer.scheduler.topology import END, START, Topology
@@ -99,6 +100,7 @@ def compile_graph(
     problems: list[str] = []
     parts = _build_parts(options.schema, nodes, edges, problems)._replace(errors=by_source(errors))
     problems += _author_problems(parts)
+    problems += _policy_problems(parts, (options.policies, *join_policies.values()))
     problems += parts.unsent_problems()
     topology = Topology(
         options.name,
@@ -486,6 +488,17 @@ def _author_problems(parts: GraphParts) -> list[str]:
         for name, view in node.views.items()
         for problem in author_problems(view, name, known, node.who)
     ]
+
+
+def _policy_problems(parts: GraphParts, tables: Iterable[Policies]) -> Iterator[str]:
+    """Nodes that a merge policy prefers, and that cannot write anything."""
+    known = [*parts.names, *parts.modules]  # those of routers and condensers, too
+    for name in dict.fromkeys(name for table in tables for name in table.preferred()):
+        if name not in (*known, START, UPDATE_AUTHOR) and not name.startswith("join:"):  # authors on a thread
+            yield (
+                f"a merge policy prefers {name!r}, which is no node.{suggestion(name, known)} "
+                f"Nodes: {list_names(parts.names)}"
+            )
 
 
 def _executor_problems(modules: Mapping[str, dspy.Module]) -> Iterator[str]:

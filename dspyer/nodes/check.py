@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import dspy
 from pydantic import BaseModel, ValidationError
 
-from dspyer.errors import CheckError, NodeOutputError, brief, list_names, with_article
+from dspyer.errors import CheckError, NodeOutputError, annotate, brief, list_names, with_article
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
 from dspyer.nodes.build import refused_class
@@ -344,9 +344,10 @@ class CheckNode(FinderNode):
         if self.accept:
             return Reply({self.into: problems}, None, True)
         after = f" after {visit.fixes} correction{'s' if visit.fixes > 1 else ''}" if visit.fixes else ""
-        raise CheckError(
-            f"the check {self.name!r} refuses {self.checking.what}{after}: {'; '.join(problems)}", problems
-        )
+        text = f"the check {self.name!r} refuses {self.checking.what}{after}: {'; '.join(problems)}"
+        error = CheckError(text, problems)
+        annotate(error, f"an error edge that takes this error begins at {self.name!r}, not at {self.of!r}")
+        raise error
 
     def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
         """The execution that wrote what the check saw; manual commits may lie in between."""

@@ -259,6 +259,10 @@ def extra_counts(
     return found
 
 
+UPDATE_AUTHOR = "update"
+"""The author of a manual commit, unless it was made as a node."""
+
+
 def is_manual(commit: Commit) -> bool:
     """Whether no node made a commit: `t.update` did, and its id is that of the commit before it, `trunk:3+1`."""
     return "+" in commit.id

@@ -38,14 +38,12 @@ from dspyer.persistence.rows import (
 )
 from dspyer.persistence.snapshots import state_digest
 from dspyer.persistence.time_travel import ThreadReader
+from dspyer.scheduler.lineage import UPDATE_AUTHOR
 from dspyer.scheduler.run_state import Branch, active_branches, execution_id, outermost_execution
 from dspyer.scheduler.topology import END
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, Snapshot, Store, ThreadRow
 from dspyer.threads.start import FirstWrite, RunStarter, ThreadHead, names_of_next
-
-UPDATE_AUTHOR = "update"
-"""The author of a manual commit."""
 
 
 def copy_thread(

@@ -267,6 +267,13 @@ def test_costs_and_responses_from_the_cache() -> None:
     assert str(stats).splitlines()[1].endswith("  0.01")
 
 
+def test_a_model_that_has_never_responded_is_not_listed_with_no_tokens() -> None:
+    graph = Graph().add_node("ask", dspy.Predict("question -> answer")).add_error_edge("ask", END, into="problem")
+    with ScriptedLM([LMServerError("broken")]):
+        stats = graph.add_path(START, "ask", END).compile().run({"question": "one"}).stats()
+    assert str(stats).splitlines()[2:] == ["ask: 1 x LMServerError"]
+
+
 @pytest.mark.parametrize("nested", [False, True])
 def test_responses_of_a_backup(nested: bool) -> None:
     """Also while the main LM is skipped, and where one of the LMs is a reliable one."""

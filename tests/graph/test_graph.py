@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Send, reducers, view
+from dspyer import END, START, CompiledGraph, Graph, Send, prefer, reducers, view
 from dspyer.errors import GraphError, InputError
 from dspyer.graph.declarations import RESERVED_NAMES
 
@@ -109,6 +109,13 @@ PROBLEMS: dict[str, Problem] = {
     "unknown target of a router": Problem("names no node 'nowhere'", routed(lambda draft: "x", {"x": "nowhere"})),
     "unknown goto": Problem("'elsewhere'", at("g", nothing, goto=["elsewhere"])),
     "two parallel writers": Problem("'w' and 'x' run in parallel and both write 'score'", two_writers),
+    "prefers no node": Problem(
+        "a merge policy prefers 'critic', which is no node",
+        options={"merge": {"draft": prefer("START", "a", "update", "critic")}},
+    ),
+    "a join prefers no node": Problem(
+        "prefers 'judge', which is no node", lambda g: g.add_edge("a", END, policy={"draft": prefer("judge")})
+    ),
     "read before written": Problem("reads 'late', which nothing can have written", at("r", lambda late: None)),
     "read of no field": Problem("'qestion'", at("q", lambda qestion: None)),
     "lambda s": Problem("name it `state`", at("s", lambda s: None)),

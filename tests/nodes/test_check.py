@@ -75,6 +75,7 @@ def test_corrections_follow_until_the_check_passes(play: Play, case: Case) -> No
         assert isinstance(run.error, CheckError)
         assert list(run.error.problems) == case.error
         assert "'cited' refuses the output of 'draft'" in str(run.error)
+        assert run.error.__notes__[0] == "an error edge that takes this error begins at 'cited', not at 'draft'"
 
 
 def test_a_check_that_passes_costs_one_node_call() -> None:
