@@ -183,6 +183,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: cast(Any, of(takes_s).run({"s": {"n": 1}})).n,
         r"'Run' object has no attribute 'n': a field of the state is read as run.state\['n'\]",
     ),
+    "tokens of a run": (
+        lambda: cast(Any, of(takes_s).run({"s": {"n": 1}})).tokens(),
+        r"'Run' object has no attribute 'tokens': what views save is run.view_tokens\(\), and run.usage is per model$",
+    ),
     "one name of several inputs": (lambda: Graph(inputs="s", required="t").compile(), "required names 't'"),
     "a misspelt option of a node": (lambda: of(takes_an_option)(text="x", limt=3), "Did you mean 'limit'"),
     "a class of modules without outputs": (

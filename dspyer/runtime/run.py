@@ -658,6 +658,8 @@ class Run:
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = f": a field of the state is read as run.state[{name!r}]" if not name.startswith("_") else ""
+            if name == "tokens":
+                hint = ": what views save is run.view_tokens(), and run.usage is per model"
             raise AttributeError(f"'Run' object has no attribute {name!r}{hint}")
 
     def __repr__(self) -> str:

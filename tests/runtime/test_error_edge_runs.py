@@ -502,6 +502,14 @@ def test_a_view_shows_failures_by_their_node() -> None:
     assert run.state["text"].count("cannot do it") == 2
 
 
+def test_the_only_send_of_a_branch_has_the_index_0() -> None:
+    graph = send_graph().add_node("other", logs("other"), writes=["log"]).add_edge("other", "last")
+    graph._edges = [edge for edge in graph._edges if getattr(edge, "source", "") != START]
+    graph.add_node("start", logs("start"), writes=["log"]).add_conditional_edges("start", sends, ["ask"])
+    run = graph.add_edge(START, ["other", "start"]).compile().run({"q": "A"})
+    assert [(each.branch, each.index) for each in run.state["problems"]] == [((1,), 0)]
+
+
 def test_only_the_node_that_a_send_starts_has_an_index() -> None:
     def later(n: int) -> dict[str, Any]:
         raise ValueError("later")
