@@ -248,6 +248,9 @@ class Session(NotLive):
         self._doing.pop(execution.id, None)
         if self.write_error is not None or self.handed_over:
             return  # nothing can be written any more, or would count, so nothing more is committed
+        if isinstance(outcome, ConcurrentRunError) and self.journal is not None and self.journal.broken is not None:
+            self.write_failed(outcome)  # an effect or a post was refused, as the commit would have been: no failure
+            return
         if steps and isinstance(outcome, Transition) and outcome.failure is not None:
             lost = LostSteps(execution.id, 0, outcome.failure.attempt, steps)  # an error edge leads on
             self.lost.setdefault(execution.id, []).append(lost)

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer import END, START, CompiledGraph, Graph, live, reducers
 from dspyer.errors import RunStoppedError, ThreadError
+from dspyer.events import NodeFailed
 
 
 class Log(BaseModel):
@@ -80,6 +81,41 @@ def test_stop_ends_the_run_and_a_resume_continues_it(kind: str) -> None:
     assert t.resume().state["log"] == ["first", "slow", "late"]
     assert stage.calls == ["first", "slow", "slow"]
     assert t.replay() == t.state
+
+
+def post_one(ctx: Any) -> dict[str, Any]:
+    ctx.post("heard", "one")
+    return {}
+
+
+WRITES: dict[str, Any] = {
+    "its commit": lambda ctx: {"log": "late"},
+    "an effect": lambda ctx: {"log": ctx.once("charge", lambda: "late")},
+    "a live post": post_one,
+}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("kind", WRITES)
+def test_what_a_node_writes_after_a_stop_is_no_failure(kind: str, nested: bool) -> None:
+    class State(Log):
+        heard: Annotated[list[str], reducers.append, live] = []
+
+    def stopping(ctx: Any) -> Any:
+        if stops:
+            stops.pop().stop()
+        return WRITES[kind](ctx)
+
+    graph = Graph(State).add_node("write", stopping, writes=["log", "heard"]).add_path(START, "write", END)
+    if nested:
+        graph = Graph(State).add_node("part", graph).add_path(START, "part", END)
+    t = graph.compile(store=":memory:").thread("t")
+    stops = [t]
+    run = t.run({})
+    assert (run.status, t.status, run.failures, t.failures) == ("stopped", "stopped", (), ())
+    assert not [event for event in run.events if isinstance(event, NodeFailed)]
+    assert isinstance(run.error, RunStoppedError)
+    assert t.resume().status == "completed"
 
 
 @pytest.mark.parametrize("parallel", [False, True])
