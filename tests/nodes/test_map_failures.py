@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections import Counter
 from functools import partial
 from typing import Annotated, Any
@@ -148,6 +149,9 @@ def test_a_lookup_that_ends_an_iterator_is_a_failure_by_its_own_name() -> None:
         return next(iter(doc))
 
     assert [one.type for one in play(reading(first), ["a", ""], "sync").state["unread"]] == ["StopIteration"]
+    error = play(reading(first, failures=None), ["a", ""], "sync").error
+    assert isinstance(error, StopIteration)
+    assert error.__notes__[0] == "in docs[1] of the map 'read' (2 items)"
 
 
 # --- when the map fails
@@ -245,6 +249,66 @@ def test_whether_the_first_items_fail_alike_does_not_depend_on_time() -> None:
         run = play(reading(partial(wait_first, first, reader, others), limit=2), [first, *docs, "end"], "sync")
         assert run.status == status
         assert reader.calls.total() == (202 if status == "completed" else FIRST_ITEMS + 1)
+
+
+def test_a_slow_first_item_holds_nothing_up_once_an_item_has_succeeded() -> None:
+    """The first item ends after the last one."""
+    reader, last = Reader(), threading.Event()
+
+    def read(doc: str) -> str:
+        if doc == "first":
+            assert last.wait(10)
+        if doc == "last":
+            last.set()
+        return reader.read(doc)
+
+    docs = ["first", "doc", *[f"bad {i}" for i in range(2 * FIRST_ITEMS)], "last"]
+    assert play(reading(read, limit=2), docs, "sync").state["notes"] == ["FIRST", "DOC", "LAST"]
+
+
+def test_failures_are_in_the_order_of_the_items_in_whatever_order_they_end() -> None:
+    reader, others = Reader(), threading.Event()
+
+    def read(doc: str) -> str:
+        if doc == "bad 0":
+            assert others.wait(10)
+        if doc == "bad 2":
+            others.set()
+        return reader.read(doc)
+
+    error = play(reading(read, limit=2), ["bad 0", "bad 1", "bad 2"], "sync").error
+    assert isinstance(error, MapError)
+    assert [failure.index for failure in error.failures] == [0, 1, 2]
+    assert str(error.__cause__) == "0"
+
+
+def test_items_of_an_earlier_process_count_among_the_first_ones() -> None:
+    def read(doc: str, ctx: Context) -> str:
+        return ctx.interrupt("ok", "?", answer=str) if doc == "ask" else Reader().read(doc)
+
+    t = reading(read, store=":memory:", limit=1).thread("t")
+    run = t.run({"docs": ["doc", *[f"bad {i}" for i in range(2 * FIRST_ITEMS)], "ask", "end"]})
+    run = t.resume({run.questions[0].id: "yes"})
+    assert run.state["notes"] == ["DOC", "yes", "END"]
+    assert len(run.state["unread"]) == 2 * FIRST_ITEMS
+
+
+def test_a_map_keeps_the_values_of_one_failed_item_at_most() -> None:
+    """An exception holds the frames of its call, and a map may have many items that fail."""
+
+    class Big:
+        pass
+
+    alive: weakref.WeakSet[Big] = weakref.WeakSet()
+
+    def read(doc: str) -> str:
+        if doc == "end":
+            return str(len(alive))
+        big = Big()
+        alive.add(big)
+        raise ValueError(doc)
+
+    assert play(reading(read, limit=1), ["bad 0", "bad 1", "bad 2", "end"], "sync").state["notes"] == ["1"]
 
 
 # --- what passes through
