@@ -82,8 +82,9 @@ class NodeStats:
         failed: failed after the last attempt.
         failed_visits: of a map, how many visits failed as a whole.
         attempts: attempts of all visits or items.
-        problems: how often a check found each problem.
-        exceptions: how often each class was raised, in all attempts.
+        problems: how often a check found each problem; those that ended with a `CheckError` are in that alone.
+        exceptions: how often each class was raised, in all attempts. For a visit of a map that failed as a whole these
+            are `MapError` and what was retried; the last error of each item is in `MapError.failures`.
         timeouts: attempts that took longer than their `timeout`.
         cached: visits whose patch came from the node's cache.
         durations: seconds of each visit that was committed, with its attempts and pauses.
@@ -497,6 +498,12 @@ class VisitCounter:
             return _Held()
         return self._held[commit.id][field]
 
+    def _problems(self, commit: Commit, check: Checked) -> Sequence[str]:
+        """The problems that a check has written, counted; one that failed has written none."""
+        found = self._written(commit, check.into).texts if commit.failure is None else ()
+        self._stats[commit.node].problems.update(found)
+        return found
+
     def failure(self, final: FinalFailure) -> None:
         """Counts a failure that ended the run."""
         failure = final.failure
@@ -522,8 +529,7 @@ class VisitCounter:
         check = self._checks[commit.node]
         origin = self._origins.get(parent, parent)
         self._origins[commit.id] = origin
-        problems = self._written(commit, check.into).texts
-        self._stats[commit.node].problems.update(problems)
+        problems = self._problems(commit, check)
         if commit.failure is not None:
             self._refuse(parent, "failed")
         elif check.fix is not None and commit.route == (check.fix,):
@@ -535,8 +541,7 @@ class VisitCounter:
     def _check_agent(self, commit: Commit) -> None:
         """Follows the check of an agent: whether it has refused what the last turn gave, and what it has found."""
         check, submitted = self._checks[commit.node], self._submitted[commit.id]
-        problems = self._written(commit, check.into).texts
-        self._stats[commit.node].problems.update(problems)
+        problems = self._problems(commit, check)
         if commit.failure is None and commit.route and commit.route[0] in check.modes:
             submitted = self._refuse_turn(submitted)
             self._end_turns(submitted, "refused")

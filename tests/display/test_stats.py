@@ -75,9 +75,11 @@ def test_attempts_of_a_node(
     assert one.exceptions == exceptions
 
 
-def drafting(**options: Any) -> CompiledGraph:
+def drafting(caught: bool = False, **options: Any) -> CompiledGraph:
     graph = Graph(Desk, inputs=["n"]).add_node("draft", dspy.Predict("n: int -> answer"))
     graph.add_check("short", lambda answer: ["too long"] if len(answer) > 3 else [], of="draft", **options)
+    if caught:
+        graph.add_error_edge("short", END, into="fault")
     return graph.add_path(START, "draft", END).compile(store=":memory:")
 
 
@@ -91,11 +93,12 @@ def drafting(**options: Any) -> CompiledGraph:
         (["four", "five", "seven"], True, (1, 0, 0, 0, 1, 0, 1), 3, 2),
     ],
 )
+@pytest.mark.parametrize("caught", [False, True])
 @MODES
 def test_corrections_of_a_checked_node(
-    answers: list[str], accept: bool, expected: tuple[int, ...], problems: int, rejected: int, mode: str
+    answers: list[str], accept: bool, expected: tuple[int, ...], problems: int, rejected: int, caught: bool, mode: str
 ) -> None:
-    program = drafting(accept=accept)
+    program = drafting(caught, accept=accept)
     t = program.thread("t")
     with ScriptedLM([{"answer": answer} for answer in answers]):
         run = t.run({"n": 1}) if mode == "sync" else asyncio.run(t.arun({"n": 1}))
@@ -111,7 +114,7 @@ def test_corrections_of_a_checked_node(
         {"draft": 1, "short": 0, "draft_fix": len(answers) - 1}[name] for name in stats.nodes
     ]
     spent = sum(one.rejected_tokens or 0 for one in stats.nodes.values())
-    assert (spent > 0) == (rejected > 0)
+    assert spent == sum(call.tokens for call in run.lm_calls[:rejected])
     assert (spent == total) == (expected[5] == 1)
 
 
