@@ -6,7 +6,10 @@ comes after it.
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,27 @@ CASES = [
     if row.name in EVERYWHERE or pair.name in ({"chain", "loop"} if row.name != "GEPA_one_by_one" else {"chain"})
 ]
 SAVED = {"BootstrapFewShot", "GEPA", "BootstrapFinetune"}  # demonstrations, instructions, LMs: all that a file has
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "optimizing.md"
+ELSEWHERE = {"Ensemble", "ReAnchor"}  # in `test_traps`
+NOT_USABLE = {"AvatarOptimizer", "SignatureOptimizer", "FinetuneTeleprompter", "Teleprompter"}
+
+
+def test_every_optimizer_of_dspy_is_in_the_tables() -> None:
+    found = {
+        name
+        for module in pkgutil.walk_packages(dspy.teleprompt.__path__, "dspy.teleprompt.")
+        for name, value in vars(importlib.import_module(module.name)).items()
+        if inspect.isclass(value) and issubclass(value, dspy.teleprompt.Teleprompter)
+    }
+    rows = {row.name.partition("_")[0] for row in ROWS}
+    assert found - NOT_USABLE - ELSEWHERE == rows
+    everywhere, others = re.findall(r"^\| (\w+(?:, \w+)+) \| a chain", PAGE.read_text(), re.MULTILINE)
+    assert set(everywhere.split(", ")) == EVERYWHERE
+    assert set(others.split(", ")) == rows - EVERYWHERE
+    with pytest.raises(AttributeError, match="TypedPredictor"):  # once it works, it needs a row
+        dspy.teleprompt.AvatarOptimizer(metric=exact)
 
 
 @dataclass
