@@ -9,14 +9,15 @@ from dspyer.runtime.program import CompiledGraph
 
 
 def accepted_only(program: CompiledGraph) -> CompiledGraph:
-    """The same program for `BootstrapFinetune`, `GRPO` and `dspy.Refine`, which use every step of a trace.
+    """The same program for optimizers that train weights and for `dspy.Refine`, which use every step of a trace.
 
     A step whose output a check refused is in the trace with a copy of its predictor. Optimizers that find predictors by
-    identity skip it, and GEPA reflects on it. `BootstrapFinetune` and `GRPO` find predictors by position or by
-    signature: they would train a model to give what was refused. `dspy.Refine` fails at the copy, and so never advises.
+    identity skip it, and GEPA reflects on it. `BootstrapFinetune`, also in `BetterTogether`, and `GRPO` find predictors
+    by position or by signature: they would train a model to give what was refused. `dspy.Refine` fails at the copy, and
+    so never advises.
 
     Args:
-        program: a compiled graph.
+        program: a compiled graph: the student, and a teacher too.
 
     Returns:
         A program that shares the modules of this one, to be given to the optimizer. `run.trace` of its runs has the

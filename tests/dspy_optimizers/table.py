@@ -130,18 +130,18 @@ def ensemble(program: Any, trainset: Examples, lm: NotingLM) -> Any:
     return dspy.Ensemble(reduce_fn=functools.partial(dspy.majority, field="label")).compile([tuned, program])
 
 
-def finetune(program: Any, trainset: Examples, lm: NotingLM, multitask: bool = True) -> Any:
+def finetune(program: Any, trainset: Examples, lm: NotingLM, multitask: bool = True, teacher: Any = None) -> Any:
     optimizer = dspy.BootstrapFinetune(metric=generous, multitask=multitask, num_threads=4 if not multitask else 1)
-    return optimizer.compile(program, trainset=trainset[:3])
+    return optimizer.compile(program, trainset=trainset[:3], teacher=teacher)
 
 
-def better_together(program: Any, trainset: Examples, lm: NotingLM) -> Any:
+def better_together(program: Any, trainset: Examples, lm: NotingLM, strategy: str = "p -> w") -> Any:
     optimizer = dspy.BetterTogether(
         metric=exact,
         p=dspy.BootstrapFewShot(metric=generous, **FEW),
         w=dspy.BootstrapFinetune(metric=generous, num_threads=1),
     )
-    return optimizer.compile(program, trainset=trainset, valset_ratio=0, strategy="p -> w", seed=0)
+    return optimizer.compile(program, trainset=trainset, valset_ratio=0, strategy=strategy, seed=0)
 
 
 def grpo(program: Any, trainset: Examples, lm: NotingLM, teacher: Any = None, steps: int = 2) -> Any:

@@ -97,14 +97,22 @@ def test_refused_output_is_no_example(row: Row) -> None:
         assert not [text for text in texts if text.count(REFUSED) > len(PREVIOUS.findall(text))]
 
 
+def finetune_with_teacher(teacher: Any, trainset: table.Examples, lm: NotingLM) -> Any:
+    student = optimize.accepted_only(correcting())
+    student.set_lm(lm)
+    return table.finetune(student, trainset, lm, teacher=teacher)
+
+
 MANY = [
     Row("BootstrapFinetune", table.finetune, pins_lm=True),
+    Row("BootstrapFinetune_teacher", finetune_with_teacher, pins_lm=True),
+    Row("BetterTogether", functools.partial(table.better_together, strategy="w -> p"), pins_lm=True),
     Row("GRPO", functools.partial(table.grpo, steps=12), pins_lm=True),
 ]
 
 
 @pytest.mark.parametrize("row", MANY, ids=lambda row: row.name)
-def test_without_accepted_only_two_optimizers_would_train_on_it(row: Row) -> None:
+def test_without_accepted_only_these_would_train_on_it(row: Row) -> None:
     tuned, lm = tune(row, correcting())
     assert list(shown_as_good(lm, tuned))
     tuned, lm = tune(row, optimize.accepted_only(correcting()))

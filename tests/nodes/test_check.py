@@ -76,6 +76,8 @@ def test_corrections_follow_until_the_check_passes(play: Play, case: Case) -> No
         assert list(run.error.problems) == case.error
         assert "'cited' refuses the output of 'draft'" in str(run.error)
         assert run.error.__notes__[0] == "an error edge that takes this error begins at 'cited', not at 'draft'"
+    last = "used" if case.error is None else "rejected"
+    assert [step.status for step in run.trace_steps] == [*["rejected"] * (len(case.answers) - 1), last]
 
 
 def test_a_check_that_passes_costs_one_node_call() -> None:
