@@ -117,6 +117,9 @@ def _build_check(
     fixes: Any = given.max_fixes
     if not is_whole_number(fixes) or fixes < 0:
         parts.problems.append(f"{who}: max_fixes={fixes!r}: give the most corrections of one output, 0 or more")
+    accept: Any = given.accept
+    if not isinstance(accept, bool):
+        parts.problems.append(f"{who}: accept={accept!r}: give True to go on with the last output, or False to raise")
     if given.fix is not None and fixes == 0:
         parts.problems.append(f"{who}: with max_fixes=0 nothing is corrected: leave fix= out, or allow corrections")
     wrong = into_problems(given.into, options)

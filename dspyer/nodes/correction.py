@@ -59,8 +59,6 @@ def checked_node_problems(node: Node | None, options: NodeOptions, who: str) -> 
         )
     schema = options.schema
     folded = [field for field in schema.fields if schema.reducer(field) is not None or field in schema.live_fields]
-    if node.writes is None and folded:
-        problems.append(f"{who}: {name!r} does not say what it writes: add_node({name!r}, ..., writes=[...])")
     problems += [
         f"{who}: {name!r} writes {field!r}, which folds what is written, so a refused output could not be replaced: "
         f"write to a field without a reducer, and let the next node add it to {field!r}; or put {name!r} and its check "
@@ -80,8 +78,12 @@ class PlannedFix(NamedTuple):
 
 def plan_fix(check: CheckOptions, of: NodeOptions, node: Node, who: str) -> PlannedFix:
     """The options of the node that corrects the output of another one."""
+    if node.writes is None:
+        known = isinstance(of.node, dspy.Module) and not of.schema.accepts_any_key  # its own error says the same
+        text = f"{who}: {of.name!r} does not say what it writes, which its fix gets"
+        return PlannedFix(None, () if known else (f"{text}: add_node({of.name!r}, ..., writes=[...])",))
     brought = brought_names(node)
-    twice = [name for name in brought[len(node.input_names) :] if name in (*node.input_names, *(node.writes or ()))]
+    twice = [name for name in brought[len(node.input_names) :] if name in (*node.input_names, *node.writes)]
     if twice:
         text = f"{who}: {of.name!r} has an input or output {twice[0]!r}, and its fix gets another value of this name"
         return PlannedFix(None, (f"{text}: rename that of {of.name!r}",))
@@ -90,13 +92,11 @@ def plan_fix(check: CheckOptions, of: NodeOptions, node: Node, who: str) -> Plan
     writes: FieldNames | None
     if module is None:
         module, problems = _default_fix(of, node, who)
-        writes = (
-            None if module is None else {name: (node.writes or {})[name] for name in module.signature.output_fields}
-        )
+        writes = None if module is None else {name: node.writes[name] for name in module.signature.output_fields}
     elif isinstance(module, dspy.Module):
         writes, problems = _writes_of_module(module, node, who)
     elif callable(module) and not isinstance(module, type):
-        writes = None if node.writes is None else {field: field for field in node.writes.values()}
+        writes = {field: field for field in node.writes.values()}
     elif isinstance(module, type):
         problems = [f"{who}: its fix {refused_class(module)}"]
     else:
@@ -146,7 +146,7 @@ def _writes_of_module(module: dspy.Module, node: Node, who: str) -> tuple[FieldN
         outputs = graph.graph.outputs
     else:
         outputs = module_io(module).outputs
-    if outputs is None or node.writes is None:
+    if outputs is None:
         return node.writes, []
     writes = {name: named[name] for name in outputs if name in named}
     if writes:

@@ -451,6 +451,7 @@ WRONG = {
     ),
     "max_fixes": Wrong("max_fixes=-1: give", check_of("draft", max_fixes=-1)),
     "max_fixes no number": Wrong("max_fixes='2'", check_of("draft", max_fixes="2")),
+    "accept": Wrong("accept='no': give True to go on", check_of("draft", accept="no")),
     "fix without corrections": Wrong("leave fix= out", check_of("draft", max_fixes=0, fix=dspy.Predict(DRAFT))),
     "into is no field": Wrong("into='trouble' is no field", check_of("draft", into="trouble")),
     "into is a text": Wrong("list[str], and field 'answer' takes str", check_of("draft", into="answer")),
@@ -519,6 +520,29 @@ def test_a_mistake_is_reported_alone_with_its_fix(wrong: Wrong) -> None:
         graph.compile()
     assert any(wrong.text in problem for problem in caught.value.problems), caught.value.problems
     assert len(caught.value.problems) == 1, caught.value.problems
+
+
+class Unsaid(dspy.Module):
+    def forward(self, question: str) -> Any:
+        return {"answer": question}
+
+
+@pytest.mark.parametrize("node", [lambda question: {"answer": question}, Unsaid()], ids=["function", "module"])
+@pytest.mark.parametrize("schema", [None, Fields], ids=["no schema", "schema"])
+def test_a_fix_needs_the_outputs_that_it_corrects(node: Any, schema: Any) -> None:
+    """Otherwise it would get none of them, and a repair would have none."""
+
+    def graph(**options: Any) -> Graph:
+        made = Graph(schema, inputs=["question"]).add_node("w", node, writes=options.pop("writes", None))
+        return made.add_check("c", lambda answer: ["no"], of="w", **options).add_path(START, "w", END)
+
+    fix = dspy.Predict("question, previous_answer, problems: list[str] -> answer")
+    with pytest.raises(GraphError, match=r"'w'.* does not say what it (writes|gives)") as caught:
+        graph(fix=fix).compile()
+    assert len(caught.value.problems) == 1
+    graph(fix=fix, writes=["answer"]).compile()
+    if schema is None:
+        graph(max_fixes=0).compile()
 
 
 def test_the_name_of_a_check_is_taken_at_once() -> None:
