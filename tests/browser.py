@@ -68,7 +68,7 @@ def page(chromium: Chromium) -> Iterator[Any]:
     try:
         context = chromium.browser.new_context()
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(30_000)
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
         yield page

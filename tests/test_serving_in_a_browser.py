@@ -153,9 +153,11 @@ def text_of(events: list[dict[str, Any]]) -> str:
 
 def answer(address: str, mail: str, approved: bool) -> dict[str, Any]:
     """Another client reads the question of a mail, and answers it."""
-    (question,) = httpx.get(f"{address}/mails/{mail}").json()["questions"]
+    (question,) = httpx.get(f"{address}/mails/{mail}", timeout=PATIENCE).json()["questions"]
     assert question["answer"] == {"type": "boolean"}
-    found: dict[str, Any] = httpx.post(f"{address}/mails/{mail}/answers", json={question["id"]: approved}).json()
+    found: dict[str, Any] = httpx.post(
+        f"{address}/mails/{mail}/answers", json={question["id"]: approved}, timeout=PATIENCE
+    ).json()
     return found
 
 
@@ -240,7 +242,7 @@ def test_a_server_that_goes_away(page: Any, desk: Desk) -> None:
     assert ended(desk.program.thread("m-1")) == "stopped"
     desk.let_go()
     with served(desk.app()) as address:
-        assert httpx.get(f"{address}/mails/m-1").json()["status"] == "stopped"
+        assert httpx.get(f"{address}/mails/m-1", timeout=PATIENCE).json()["status"] == "stopped"
         page.goto(address)
         start(page, "again", "/mails/m-1/resume")
         names, events, error = over(page, "again")
@@ -258,5 +260,8 @@ def test_chunks_end_anywhere_and_a_response_without_its_last_event_was_cut(page:
 
 def test_a_slash_in_the_name_of_a_mail_reaches_no_thread(address: str) -> None:
     """`ada` with the mail `x/m` would be `ada/x` with `m`."""
-    assert [httpx.get(f"{address}/mails/{mail}").status_code for mail in ("x%2Fm", "x/m")] == [404, 404]
-    assert httpx.post(f"{address}/mails/x%2Fm?customer=Ada").status_code == 404
+    assert [httpx.get(f"{address}/mails/{mail}", timeout=PATIENCE).status_code for mail in ("x%2Fm", "x/m")] == [
+        404,
+        404,
+    ]
+    assert httpx.post(f"{address}/mails/x%2Fm?customer=Ada", timeout=PATIENCE).status_code == 404

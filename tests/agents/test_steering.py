@@ -173,7 +173,7 @@ def test_live_branches_of_an_agent_step_side_by_side_until_all_have_finished() -
         graph.add_node(name, agents.tool_loop(f"question -> {name}", [tide], name=name.title()))
     graph.add_edge(START, ["short", "long"]).add_edge(["short", "long"], END)
 
-    both, asked = Barrier(2, timeout=10), Counter[str]()
+    both, asked = Barrier(2, timeout=20), Counter[str]()
 
     def answer(prompt: Prompt) -> Any:
         (output,) = next(tool.schema["required"] for tool in prompt.tools if tool.name == "submit")

@@ -9,7 +9,7 @@ from typing import Any
 import anyio.to_thread
 import dspy
 
-PATIENCE = 10.0  # seconds until a test that hangs fails
+PATIENCE = 20.0  # seconds until a test that hangs fails
 
 
 class Turns:

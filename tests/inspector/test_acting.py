@@ -15,7 +15,7 @@ from dspyer import END, START, CompiledGraph, Graph, Thread, reducers
 from dspyer.stores import Memory
 from tests.inspector.asking import TOKEN, get, post, request
 
-PATIENCE = 10.0
+PATIENCE = 20.0
 
 
 class Order(BaseModel):

@@ -163,7 +163,7 @@ def test_a_deleted_thread_and_a_store_that_fails_end_the_stream(monkeypatch: pyt
             assert reader.next()[0] == "gone"
             with pytest.raises(StopIteration):
                 reader.next()
-        response = httpx.get(f"{address}/api/follow?thread=t", headers=AUTH)
+        response = httpx.get(f"{address}/api/follow?thread=t", headers=AUTH, timeout=PATIENCE)
         assert response.status_code == 404
         run.go.release()
         run.thread.run({"n": 0})
@@ -197,6 +197,6 @@ def test_silence_is_filled_and_the_end_of_the_server_ends_the_stream() -> None:
 def test_a_stream_needs_the_token_and_a_thread() -> None:
     run = Stepping(1)
     with served(dspyer.inspector.app(run.store, token=TOKEN)) as address:
-        assert httpx.get(f"{address}/api/follow?thread=t").status_code == 401
-        assert httpx.get(f"{address}/api/follow", headers=AUTH).status_code == 400
-        assert httpx.get(f"{address}/api/follow?thread=missing", headers=AUTH).status_code == 404
+        assert httpx.get(f"{address}/api/follow?thread=t", timeout=PATIENCE).status_code == 401
+        assert httpx.get(f"{address}/api/follow", headers=AUTH, timeout=PATIENCE).status_code == 400
+        assert httpx.get(f"{address}/api/follow?thread=missing", headers=AUTH, timeout=PATIENCE).status_code == 404

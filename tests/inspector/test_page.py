@@ -116,7 +116,7 @@ def tab(page: Any, desk: Served) -> Iterator[Tab]:
 
 def until(page: Any, expression: str, *argument: Any) -> None:
     """Wait until JavaScript is true. Playwright's own waiting needs `eval`, which the policy of the page forbids."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 30
     while not page.evaluate(expression, *argument):
         assert time.monotonic() < end, expression
         page.wait_for_timeout(15)
@@ -260,7 +260,7 @@ def test_a_run_is_watched_while_another_process_executes_it(tab: Tab, desk: Serv
     status(page, "failed")
     assert "told to fail" in page.locator(".says").inner_text()
     until(page, "document.querySelector('#news').textContent === 'The run is now failed'")  # read aloud after the step
-    assert min(took) < 1, took  # 0.1 s without other work on the machine
+    assert min(took) < 5, took  # 0.1 s without other work on the machine; a page that is not told asks after 15 s
 
 
 @pytest.mark.parametrize("name", [HOSTILE, "hostile-error"])

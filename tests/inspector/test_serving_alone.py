@@ -62,11 +62,13 @@ def test_ctrl_c_ends_readers_and_runs(tmp_path: Path) -> None:
         assert found is not None
         address, token = found.groups()
         auth = {"X-Dspyer-Token": token}
-        assert "<div" in httpx.get(address).text
+        assert "<div" in httpx.get(address, timeout=PATIENCE).text
         with httpx.stream("GET", f"{address}/api/follow?thread=t", headers=auth, timeout=PATIENCE) as reader:
             chunks = reader.iter_text()
             next(chunks)
-            done = httpx.post(f"{address}/api/answer", json={"thread": "t", "answers": {"ask": True}}, headers=auth)
+            done = httpx.post(
+                f"{address}/api/answer", json={"thread": "t", "answers": {"ask": True}}, headers=auth, timeout=PATIENCE
+            )
             assert done.status_code == 200
             while not began.exists():
                 assert process.poll() is None

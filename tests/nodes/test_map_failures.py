@@ -233,7 +233,7 @@ def test_a_map_goes_on_if_the_first_items_do_not_fail_alike(first: list[str], mo
 def wait_first(first: str, reader: Reader, others: threading.Event, doc: str) -> str:
     """Reads documents; the first one after 20 others."""
     if doc == first:
-        assert others.wait(10)
+        assert others.wait(20)
     try:
         return reader.read(doc)
     finally:

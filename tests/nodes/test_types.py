@@ -298,7 +298,7 @@ def test_results_that_run_already_are_finished() -> None:
         if doc == "0":
             bad.set()
             return "many"
-        assert bad.wait(10)
+        assert bad.wait(20)
         done.append(doc)
         return 1
 

@@ -71,7 +71,7 @@ def test_running_siblings_finish_and_are_not_committed() -> None:
         return {"log": ["quick"]}
 
     def slow(state: Any) -> dict[str, Any]:
-        assert failed.wait(10)
+        assert failed.wait(20)
         finished_calls.append("slow")
         return {"log": ["slow"]}
 

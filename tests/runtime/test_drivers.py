@@ -64,7 +64,7 @@ class Turnstile:
 
     def passing(self, name: str) -> None:
         with self.moved:
-            ready = self.moved.wait_for(lambda: self.order[len(self.passed)] == name, timeout=10)
+            ready = self.moved.wait_for(lambda: self.order[len(self.passed)] == name, timeout=20)
             assert ready, f"{name} waited for {self.order[len(self.passed) :]}"
             self.passed.append(name)
             self.moved.notify_all()
@@ -443,13 +443,13 @@ def test_a_stream_that_is_closed_starts_nothing_more() -> None:
     def slow(state: Any) -> None:
         calls.append("slow")
         reached.set()
-        assert go_on.wait(10)
+        assert go_on.wait(20)
 
     graph = Graph(Log).add_node("slow", slow).add_node("after", lambda state: calls.append("after"))
     stream = graph.add_path(START, "slow", "after", END).compile().stream({})
     with stream:
         next(stream)
-        assert reached.wait(10)
+        assert reached.wait(20)
         stream._request.stop("the test stops it")
         go_on.set()
     assert calls == ["slow"]

@@ -241,7 +241,7 @@ def test_a_thread_that_is_left_running_ends_its_own_spans(traces: Traces, how: s
     assert run.state["n"] == 2
     assert traces.tree() == "invoke_workflow One\n  invoke_node next\n  invoke_node one"
     going.set()
-    assert ended.wait(10)
+    assert ended.wait(20)
     assert traces.named("late").parent is not None
 
 
@@ -258,10 +258,10 @@ def test_a_run_inside_a_thread_that_is_left_running_ends_its_spans(traces: Trace
     program = graph.add_path(START, "sub", END).add_error_edge("sub", "next").add_edge("next", END).compile()
     assert program.run({}).status == "completed"
     going.set()
-    assert ended.wait(10)
+    assert ended.wait(20)
     for thread in threading.enumerate():
         if thread.name == "dspyer-timed":
-            thread.join(10)
+            thread.join(20)
     assert traces.tree().count("invoke_node one") == 1
 
 

@@ -99,7 +99,7 @@ def test_a_failing_branch_cancels_no_other_branch(play: Play) -> None:
         raise RuntimeError("boom")
 
     def slow(state: Any) -> dict[str, Any]:
-        assert failed.wait(10)
+        assert failed.wait(20)
         return {"done": True}
 
     run = play(beside(fails, slow), {})
@@ -151,7 +151,7 @@ def test_a_join_does_not_wait_for_an_unrelated_loop() -> None:
     joined = threading.Event()
 
     def loop(ctx: Context) -> dict[str, Any]:
-        assert ctx.visit == 1 or joined.wait(10), "the join waited for the loop"
+        assert ctx.visit == 1 or joined.wait(20), "the join waited for the loop"
         return {"count": 1}
 
     def j(state: Any) -> dict[str, Any]:
@@ -441,7 +441,7 @@ def test_a_program_keeps_no_run() -> None:
 
 def test_branches_have_context_variables_of_their_own(play: Play) -> None:
     variable = contextvars.ContextVar("variable", default=0)
-    passing = threading.Barrier(2, timeout=10)
+    passing = threading.Barrier(2, timeout=20)
 
     def node(number: int) -> Callable[[Any], dict[str, int]]:
         def work(state: Any) -> dict[str, int]:

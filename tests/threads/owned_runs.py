@@ -106,7 +106,7 @@ class WatchedStore(Memory):
         while self.reads.acquire(blocking=False):
             pass
         for _ in range(times):
-            assert self.reads.acquire(timeout=10)
+            assert self.reads.acquire(timeout=20)
 
 
 class Clock:

@@ -115,7 +115,7 @@ def test_b2_a_slow_sibling_finishes_and_is_kept(store: Store, world: World, mode
         return dict(world.says("ok")(state))
 
     def slow(state: Any) -> dict[str, Any]:
-        assert failed.wait(10)
+        assert failed.wait(20)
         return dict(world.says("ok")(state))
 
     thread = fork_of(slow if mode == "sync" else slow_async, fails, store).thread("t")

@@ -55,7 +55,7 @@ def test_an_owner_in_another_container_of_the_same_host_name_is_alive(monkeypatc
     clock = Clock()
     store, gate = Memory(clock=clock), Gate()
     first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
-    assert gate.inside.wait(10)
+    assert gate.inside.wait(20)
     with monkeypatch.context() as patched:
         patched.setattr("os.readlink", lambda path: "pid:[1]")
         patched.setattr("os.getpid", lambda: 1)
@@ -77,7 +77,7 @@ def test_a_lease_is_renewed_while_a_run_works(monkeypatch: pytest.MonkeyPatch) -
     clock = Clock()
     store, gate = Memory(clock=clock), Gate()
     first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
-    assert gate.inside.wait(10)
+    assert gate.inside.wait(20)
     with monkeypatch.context() as patched:
         patched.setattr("socket.gethostname", lambda: "set_owner_on_another_host")
         thread = gated(gate, store).thread("t")
@@ -100,7 +100,7 @@ def test_an_owner_whose_lease_has_expired_fails_at_its_next_write(monkeypatch: p
     store, gate, other = Memory(clock=clock), Gate(), Gate()
     other.opened.set()
     first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
-    assert gate.inside.wait(10)
+    assert gate.inside.wait(20)
     clock.now += 31
     assert gated(other, store).thread("t").resume().status == "completed"
     leases.renew()
@@ -123,7 +123,7 @@ def test_a_lease_is_not_renewed_after_the_thread_was_released() -> None:
     gate.opened.set()
     assert gated(gate, store).thread("t").run({"n": 1}).status == "completed"
     store.before = lambda change: None
-    renewing[0].join(10)
+    renewing[0].join(20)
     row = store.thread("t")
     assert row is not None
     assert row.owner is None
@@ -196,9 +196,9 @@ def test_a_lease_is_renewed_while_a_write_of_its_run_is_slow() -> None:
     journal.store.store.write = write  # type: ignore[method-assign]
     writing = threading.Thread(target=journal.write, args=([end_row("stopped", None, ())],))
     writing.start()
-    assert inside.wait(10)
+    assert inside.wait(20)
     journal.renew(30.0)
     assert store.renewed["a"].is_set()
     go_on.set()
-    writing.join(10)
+    writing.join(20)
     assert [row.seq for row in store.rows("r")] == [0, 1]

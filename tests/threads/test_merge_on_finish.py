@@ -356,7 +356,7 @@ def test_a_run_that_is_cancelled_in_its_merge_ends_when_it_is_merged(monkeypatch
 
     def hold(self: MergeOnFinish, run_end: Point) -> None:
         begun.set()
-        assert cancelled.wait(10)
+        assert cancelled.wait(20)
         time.sleep(0.05)
         merge(self, run_end)
 

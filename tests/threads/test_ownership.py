@@ -25,7 +25,7 @@ from tests.threads.owned_runs import BackgroundRun, Count, Gate, WatchedStore, g
 def test_a_second_run_is_refused_before_any_node_is_called(store: Store) -> None:
     gate, other = Gate(), Gate()
     first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
-    assert gate.inside.wait(10)
+    assert gate.inside.wait(20)
     thread = gated(other, store).thread("t")
     assert thread.status == "running"
     for ask in (
@@ -50,7 +50,7 @@ def test_a_second_run_is_refused_before_any_node_is_called(store: Store) -> None
 def test_on_conflict_wait_starts_when_the_other_run_has_ended(colour: str) -> None:
     store, gate = WatchedStore(), Gate()
     first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
-    assert gate.inside.wait(10)
+    assert gate.inside.wait(20)
     thread = gated(gate, store).thread("t")
     if colour == "sync":
         second = BackgroundRun(lambda: thread.run({"n": 10}, on_conflict="wait"))
@@ -87,7 +87,7 @@ def test_a_replaced_owner_commits_nothing_more(store: Store, how: str) -> None:
     gate, other = Gate(), Gate()
     other.opened.set()
     first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
-    assert gate.inside.wait(10)
+    assert gate.inside.wait(20)
     thread = gated(other, store).thread("t")
     if how == "resume":
         run = thread.resume(take_over=True)
@@ -110,14 +110,14 @@ def test_commits_of_the_old_owner_during_a_take_over_are_kept() -> None:
     store, gate, other = WatchedStore(), Gate(), Gate()
     written, replaced = threading.Event(), threading.Event()
     first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
-    assert gate.inside.wait(10)
+    assert gate.inside.wait(20)
 
     def before(change: Change) -> None:
         if threading.current_thread() is not threading.main_thread():
-            assert not written.is_set() or replaced.wait(10)
+            assert not written.is_set() or replaced.wait(20)
         elif not written.is_set():
             gate.opened.set()
-            assert written.wait(10)
+            assert written.wait(20)
 
     def after(change: Change) -> None:
         done = replaced if threading.current_thread() is threading.main_thread() else written
@@ -182,7 +182,7 @@ def test_a_run_that_ends_while_its_owner_is_checked_has_not_crashed() -> None:
 
     def begins() -> None:
         runs.append(BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1})))
-        assert gate.inside.wait(10)
+        assert gate.inside.wait(20)
 
     def ends() -> None:
         gate.opened.set()
@@ -268,13 +268,13 @@ def test_the_owner_of_a_deleted_thread_writes_nothing_to_its_successor(
     """Neither rows nor head, and it does not release the thread of the new owner."""
     old, new = Gate(), Gate()
     stale = BackgroundRun(lambda: gated(old, store).thread("t").run({"n": 1}))
-    assert old.inside.wait(10)
+    assert old.inside.wait(20)
     thread = gated(Gate(), store).thread("t")
     if kept:
         thread.copy(to="kept")
     thread.delete(take_over=True)
     owner = BackgroundRun(lambda: gated(new, store).thread("t").run({"n": 2}))
-    assert new.inside.wait(10)
+    assert new.inside.wait(20)
     for gate, run in ((old, stale), (new, owner)) if stale_first else ((new, owner), (old, stale)):
         before = store.thread("t")
         gate.opened.set()
@@ -299,7 +299,7 @@ def test_a_thread_that_a_run_acquires_meanwhile_is_not_deleted() -> None:
         def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
             if not begun:
                 begun.append(BackgroundRun(lambda: gated(gate, self).thread("t").run({"n": 1}, abandon=True)))
-                assert gate.inside.wait(10)
+                assert gate.inside.wait(20)
             return super().delete(threads, epochs)
 
     store = Late()

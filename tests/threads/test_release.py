@@ -92,7 +92,7 @@ def test_results_finished_before_a_sibling_aborts_the_run_are_kept() -> None:
         def hold(change: Change) -> None:
             if change.rows and change.rows[-1].seq == 2:
                 loop.call_soon_threadsafe(begin.set)
-                assert go_on.wait(10)
+                assert go_on.wait(20)
 
         async def finishes(state: Any) -> dict[str, Any]:
             calls.append("finishes")
@@ -148,7 +148,7 @@ def test_a_cancelled_run_releases_the_thread(where: str) -> None:
     def hold(change: Change) -> None:
         if change.rows and change.rows[-1].seq == 2:
             writing.set()
-            assert go_on.wait(10)
+            assert go_on.wait(20)
 
     store.after = after
     store.writes_at_once = where != "in a write that goes to a thread"
@@ -165,7 +165,7 @@ def test_a_cancelled_run_releases_the_thread(where: str) -> None:
             await task
 
     asyncio.run(cancelled())
-    assert given_back.wait(10)
+    assert given_back.wait(20)
     row = store.thread("t")
     assert row is not None
     assert row.owner is None
@@ -183,12 +183,12 @@ def test_a_run_that_is_cancelled_while_it_acquires_the_thread_owns_nothing(where
     first: BackgroundRun | None = None
     if where == "while it waits":
         first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
-        assert gate.inside.wait(10)
+        assert gate.inside.wait(20)
 
     def hold(change: Change) -> None:
         if change.run is not None:
             owning_it.set()
-            assert go_on.wait(10)
+            assert go_on.wait(20)
 
     def after(change: Change) -> None:
         if change.lease == 0.0:
@@ -198,7 +198,7 @@ def test_a_run_that_is_cancelled_while_it_acquires_the_thread_owns_nothing(where
 
     async def cancelled() -> None:
         task = asyncio.create_task(gated(gate, store).thread("t").arun({"n": 1}, on_conflict="wait"))
-        await asyncio.to_thread(lambda: store.wait_for_reads(2) if first else owning_it.wait(10))
+        await asyncio.to_thread(lambda: store.wait_for_reads(2) if first else owning_it.wait(20))
         task.cancel()
         go_on.set()
         with pytest.raises(asyncio.CancelledError):
@@ -209,7 +209,7 @@ def test_a_run_that_is_cancelled_while_it_acquires_the_thread_owns_nothing(where
     gate.opened.set()
     if first is not None:
         assert first.end().status == "completed"
-    assert given_back.wait(10)
+    assert given_back.wait(20)
     row = store.thread("t")
     assert row is not None
     assert row.owner is None
@@ -355,14 +355,14 @@ CODE_OF_THE_OPENING = [
 def test_closing_a_stream_that_waits_for_its_thread_ends_the_wait() -> None:
     store, gate = WatchedStore(), Gate()
     first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
-    assert gate.inside.wait(10)
+    assert gate.inside.wait(20)
     stream = gated(gate, store).thread("t").stream({"n": 1}, on_conflict="wait")
     events: list[list[object]] = []
     reader = threading.Thread(target=lambda: events.append(list(stream)))
     reader.start()
     store.wait_for_reads(2)
     stream.close()
-    reader.join(10)
+    reader.join(20)
     assert events == [[]]
     with pytest.raises(RunStoppedError):
         _ = stream.run

@@ -102,14 +102,14 @@ def test_a_stream_closed_early_stops_the_run_which_can_be_resumed() -> None:
     def slow(state: Any) -> dict[str, Any]:
         calls.append("slow")
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(20)
         return {"log": ["slow"]}
 
     graph = Graph(State, inputs=[]).add_node("slow", slow).add_node("after", lambda state: {"log": ["after"]})
     thread = graph.add_path(START, "slow", "after", END).compile(store=FailingMemory()).thread("t")
     with thread.stream({}) as stream:
         next(stream)
-        assert inside.wait(10)
+        assert inside.wait(20)
         stream._request.stop("the test stops it")
         go_on.set()
     assert thread.status == "stopped"
@@ -153,7 +153,7 @@ def test_a_stream_begins_with_its_first_event_and_owns_its_thread_until_the_last
 
     def slow(state: Any) -> dict[str, Any]:
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(20)
         return {"log": ["slow"]}
 
     graph = Graph(State, inputs=[]).add_node("slow", slow).add_path(START, "slow", END)
@@ -161,7 +161,7 @@ def test_a_stream_begins_with_its_first_event_and_owns_its_thread_until_the_last
     stream = thread.stream({})
     assert thread.status == "new"
     next(stream)
-    assert inside.wait(10)
+    assert inside.wait(20)
     assert thread.status == "running"
     for other in (thread.stream({}), thread.stream_resume()):
         with pytest.raises(ConcurrentRunError):
