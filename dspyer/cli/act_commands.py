@@ -78,9 +78,10 @@ def run(
     as_json: JsonOption = False,
 ) -> str:
     """Run a program, on a thread or without a store."""
+    given = parse_object("--input", inputs)  # refused before the import below, which takes a second
+
     from dspyer.cli.programs import budget_of, load_program, play, program_on
 
-    given = parse_object("--input", inputs)
     budget = budget_of(cost, tokens, requests, seconds)
     if thread is None:
         conflict = on_conflict != OnBusy.RAISE

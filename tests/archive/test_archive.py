@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from dspyer.errors import StoreError, ThreadError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Row, RunQuery, RunRow, Store
 from dspyer.stores.encrypted import Encrypted
+from tests.persistence.processes import end_of, fork
 from tests.stores.older_versions import V1, V2, make_old
 from tests.threads.owned_runs import BackgroundRun, Gate, gated
 
@@ -200,13 +202,12 @@ def test_a_run_that_will_be_merged_is_running_while_its_process_lives(tmp_path: 
 
 
 def killed(path: Path) -> None:
-    code = f"""
-import os
-from dspyer import END, START, Graph
-graph = Graph().add_node("one", lambda: {{"n": 1}}, writes=["n"]).add_node("die", lambda n: os._exit(9), writes=["m"])
-graph.add_path(START, "one", "die", END).compile(store={str(path)!r}).thread("killed").run({{}})
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    def die(n: int) -> None:
+        os._exit(9)
+
+    graph = Graph().add_node("one", lambda: {"n": 1}, writes=["n"]).add_node("die", die, writes=[])
+    program = graph.add_path(START, "one", "die", END).compile
+    assert end_of(fork(lambda: program(store=path).thread("killed").run({}))) == 9
 
 
 def test_a_file_is_read_as_it_is_and_its_folder_stays_as_it_is(tmp_path: Path) -> None:
