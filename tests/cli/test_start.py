@@ -1,9 +1,8 @@
-"""How the program starts: what it imports, how fast, and what it says without typer."""
+"""How the program starts: what it imports, how much, and what it says without typer."""
 
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -15,19 +14,18 @@ def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_help_starts_at_once_and_imports_neither_dspy_nor_pydantic() -> None:
+def test_help_imports_little_and_neither_dspy_nor_pydantic() -> None:
     code = (
         "import sys\n"
         "from dspyer.__main__ import main\n"
         "try:\n    main(['--help'])\n"
-        "finally:\n    print([name for name in ('dspy', 'litellm', 'pydantic', 'rich') if name in sys.modules])"
+        "finally:\n    print([name for name in ('dspy', 'litellm', 'pydantic', 'rich') if name in sys.modules])\n"
+        "    print(len(sys.modules))"
     )
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = python(code)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
-    # The time of the processor: others may work on this machine. It takes 0.1 s.
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.4
+    *_, heavy, count = done.stdout.splitlines()
+    assert heavy == "[]", done.stderr
+    assert int(count) < 250  # modules, and not seconds: those depend on the machine. DSPy brings more than a thousand
 
 
 def test_commands_that_read_import_no_dspy(stored_file: Path) -> None:

@@ -274,7 +274,7 @@ def test_the_processes_of_a_pool_end_with_their_owner(tmp_path: Path) -> None:
     killed = "pool = make_pool(2)\n    pool.submit(print, 'ready', flush=True).result()\n    os.kill(os.getpid(), 9)\n"
     file.write_text(f"{imports}{block('def end_with_owner')}\nif __name__ == '__main__':\n    {killed}")
     # The end of their output, for which this waits, is the end of all processes that have it.
-    done = subprocess.run([sys.executable, file], capture_output=True, timeout=30, check=False)
+    done = subprocess.run([sys.executable, file], capture_output=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (-9, b"ready\n")
 
 
