@@ -65,13 +65,26 @@ def in_rollout(number: int, temperature: float) -> AbstractContextManager[None]:
 
 
 def _with_adapter(adapter: Any, name: str, value: object) -> AbstractContextManager[None]:
-    """A block in which the adapter is a copy that changes requests."""
+    """A block in which the adapter is a copy that changes requests, and so is any that a module sets instead."""
+    twin = _asking_copy(adapter)
+    setattr(twin, name, value)
+    callbacks = with_own_adapters(dspy.settings.callbacks or [], twin)
+    block: AbstractContextManager[None] = dspy.context(adapter=twin, callbacks=callbacks)
+    return block
+
+
+def with_own_adapters(callbacks: list[Any], adapter: Any) -> list[Any]:
+    """Callbacks with which an adapter that a module sets itself changes requests as this one does, if it does."""
+    if not isinstance(adapter, AsksAnew):
+        return callbacks
+    return [*[one for one in callbacks if not isinstance(one, OwnAdapters)], OwnAdapters(adapter)]
+
+
+def _asking_copy(adapter: Any) -> Any:
     twin = copy.copy(adapter)
     kind: Any = type(adapter)
     twin.__class__ = _asking_anew(kind)
-    setattr(twin, name, value)
-    block: AbstractContextManager[None] = dspy.context(adapter=twin)
-    return block
+    return twin
 
 
 def _combined(first: int, second: int) -> int:
@@ -132,6 +145,34 @@ def _asking_anew(adapter_class: Any) -> Any:
         if name in vars(made):
             delattr(made, name)
     return made
+
+
+class OwnAdapters(BaseCallback):
+    """Changes the requests of modules that set an adapter of their own, by `dspy.context(adapter=...)`."""
+
+    def __init__(self, asking: AsksAnew) -> None:
+        self._asking = asking
+        self._blocks: dict[str, AbstractContextManager[None]] = {}  # by the id of the module call
+
+    def on_module_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
+        """Replace the adapter for the call of a module by a copy that changes requests, if it is none."""
+        del instance, inputs
+        adapter = asked_adapter()
+        if isinstance(adapter, AsksAnew):
+            return
+        twin = _asking_copy(adapter)
+        for name in (_ADDED, _ROLLOUT):
+            if hasattr(self._asking, name):
+                setattr(twin, name, getattr(self._asking, name))
+        self._blocks[call_id] = block = dspy.context(adapter=twin)
+        block.__enter__()
+
+    def on_module_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+        """Put back the adapter."""
+        del outputs, exception
+        block = self._blocks.pop(call_id, None)
+        if block is not None:
+            block.__exit__(None, None, None)
 
 
 class LMRetryNotes(BaseCallback):

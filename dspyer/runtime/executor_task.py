@@ -26,6 +26,7 @@ from dspyer.budget import Budget
 from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import record_lm_calls
+from dspyer.dspy_module.lm_requests import noting_lm_retries, with_own_adapters
 from dspyer.dspy_module.tracing import REJECTED, Steps
 from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
@@ -202,6 +203,9 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         "trace": steps,
         "usage_tracker": tracker,
     }
+    if call.caller[0]:  # a node, which may be attempted again
+        callbacks = noting_lm_retries(dspy.settings.callbacks or [])
+        settings["callbacks"] = with_own_adapters(callbacks, sent.settings.get("adapter"))
     with ExitStack() as stack:
         stack.enter_context(dspy.context(**settings))
         if call.prices or call.wants_texts:

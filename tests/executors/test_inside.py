@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from concurrent.futures.process import BrokenProcessPool
 from threading import Lock
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 
 import dspy
 import pytest
+from dspy.utils.exceptions import LMServerError
 from dspy.utils.usage_tracker import track_usage
 from pydantic import BaseModel
 from tenacity import wait_none
@@ -17,6 +19,7 @@ from tenacity import wait_none
 from dspyer import END, START, Budget, CompiledGraph, Context, Failure, Graph, Retry, reducers
 from dspyer.errors import BudgetError, ExecutorLost, GraphError, Interrupted
 from dspyer.events import NodeStarted
+from dspyer.testing import no_pauses
 from tests.executors.comparing import differences, plain, step_of
 from tests.executors.pools import BreakingExecutor, BytesExecutor, HeldExecutor
 from tests.executors.programs import (
@@ -35,6 +38,8 @@ from tests.executors.programs import (
     odd,
     one,
 )
+from tests.http_faults import Status
+from tests.openai_server import OpenAIServer
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 Wrap = Callable[[CompiledGraph], Graph]
@@ -469,3 +474,29 @@ def test_an_outer_program_with_an_executor_runs_all_of_it_in_the_worker(pool: By
         found = program.run(dict(Q))
     assert found.status == "completed"
     assert inner.count == 0
+
+
+@MODES
+@pytest.mark.parametrize("called", [False, True], ids=["a node", "ctx.call"])
+def test_what_the_lm_of_a_worker_has_retried_is_not_retried_again(
+    called: bool, mode: str, pool: BytesExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The notes of the LM's own retries are made where the LM is called."""
+    monkeypatch.setattr("dspy.clients.execution._delay", lambda error, attempt: 0.0)
+    far = Graph(name="Far").add_node("ask", dspy.Predict("question -> answer")).add_path(START, "ask", END)
+    program = far.compile().with_executor(pool)
+
+    def calling(question: str, inner: dspy.Module, ctx: Context) -> dict[str, Any]:
+        return {"answer": ctx.call(inner, {"question": question}).answer}
+
+    graph = Graph(name="Near")
+    if called:
+        graph.add_node("near", calling, modules={"inner": program}, writes=["answer"], retry=3)
+    else:
+        graph.add_node("near", program, retry=3)
+    near = graph.add_path(START, "near", END).compile()
+    with OpenAIServer(lambda messages: "", faults=itertools.repeat(Status(500))) as server:
+        with dspy.context(lm=server.lm(num_retries=1)), no_pauses():
+            given = {"question": "why"}
+            done = near.run(given) if mode == "sync" else asyncio.run(near.arun(given))
+        assert (type(done.error), len(server.requests)) == (LMServerError, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -17,6 +18,7 @@ from pydantic import BaseModel, Field
 from dspyer import END, START, CompiledGraph, Graph, Retry, Run
 from dspyer.dspy_module.lm_requests import STRIDE
 from dspyer.errors import NodeOutputError
+from dspyer.search import best_of
 from dspyer.testing import no_pauses
 from tests.http_faults import Cut, Drop, Fault, Status, Text
 from tests.openai_server import OpenAIServer, text_of
@@ -84,6 +86,47 @@ def test_an_unusable_response_is_asked_for_anew(mode: str, adapter: Any) -> None
         assert (again.state["answer"], again.commits[1].attempt) == (7, 3)
         assert len(server.requests) == 2 * each + 1
         lm.close()
+
+
+class OwnAdapter(dspy.Module):
+    """A module that sets an adapter for its predictor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ask = int_answer()
+
+    def forward(self, question: str) -> Any:
+        with dspy.context(adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+            return self.ask(question=question)
+
+    async def aforward(self, question: str) -> Any:
+        with dspy.context(adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
+            return await self.ask.acall(question=question)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("far", [False, True], ids=["here", "in a worker"])
+def test_a_module_with_an_adapter_of_its_own_asks_anew(far: bool, mode: str) -> None:
+    """C5. Without that, each attempt would get the response from the cache that could not be used."""
+    rollouts = Rollouts()
+    with OpenAIServer(lambda messages: GOOD, faults=[BAD] * 2) as server, ThreadPoolExecutor(1) as pool:
+        lm = server.lm(cache=True)
+        inner = Graph(name="In").add_node("ask", OwnAdapter()).add_path(START, "ask", END).compile()
+        program = program_of(inner.with_executor(pool) if far else OwnAdapter())
+        ran = run(program, lm, mode, callbacks=[rollouts])
+        lm.close()
+    assert (ran.state["answer"], len(server.requests)) == (7, 3)
+    if not far:
+        assert [rollout for rollout, _ in rollouts.asked] == [None, STRIDE, 2 * STRIDE]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_trials_of_a_module_with_an_adapter_of_its_own_ask_for_different_responses(mode: str) -> None:
+    with OpenAIServer(lambda messages: GOOD) as server:
+        lm = server.lm(cache=True, temperature=0.5)
+        run(best_of(OwnAdapter(), 3, lambda answer: 0.0, writes=["answer"]).compile(), lm, mode)
+        lm.close()
+    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(
