@@ -466,16 +466,18 @@ def _policies(
 
 
 def _attempts(parts: GraphParts, policies: Mapping[str, NodePolicy]) -> dict[str, tuple[int, ...]]:
-    """The most attempts of each node that is retried, and of the nodes of graphs inside, by path."""
+    """The most attempts of each node that is retried, and of the nodes of graphs that it is or calls, by path."""
     found: dict[str, tuple[int, ...]] = {}
     for name, node in parts.nodes.items():
         retry = policies.get(name, NO_POLICY).retry
         own = () if retry is None else (retry.attempts,)
         if own:
             found[name] = own
+        inside: dict[str, Any] = {f"{name}/{one}": getattr(parts.modules[name], one) for one in node.programs}
         if node.is_subgraph and not isinstance(node, CheckNode):
-            program: Any = parts.modules[name]
-            found |= {f"{name}/{path}": (*own, *inner) for path, inner in program.graph.attempts.items()}
+            inside[name] = parts.modules[name]
+        for place, program in inside.items():
+            found |= {f"{place}/{path}": (*own, *inner) for path, inner in program.graph.attempts.items()}
     return found
 
 

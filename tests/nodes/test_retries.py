@@ -74,6 +74,11 @@ class Done(BaseModel):
     flag: bool = False
 
 
+class Several(Done):
+    many: list[int] = []
+    all: list[Any] = []
+
+
 def program(node: Callable[..., Any], retry: Any = ANY, **options: Any) -> CompiledGraph:
     graph = Graph(Done, name="One").add_node("work", node, retry=retry, writes=["done"])
     return graph.add_path(START, "work", END).compile(**options)
@@ -116,11 +121,20 @@ def test_without_a_policy_nothing_is_retried(mode: str) -> None:
 def test_explain_lists_policies_and_their_products() -> None:
     deep = Graph(Done, name="D").add_node("draft", lambda done: {}, writes=["done"], retry=2)
     middle = Graph(Done, name="M").add_node("write", deep.add_path(START, "draft", END).compile(), retry=3)
-    outer = Graph(Done, name="O").add_node("team", middle.add_path(START, "write", END).compile(), retry=4)
+    outer = Graph(Several, name="O").add_node("team", middle.add_path(START, "write", END).compile(), retry=4)
     outer.add_node("after", lambda done: {}, writes=["done"])
-    text = outer.add_path(START, "team", "after", END).compile(retry=5).graph.explain()
+
+    def calls(done: int, write: dspy.Module, ctx: Context) -> dict[str, Any]:
+        return {"done": ctx.call(write, {"done": done}).done}
+
+    inner = middle.compile()
+    outer.add_node("calls", calls, modules={"write": inner}, writes=["done"], retry=6)
+    outer.add_map("items", calls, modules={"write": inner}, over="many", item="done", into="all", retry=7)
+    text = outer.add_path(START, "team", "after", "calls", "items", END).compile(retry=5).graph.explain()
     lines = [line.strip() for line in text.splitlines()]
     assert "retries multiply: team/write is called up to 4 x 3 times" in lines
+    assert "retries multiply: calls/write/write/draft is called up to 6 x 3 x 2 times" in lines
+    assert "retries multiply: items/write/write/draft is called up to 7 x 3 x 2 times" in lines
     assert "retries multiply: team/write/draft is called up to 4 x 3 x 2 times" in lines
     assert next(line for line in lines if line.startswith("team:")).endswith("up to 4 attempts")
     assert next(line for line in lines if line.startswith("after:")).endswith("up to 5 attempts")
