@@ -77,7 +77,8 @@ before = set(sys.modules)
 events.clear()
 import dspyer, dspyer.testing
 new = {name.partition(".")[0] for name in set(sys.modules) - before}
-print(sorted(new & {"optuna", "numpy", "pandas", "pytest", "hypothesis", "litellm", "asyncio", "unittest"}), events)
+unused = {"optuna", "numpy", "pandas", "psycopg", "pytest", "hypothesis", "litellm", "asyncio", "unittest"}
+print(sorted(new & unused), events)
 """
 
 

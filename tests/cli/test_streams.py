@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from dspyer.__main__ import main
 from tests.cli.conftest import Command
 from tests.cli.orders import GRAPH
+from tests.persistence.processes import end_of, fork
 
 RUN = [sys.executable, "-m", "dspyer", "run", "tests.cli.orders:loose"]
 
@@ -95,14 +97,24 @@ async def later():
 """
 
 
-def test_what_other_processes_print_does_not_reach_stdout(tmp_path: Path) -> None:
+def test_what_other_processes_print_does_not_reach_stdout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "programs_a.py").write_text(PROGRAMS)
-    command = [*RUN[:-1], "programs_a:starts", "--input", '{"n": 1}', "--json"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])}
-    done = subprocess.run(command, capture_output=True, cwd=tmp_path, env=environment, check=True)
-    assert json.loads(done.stdout)["status"] == "completed"
-    assert b"of a process" in done.stderr
-    assert b"to the descriptor" in done.stderr
+    monkeypatch.chdir(tmp_path)
+
+    def child() -> None:
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY), number)
+        sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115 - as the interpreter does
+        with pytest.raises(SystemExit) as ended:
+            main(["run", "programs_a:starts", "--input", '{"n": 1}', "--json"])
+        assert ended.value.code == 0
+        sys.stdout.flush()
+
+    assert end_of(fork(child)) == 0
+    assert json.loads((tmp_path / "stdout").read_text())["status"] == "completed"
+    printed = (tmp_path / "stderr").read_text()
+    assert "of a process" in printed
+    assert "to the descriptor" in printed
 
 
 @pytest.mark.parametrize("code", [0, 7])

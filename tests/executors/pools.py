@@ -101,9 +101,9 @@ class HeldExecutor(BytesExecutor):
 
 
 @contextmanager
-def spawned(workers: int = 1) -> Iterator[Executor]:
-    """A process pool of the standard library."""
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+def forked(workers: int = 1) -> Iterator[Executor]:
+    """A process pool of the standard library. `fork_server` has imported DSPy for its workers."""
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("forkserver")) as pool:
         yield pool
 
 
@@ -127,4 +127,4 @@ def dask_pool(workers: int = 1) -> Iterator[Executor]:
         yield client.get_executor(retries=3)
 
 
-POOLS = {"processes": spawned, "loky": loky_pool, "Dask": dask_pool}
+POOLS = {"processes": forked, "loky": loky_pool, "Dask": dask_pool}

@@ -242,7 +242,7 @@ TUNED = [row for row in ROWS if row.name in ("BootstrapFewShot", "MIPROv2", "GEP
 SOME = ["chain", "failure", "error edge", "check", "budget", "LM of a predictor", "StopIteration"]
 
 
-@pytest.mark.usefixtures("quiet")
+@pytest.mark.usefixtures("quiet", "fork_server")
 @pytest.mark.parametrize("kind", POOLS)
 def test_a_real_pool_gives_the_same_until_a_worker_is_killed(kind: str, tmp_path: Path) -> None:
     with POOLS[kind]() as pool:

@@ -13,6 +13,7 @@ import pytest
 
 from dspyer import Run
 from dspyer.errors import ExecutorLost, InputError
+from tests.executors.pools import forked
 from tests.executors.shouting import OtherArgumentsError, shouting
 
 
@@ -68,8 +69,9 @@ def test_equal_calls_are_different_tasks() -> None:
     assert len(tasks) == 3
 
 
+@pytest.mark.usefixtures("fork_server")
 def test_a_killed_worker_is_no_wrong_score() -> None:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with forked() as pool:
         far = shouting().with_executor(pool)
         examples = [dspy.Example(text=text).with_inputs("text") for text in ("hey", "killed", "you", "we")]
         evaluate = dspy.Evaluate(devset=examples, metric=lambda *_: 1.0, num_threads=2, max_errors=1000)

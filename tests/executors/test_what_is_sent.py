@@ -26,7 +26,7 @@ from dspyer.errors import ExecutorLost, InputError, ThreadError
 from dspyer.runtime.executor_bytes import decode, encode_sent
 from dspyer.runtime.executor_task import SentProgram
 from dspyer.testing import ScriptedLM
-from tests.executors.pools import BytesExecutor, spawned
+from tests.executors.pools import BytesExecutor, forked
 from tests.executors.programs import WordLM
 
 
@@ -329,8 +329,8 @@ def test_a_module_that_no_worker_has_is_said(worker: Executor) -> None:
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Executor]:
-    with spawned() as executor:
+def worker(fork_server: None) -> Iterator[Executor]:
+    with forked() as executor:
         yield executor
 
 
