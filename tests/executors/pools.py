@@ -123,7 +123,8 @@ def dask_pool(workers: int = 1) -> Iterator[Executor]:
     """The executor of a cluster of Dask in processes of their own, which replaces killed workers."""
     dask: Any = import_module("distributed")
     options = {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": ":0", "silence_logs": 50}
-    with dask.LocalCluster(processes=True, **options) as cluster, dask.Client(cluster) as client:
+    forks = import_module("dask").config.set({"distributed.worker.multiprocessing-method": "forkserver"})
+    with forks, dask.LocalCluster(processes=True, **options) as cluster, dask.Client(cluster) as client:
         yield client.get_executor(retries=3)
 
 
