@@ -187,6 +187,7 @@ def test_a_thread_has_the_repairs_of_all_its_runs(tmp_path: Path) -> None:
         thread.run({"question": "q3"})
     again = graph().compile(store=tmp_path / "runs.db").thread("t")
     assert again.repairs() == found
+    assert [repair for key in program.threads() for repair in program.thread(key).repairs()] == found
     assert [example.question for example in found] == ["q1", "q2"]
     assert [example.commit for example in found] == ["t.1/trunk:4", "t.2/trunk:4"]
 
@@ -203,14 +204,25 @@ def test_a_resumed_run_has_the_repairs_from_before(tmp_path: Path) -> None:
     assert program.thread("t").repairs() == [example]
 
 
-def test_what_a_person_changed_after_a_correction_was_accepted_too(tmp_path: Path) -> None:
-    program = graph(max_fixes=1).compile(store=tmp_path / "runs.db", interrupt_after=["draft_fix"])
-    thread = program.thread("t")
+def changed_after_a_correction(changes: dict[str, Any]) -> tuple[Any, Any]:
+    """A run in which a person changed the state between the only correction and the check."""
+    thread = graph(max_fixes=1).compile(store=":memory:", interrupt_after=["draft_fix"]).thread("t")
     with ScriptedLM([answer("a"), answer("b")]):
         thread.run({"question": "q"})
-    thread.update({"cites": ["by hand"]})
+    thread.update(changes)
     with ScriptedLM([]):
-        run = thread.resume(answers={"after": True})
+        return thread, thread.resume(answers={"after": True})
+
+
+def test_what_a_person_changed_is_no_new_visit() -> None:
+    _, run = changed_after_a_correction({"answer": "by hand"})
+    assert isinstance(run.error, CheckError)
+    assert "after 1 correction:" in str(run.error)
+    assert run.repairs() == []
+
+
+def test_what_a_person_changed_after_a_correction_was_accepted_too() -> None:
+    thread, run = changed_after_a_correction({"cites": ["by hand"]})
     assert run.status == "completed", run.error
     (example,) = run.repairs()
     assert (example.answer, example.cites) == ("b", ["by hand"])
