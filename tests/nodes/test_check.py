@@ -333,6 +333,17 @@ def test_the_fix_of_a_node_with_a_language_model_uses_it() -> None:
     lm.assert_used()
 
 
+def test_the_condensers_of_a_node_condense_its_corrections(play: Play) -> None:
+    condense = {"answer": dspy.Predict("entry -> short")}
+    graph = Graph(Fields, inputs=["question"]).add_node("draft", dspy.Predict("question -> answer"), condense=condense)
+    graph.add_check("short", lambda answer: ["long"] if answer != "ok" else [], of="draft")
+    program = graph.add_path(START, "draft", END).compile()
+    with ScriptedLM([{"answer": "a"}, {"short": "b"}, {"answer": "c"}, {"short": "ok"}]) as lm:
+        run = play(program, {"question": "q"})
+    assert run.prediction.answer == "ok"
+    assert lm.calls[2].prompt.inputs["previous_answer"] == "b"
+
+
 # --- edges
 
 
