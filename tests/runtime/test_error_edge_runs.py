@@ -619,6 +619,34 @@ def test_a_check_after_a_send_has_its_index() -> None:
     assert [(failure.node, failure.index) for failure in run.state["problems"]] == [("short", 1), ("short", 3)]
 
 
+@pytest.mark.parametrize("first", ["late", "early"])
+def test_which_failure_of_a_graph_inside_is_committed_depends_on_which_branch_had_come_to_it(first: str) -> None:
+    """No node starts after a failure: `late`, which comes first in branch order, may not be called any more."""
+    failed = threading.Event()
+
+    def before() -> None:
+        assert first == "late" or failed.wait(20)
+
+    def late() -> None:
+        raise KeyError("late")
+
+    def early() -> None:
+        assert first == "early" or failed.wait(20)
+        raise ValueError("early")
+
+    inner = Graph(State)
+    for node in (before, late, early):
+        inner.add_node(node, writes=[])
+    inner.add_edge(START, ["before", "early"]).add_path("before", "late", END).add_edge("early", END)
+    graph = Graph(State).add_node("part", inner).add_path(START, "part", END)
+    stream = graph.add_error_edge("part", END, into="problem").compile().stream({})
+    for event in stream:
+        if isinstance(event, NodeFailed):
+            failed.set()
+    assert stream.run is not None
+    assert stream.run.state["problem"].type == {"late": "KeyError", "early": "ValueError"}[first]
+
+
 def words(q: str) -> list[Send]:
     return [Send("ask", {"q": word}) for word in q.split()]
 
