@@ -68,7 +68,7 @@ class LiveSession(Session):
             for name, node in graph.nodes.items()
         }
         self.waiters = LiveWaiters(self.max_concurrency, WriteReach(topology, writes))
-        self.buffer = LiveBuffer(topology.schema, self.run_start.state, self.records.posts.get(self.scope, {}))
+        self.buffer = LiveBuffer(topology.schema, self.run_start.state, self._recorded_posts())
         self._cursors: dict[str, ReaderCursor] = {}  # of the executions that are not committed, by id
         self._finished: dict[str, tuple[Execution, Transition, Steps]] = {}  # not committed yet, by id
         self._node_reads: dict[str, NodeReads] = {}  # by node
@@ -79,6 +79,23 @@ class LiveSession(Session):
             self._note_commit(entry.commit)
         for execution in list(self.buffer.pending):  # posted before a crash: the node will post again
             self._withdraw(execution)
+
+    def _recorded_posts(self) -> Mapping[int, RecordedPost | None]:
+        """The posts of the rows. Of a node that has committed, those that its commit does not name were withdrawn.
+
+        The row that says so comes after the commit, so a copy or a rerun from there does not have it.
+        """
+        posts = self.records.posts.get(self.scope, {})
+        if not posts:
+            return posts
+        named: dict[str, set[int]] = {}
+        for entry in self.run.log:
+            live = entry.commit.live
+            named[entry.commit.id] = set() if live is None else {seq for seqs in live.posts.values() for seq in seqs}
+        return {
+            seq: None if post is None or seq not in named.get(post.execution, (seq,)) else post
+            for seq, post in posts.items()
+        }
 
     @property
     def more_to_start(self) -> bool:

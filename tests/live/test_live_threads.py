@@ -10,10 +10,11 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Run, live, reducers, view
+from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, live, reducers, view
 from dspyer.events import Posted, Withdrawn
 from dspyer.persistence.rows import COMMITS, CommitHeader
 from dspyer.stores import Memory
+from dspyer.testing import no_pauses
 from dspyer.threads.thread import Thread
 from tests.persistence.failing import Crash, FailingMemory, FailingSQLite, crash
 
@@ -195,6 +196,28 @@ def test_a_rerun_of_an_isolated_run_is_isolated(store: Any) -> None:
         run.raise_error()
         assert run.state.to_dict() == {"notes": ["first"], "echoes": []}
         assert not [event for event in run.events if isinstance(event, Posted)]
+
+
+@pytest.mark.parametrize("attempts", [1, 2], ids=["an error edge", "a later attempt"])
+def test_a_copy_and_a_rerun_from_any_commit_read_no_withdrawn_post(attempts: int, store: Any) -> None:
+    def flaky(ctx: Context) -> None:
+        ctx.post("notes", f"attempt {ctx.attempt}")
+        if ctx.attempt == 1:
+            raise ConnectionError("broken")
+
+    def reads(ctx: Context) -> dict[str, str]:
+        return {"echoes": " ".join(note.value for note in ctx.live("notes"))}
+
+    built = Graph(Pad).add_node("flaky", flaky, writes=["notes"], retry=Retry(attempts))
+    built.add_node("reads", reads, writes=["echoes"]).add_edge(START, ["flaky", "reads"])
+    built.add_edge("flaky", END).add_edge("reads", END).add_error_edge("flaky", END)
+    t = built.compile(store=store, max_concurrency=1).thread("t")
+    with no_pauses():
+        whole = t.run({})
+        assert whole.state["echoes"] == ["" if attempts == 1 else "attempt 2"]
+        for commit in whole.commits[:2]:
+            copy = t.copy(to=f"from {commit.node}", at=commit.id)
+            assert copy.resume().state == whole.state == t.rerun(commit.id).state
 
 
 # --- a node commits after all whose posts it has used

@@ -620,7 +620,7 @@ def test_a_check_after_a_send_has_its_index() -> None:
 
 
 @pytest.mark.parametrize("first", ["late", "early"])
-def test_which_failure_of_a_graph_inside_is_committed_depends_on_which_branch_had_come_to_it(first: str) -> None:
+def test_which_failure_of_a_graph_inside_is_committed_depends_on_what_had_started(first: str) -> None:
     """No node starts after a failure: `late`, which comes first in branch order, may not be called any more."""
     failed = threading.Event()
 
