@@ -167,6 +167,16 @@ def test_who_gives_up_gives_the_time_back() -> None:
         assert enter(gate) - start == pytest.approx(3)
 
 
+def test_who_gives_up_gives_the_tokens_back() -> None:
+    with fake_clock():
+        gate = Gate(RateLimits(tokens_per_minute=60_000))
+        start = enter(gate, 2000)
+        one = gate.enter(5000)
+        next(one)
+        one.close()
+        assert enter(gate) - start == pytest.approx(2)
+
+
 # --- slots
 
 
@@ -342,6 +352,17 @@ def test_a_cancelled_call_gives_its_slot_back(cancelled: str) -> None:
 
 
 # --- nodes that time out
+
+
+def test_a_sync_node_that_timed_out_makes_no_request_that_waits_for_nothing() -> None:
+    limit = TimeLimit(PATIENCE)
+    limit.end()
+    with OpenAIServer(lambda messages: "yes") as server:
+        lm, context = reliable(server.lm()), contextvars.copy_context()
+        context.run(current_limit.set, limit)
+        with pytest.raises(AttemptOverError):
+            context.run(lm, "hi")
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("waits_for", ["a time", "a slot", "the next attempt"])

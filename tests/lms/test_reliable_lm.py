@@ -398,6 +398,14 @@ def test_after_the_cooldown_the_main_lm_is_asked_again(served: Serve) -> None:
     assert answers_after(lm, 0, 29, 2) == ["backup", "backup", "main"]
 
 
+def test_an_lm_that_refused_a_request_is_not_skipped(served: Serve) -> None:
+    """Nothing is wrong with it: another LM is not asked for what it refuses, and not for the next request either."""
+    _, main = served("main", [Status(400)])
+    lm = reliable(main, served("backup")[1])
+    assert isinstance(call_sync(lm).error, LMInvalidRequestError)
+    assert call_sync(lm).answer == "main"
+
+
 def test_a_server_that_asks_for_an_hour_is_skipped_for_an_hour(served: Serve) -> None:
     main_server, main = served("main", [Status(429, Retry_After="3600")])
     lm = reliable(main, served("backup")[1], cooldown=30)
