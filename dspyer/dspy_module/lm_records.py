@@ -30,7 +30,7 @@ from dspyer.events import LMCall
 from dspyer.persistence.lm_usage import LMUsage, add_tokens, usage_of_calls
 
 FALLBACK = "fallback"
-"""The key of a history entry that says whether the response came from a backup."""
+"""The key of a history entry, and the attribute of its LM, that says whether the response came from a backup."""
 
 NO_PRICES: Prices = {}
 
@@ -140,7 +140,7 @@ class LMRecorder:
             here.attempt,
             None if error is None else type(error).__name__,
             requests=requests_of(begun.asked, begun.entry, usages, error is not None),
-            fallback=bool(entry.get(FALLBACK, False)),
+            fallback=bool(entry.get(FALLBACK) or (error is None and getattr(lm, FALLBACK, False))),
         )
         whole = call
         if self.wants_texts:

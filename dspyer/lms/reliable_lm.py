@@ -288,9 +288,11 @@ class ReliableLM(dspy.LM):
         """A copy of an LM for one request, whose callbacks and history are those of this LM, too."""
         one = lm.copy()
         one.callbacks = [*self.callbacks, *lm.callbacks]
+        is_backup = getattr(self, FALLBACK, False) or lm is not self._lanes[0].lm
+        setattr(one, FALLBACK, is_backup)  # DSPy may keep no history
 
         def update_history(entry: dict[str, Any]) -> None:
-            entry[FALLBACK] = entry.get(FALLBACK, False) or lm is not self._lanes[0].lm
+            entry[FALLBACK] = entry.get(FALLBACK, False) or is_backup
             self.update_history(entry)
 
         one.update_history = update_history

@@ -277,14 +277,15 @@ def test_a_model_that_has_never_responded_is_not_listed_with_no_tokens() -> None
     assert str(stats).splitlines()[2:] == ["ask: 1 x LMServerError"]
 
 
+@pytest.mark.parametrize("keeps_history", [True, False])
 @pytest.mark.parametrize("nested", [False, True])
-def test_responses_of_a_backup(nested: bool) -> None:
-    """Also while the main LM is skipped, and where one of the LMs is a reliable one."""
+def test_responses_of_a_backup(nested: bool, keeps_history: bool) -> None:
+    """Also while the main LM is skipped, where one of the LMs is a reliable one, and if DSPy keeps no history."""
     main = ScriptedLM([LMServerError("broken")])
     backup = ScriptedLM([{"answer": "a"}, {"answer": "b"}])
     lm = reliable(main, backup, retry=1) if not nested else reliable(reliable(main, backup, retry=1))
     program = Graph().add_node("ask", dspy.Predict("question -> answer")).add_path(START, "ask", END).compile()
-    with dspy.context(lm=lm):
+    with dspy.context(lm=lm, disable_history=not keeps_history):
         runs = [program.run({"question": question}) for question in ("one", "two")]
     found = [run.stats().nodes["ask"] for run in runs]
     # The call that failed is one, too; the second run does not ask the main LM.
