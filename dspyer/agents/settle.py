@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from dspyer.agents.conversation import SUBMIT
 from dspyer.agents.tool_arguments import refused_by_dspy
-from dspyer.errors import RouteError, list_names, short_error, suggestion
+from dspyer.errors import RouteError, always_raised, list_names, short_error, suggestion
 from dspyer.messages import RequestedCall, last_turn, task_message, tool_message, unanswered_calls
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
@@ -128,7 +128,10 @@ def submitted(submit: Tool, args: Mapping[str, Any]) -> Submission:
     """The outputs that a call of `submit` gives."""
     try:
         outputs = submit(**args)
-    except Exception as error:  # noqa: BLE001 - the arguments are the model's, which is told what is wrong with them
+    except Exception as error:
+        if always_raised(error):
+            raise
+        # The arguments are the model's, which is told what is wrong with them.
         told = refused_by_dspy(submit, args, error) if isinstance(error, ValidationError) else error
         text = short_error(told, step=SUBMIT)
         return Submission(text, text, error)

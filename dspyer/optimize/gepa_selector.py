@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import dspy
 from dspy.teleprompt.bootstrap_trace import FailedPrediction
 
+from dspyer.errors import always_raised
 from dspyer.optimize.field_metric import FieldMetric, culprits
 from dspyer.optimize.gepa_adapter import Candidate, ReusingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats
@@ -106,7 +107,9 @@ class CulpritSelector:
         try:
             with self._adapter.counting():  # a field metric may ask an LM
                 notes = culprits(run, trajectory["example"], self._metric).notes
-        except Exception:
+        except Exception as error:
+            if always_raised(error):
+                raise
             self._stats.unjudged += 1
             logger.warning("optimize.GEPA: a run has no known culprits, a field metric raised", exc_info=True)
             return Responsible()

@@ -12,7 +12,7 @@ import pytest
 from pydantic import AfterValidator, BaseModel, Field
 
 from dspyer import Command, agents
-from dspyer.errors import ConcurrentRunError, RouteError
+from dspyer.errors import ConcurrentRunError, RouteError, StoreError
 from dspyer.testing import ScriptedLM
 from tests.agents.kit import agent, results, run_turn, turn
 
@@ -67,6 +67,20 @@ def test_a_wrong_part_of_an_output_is_named() -> None:
     assert told["error"]
     assert "the argument 'order' is invalid: ['items'][0]['sku']: Value error, a SKU begins with A-" in told["content"]
     assert run.state["order"].items[0].sku == "A-2"
+
+
+def test_a_store_that_breaks_in_a_validator_is_no_mistake_of_the_model() -> None:
+    error = StoreError("full")
+
+    def stored(sku: str) -> str:
+        raise error
+
+    class Stored(BaseModel):
+        sku: Annotated[str, AfterValidator(stored)]
+
+    signature = dspy.Signature("question -> note").append("item", dspy.OutputField(), Stored)
+    with ScriptedLM([turn(("submit", {"note": "x", "item": {"sku": "A-1"}}))]):
+        assert agents.tool_loop(signature, []).compile().run({"question": "q"}).error is error
 
 
 def test_a_fault_before_the_request_is_not_called_a_response() -> None:

@@ -10,6 +10,7 @@ import dspy
 import pytest
 
 from dspyer import END, START, Graph, optimize
+from dspyer.errors import StoreError
 from dspyer.testing.text_engine import TextLM
 from tests.optimize.skills import ONE_EACH, RULES, ChainState, SkillLM, candidates, chain, examples, step, stepwise
 
@@ -139,6 +140,19 @@ def test_a_field_metric_that_raises_ends_nothing_and_is_counted(caplog: pytest.L
     assert "no scale" in caplog.text
     assert "in the metric of the field 'b'" in caplog.text
     assert len(candidates(tuned)) > 1, "it learned from the other examples"
+
+
+def test_what_always_propagates_passes_through_a_field_metric() -> None:
+    """C3 of reliable.md: a broken store is no mistake of a node."""
+    error = StoreError("full")
+
+    def judged(example: Any, b: int) -> bool:
+        raise error
+
+    metric = optimize.by_field({"b": judged, "c": optimize.equals("c")}, goal="c")
+    with pytest.raises(StoreError) as raised:
+        tune(chain(), metric=metric)
+    assert raised.value is error
 
 
 def test_feedback_that_raises_is_in_the_stats() -> None:
