@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import dspy
@@ -409,30 +412,61 @@ def test_a_predicate_of_the_user_that_raises_ends_the_attempts() -> None:
 
 
 class RealPauses:
-    """Says when a pause has begun."""
+    """Pauses of a minute: says when one has begun, and what ended it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun = threading.Event()
+        self.ended_by: list[str] = []
+        self.node = Failing(*[ConnectionError("no line")] * 9)
         wait, await_ = clock.pause, clock.apause
 
-        def pause(seconds: float, stop: Any = None) -> None:
-            self.begun.set()
-            wait(seconds, stop)
+        def pause(seconds: float, stop: Any) -> None:
+            with self.watched() as reasons:
+                wait(seconds, self.heard(stop, reasons))
 
-        async def apause(seconds: float, stop: Any = None) -> None:
-            self.begun.set()
-            await await_(seconds, stop)
+        async def apause(seconds: float, stop: Any) -> None:
+            with self.watched() as reasons:
+                await await_(seconds, self.heard(stop, reasons))
 
         monkeypatch.setattr(clock, "pause", pause)
         monkeypatch.setattr(clock, "apause", apause)
 
+    def heard(self, stop: Any, reasons: list[str]) -> Any:
+        """The stop signal, which notes what it ends."""
+        self.begun.set()
 
-LONG = Retry(3, on=Exception, wait=wait_fixed(60))
+        def on_stop(callback: Callable[[str], object]) -> Any:
+            def stopped(reason: str) -> None:
+                reasons.append("the stop")
+                callback(reason)
+
+            return stop.on_stop(stopped)
+
+        return SimpleNamespace(on_stop=on_stop)
+
+    @contextmanager
+    def watched(self) -> Iterator[list[str]]:
+        begin, reasons = time.monotonic(), list[str]()
+        try:
+            yield reasons
+        except asyncio.CancelledError:
+            reasons.append("cancelled")
+            raise
+        finally:
+            self.ended_by += reasons[:1] if time.monotonic() - begin < MINUTE else ["its time"]
+
+    def check(self) -> None:
+        """The one pause was ended by the stop, and no attempt followed."""
+        assert self.ended_by in (["the stop"], ["cancelled"])
+        assert self.node.attempts == [1]
 
 
-def forked(mode: str, other: Callable[..., Any], **options: Any) -> CompiledGraph:
+MINUTE = 60.0
+LONG = Retry(3, on=Exception, wait=wait_fixed(MINUTE))
+
+
+def forked(mode: str, node: Failing, other: Callable[..., Any], **options: Any) -> CompiledGraph:
     """A node that pauses, next to another one."""
-    node = Failing(*[ConnectionError("no line")] * 9)
     graph = Graph(Done, name="Two").add_node("pauses", node.node(mode), retry=LONG, writes=["done"])
     graph.add_node("other", other, writes=["flag"])
     return graph.add_edge(START, ["pauses", "other"]).add_edge(["pauses", "other"], END).compile(**options)
@@ -442,13 +476,13 @@ def forked(mode: str, other: Callable[..., Any], **options: Any) -> CompiledGrap
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_closed_stream_ends_a_pause(mode: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = RealPauses(monkeypatch)
-    node = Failing(*[ConnectionError("no line")] * 9)
-    made = program(node.node(mode), LONG) if alone else forked(mode, lambda done: {})
+    made = program(pauses.node.node(mode), LONG) if alone else forked(mode, pauses.node, lambda done: {})
 
     async def astream() -> Run | None:
         async with made.astream({}) as events:
             async for event in events:
                 if isinstance(event, AttemptFailed):
+                    assert await asyncio.to_thread(pauses.begun.wait, 20)
                     break
         return events.run
 
@@ -463,19 +497,21 @@ def test_a_closed_stream_ends_a_pause(mode: str, alone: bool, monkeypatch: pytes
         found = events.run
     assert found is not None
     assert found.status == "stopped"
+    pauses.check()
 
 
 def test_a_cancelled_task_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses = RealPauses(monkeypatch)
 
     async def main() -> None:
-        task = asyncio.create_task(program(Failing(*[ConnectionError("no line")] * 9).awaited, LONG).arun({}))
+        task = asyncio.create_task(program(pauses.node.awaited, LONG).arun({}))
         await asyncio.to_thread(pauses.begun.wait, 20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(main())
+    pauses.check()
 
 
 @modes
@@ -497,9 +533,10 @@ def test_a_failing_store_ends_a_pause(mode: str, monkeypatch: pytest.MonkeyPatch
         store.full = True
         return {"flag": True}
 
-    t = forked(mode, other, store=store).thread("t")
+    t = forked(mode, pauses.node, other, store=store).thread("t")
     ran = t.run({}) if mode == "sync" else asyncio.run(t.arun({}))
     assert isinstance(ran.error, StoreError)
+    pauses.check()
 
 
 def test_ctrl_c_of_a_sibling_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -510,7 +547,8 @@ def test_ctrl_c_of_a_sibling_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        forked("sync", other).run({})
+        forked("sync", pauses.node, other).run({})
+    pauses.check()
 
 
 @modes
