@@ -22,7 +22,7 @@ KILLS = 4
 NODES = ["START", "read", "check", "approve", "pay", "send"]
 
 
-@pytest.mark.parametrize("lease", [None, 3.0], ids=["one host", "several hosts"])
+@pytest.mark.parametrize("lease", [None, 5.0], ids=["one host", "several hosts"])
 def test_a_request_is_one_run_though_workers_are_killed(
     lease: float | None, postgres_address: str, tmp_path: Path
 ) -> None:
@@ -134,7 +134,6 @@ def test_a_worker_that_froze_for_longer_than_its_lease_commits_nothing_more(
         made.wait_for(lambda: made.program.thread("order-0").status == "completed")
         os.kill(frozen.pid or 0, signal.SIGCONT)
         made.wait_for_jobs()
-        print(made.jobs("succeeded"), made.jobs("failed"), made.setting.notes.all())
         made.terminate()
         assert made.exit_codes() == [0, 0]
 

@@ -13,8 +13,6 @@ from dspyer import END, START, Graph, optimize
 from tests.optimize.cached import caching
 from tests.runtime.conftest import PLAYS, Play
 
-AGAIN: list[Callable[..., Any]] = []
-
 
 class Twice(dspy.Module):
     """Calls the program that it is in once more, which nothing in its key shows."""
@@ -26,7 +24,7 @@ class Twice(dspy.Module):
     def forward(self, question: str) -> Any:
         if not dspy.settings.get("_deeper"):
             with dspy.context(_deeper=True):
-                AGAIN[0](question=question)
+                dspy.settings._again(question=question)
         return self.ask(question=question)
 
 
@@ -45,7 +43,6 @@ def test_a_module_that_calls_its_own_program_does_not_wait_for_itself(
 ) -> None:
     graph = Graph(name="Twice").add_node("answer", Twice(), writes=["answer"])
     program = graph.add_path(START, "answer", END).compile()
-    AGAIN[:] = [way(program)]
-    with caching(), optimize.cache(tmp_path):
+    with dspy.context(_again=way(program)), caching(), optimize.cache(tmp_path):
         assert play(program, {"question": "Where?"}).status == "completed"
     assert "uses" not in caplog.text  # it has a key
