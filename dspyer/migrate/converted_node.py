@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from pydantic import ValidationError, WithJsonSchema
 from dspyer.errors import GraphError, InputError, NodeOutputError, RouteError, always_raised, list_names
 from dspyer.migrate.channels import StateFields, is_several
 from dspyer.migrate.converted_router import ConvertedRouter
-from dspyer.migrate.internals import ParentCommand, Questions, is_invalid_resume
+from dspyer.migrate.internals import ParentCommand, Questions, is_invalid_resume, text_of
 from dspyer.migrate.noted_errors import earlier_error, handling, key_of, noted
 from dspyer.migrate.surroundings import Surroundings
 from dspyer.migrate.targets import NamedTargets, Targets
@@ -171,16 +170,17 @@ class NodeCall:
         self.returned = False
         self.result: object = None
         self.answers: list[object] = []
+        self.texts: list[str] = []  # of the questions
         self.tasks = TaskCalls(ctx, node.name)
         while (earlier := ctx.delegate.earlier_question(self._key)) is not None:
-            self.answers.append(ctx.interrupt(earlier.key, earlier.text, answer_type(earlier.answer)))
+            self._answer(earlier.text, answer_type(earlier.answer))
 
     # --- the call
 
     @contextmanager
     def attempt(self) -> Iterator[tuple[object, Any]]:
         """What the code is called with, in the context in which LangGraph calls it."""
-        questions = Questions(self.answers)
+        questions = Questions(self.answers, self.texts)
         self.tasks.begin()
         config = self.node.surroundings.config(self.node.label, self.ctx, questions, self.tasks, self.failed)
         token = var_child_runnable_config.set(config)
@@ -218,7 +218,12 @@ class NodeCall:
         if questions.asked <= len(self.answers):
             raise GraphError(f"{self.who} calls a graph that interrupts: add that graph as a node and convert again")
         (asked,) = interrupts
-        self.answers.append(self.ctx.interrupt(self._key, text_of(asked.value), answer_type(asked.response_schema)))
+        self._answer(text_of(asked.value), answer_type(asked.response_schema))
+
+    def _answer(self, text: str, answer: Any) -> None:
+        """Keep the answer to the next question; the run waits if there is none."""
+        self.answers.append(self.ctx.interrupt(self._key, text, answer))
+        self.texts.append(text)
 
     def _refuse_answer(self, error: ValidationError, questions: Questions) -> None:
         """Open a question again whose answer does not fit the `response_schema` of `interrupt()`."""
@@ -295,13 +300,3 @@ def goto_of(part: object) -> Sequence[object]:
 def answer_type(schema: object) -> Any:
     """The type of the answer to a question: any value, shown with the `response_schema` of `interrupt()`."""
     return Annotated[Any, WithJsonSchema(dict(schema))] if isinstance(schema, Mapping) and schema else Any
-
-
-def text_of(value: object) -> str:
-    """The value of an `interrupt()` as the text of a question."""
-    if isinstance(value, str):
-        return value
-    try:
-        return json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError):
-        return str(value)

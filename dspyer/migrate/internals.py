@@ -5,7 +5,11 @@ The import of this file fails with one sentence if the installed version of Lang
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import json
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +37,10 @@ try:
     from langgraph.errors import ParentCommand, is_invalid_resume
     from langgraph.graph.message import _messages_delta_reducer as add_message_batches
     from langgraph.graph.state import _DEFAULT_ERROR_HANDLER_NODE as DEFAULT_ERROR_HANDLER
+    from langgraph.types import interrupt
+
+    if "value" not in interrupt.__code__.co_varnames:
+        raise ImportError("interrupt() has no variable 'value'")
 except ImportError as error:
     raise unknown_version(error) from error
 
@@ -47,22 +55,54 @@ __all__ = [
     "node_configurable",
     "only_async",
     "overwrite",
+    "text_of",
 ]
 
 
 class Questions:
-    """What `interrupt()` asks of the run: the answers that are there, and how many questions a node has asked."""
+    """What `interrupt()` asks of the run: the answers that are there, and how many questions a node has asked.
 
-    def __init__(self, answers: Sequence[object]) -> None:
+    An answer belongs to the question with its text, since threads and tasks of a node, as those of a `ToolNode`, ask in
+    any order. Where no text is the same, the next answer counts for the code of the node itself, whose questions
+    have an order and may change; in another thread or task, the question is a new one.
+    """
+
+    def __init__(self, answers: Sequence[object], texts: Sequence[str] = ()) -> None:
         self.answers = list(answers)
-        self._numbers = itertools.count()
         self.asked = 0
+        self._free = dict(enumerate(texts))
+        self._lock, self._place = threading.Lock(), _place()
 
     def count(self) -> int:
-        """The number of the next question. Threads of a node may ask at once."""
-        number = next(self._numbers)
-        self.asked = max(self.asked, number + 1)
+        """The number of the question that `interrupt()` asks, which gives its value to nothing else."""
+        text = text_of(sys._getframe(1).f_locals["value"])
+        with self._lock:
+            number = next((one for one, known in self._free.items() if known == text), None)
+            if number is None and _place() == self._place:
+                number = next(iter(self._free), None)
+            if number is None:
+                number = max(self.asked, len(self.answers))
+            self._free.pop(number, None)
+            self.asked = max(self.asked, number + 1)
         return number
+
+
+def _place() -> tuple[int, object]:
+    """The thread and the task that run this code."""
+    try:
+        return threading.get_ident(), asyncio.current_task()
+    except RuntimeError:
+        return threading.get_ident(), None
+
+
+def text_of(value: object) -> str:
+    """The value of an `interrupt()` as the text of a question."""
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        return str(value)
 
 
 def node_configurable(

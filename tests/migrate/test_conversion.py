@@ -13,6 +13,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig, RunnableLambda
+from langchain_core.runnables.config import ContextThreadPoolExecutor
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_store, get_stream_writer
@@ -373,6 +374,62 @@ def test_interrupts_are_questions_whose_answers_follow_their_order() -> None:
         thread.resume({"ask-1": {"years": "old"}}).raise_error()
     assert thread.resume({"ask-1": {"years": 36}}).state.to_dict() == {"log": ["Ada 36", "end"]}
     assert len(calls) == 4  # one for the first run, and one for each resume, as in LangGraph
+
+
+class Asked(TypedDict):
+    answers: dict[str, str]
+
+
+@pytest.mark.parametrize("mode", ["threads", "tasks"])
+def test_an_answer_belongs_to_its_question_where_a_node_asks_from_threads_or_tasks(mode: str) -> None:
+    orders = ["ab", "ba", "ba"]  # in which the threads of an attempt ask: an answer by number would go to the other
+
+    def in_threads(state: Asked) -> Asked:
+        with ContextThreadPoolExecutor() as executor:
+            asked = {}
+            for text in orders.pop(0):
+                asked[text] = executor.submit(interrupt, text)
+                asked[text].exception()  # the next thread asks when this one has asked
+        return {"answers": {text: asked[text].result() for text in sorted(asked)}}
+
+    async def in_tasks(state: Asked) -> Asked:
+        async def ask(text: str) -> str:
+            return str(interrupt(text))
+
+        texts = orders.pop(0)
+        found = await asyncio.gather(*map(ask, texts), return_exceptions=True)
+        done = dict(sorted(zip(texts, found, strict=True)))
+        for one in done.values():
+            if isinstance(one, BaseException):
+                raise one
+        return {"answers": {text: str(answer) for text, answer in done.items()}}
+
+    node: Any = in_threads if mode == "threads" else in_tasks
+    graph = StateGraph(Asked).add_node("ask", node).add_edge(START, "ask")
+    thread = from_langgraph(graph).compile(store=":memory:").thread("t")
+
+    def started(*call: Any) -> Any:
+        return asyncio.run(thread.aresume(*call) if call[0] else thread.arun({}))
+
+    (question,) = started({}).questions
+    assert (question.key, question.text) == ("ask-0", "a")
+    (question,) = started({"ask-0": "yes to a"}).questions
+    assert (question.key, question.text) == ("ask-1", "b")
+    run = started({"ask-1": "yes to b"})
+    assert run.state.to_dict() == {"answers": {"a": "yes to a", "b": "yes to b"}}
+
+
+def test_a_question_whose_text_has_changed_takes_the_answer_of_its_number() -> None:
+    drafts = iter(["draft 1", "draft 2", "draft 3"])
+
+    def ask(state: Log) -> dict[str, Any]:
+        return {"log": [interrupt(next(drafts)), interrupt("sure?")]}
+
+    graph = StateGraph(Log).add_node("ask", ask).add_edge(START, "ask")
+    thread = from_langgraph(graph).compile(store=":memory:").thread("t")
+    assert [question.text for question in thread.run({}).questions] == ["draft 1"]
+    assert [question.text for question in thread.resume({"ask-0": "good"}).questions] == ["sure?"]
+    assert list(thread.resume({"ask-1": "yes"}).state["log"]) == ["good", "yes"]
 
 
 def test_a_graph_that_interrupts_is_a_node_and_no_function() -> None:
