@@ -225,9 +225,14 @@ class OpenCall:
 
 
 class OpenCalls:
-    """The calls of one attempt, in the order in which they began. May be used from several threads at once."""
+    """The calls of one attempt, in the order in which they began. May be used from several threads at once.
+
+    Attributes:
+        cut_off: whether the run of a call was stopped with the run around it, so that the node must not commit.
+    """
 
     def __init__(self) -> None:
+        self.cut_off = False
         self._lock = Lock()
         self._calls: list[OpenCall] = []
         self._stopped = False
@@ -291,6 +296,11 @@ class OpenCalls:
         if cancelled:
             raise asyncio.CancelledError
 
+    def raise_if_cut_off(self) -> None:
+        """Raises `CancelledError` if the run of a call was stopped, whatever the code of the node has made of it."""
+        if self.cut_off:
+            raise asyncio.CancelledError
+
     def _closed_or_running(self) -> list[OpenCall]:
         """Refuses later calls if none is in progress; returns those that are."""
         with self._lock:
@@ -313,10 +323,12 @@ def until_calls_end(attempt: Attempt, function: Callable[[], T]) -> T:
         if not asked:
             calls.stop()
         calls.close()
+        calls.raise_if_cut_off()
         if asked and not isinstance(error, Interrupt):
             raise Interrupt(asked) from None
         raise
     calls.close()
+    calls.raise_if_cut_off()
     return result
 
 
@@ -331,10 +343,12 @@ async def auntil_calls_end(attempt: Attempt, function: Callable[[], Awaitable[T]
             calls.stop()
         if not attempt.left_running:
             await calls.aclose()
+        calls.raise_if_cut_off()
         if asked and not isinstance(error, Interrupt):
             raise Interrupt(asked) from None
         raise
     await calls.aclose()
+    calls.raise_if_cut_off()
     return result
 
 

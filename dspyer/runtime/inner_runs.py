@@ -141,8 +141,10 @@ def part_of_run(attempt: Attempt, request: Request) -> Iterator[None]:
             if not request.outcome.sessions:  # from a worker, which is not there any more when an answer comes
                 raise
             raise Interrupt(interruption.questions) from None
-        except RunStoppedError:
-            if request.stop_signal.reason is None:
+        except (RunStoppedError, asyncio.CancelledError) as error:
+            if stopped_with.reason is not None:
+                attempt.open_calls().cut_off = True  # also if the code of the node catches what is raised here
+            if isinstance(error, asyncio.CancelledError) or request.stop_signal.reason is None:
                 raise
             raise asyncio.CancelledError from None
 
