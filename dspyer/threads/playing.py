@@ -12,13 +12,13 @@ import anyio
 
 from dspyer.blocking import cancellation_count, run_in_thread
 from dspyer.budget import Budget
-from dspyer.errors import ThreadError
+from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.graph.spec import check_inputs_by_name
 from dspyer.nodes.binding import resources_of
 from dspyer.nodes.streamed import TokenRules
-from dspyer.persistence.journal import STOPPING
+from dspyer.persistence.journal import STOPPING, Journal
 from dspyer.persistence.leases import is_alive, leases, new_owner
 from dspyer.persistence.lm_call_reader import usage_without_end
 from dspyer.persistence.reader import read_run
@@ -169,31 +169,45 @@ def stop_run(starter: RunStarter) -> None:
 
     Raises `ThreadError` if no run owns the thread.
     """
-    row = starter.store.thread(starter.thread)
-    if row is None or not is_alive(row):
-        raise ThreadError(f"no run works on thread {starter.thread!r}: there is nothing to stop")
-    # First the fence, then the head: the owner may commit until then, and all of that is kept.
     owner = new_owner()
     owner = owner._replace(token=STOPPING + owner.token)
-    journal = starter.replace_owner(row, owner)
-    try:
-        head = starter.load_head()
-        at = head.row.head
-        if head.last_run is not None and at is not None and head.last_run.status is None:  # else it has ended meanwhile
-            run = read_run(starter.store, at)
-            before, used = usage_without_end(run.rows_of_newest_part())
-            steps = sum(1 for _ in run.own_commits())
-            end = end_row("stopped", None, (), used, steps, before).numbered(at.seq + 1)
-            point = Point(at.run, end.seq)
-            change = Change(
-                starter.thread, journal.epoch, lease=0.0, head=point, rows_of=at.run, rows=[end], flush=True
-            )
-            starter.store.write(change)
-    finally:
-        journal.release()  # of no effect after the write, which has released the thread
-        leases.let_go(owner.token)
-    if row.owner is not None:
-        leases.renew_now(row.owner.token)
+    fenced = False  # whether the run that owned the thread can write no more
+    while True:
+        row = starter.store.thread(starter.thread)
+        if fenced and (row is None or row.owner is None or not row.owner.token.startswith(STOPPING)):
+            return  # another call has written the end, or a later run has the thread
+        if row is None or not is_alive(row):
+            raise ThreadError(f"no run works on thread {starter.thread!r}: there is nothing to stop")
+        journal: Journal | None = None
+        try:
+            # First the fence, then the head: the owner may commit until then, and all of that is kept.
+            journal = starter.replace_owner(row, owner)
+            fenced = True
+            _write_stopped(starter, journal)
+        except ConcurrentRunError:
+            continue  # another process was faster
+        finally:
+            if journal is not None:
+                journal.release()  # of no effect after the write, which has released the thread
+            leases.let_go(owner.token)
+        if row.owner is not None:
+            leases.renew_now(row.owner.token)
+        return
+
+
+def _write_stopped(starter: RunStarter, journal: Journal) -> None:
+    """Write the end of the last run of a thread, unless it has ended."""
+    head = starter.load_head()
+    at = head.row.head
+    if head.last_run is None or at is None or head.last_run.status is not None:
+        return
+    run = read_run(starter.store, at)
+    before, used = usage_without_end(run.rows_of_newest_part())
+    steps = sum(1 for _ in run.own_commits())
+    end = end_row("stopped", None, (), used, steps, before).numbered(at.seq + 1)
+    point = Point(at.run, end.seq)
+    change = Change(starter.thread, journal.epoch, lease=0.0, head=point, rows_of=at.run, rows=[end], flush=True)
+    starter.store.write(change)
 
 
 def stop_waiting(thread: Thread) -> None:
