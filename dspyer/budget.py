@@ -29,7 +29,8 @@ class Budget:
     progress. A response from a cache costs nothing. A request that the LM repeats itself (`num_retries`) counts once.
 
     Args:
-        tokens: the most tokens, of prompts and responses.
+        tokens: the most tokens, of prompts and responses. A response that does not say how many it has used fails the
+            run.
         cost: the most US dollars, by the prices that DSPy knows, or `prices`.
         requests: the most requests to language models; one that failed counts, too. A call with `n=5` counts as five.
         seconds: how long the run may take.
@@ -110,9 +111,9 @@ def _checked_prices(prices: object) -> dict[str, tuple[float, float]]:
 
 
 class Spent(NamedTuple):
-    """What one LM call has spent; `cost` is None if it is not known."""
+    """What one LM call has spent; `tokens` and `cost` are None if they are not known."""
 
-    tokens: int = 0
+    tokens: int | None = 0
     cost: float | None = 0.0
     requests: int = 0
 
@@ -162,19 +163,28 @@ class Spending:
     def add(self, model: str, spent: Spent) -> None:
         """Adds what an LM call has spent."""
         with self._lock:
-            self._tokens += spent.tokens
+            self._tokens += spent.tokens or 0
             self._cost += spent.cost or 0.0
             self._requests += spent.requests
-        if spent.cost is None and self.budget.cost is not None:
+        unbounded = spent.cost is None and self.budget.cost is not None
+        if spent.tokens is None and (unbounded or self.budget.tokens is not None):
+            bounded = "the cost" if unbounded else "tokens"
+            self._fail(
+                f"the budget bounds {bounded}, and a response of {model!r} does not say how many tokens it has used: "
+                "bound requests or seconds instead"
+            )
+        elif unbounded:
             self.refuse(f"what a response of {model!r} has cost is not known", model)
         self.check()
 
     def refuse(self, what: str, model: str) -> None:
-        """Fails the run: its cost cannot be bounded."""
-        text = (
+        """Fails the run: without a price, its cost cannot be bounded."""
+        self._fail(
             f"the budget bounds the cost, and {what}: give its price in USD per million tokens in and out, "
             f"Budget(cost={self.budget.cost:g}, prices={{{model!r}: (0.1, 0.4)}}), or bound tokens or requests instead"
         )
+
+    def _fail(self, text: str) -> None:
         self._used_up = True
         self._signal.stop(text, InputError(text))
 

@@ -311,11 +311,9 @@ class RunUsage(UsageTracker):
         super().add_usage(lm, usage_entry)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RunUsage:
-        # `dspy.Parallel` gives each thread a copy, which it drops; the calls are those of the run there, too.
-        twin = RunUsage(self._begun)
-        twin.usage_data.update({name: list(entries) for name, entries in list(self.usage_data.items())})
-        memo[id(self)] = twin
-        return twin
+        return (
+            self  # `dspy.Parallel` gives each thread a copy, which it drops: the calls are those of the run there, too
+        )
 
 
 class LMCallbacks(list[Any]):
@@ -338,6 +336,12 @@ def with_lm_callback(callbacks: list[Any], own: BaseCallback, first: bool = Fals
     return LMCallbacks(found) if not callbacks or isinstance(callbacks, LMCallbacks) else found
 
 
+def without_callbacks(callbacks: list[Any], gone: Sequence[object]) -> list[Any]:
+    """Callbacks but for some of them."""
+    left = [one for one in callbacks if one not in gone]
+    return LMCallbacks(left) if isinstance(callbacks, LMCallbacks) else left
+
+
 @contextmanager
 def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> Iterator[LMRecorder]:
     """Records the LM calls of a block, which is one run. At its end they are added to those of the run around it."""
@@ -347,8 +351,7 @@ def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> I
     around = [one for one in modules if isinstance(one, LMListener)]
     if around:
         modules = [one for one in modules if one not in around]
-        left = [one for one in callbacks if one not in around]
-        callbacks = LMCallbacks(left) if isinstance(callbacks, LMCallbacks) else left
+        callbacks = without_callbacks(callbacks, around)
     for one in around:
         prices = {**one.recorder.prices, **prices}
     keeps_texts = any(one.recorder.wants_texts for one in around)

@@ -1,5 +1,8 @@
 """`RequestGate`: counts what the LM calls of a node spend, and refuses those that the budget does not allow.
 
+It also refuses those of sync code that was left running after its attempt had timed out: nothing bounds what they
+would spend, and nothing they give counts.
+
 It is a callback of DSPy, so it sees the calls of all predictors, also those in modules, tools and threads of DSPy. For
 the time of an LM call it replaces the usage tracker, which gets the usage of each response that no cache gave, and
 stands in the list of calling modules, in whose histories DSPy puts the entry with the cost.
@@ -20,28 +23,36 @@ from dspy.utils.callback import BaseCallback
 
 from dspyer.budget import Spending, Spent
 from dspyer.dspy_module.lm_prices import cost_of, known_prices, requests_of, responses_asked, token_counts
+from dspyer.dspy_module.lm_records import with_lm_callback, without_callbacks
 from dspyer.errors import Interrupt
 from dspyer.events import LMCall
+from dspyer.stopping import TimeLimit
 
 T = TypeVar("T")
 
 
 class RequestGate(BaseCallback):
-    """The gate of one execution of a node.
+    """The gate of one execution of a node whose run has a budget, or of one attempt that has a timeout.
 
     Attributes:
-        refused: whether an LM call was refused, so that the execution must not commit.
+        refused: whether the budget has refused an LM call, so that the execution must not commit.
+        spendings: what the runs around the caller have spent of their budgets.
     """
 
-    def __init__(self, spending: Spending, around: RequestGate | None) -> None:
+    def __init__(self, around: RequestGate | None, spending: Spending | None, limit: TimeLimit | None) -> None:
         self.refused = False
         self._around = around
+        own = () if spending is None else (spending,)
         outer = () if around is None else around.spendings
-        self.spendings: tuple[Spending, ...] = (spending, *[one for one in outer if one is not spending])
+        self.spendings: tuple[Spending, ...] = (*own, *[one for one in outer if one is not spending])
+        self._limit: TimeLimit | None = around._limit if limit is None and around is not None else limit
         self._calls: dict[str, tuple[LMCallRecord, AbstractContextManager[None]]] = {}  # that run, by the id of DSPy
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Refuses an LM call beyond a limit, or lets it be counted."""
+        self._raise_if_left_running()
+        if not self.spendings:
+            return
         for spending in self.spendings:
             if spending.check() and spending.budget.cost is not None and not _has_price(spending, instance):
                 spending.refuse(f"the price of {instance.model!r} is not known", instance.model)
@@ -55,6 +66,8 @@ class RequestGate(BaseCallback):
     def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
         """Counts what an LM call has spent."""
         del outputs
+        if not self.spendings:
+            return
         record, context = self._calls.pop(call_id)
         context.__exit__(None, None, None)
         for spending in self.spendings:
@@ -63,8 +76,9 @@ class RequestGate(BaseCallback):
     def count_returned(self, calls: Iterable[LMCall]) -> None:
         """Counts what the LM calls have spent that a worker of an executor has made."""
         for call in calls:
+            tokens = None if call.requests and not call.tokens and call.failed is None else call.tokens
             for spending in self.spendings:
-                spending.add(call.model, Spent(call.tokens, call.cost, call.requests))
+                spending.add(call.model, Spent(tokens, call.cost, call.requests))
 
     def raise_if_refused(self) -> None:
         """Raises `CancelledError` if an LM call was refused, whatever the code of the node has made of it."""
@@ -74,7 +88,8 @@ class RequestGate(BaseCallback):
     # --- an LM that waits before its request (`dspyer.lms`)
 
     def raise_if_used_up(self) -> None:
-        """Refuses a request, with `CancelledError`, if a budget allows no further one."""
+        """Refuses a request, with `CancelledError`, if a budget allows no further one, or its code was left running."""
+        self._raise_if_left_running()
         for spending in self.spendings:
             if not spending.check():
                 self._refuse(spending)
@@ -91,6 +106,11 @@ class RequestGate(BaseCallback):
             for spending in self.spendings:
                 stack.enter_context(spending.on_used_up(callback))
             yield
+
+    def _raise_if_left_running(self) -> None:
+        """Ends code that was left running. What refuses it here refuses nothing of a later attempt."""
+        if self._limit is not None and self._limit.left_running:
+            raise asyncio.CancelledError
 
     def _refuse(self, spending: Spending) -> None:
         """Cancels what runs here, up to the run of the budget: a run around that one goes on."""
@@ -123,7 +143,8 @@ class LMCallRecord:
         requests = requests_of(self._asked, entry, self._usages, failed)
         if not self._usages:
             return Spent(requests=requests)
-        tokens = sum(token_counts(usage).total for usage in self._usages)
+        counts = [token_counts(usage).total for usage in self._usages]
+        tokens = sum(counts) if all(counts) else None
         budget = spending.budget
         cost = None if budget.cost is None else cost_of(self.lm, budget.prices, entry, self._usages)
         return Spent(tokens, cost, requests)
@@ -140,7 +161,7 @@ def _has_price(spending: Spending, lm: Any) -> bool:
 
 
 def current_gate() -> RequestGate | None:
-    """The gate around the caller, in any thread that has its DSPy settings; None if no run has a budget."""
+    """The gate around the caller, in any thread that has its DSPy settings; None for no budget and no timeout."""
     return next((one for one in dspy.settings.callbacks or () if isinstance(one, RequestGate)), None)
 
 
@@ -153,7 +174,7 @@ def raise_if_refused() -> None:
 
 def run_within(spending: Spending, work: Callable[..., T], *args: Any) -> T:
     """Runs an execution, or an item of a map, with its LM calls counted and bounded."""
-    with _gate(spending) as gate:
+    with gated(spending) as gate:
         try:
             result = work(*args)
         except (Exception, Interrupt):
@@ -165,7 +186,7 @@ def run_within(spending: Spending, work: Callable[..., T], *args: Any) -> T:
 
 async def arun_within(spending: Spending, work: Callable[..., Awaitable[T]], *args: Any) -> T:
     """The same in async code."""
-    with _gate(spending) as gate:
+    with gated(spending) as gate:
         try:
             result = await work(*args)
         except (Exception, Interrupt):
@@ -176,9 +197,10 @@ async def arun_within(spending: Spending, work: Callable[..., Awaitable[T]], *ar
 
 
 @contextmanager
-def _gate(spending: Spending) -> Iterator[RequestGate]:
+def gated(spending: Spending | None = None, limit: TimeLimit | None = None) -> Iterator[RequestGate]:
     """A block whose LM calls are counted and bounded; the gate around it, if there is one, gives way to its own."""
-    callbacks, around = list(dspy.settings.callbacks or ()), current_gate()
-    gate = RequestGate(spending, around)
-    with dspy.context(callbacks=[gate, *[one for one in callbacks if one is not around]]):
+    around = current_gate()
+    gate = RequestGate(around, spending, limit)
+    others = without_callbacks(dspy.settings.callbacks or [], [around])
+    with dspy.context(callbacks=with_lm_callback(others, gate, first=True)):
         yield gate

@@ -31,6 +31,7 @@ from dspyer.blocking import (
     result_of,
     run_in_thread,
 )
+from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.nodes.call_interceptor import call_interceptor
 from dspyer.nodes.callables import own_call
@@ -208,7 +209,7 @@ async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
     limit = current_limit.get()
     if limit is None:
         return await run_in_thread(fn, **kwargs)
-    with recording_apart(), anyio.CancelScope(shield=True):
+    with gated(limit=limit), recording_apart(), anyio.CancelScope(shield=True):
         work = DaemonCall(partial(fn, **kwargs))
         while not work.done:
             try:

@@ -2,7 +2,7 @@
 
 Async code is cancelled when its time is over, and its `finally` blocks run. Sync code cannot be ended from outside: it
 runs in a daemon thread of its own, which is left running. Such an attempt is fenced: the methods of its `ctx` raise
-`AttemptOverError`, and what it returns, or adds to the trace from then on, is dropped.
+`AttemptOverError`, its LM calls are refused, and what it returns, or adds to the trace from then on, is dropped.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from dspyer.blocking import DaemonCall
 from dspyer.dspy_module.executing import execute_apart
+from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.errors import NodeTimeoutError
 from dspyer.nodes.attempt import Attempt
@@ -37,7 +38,7 @@ class Timed(NamedTuple):
     def call(self, call: Call) -> Reply:
         """Make the call from sync code, in a thread of its own."""
         attempt = call.context.delegate
-        with _limited(attempt, self.seconds) as limit, recording_apart():
+        with _limited(attempt, self.seconds) as limit, gated(limit=limit), recording_apart():
             ended = Event()
             work: DaemonCall[Reply] = DaemonCall(partial(self.step.call, call))
             work.on_end(ended.set)

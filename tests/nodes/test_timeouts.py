@@ -14,12 +14,15 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Retry, live, reducers
+from dspyer import END, START, Budget, CompiledGraph, Graph, Retry, live, reducers, view
 from dspyer.dspy_module.lm_records import LMRecorder
 from dspyer.errors import AttemptOverError, GraphError, NodeTimeoutError, is_transient
+from dspyer.lms import reliable
 from dspyer.testing import ScriptedLM, no_pauses
+from tests.openai_server import OpenAIServer
 from tests.timeouts import TimeIsOver
 
+ANSWER = "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
 SHORT = 0.05  # it is over when `time_is_over` is called
 LONG = 30.0
 
@@ -127,6 +130,8 @@ USES: dict[str, Callable[[Any], Any]] = {
     "live": lambda ctx: list(ctx.live("log")),
     "doing": lambda ctx: ctx.doing("late"),
     "delta": lambda ctx: ctx.delta(),
+    "view": lambda ctx: ctx.view(view("log")),
+    "call": lambda ctx: ctx.call(None, {}),
 }
 
 
@@ -154,8 +159,90 @@ def test_a_sync_attempt_is_left_running_and_fenced(
     assert (stuck.calls, stuck.daemon, len(found.events)) == (1, True, events)
     t = program.thread("t")
     assert (t.status, t.state["text"], t.state["log"]) == ("failed", "", [])
-    resumed = t.resume()
-    assert resumed.status == "interrupted" if use == "interrupt" else resumed.state["text"] == "late" or use == "live"
+    resumed = t.resume()  # in time, it may do the same; but it is given no program to call
+    expected = {"interrupt": "interrupted", "call": "failed"}.get(use, "completed")
+    assert resumed.status == expected
+    assert resumed.state["text"] == ("late" if expected == "completed" else "")
+
+
+def asks_in_a_loop(ask: dspy.Predict) -> None:
+    for i in range(3):
+        ask(question=f"{i}")
+
+
+def asks_in_parallel(ask: dspy.Predict) -> None:
+    dspy.Parallel(num_threads=2, disable_progress_bar=True)([(ask, {"question": f"{i}"}) for i in range(3)])
+
+
+def asks_on_a_loop_of_its_own(ask: dspy.Predict) -> None:
+    asyncio.run(ask.acall(question="?"))
+
+
+def asks_in_a_program(ask: dspy.Predict) -> None:
+    Graph().add_node("ask", ask).add_path(START, "ask", END).compile()(question="?")
+
+
+ASKS = [asks_in_a_loop, asks_in_parallel, asks_on_a_loop_of_its_own, asks_in_a_program]
+
+
+@MODES
+@pytest.mark.parametrize("budget", [None, Budget(requests=1)])
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("asks", ASKS)
+def test_a_left_attempt_makes_no_further_request(
+    asks: Any, repeats: bool, budget: Budget | None, mode: str, time_is_over: TimeIsOver
+) -> None:
+    """And what is refused to it is refused to no other attempt."""
+    go_on, ended = threading.Event(), threading.Event()
+
+    def node(ask: dspy.Predict, ctx: Any) -> dict[str, Any]:
+        if ctx.attempt == 2:
+            go_on.set()
+            assert ended.wait(20)
+            return {"text": "second"}
+        time_is_over()
+        assert go_on.wait(20)
+        try:
+            asks(ask)
+        finally:
+            ended.set()
+        return {"text": "first"}
+
+    ask, retry = dspy.Predict("question -> answer"), Retry(2, on=NodeTimeoutError)
+    graph = Graph(Notes).add_node("node", node, modules={"ask": ask}, writes=["text"], timeout=SHORT, retry=retry)
+    program = graph.add_path(START, "node", END).compile(budget=budget)
+    with OpenAIServer(lambda messages: ANSWER) as server, no_pauses():
+        with dspy.context(lm=reliable(server.lm()) if repeats else server.lm()):
+            found = run(program, mode)
+        assert (found.status, found.state["text"], server.requests) == ("completed", "second", [])
+
+
+@MODES
+def test_a_request_that_a_left_attempt_has_in_progress_counts(mode: str, time_is_over: TimeIsOver) -> None:
+    release, ended = threading.Event(), threading.Event()
+
+    def answer(messages: Any) -> str:
+        time_is_over()
+        assert release.wait(20)
+        return ANSWER
+
+    def node(ask: dspy.Predict) -> None:
+        try:
+            ask(question="?")
+        finally:
+            ended.set()
+
+    def after() -> None:
+        release.set()
+        assert ended.wait(20)
+
+    ask = dspy.Predict("question -> answer")
+    graph = Graph(Notes).add_node("node", node, modules={"ask": ask}, writes=[], timeout=SHORT)
+    graph.add_node("after", after, writes=[]).add_path(START, "node", "after", END).add_error_edge("node", "after")
+    with OpenAIServer(answer) as server, dspy.context(lm=server.lm()):
+        found = run(graph.compile(budget=Budget(requests=2)), mode)
+    used = found.usage["openai/local"]
+    assert (found.status, found.trace, used["requests"], used["completion_tokens"] > 0) == ("completed", (), 1, True)
 
 
 @MODES

@@ -19,9 +19,11 @@ from dspyer import END, START, Budget, CompiledGraph, Graph, Retry, clock, reduc
 from dspyer.errors import BudgetError, InputError, RunStoppedError
 from dspyer.lms import reliable
 from dspyer.testing import no_pauses
+from tests import openai_server
 from tests.http_faults import Status
 from tests.openai_server import OpenAIServer, prompt_of
 
+ANSWER = "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 PRICES = {"openai/local": (1_000_000.0, 1_000_000.0)}
 """A dollar per token, so that costs are known exactly."""
@@ -35,8 +37,7 @@ class Talk(BaseModel):
 
 @pytest.fixture
 def server() -> Iterator[OpenAIServer]:
-    text = "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
-    with OpenAIServer(lambda messages: text) as server, dspy.context(lm=server.lm()):
+    with OpenAIServer(lambda messages: ANSWER) as server, dspy.context(lm=server.lm()):
         yield server
 
 
@@ -217,7 +218,9 @@ def test_whatever_a_node_does_no_request_starts_after_the_limit(server: OpenAISe
     assert isinstance(found.error, BudgetError)
     assert 4 <= found.error.spent["requests"] <= 4 + concurrent
     if kind != "another error":
-        assert resume(thread, mode, budget=Budget(requests=100)).status == "completed"
+        found = resume(thread, mode, budget=Budget(requests=100))
+        used = found.usage["openai/local"]
+        assert (found.status, used["requests"], used["completion_tokens"]) == ("completed", 9, 9 * len(ANSWER.split()))
         assert 13 <= len(server.requests) <= 13 + concurrent  # those that were in progress at the limit
 
 
@@ -450,6 +453,23 @@ def test_a_cost_without_a_price_fails_before_the_first_request(server: OpenAISer
 
 
 @MODES
+@pytest.mark.parametrize("bound", ["tokens", "cost"])
+def test_a_response_that_does_not_say_what_it_has_used_fails_the_run(
+    bound: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Local servers leave the usage out: nothing would ever end the run."""
+    monkeypatch.setattr(openai_server, "usage", lambda messages, text: None)
+    budget = {"tokens": Budget(tokens=10**6), "cost": Budget(cost=10**6, prices=PRICES)}[bound]
+    with OpenAIServer(lambda messages: ANSWER) as server, dspy.context(lm=server.lm()):
+        found = run(loop(9), mode, budget=budget)
+        assert (found.status, len(server.requests)) == ("failed", 1)
+        assert isinstance(found.error, InputError)
+        assert "a response of 'openai/local' does not say how many tokens it has used" in str(found.error)
+        bounded = run(loop(9), mode, budget=Budget(requests=3))
+        assert (bounded.status, bounded.error.spent, len(server.requests)) == ("stopped", {"requests": 3}, 4)
+
+
+@MODES
 def test_a_price_that_dspy_knows_is_taken(mode: str) -> None:
     text = "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
     with OpenAIServer(lambda messages: text, model="gpt-4o-mini") as server, dspy.context(lm=server.lm()):
@@ -575,6 +595,34 @@ def test_an_item_that_swallows_the_refusal_is_not_recorded(server: OpenAIServer,
     assert len(server.requests) == 4
     assert calls[:2] == ["a", "b"]
     assert calls[-2:] == ["c", "d"]
+
+
+def calls(part: dspy.Module, ctx: Any) -> dict[str, Any]:
+    try:
+        return {"answers": ctx.call(part, {}).answers[-1]}
+    except:  # noqa: E722 - what users write
+        return {"answers": "none"}
+
+
+async def acalls(part: dspy.Module, ctx: Any) -> dict[str, Any]:
+    try:
+        return {"answers": (await ctx.acall(part, {})).answers[-1]}
+    except BaseException as error:
+        raise ValueError("odd") from error
+
+
+@MODES
+@pytest.mark.parametrize("node", [calls, acalls])
+def test_a_node_whose_call_of_a_program_was_stopped_commits_nothing(
+    server: OpenAIServer, node: Callable[..., Any], mode: str
+) -> None:
+    """Whatever its code makes of it; the resume goes on where the program was."""
+    graph = Graph(Talk).add_node("node", node, modules={"part": loop(3)}, writes=["answers"])
+    thread = graph.add_path(START, "node", END).compile(store=":memory:").thread("t")
+    found = run(thread, mode, budget=Budget(requests=2))
+    assert (found.status, found.state["answers"]) == ("stopped", [])
+    found = resume(thread, mode)
+    assert (found.status, found.state["answers"], len(server.requests)) == ("completed", ["yes"], 3)
 
 
 def test_an_effect_that_swallows_the_refusal_is_not_recorded(server: OpenAIServer) -> None:
