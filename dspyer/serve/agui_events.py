@@ -126,7 +126,7 @@ class _Text(NamedTuple):
     """A text that is shown, as the tokens that have arrived."""
 
     field: str
-    execution: str
+    path: tuple[str, ...]  # the executions around the one that wrote it, and that one
     parts: list[str]
 
 
@@ -186,9 +186,17 @@ class EventTranslator:
 
     def translate(self, event: Event, session: Session | None) -> Iterator[BaseEvent]:
         """The events for one of the run, which `session` plays; None for a run that is returned as it was stored."""
-        if event.scope and not isinstance(event, Token | Emitted):
-            return
         match event:
+            case AttemptFailed() | NodeFailed():
+                yield from self._take_back(self._unwritten_of(*event.scope, event.execution))
+                if isinstance(event, NodeFailed) and not event.scope:
+                    yield from self._end_step(event.node)
+            case Token() if self._is_text(event):
+                yield from self._token(event)
+            case Emitted():
+                yield CustomEvent(name=event.node, value=as_json(event.value))
+            case _ if event.scope:
+                pass
             case RunStarted():
                 yield RunStartedEvent(thread_id=self._body.thread_id, run_id=self._body.run_id)
                 if session is not None:
@@ -198,18 +206,10 @@ class EventTranslator:
                 self._steps[event.node] += 1
                 if self._steps[event.node] == 1:
                     yield StepStartedEvent(step_name=event.node)
-            case Token() if self._is_text(event):
-                yield from self._token(event)
             case Committed() if session is not None:
                 yield from self._commit(event, session.run.log[event.position - session.run.first].state)
-            case AttemptFailed() | NodeFailed():
-                yield from self._take_back(self._unwritten_of(event.execution))
-                if isinstance(event, NodeFailed):
-                    yield from self._end_step(event.node)
             case Asked():
                 yield from self._end_step(event.question.node)
-            case Emitted():
-                yield CustomEvent(name=event.node, value=as_json(event.value))
             case _:
                 pass
 
@@ -321,9 +321,9 @@ class EventTranslator:
     def _token(self, token: Token) -> Iterator[BaseEvent]:
         place = (token.scope, token.execution, token.attempt, token.predictor, token.field)
         if token.text and place not in self._open:
-            execution = token.scope[0] if token.scope else token.execution
+            path = (*token.scope, token.execution)
             self._open[place] = message_id = self._new_id()
-            self._messages[message_id] = self._unwritten[message_id] = _Text(token.field, execution, [])
+            self._messages[message_id] = self._unwritten[message_id] = _Text(token.field, path, [])
             yield TextMessageStartEvent(message_id=message_id)
         if token.text:
             self._unwritten[self._open[place]].parts.append(token.text)
@@ -344,7 +344,7 @@ class EventTranslator:
                 shown_id = old if old and self._text_of(old) == text else self._count_one(unwritten, text)
                 self._written[field] = shown_id or self._new_id()
                 if shown_id is None:
-                    yield from self._whole(self._written[field], _Text(field, execution, [text]))
+                    yield from self._whole(self._written[field], _Text(field, (execution,), [text]))
             if old is not None and old != self._written.get(field):
                 yield from self._take_back([old])
 
@@ -365,10 +365,17 @@ class EventTranslator:
         yield TextMessageContentEvent(message_id=message_id, delta="".join(text.parts))
         yield TextMessageEndEvent(message_id=message_id)
 
-    def _unwritten_of(self, execution: str) -> list[str]:
-        parts = f"{execution}["
-        texts = self._unwritten.items()
-        return [one for one, text in texts if text.execution == execution or text.execution.startswith(parts)]
+    def _unwritten_of(self, *path: str) -> list[str]:
+        """The texts of an execution, of its parts, and of the runs inside of it; it has the executions around it."""
+        *around, execution = path
+        depth, parts = len(around), f"{execution}["
+        return [
+            one
+            for one, (_, found, _) in self._unwritten.items()
+            if [*found[:depth]] == around
+            and len(found) > depth
+            and (found[depth] == execution or found[depth].startswith(parts))
+        ]
 
     def _end_texts(self, ids: Iterable[str]) -> Iterator[BaseEvent]:
         ended = set(ids)
@@ -428,7 +435,7 @@ class EventTranslator:
                 shown_id = self._count_one(self._unwritten_of(execution), message.text)
                 self._said[message.id] = shown_id or message.id
                 if shown_id is None:
-                    yield from self._whole(message.id, _Text("", "", [message.text]))
+                    yield from self._whole(message.id, _Text("", (), [message.text]))
             for call in message.calls:
                 if self._calls[call.id][0] not in self._messages:
                     yield from self._call(call)

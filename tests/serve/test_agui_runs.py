@@ -208,18 +208,36 @@ def test_equal_calls_of_one_tool_have_a_question_each_and_those_of_earlier_reque
             send(app, body(run=f"{request}2", resume=answers))
 
 
-def test_what_an_attempt_wrote_before_it_failed_is_taken_back() -> None:
+@pytest.mark.parametrize("ends", ["attempt", "node", "graph"])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_what_an_attempt_wrote_before_it_failed_is_taken_back(depth: int, ends: str) -> None:
+    """At once, and not when the run ends; also inside of graphs that are nodes."""
+
     class Answer(BaseModel):
         message: str
         reply: str = ""
 
-    graph = Graph(Answer, inputs=["message"])
-    graph.add_node("answer", dspy.Predict("message -> reply: str, sure: bool"), writes={"reply": "reply"}, retry=2)
-    program = graph.add_path(START, "answer", END).compile(store=":memory:")
+    graph = Graph(Answer, inputs=["message"], outputs=["reply"])
+    signature, last = "message -> reply: str, sure: bool", "answer"
+    graph.add_node("answer", dspy.Predict(signature), writes={"reply": "reply"}, retry=2 if ends == "attempt" else None)
+    if ends == "node":
+        graph.add_node(last := "again", dspy.Predict(signature), writes={"reply": "reply"})
+        graph.add_edge("answer", END).add_error_edge("answer", "again")
+    graph.add_edge(START, "answer").add_edge(last, END)
+    for level in range(depth):
+        name = f"part{level}"
+        around = Graph(Answer, inputs=["message"], outputs=["reply"])
+        graph = around.add_node(name, graph.compile(), retry=2 if ends == "graph" else None).add_path(START, name, END)
+    program = graph.compile(store=":memory:")
     program.set_lm(ScriptedLM([{"reply": "Well, no.", "sure": "maybe"}, {"reply": "Yes.", "sure": True}]))
     with no_pauses():
         events = send(app_of(program, text="reply"), body("Is it?"))
-    assert len(of_kind(events, "TEXT_MESSAGE_START")) == 2
+    if (depth, ends) == (0, "graph"):  # nothing tries again: the run fails
+        assert list(Page([user("Is it?")]).read(events).messages.values()) == ["Is it?"]
+        return
+    first, second = (at for at, kind in enumerate(kinds(events)) if kind == "TEXT_MESSAGE_START")
+    (taken_back,) = of_kind(events[first:second], "MESSAGES_SNAPSHOT")
+    assert [one["content"] for one in taken_back["messages"]] == ["Is it?"]
     assert list(Page([user("Is it?")]).read(events).messages.values()) == ["Is it?", "Yes."]
 
 
