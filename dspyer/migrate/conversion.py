@@ -341,7 +341,8 @@ class Conversion:
     def _policies(self, name: str) -> dict[str, Any]:
         """The policies of a node that `Graph.add_node` takes."""
         spec = self.builder.nodes[name]
-        retry, seconds = retry_of(spec.retry_policy), timeout_of(self.path + name, spec, self.findings)
+        retry = retry_of(spec.retry_policy, replaced=self.targets.kinds[name] == "replaced")
+        seconds = timeout_of(self.path + name, spec, self.findings)
         found = {"retry": retry, "timeout": seconds}
         return {option: policy for option, policy in found.items() if policy is not None}
 

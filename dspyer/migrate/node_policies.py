@@ -11,7 +11,7 @@ from langgraph import errors as langgraph_errors
 from langgraph.types import RetryPolicy
 from tenacity import wait_exponential, wait_random
 
-from dspyer.errors import NodeTimeoutError
+from dspyer.errors import NodeTimeoutError, is_transient
 from dspyer.migrate.findings import Findings
 from dspyer.migrate.noted_errors import is_of_handler
 from dspyer.retry import Retry, accepts
@@ -29,23 +29,28 @@ class ConvertedRetry(Retry):
         return None if policy is None else policy.pause(attempt, error)
 
 
-def retry_of(given: RetryPolicy | Sequence[RetryPolicy] | None) -> Retry | None:
-    """The policy of a node; None for none."""
+def retry_of(given: RetryPolicy | Sequence[RetryPolicy] | None, *, replaced: bool = False) -> Retry | None:
+    """The policy of a node; None for none.
+
+    The default of LangGraph would repeat what the LM of a module has repeated, so a node that `nodes=` has `replaced`
+    has the default of `Retry` in its place.
+    """
     policies = (given,) if isinstance(given, RetryPolicy) else tuple(given or ())
-    found = tuple([_one_policy(policy) for policy in policies])
+    found = tuple([_one_policy(policy, replaced) for policy in policies])
     if len(found) < 2:
         return found[0] if found else None
     return ConvertedRetry(max(one.attempts for one in found), policies=found)
 
 
-def _one_policy(policy: RetryPolicy) -> Retry:
+def _one_policy(policy: RetryPolicy, replaced: bool) -> Retry:
     wait: Any = wait_exponential(
         multiplier=policy.initial_interval, exp_base=policy.backoff_factor, max=policy.max_interval
     )
     longest = policy.max_interval
     if policy.jitter:
         wait, longest = wait + wait_random(0, 1), longest + 1
-    return Retry(max(policy.max_attempts, 1), _RetryOn(policy.retry_on), wait, longest)
+    on = is_transient if replaced and policy.retry_on is RetryPolicy().retry_on else _RetryOn(policy.retry_on)
+    return Retry(max(policy.max_attempts, 1), on, wait, longest)
 
 
 @dataclass(frozen=True, slots=True)

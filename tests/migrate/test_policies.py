@@ -8,7 +8,9 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
+import dspy
 import pytest
+from dspy.utils.exceptions import LMAuthError
 from langgraph.errors import NodeError
 from langgraph.errors import NodeTimeoutError as LangGraphTimeoutError
 from langgraph.graph import END, START, StateGraph
@@ -20,6 +22,8 @@ from dspyer.errors import GraphError, NodeTimeoutError
 from dspyer.migrate import from_langgraph
 from dspyer.migrate.node_policies import retry_of
 from dspyer.testing import no_pauses
+from tests.http_faults import Status
+from tests.openai_server import OpenAIServer
 from tests.timeouts import TimeIsOver
 
 
@@ -95,6 +99,33 @@ def test_retries_are_those_of_langgraph(errors: list[Exception], policy: Any) ->
     assert len(pauses) == calls - 1
     assert type(run.error) is type(expected)
     assert ("log" in run.state and list(run.state["log"])) == ([] if expected else ["done"])
+
+
+class Desk(TypedDict):
+    letter: str
+    desk: str
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_retries", "status", "requests"),
+    [
+        (RetryPolicy(), 1, 503, 2),
+        (RetryPolicy(), 0, 503, 3),
+        (RetryPolicy(), 0, 401, 1),
+        (RetryPolicy(retry_on=LMAuthError), 0, 401, 3),
+        ([RetryPolicy(retry_on=KeyError), RetryPolicy()], 0, 401, 1),
+    ],
+)
+def test_what_replaces_a_node_repeats_no_request_that_its_lm_has_repeated(
+    policy: Any, num_retries: int, status: int, requests: int
+) -> None:
+    builder: Any = StateGraph(Desk)
+    builder.add_node("desk", lambda state: {"desk": "support"}, retry_policy=policy).add_edge(START, "desk")
+    program = from_langgraph(builder, nodes={"desk": dspy.Predict("letter -> desk")}).compile()
+    with no_pauses(), OpenAIServer(lambda messages: "", faults=[Status(status)] * 9) as server:
+        with dspy.context(lm=server.lm(cache=False, num_retries=num_retries)):
+            assert program.run({"letter": "Hello"}).status == "failed"
+        assert len(server.requests) == requests
 
 
 def test_pauses_grow_as_in_langgraph() -> None:
