@@ -130,6 +130,15 @@ def test_events_and_logs_of_graphs_inside_are_hidden_too(caplog: pytest.LogCaptu
     assert SECRET not in repr(events)
 
 
+def test_a_program_inside_a_node_hides_values_of_its_own_events_alone() -> None:
+    part = Graph(name="Part").add_node("sign", lambda q: {"token": SECRET}, writes=["token"])
+    inner = part.add_path(START, "sign", END).compile(redact=["token"])
+    outer = Graph(name="Whole").add_node("part", inner).add_path(START, "part", END).compile()
+    committed = [event for event in outer.stream({"q": ""}) if isinstance(event, Committed)]
+    shown = {event.commit.node: event.commit.patch["token"] for event in committed if "token" in event.commit.patch}
+    assert shown == {"sign": HIDDEN, "part": SECRET}
+
+
 @pytest.mark.parametrize(
     ("spec", "path", "value", "shown"),
     [
