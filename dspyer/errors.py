@@ -492,9 +492,22 @@ def is_always_raised(kind: type[BaseException]) -> bool:
     Example:
         >>> is_always_raised(StoreError), is_always_raised(KeyboardInterrupt), is_always_raised(BaseException)
         (True, True, False)
+        >>> is_always_raised(BaseExceptionGroup)  # each `ExceptionGroup` is one
+        False
     """
     always = issubclass(kind, (*_ALWAYS_RAISED, *_lost_work()))
-    return always or not (issubclass(kind, Exception) or issubclass(Exception, kind))
+    return always or not (issubclass(kind, Exception) or issubclass(ExceptionGroup, kind))
+
+
+def is_never_retried(kind: type[BaseException]) -> bool:
+    """Whether no exception of a class is retried: as for `is_always_raised`, without work that an executor has lost.
+
+    Example:
+        >>> from concurrent.futures import BrokenExecutor
+        >>> is_never_retried(StoreError), is_never_retried(BrokenExecutor)
+        (True, False)
+    """
+    return is_always_raised(kind) and not issubclass(kind, _lost_work())
 
 
 def is_transient(error: BaseException) -> bool:

@@ -11,7 +11,15 @@ from tenacity import RetryCallState, Retrying, wait_random_exponential
 from tenacity.retry import retry_base
 from tenacity.wait import wait_base
 
-from dspyer.errors import always_raised, annotate, brief, is_lost_work, is_transient, with_article
+from dspyer.errors import (
+    always_raised,
+    annotate,
+    brief,
+    is_lost_work,
+    is_never_retried,
+    is_transient,
+    with_article,
+)
 from dspyer.nodes.sync_async import is_async
 from dspyer.values.scalars import is_number, is_whole_number
 
@@ -81,7 +89,7 @@ class Retry:
             attempt.
 
     Raises:
-        ValueError: for less than one attempt, or a negative `max_wait`.
+        ValueError: for less than one attempt, a negative `max_wait`, or an `on` that is never retried.
         TypeError: for an `on` or `wait` of another kind.
 
     Example:
@@ -102,6 +110,12 @@ class Retry:
         if attempts < 1:
             raise ValueError(f"Retry(attempts={attempts}): give 1 or more; the first attempt counts")
         check_on(self.on, "Retry")
+        for kind in self.on if isinstance(self.on, tuple) else (self.on,):
+            if isinstance(kind, type) and is_never_retried(kind):
+                raise ValueError(
+                    f"Retry(on={kind.__name__}) retries nothing: this error passes every retry, since no attempt can "
+                    "mend it. Leave it out, and handle it where the program is run"
+                )
         wait: Any = self.wait
         if wait is not None and not callable(wait):
             kind = with_article(type(wait).__name__)

@@ -168,6 +168,9 @@ async def _async_yes(error: BaseException) -> bool:
         (lambda: Retry(2, on=3), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, on=int), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, on=()), TypeError),
+        (lambda: Retry(2, on=StoreError), ValueError),
+        (lambda: Retry(2, on=KeyboardInterrupt), ValueError),
+        (lambda: Retry(2, on=(OSError, BudgetError)), ValueError),
         (lambda: Retry(2, wait=3), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, on=(OSError, _async_yes)), TypeError),  # type: ignore[arg-type]
         (lambda: Retry(2, on=partial(_async_yes)), TypeError),  # type: ignore[arg-type]
@@ -178,7 +181,7 @@ async def _async_yes(error: BaseException) -> bool:
     ],
 )
 def test_a_wrong_policy_is_refused_when_it_is_made(make: Callable[[], Any], error: type[Exception]) -> None:
-    with pytest.raises(error, match=r"give|takes"):
+    with pytest.raises(error, match=r"give|takes|Leave"):
         make()
 
 
