@@ -24,7 +24,15 @@ from dspyer.errors import CheckError, suggestion
 from dspyer.message_list import TURN
 from dspyer.messages import to_chat
 from dspyer.nodes.callables import giving
-from dspyer.nodes.check import PROBLEMS, FinderNode, build_finder, found_problems, into_problems, problem_texts
+from dspyer.nodes.check import (
+    PROBLEMS,
+    FinderNode,
+    asks_module,
+    build_finder,
+    found_problems,
+    into_problems,
+    problem_texts,
+)
 from dspyer.nodes.node import Built, Call, Checking, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.repair import CheckedCommit, Repair
@@ -178,7 +186,7 @@ class AgentCheckNode(FinderNode):
 
     def _reply(self, found: Reply, call: Call) -> Reply:
         given = found_problems(self.finder, PROBLEMS, found, call)
-        problems = problem_texts(given, "the check of the agent", self.asks_module)
+        problems = problem_texts(given, "the check of the agent", asks_module(self.finder))
         if not problems:
             return Reply({PROBLEMS: []}, (END,), True)
         messages = call.state.raw("messages")

@@ -10,7 +10,7 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer.errors import NodeOutputError, brief, list_names
-from dspyer.nodes.check import PROBLEMS, build_finder, found_problems, problem_texts
+from dspyer.nodes.check import PROBLEMS, asks_module, build_finder, found_problems, problem_texts
 from dspyer.nodes.module import module_io
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
@@ -59,7 +59,7 @@ class ToolCheck:
     @property
     def of_module(self) -> bool:
         """Whether a module makes the check: a language model may give another output when it is asked again."""
-        return self.finder.kind == "module"
+        return asks_module(self.finder)
 
     def step(self, args: Mapping[str, Any], result: Any, validate: Validate) -> CheckStep:
         """The step that checks a result; `validate` refuses arguments that the tool does not take."""

@@ -50,13 +50,13 @@ class FunctionSignature:
     problems: tuple[str, ...] = ()
 
 
-def read_signature(fn: Callable[..., Any], who: str) -> FunctionSignature:
+def read_signature(
+    fn: Callable[..., Any], who: str, gives: str = "one result; for partial results, `ctx.emit(value)`"
+) -> FunctionSignature:
     """The signature of a function, method, partial or callable object. `who` is its name in problems."""
     source = plain_function(fn)
     if inspect.isgeneratorfunction(source) or inspect.isasyncgenfunction(source):
-        return FunctionSignature(
-            problems=(f"{who} is a generator: return one result; for partial results, `ctx.emit(value)`",)
-        )
+        return FunctionSignature(problems=(f"{who} is a generator: return {gives}",))
     try:
         signature = signature_of(fn)
     except (TypeError, ValueError) as error:

@@ -11,7 +11,7 @@ which makes every correction an example to learn from (`runtime.repairs`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -128,7 +128,11 @@ def _input_name(name: str, info: Any) -> str:
 
 
 def _problem(path: tuple[int | str, ...], message: str) -> str:
-    text = message.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    kind, _, text = message.partition(", ")
+    if kind not in ("Value error", "Assertion failed"):
+        text = message
+    elif not text.strip():  # of an `assert` or an error without a text
+        text = kind
     return f"{'.'.join(map(str, path))}: {text}" if path else text
 
 
@@ -152,7 +156,7 @@ def build_finder(check: object, options: NodeOptions, into: str, more: FieldName
             "a list of problems, a class of pydantic's BaseModel, or a module with an output `problems: list[str]`"
         )
         return Built(None, None, (text,))
-    plan = plan_binding(read_signature(check, options.who), options, options.who)
+    plan = plan_binding(read_signature(check, options.who, "a list of problems"), options, options.who)
     fix = (
         f"make the module itself the check, with an output `problems: list[str]`, add_check({options.name!r}, {{name}})"
     )
@@ -216,16 +220,32 @@ def _output_problems(module: dspy.Module, who: str) -> list[str]:
 
 
 def problem_texts(found: object, who: str, of_module: bool = False) -> list[str]:
-    """The problems that a check gave, validated. Blank texts are none: a language model may give one for "nothing"."""
+    """The problems that a check gave, validated.
+
+    Blank texts of a module are none: a language model may give one for "nothing". Those of a function are its mistake:
+    it has found something and does not say what.
+    """
+    hint = ""
     if isinstance(found, list | tuple | FrozenList) and all(isinstance(text, str) for text in found):
-        return [text for text in found if text.strip()]
-    hint = ": write a list around it" if isinstance(found, str) else ""
+        told = [text for text in found if text.strip()]
+        if of_module or len(told) == len(found):
+            return told
+        hint = ", in which a text is blank: say what is wrong, or leave it out"
+    elif isinstance(found, str):
+        hint = ": write a list around it"
+    elif isinstance(found, Iterator | set | frozenset):
+        hint = ": return list(...) of it"
     error = NodeOutputError(
         f"{who} gave {brief(found)}, {with_article(type(found).__name__)}{hint}. A check gives a list of problems, one "
         "text each; an empty list says that the output is good"
     )
     error.of_module = of_module
     raise error
+
+
+def asks_module(finder: Node) -> bool:
+    """Whether a module or graph finds the problems: it may give another output when it is asked again."""
+    return not isinstance(finder, FunctionFinder)
 
 
 def found_problems(finder: Node, into: str, found: Reply, call: Call) -> object:
@@ -293,11 +313,6 @@ class FinderNode(Node):
         """The same from async code."""
         return self._reply(await self.finder.acall(call), call)
 
-    @property
-    def asks_module(self) -> bool:
-        """Whether a module finds the problems: it may give another output when it is asked again."""
-        return not isinstance(self.finder, FunctionFinder)
-
     def _reply(self, found: Reply, call: Call) -> Reply:
         """What follows from the reply of the finder."""
         raise NotImplementedError
@@ -334,7 +349,7 @@ class CheckNode(FinderNode):
 
     def _reply(self, found: Reply, call: Call) -> Reply:
         given = found_problems(self.finder, self.into, found, call)
-        problems = problem_texts(given, f"the check {self.name!r}", self.asks_module)
+        problems = problem_texts(given, f"the check {self.name!r}", asks_module(self.finder))
         if not problems:
             return Reply({self.into: []}, None, True)
         visit = self._visit(call)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, NamedTuple
 
 import dspy
@@ -204,11 +204,35 @@ def test_a_model_names_the_path_of_each_problem() -> None:
     assert call_node(program, "strict", {"name": "AB"})["problems"][1].startswith("lines: Field required")
 
 
+def test_what_a_model_refuses_without_a_text_is_a_problem() -> None:
+    class Silent(BaseModel):
+        answer: str
+
+        @field_validator("answer")
+        @classmethod
+        def is_short(cls, answer: str) -> str:
+            if len(answer) > 1:
+                raise ValueError
+            return answer
+
+        @model_validator(mode="after")
+        def is_given(self) -> Silent:
+            if not self.answer:
+                raise AssertionError  # an `assert` of the tests has a text
+            return self
+
+    program = checked(Silent, max_fixes=0, accept=True).compile()
+    assert call_node(program, "cited", {"answer": "ab"})["problems"] == ["answer: Value error"]
+    assert call_node(program, "cited", {"answer": ""})["problems"] == ["Assertion failed"]
+
+
 GIVEN: dict[str, tuple[Any, str]] = {
     "text": ("too short", "write a list around it"),
     "None": (None, "a list of problems"),
     "bool": (True, "a list of problems"),
     "other items": ([1], "a list of problems"),
+    "a blank text": (["too short", " "], "in which a text is blank: say what is wrong, or leave it out"),
+    "a generator": ((text for text in ["too short"]), "return list(...) of it"),
 }
 
 
@@ -395,6 +419,10 @@ def nothing():  # type: ignore[no-untyped-def]
     return None
 
 
+def each_problem(cites: list[str]) -> Iterator[str]:
+    yield from cited(cites)
+
+
 class Wrong(NamedTuple):
     text: str
     spoil: Callable[[Graph], Any]
@@ -470,6 +498,7 @@ WRONG = {
     "into folds": Wrong("the field 'notes' folds", check_of("draft", into="notes")),
     "no check": Wrong("give a function of fields", check_of("draft", "cites")),
     "a class": Wrong("give a function of fields", check_of("draft", dict)),
+    "a generator": Wrong("node 'cited' is a generator: return a list of problems", check_of("draft", each_problem)),
     "a signature": Wrong("give a module of it, dspy.Predict(Judge)", check_of("draft", Judge)),
     "fix is a signature": Wrong("its fix is the signature Judge", check_of("draft", fix=Judge)),
     "unknown parameter": Wrong("'citations' is no field", check_of("draft", lambda citations: [])),
