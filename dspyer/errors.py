@@ -454,7 +454,7 @@ _REFUSED = ("cannot schedule new futures after", "cannot submit after")
 """Begin the texts of the `RuntimeError` that executors raise after their shutdown: it has no class of its own."""
 
 
-def _lost_work() -> tuple[type[BaseException], ...]:
+def lost_work() -> tuple[type[BaseException], ...]:
     """What an executor raises that has lost a task. Without an import: what raised it has imported it."""
     futures: Any = sys.modules.get("concurrent.futures")
     return () if futures is None else (futures.BrokenExecutor, futures.CancelledError)
@@ -483,31 +483,18 @@ def is_lost_work(error: BaseException) -> bool:
         (True, False)
     """
     refused = isinstance(error, RuntimeError) and error_text(error).startswith(_REFUSED)
-    return refused or isinstance(error, _lost_work())
+    return refused or isinstance(error, lost_work())
 
 
 def is_always_raised(kind: type[BaseException]) -> bool:
     """Whether every exception of a class is one that `always_raised` names.
 
     Example:
-        >>> is_always_raised(StoreError), is_always_raised(KeyboardInterrupt), is_always_raised(BaseException)
-        (True, True, False)
-        >>> is_always_raised(BaseExceptionGroup)  # each `ExceptionGroup` is one
-        False
+        >>> [is_always_raised(kind) for kind in (StoreError, KeyboardInterrupt, BaseException, BaseExceptionGroup)]
+        [True, True, False, False]
     """
-    always = issubclass(kind, (*_ALWAYS_RAISED, *_lost_work()))
+    always = issubclass(kind, (*_ALWAYS_RAISED, *lost_work()))
     return always or not (issubclass(kind, Exception) or issubclass(ExceptionGroup, kind))
-
-
-def is_never_retried(kind: type[BaseException]) -> bool:
-    """Whether no exception of a class is retried: as for `is_always_raised`, without work that an executor has lost.
-
-    Example:
-        >>> from concurrent.futures import BrokenExecutor
-        >>> is_never_retried(StoreError), is_never_retried(BrokenExecutor)
-        (True, False)
-    """
-    return is_always_raised(kind) and not issubclass(kind, _lost_work())
 
 
 def is_transient(error: BaseException) -> bool:

@@ -15,9 +15,10 @@ from dspyer.errors import (
     always_raised,
     annotate,
     brief,
+    is_always_raised,
     is_lost_work,
-    is_never_retried,
     is_transient,
+    lost_work,
     with_article,
 )
 from dspyer.nodes.sync_async import is_async
@@ -111,7 +112,7 @@ class Retry:
             raise ValueError(f"Retry(attempts={attempts}): give 1 or more; the first attempt counts")
         check_on(self.on, "Retry")
         for kind in self.on if isinstance(self.on, tuple) else (self.on,):
-            if isinstance(kind, type) and is_never_retried(kind):
+            if isinstance(kind, type) and is_always_raised(kind) and not issubclass(kind, lost_work()):
                 raise ValueError(
                     f"Retry(on={kind.__name__}) retries nothing: this error passes every retry, since no attempt can "
                     "mend it. Leave it out, and handle it where the program is run"
