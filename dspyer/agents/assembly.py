@@ -40,7 +40,7 @@ from dspyer.nodes.check import PROBLEMS
 from dspyer.nodes.node import Command
 from dspyer.nodes.program_calls import is_program
 from dspyer.scheduler.topology import END, START
-from dspyer.values.scalars import is_whole_number
+from dspyer.values.scalars import flag_problems, is_whole_number
 from dspyer.views import View
 
 OF_AGENT = (BEGIN, SETTLE, CHECK, SUBMIT)
@@ -207,7 +207,8 @@ def _plan_problems(plan: AgentPlan) -> Iterator[str]:
         yield f"max_turns={given.max_turns!r}: give the most turns of a run, 0 or more"
     if not is_whole_number(given.max_fixes) or given.max_fixes < 0:
         yield f"max_fixes={given.max_fixes!r}: give the most corrections of one output, 0 or more"
-    if plan.check is None and plan.accept:
+    yield from flag_problems(accept=plan.accept)
+    if plan.check is None and plan.accept is True:
         yield "accept=True says what happens to an output that a check refuses: give check= as well"
 
 

@@ -33,6 +33,7 @@ from dspyer.retry import Retry
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import shown_type
 from dspyer.templates import Fill
+from dspyer.values.scalars import flag_problems
 from dspyer.views import View
 
 
@@ -178,8 +179,7 @@ def _option_problems(
         yield f"{who}: {refusal}: tool(..., name='...')"
     if not isinstance(approve, bool) and (not callable(approve) or isinstance(approve, type)):
         yield f"{who}: approve={brief(approve)}: give True, or a function of its arguments that says whether to ask"
-    if not isinstance(effect, bool):
-        yield f"{who}: effect={brief(effect)}: give True or False"
+    yield from (f"{who}: {problem}" for problem in flag_problems(effect=effect))
     if render is not None and (not callable(render) or isinstance(render, type) or is_async(render)):
         yield f"{who}: render={brief(render)}: give a function of a call that is not async, render=lambda call: ..."
     elif render is not None and not _takes_one(render):

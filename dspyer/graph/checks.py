@@ -16,7 +16,7 @@ from dspyer.nodes.correction import checked_node_problems, finished_fix, fix_nam
 from dspyer.nodes.node import Built, Node
 from dspyer.nodes.options import NodeOptions
 from dspyer.scheduler.topology import END
-from dspyer.values.scalars import is_whole_number
+from dspyer.values.scalars import flag_problems, is_whole_number
 
 
 class PlannedCheck(NamedTuple):
@@ -117,9 +117,7 @@ def _build_check(
     fixes: Any = given.max_fixes
     if not is_whole_number(fixes) or fixes < 0:
         parts.problems.append(f"{who}: max_fixes={fixes!r}: give the most corrections of one output, 0 or more")
-    accept: Any = given.accept
-    if not isinstance(accept, bool):
-        parts.problems.append(f"{who}: accept={accept!r}: give True to go on with the last output, or False to raise")
+    parts.problems.extend(f"{who}: {problem}" for problem in flag_problems(accept=given.accept))
     if given.fix is not None and fixes == 0:
         parts.problems.append(f"{who}: with max_fixes=0 nothing is corrected: leave fix= out, or allow corrections")
     wrong = into_problems(given.into, options)

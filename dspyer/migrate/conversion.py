@@ -35,6 +35,7 @@ from dspyer.migrate.unsupported import check_graph, check_names, graph_problem
 from dspyer.scheduler import topology
 from dspyer.schema.fields import refusal_text
 from dspyer.values.named_classes import set_held_classes
+from dspyer.values.scalars import check_flags
 
 _LOG = logging.getLogger("dspyer.migrate")
 
@@ -89,6 +90,7 @@ def from_langgraph(
         >>> from_langgraph(old).compile()(name="Ada").text
         'Hello Ada'
     """
+    check_flags(validate=validate, asynchronous=asynchronous)
     findings = Findings()
     options = Options(
         nodes=nodes or {},

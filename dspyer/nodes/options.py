@@ -19,7 +19,7 @@ from dspyer.nodes.view_access import view_problems
 from dspyer.retry import Retry
 from dspyer.schema.schema import Schema
 from dspyer.templates import RUN, ComputedInput, Fill, RunValue
-from dspyer.values.scalars import is_number
+from dspyer.values.scalars import flag_problems, is_number
 from dspyer.views import View
 
 
@@ -157,6 +157,8 @@ def node_options(
     problems += more
     attempts = _retry(retry, who, problems)
     seconds = _timeout(timeout, who, problems)
+    if frozen is not None:
+        problems += [f"{who}: {problem}" for problem in flag_problems(frozen=frozen)]
     kept = _cache(cache, who, problems)
     return NodeOptions(
         name,

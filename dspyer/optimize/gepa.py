@@ -23,6 +23,7 @@ from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gepa_adapter import KnownRuns, ReusingAdapter
 from dspyer.optimize.gepa_selector import CulpritSelector
 from dspyer.optimize.gepa_stats import GEPAStats, edits_between, noting_errors
+from dspyer.values.scalars import check_flags
 
 _SELECTORS: Final = ("culprits", "round_robin", "all")
 
@@ -83,6 +84,7 @@ class GEPA(dspy.GEPA):
                 f"component_selector: {component_selector!r} is unknown; it is one of "
                 f"{', '.join(map(repr, _SELECTORS))}, or a function as dspy.GEPA takes it"
             )
+        check_flags(reuse=reuse)
         super().__init__(metric, component_selector=component_selector, **options)
         self.reuse = reuse
         self._stats: GEPAStats | None = None

@@ -55,6 +55,7 @@ from dspyer.stores import Store
 from dspyer.threads.thread import Thread
 from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
+from dspyer.values.scalars import check_flags
 
 _NAMES_ELSEWHERE = {
     "invoke": "call the program, program(question=...), or program.run({...}) for the whole run",
@@ -737,6 +738,7 @@ def _request(
     tokens: bool = False,
 ) -> Request:
     """The request of a call that users make."""
+    check_flags(live=live, tokens=tokens)
     answer, rules = answer_source(answers), TokenRules() if tokens else None
     return Request(resources_of(resources), answer=answer, live=live, budget=Budget.of(budget), tokens=rules)
 

@@ -39,6 +39,7 @@ from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, thaw
 from dspyer.values.refusals import KeyPath
+from dspyer.values.scalars import check_flags
 
 Check = Callable[[Any], Any]
 """Validates a value and returns it as the declared type; raises `ValidationError`."""
@@ -729,6 +730,7 @@ class Live:
         known = get_args(LiveConflictRule)
         if on_conflict not in known:
             raise GraphError(f"live(on_conflict={on_conflict!r}): it is one of {', '.join(map(repr, known))}")
+        check_flags(show_reads=show_reads)
         return Live(on_conflict, show_reads)
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ import os
 from dspyer.stores.base import Store
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
+from dspyer.values.scalars import check_flags
 
 POSTGRES = ("postgresql://", "postgres://")
 SQLITE = "sqlite:///"
@@ -36,6 +37,7 @@ def open_store(address: Store | str | os.PathLike[str], *, read_only: bool = Fal
         >>> open_store("sqlite:////var/runs.db")
         SQLite('/var/runs.db')
     """
+    check_flags(read_only=read_only)
     if isinstance(address, Store):
         return address
     if not isinstance(address, str | os.PathLike):

@@ -9,10 +9,12 @@ from dspyer.persistence.snapshots import SnapshotEncoder, SnapshotState, check_s
 from dspyer.persistence.time_travel import ThreadReader
 from dspyer.stores.base import Change, DeletionReport, Store
 from dspyer.threads.ownership import existing_row
+from dspyer.values.scalars import check_flags
 
 
 def delete_thread(store: Store, thread_reader: ThreadReader, thread: str, take_over: bool) -> DeletionReport:
     """Delete a thread; raise `ConcurrentRunError` if a run owns it, or acquires it meanwhile, unless `take_over`."""
+    check_flags(take_over=take_over)
     while True:
         row = existing_row(store, thread, take_over)
         try:
@@ -32,6 +34,7 @@ def prune_thread(
     A crash may come between two writes, hence their order: first the snapshot with which the history will begin, which
     is checked to be readable; then the root, from which on the snapshot is that beginning; then the deletion.
     """
+    check_flags(take_over=take_over)
     store = reader.store
     row = existing_row(store, thread, take_over)
     listed = thread_reader.cache.listed()

@@ -35,6 +35,7 @@ from dspyer.threads.merge_on_finish import MergeOnFinish
 from dspyer.threads.ownership import StoredRun, ThreadLock
 from dspyer.threads.start import RunStarter
 from dspyer.threads.thread_program import AnswersByKey, Resources, ThreadProgram
+from dspyer.values.scalars import check_flags
 
 if TYPE_CHECKING:
     from dspyer.threads.thread import Thread
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 def new_request(resources: Resources, live: bool, budget: Budget | None, tokens: bool = False) -> Request:
     """The request of a run that a user starts."""
+    check_flags(live=live, tokens=tokens)
     rules = TokenRules() if tokens else None
     return Request(resources_of(resources), live=live, budget=Budget.of(budget), tokens=rules)
 
@@ -97,6 +99,7 @@ class RunPlayer:
         key: str | None,
     ) -> Play:
         """The play of a new run, or of the run that a key identifies."""
+        check_flags(abandon=abandon, take_over=take_over)
         self._program._check_resources(request)
         acquire = partial(self._starter.start_new, inputs, request, abandon=abandon, take_over=take_over)
         if key is not None:
@@ -111,6 +114,7 @@ class RunPlayer:
         self, answers: AnswersByKey, request: Request, take_over: bool, max_resumes: int, allow: AllowChanged
     ) -> Play:
         """The play of the last run, to be resumed."""
+        check_flags(take_over=take_over)
         self._program._check_resources(request)
         resume = self._starter.resume_last
         acquire = partial(resume, answers, request, take_over=take_over, max_resumes=max_resumes, allow=allow)
@@ -118,6 +122,7 @@ class RunPlayer:
 
     def rerun(self, version: int | str, request: Request, take_over: bool) -> Play:
         """The play of a run that repeats what came after a commit."""
+        check_flags(take_over=take_over)
         self._program._check_resources(request)
         first_write = partial(first_write_of_rerun, self._starter, self._reader, version)
         acquire = partial(self._starter.acquire, first_write, request, take_over=take_over)

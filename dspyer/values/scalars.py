@@ -16,6 +16,7 @@ from typing import Any, TypeGuard, cast
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from dspyer.errors import brief
 from dspyer.values.refusals import KeyPath, refuse_key
 
 ADDRESSES = (IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network)
@@ -147,3 +148,25 @@ def is_whole_number(value: object) -> TypeGuard[int]:
         (True, False, False)
     """
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def flag_problems(**options: object) -> list[str]:
+    """Return what is wrong with options that are True or False: anything else, such as "no", would count as one.
+
+    Example:
+        >>> flag_problems(accept="no", frozen=True)
+        ["accept='no': give True or False"]
+    """
+    return [f"{name}={brief(given)}: give True or False" for name, given in options.items() if type(given) is not bool]
+
+
+def check_flags(**options: object) -> None:
+    """Refuse options that are neither True nor False with a `TypeError`.
+
+    Example:
+        >>> check_flags(live="no")
+        Traceback (most recent call last):
+        TypeError: live='no': give True or False
+    """
+    for problem in flag_problems(**options):
+        raise TypeError(problem)

@@ -490,7 +490,7 @@ WRONG = {
     ),
     "max_fixes": Wrong("max_fixes=-1: give", check_of("draft", max_fixes=-1)),
     "max_fixes no number": Wrong("max_fixes='2'", check_of("draft", max_fixes="2")),
-    "accept": Wrong("accept='no': give True to go on", check_of("draft", accept="no")),
+    "accept": Wrong("accept='no': give True or False", check_of("draft", accept="no")),
     "fix without corrections": Wrong("leave fix= out", check_of("draft", max_fixes=0, fix=dspy.Predict(DRAFT))),
     "into is no field": Wrong("into='trouble' is no field", check_of("draft", into="trouble")),
     "into is a text": Wrong("list[str], and field 'answer' takes str", check_of("draft", into="answer")),
