@@ -111,10 +111,10 @@ class Retry:
         if attempts < 1:
             raise ValueError(f"Retry(attempts={attempts}): give 1 or more; the first attempt counts")
         check_on(self.on, "Retry")
-        for kind in self.on if isinstance(self.on, tuple) else (self.on,):
-            if isinstance(kind, type) and is_always_raised(kind) and not issubclass(kind, lost_work()):
+        for one in self.on if isinstance(self.on, tuple) else (self.on,):
+            if isinstance(one, type) and is_always_raised(one) and not issubclass(one, lost_work()):
                 raise ValueError(
-                    f"Retry(on={kind.__name__}) retries nothing: this error passes every retry, since no attempt can "
+                    f"Retry(on={one.__name__}) retries nothing: this error passes every retry, since no attempt can "
                     "mend it. Leave it out, and handle it where the program is run"
                 )
         wait: Any = self.wait

@@ -21,29 +21,32 @@ def graph_of(**options: Any) -> Graph:
     return Graph().add_node("work", lambda text: {"size": len(text)}, writes=["size"], **options)
 
 
+NO: Any = "no"
+
+
 def program(store: Any = None) -> Any:
     return graph_of().add_path(START, "work", END).compile(store=store)
 
 
 CASES: dict[str, Callable[[], Any]] = {
-    "node 'work': frozen": lambda: graph_of(frozen="no").add_path(START, "work", END).compile(),
-    "accept": lambda: agents.tool_loop("question -> answer", [], check=lambda answer: [], accept="no"),
-    "tool 'size': effect": lambda: agents.tool(size, effect="no"),
-    "live": lambda: program().run({"text": "a"}, live="no"),
-    "tokens": lambda: program().stream({"text": "a"}, tokens="no"),
-    "show_reads": lambda: live(show_reads="no"),
-    "reuse": lambda: optimize.GEPA(lambda *_: 1.0, reflection_lm=ScriptedLM([]), max_metric_calls=1, reuse="no"),
-    "validate": lambda: migrate.from_langgraph(None, validate="no"),
-    "read_only": lambda: open_store(":memory:", read_only="no"),
+    "node 'work': frozen": lambda: graph_of(frozen=NO).add_path(START, "work", END).compile(),
+    "accept": lambda: agents.tool_loop("question -> answer", [], check=lambda answer: [], accept=NO),
+    "tool 'size': effect": lambda: agents.tool(size, effect=NO),
+    "live": lambda: program().run({"text": "a"}, live=NO),
+    "tokens": lambda: program().stream({"text": "a"}, tokens=NO),
+    "show_reads": lambda: live(show_reads=NO),
+    "reuse": lambda: optimize.GEPA(lambda *_: 1.0, reflection_lm=ScriptedLM([]), max_metric_calls=1, reuse=NO),
+    "validate": lambda: migrate.from_langgraph(None, validate=NO),
+    "read_only": lambda: open_store(":memory:", read_only=NO),
 }
 OF_THREAD: dict[str, Callable[[Any], Any]] = {
-    "abandon": lambda thread: thread.run({"text": "a"}, abandon="no"),
-    "take_over": lambda thread: thread.run({"text": "a"}, take_over="no"),
-    "take_over of a resume": lambda thread: thread.resume(take_over="no"),
-    "take_over of a rerun": lambda thread: thread.rerun(0, take_over="no"),
-    "take_over of a deletion": lambda thread: thread.delete(take_over="no"),
-    "take_over of a pruning": lambda thread: thread.prune(0, take_over="no"),
-    "tokens": lambda thread: thread.stream({"text": "a"}, tokens="no"),
+    "abandon": lambda thread: thread.run({"text": "a"}, abandon=NO),
+    "take_over": lambda thread: thread.run({"text": "a"}, take_over=NO),
+    "take_over of a resume": lambda thread: thread.resume(take_over=NO),
+    "take_over of a rerun": lambda thread: thread.rerun(0, take_over=NO),
+    "take_over of a deletion": lambda thread: thread.delete(take_over=NO),
+    "take_over of a pruning": lambda thread: thread.prune(0, take_over=NO),
+    "tokens": lambda thread: thread.stream({"text": "a"}, tokens=NO),
 }
 
 

@@ -527,7 +527,7 @@ class Graph:
                 those that are gone leave the state with a warning, and values that do not fit are refused.
             redact: what events, logs, errors and exports do not show: patterns of paths (`["user.email", "**.token"]`),
                 or a function of a path and a plain value that returns what is shown. States and stores hold all.
-                The field that a pattern begins with must be one of this graph or of a graph inside it.
+                A pattern begins with a field of this graph or of a graph inside it, and goes on with parts of its type.
             durability: what a run on a thread may lose. `"sync"`: each transition is written before anything that
                 depends on it starts; a crash of the process loses nothing, a power cut perhaps the last transitions.
                 `"flush"`: each is also flushed to the disk, and a power cut loses nothing. Ends, failures, questions,

@@ -18,6 +18,7 @@ from dspyer.nodes.program_calls import SubgraphProgram, is_program
 from dspyer.policies import Pattern, Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
+from dspyer.schema.value_paths import path_problem
 
 # No node may have these names: nodes become attributes of the program, which needs them itself, or DSPy's optimizers
 # set them on it.
@@ -102,11 +103,21 @@ def inner_schemas(modules: Iterable[dspy.Module]) -> list[Schema]:
     return [cast(SubgraphProgram, part).graph.topology.schema for part in parts.values() if is_program(part)]
 
 
-def check_redacted_fields(patterns: Iterable[Pattern], schemas: Sequence[Schema]) -> None:
-    """Refuse patterns of `compile(redact=...)` that name no field of the graph, or of a graph inside it."""
-    # Below the field nothing is checked: a value may be of a subclass of its declared type.
+def check_redacted_paths(patterns: Iterable[Pattern], schemas: Sequence[Schema]) -> None:
+    """Refuse patterns of `compile(redact=...)` that can match nothing in the graph, or in a graph inside it."""
+    given = tuple(patterns)
     hint = ". To hide what runs with another schema left in a thread, write '**.' before the name"
-    _check_fields("redact", _fields_named(patterns), schemas, hint)
+    _check_fields("redact", _fields_named(given), schemas, hint)
+    if any(schema.accepts_any_key for schema in schemas):
+        return
+    items = fields_of_items(schemas)
+    for pattern in given:
+        name = pattern.field
+        kinds = [schema.fields[name].annotation for schema in schemas if name in schema.fields]
+        problems = [path_problem(pattern, kind, name in items) for kind in kinds]
+        if problems and all(problems):
+            shown = pattern.segments if pattern.literal else ".".join(pattern.segments)
+            raise GraphError(f"redact={shown!r} hides nothing: {problems[0]}")
 
 
 def fields_of_items(schemas: Iterable[Schema]) -> frozenset[str]:

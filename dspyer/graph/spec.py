@@ -14,7 +14,7 @@ from dspyer.display.graph_picture import GraphPicture
 from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
 from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
-from dspyer.graph.declarations import check_redacted_fields, fields_of_items, inner_schemas
+from dspyer.graph.declarations import check_redacted_paths, fields_of_items, inner_schemas
 from dspyer.graph.error_edges import ErrorEdge
 from dspyer.graph.text import edge_labels, explain
 from dspyer.nodes.check import CheckNode
@@ -241,7 +241,7 @@ def with_redaction(graph: GraphSpec, redact: Redact, modules: Iterable[dspy.Modu
     redaction = Redaction.of(redact, fields_of_items(schemas))
     if redaction is None:
         return graph
-    check_redacted_fields(redaction.patterns, schemas)
+    check_redacted_paths(redaction.patterns, schemas)
     joins = {node: redacted_policies(policies, redaction) for node, policies in old.join_policies.items()}
     schema = old.schema.with_show_value(redaction.brief)
     topology = replace(old, schema=schema, policies=redacted_policies(old.policies, redaction), join_policies=joins)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import dspy
 import pytest
@@ -11,13 +12,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph
+from dspyer import END, START, CompiledGraph, Failure, Graph, reducers
 from dspyer.errors import GraphError
 from dspyer.policies import Pattern
 
 
 class User(BaseModel):
     email: str = ""
+
+
+class Member(User):
+    other: str = ""  # a field of type `User` may hold it
+
+
+class Open(BaseModel, extra="allow"):
+    name: str = ""
+
+
+@dataclass
+class Place:
+    town: str = ""
 
 
 class Ticket(BaseModel):
@@ -27,6 +41,16 @@ class Ticket(BaseModel):
     info: dict[str, Any] = {}
     texts: list[str] = []
     paid: list[Any] = []
+
+
+class Parts(Ticket):
+    problem: Failure | None = None
+    failures: list[Failure] = []
+    problems: Annotated[list[Failure], reducers.append] = []
+    users: dict[str, User] = {}
+    either: User | dict[str, Any] | None = None
+    open: Open = Open()
+    place: Place = Place()
 
 
 class Payment(BaseModel):
@@ -89,12 +113,35 @@ KNOWN = [
     "user.other",
     "info.any.key",
     "texts.0",
+    "user.**.detail",
     "*",
     "**",
     "*.key",
     "**.key",
     ("info", "a.b"),
 ]
+KNOWN_PARTS = [
+    "problem.message",
+    "problems.*.message",
+    "problems.0.message",
+    "problems.message",  # of an update that appends one
+    "users.ada.email",
+    "users.*.email",
+    "either.anything",
+    "open.anything",
+    "place.town",
+]
+MISSING_PARTS = {  # with what the error says
+    "problem.mesage": "which has no 'mesage'. Did you mean 'message'? Fields: 'node', ",
+    "problems.mesage": "which has no 'mesage'. Did you mean 'message'?",
+    "failures.message": "'failures' is list[dspyer.failure.Failure]: write 'failures.*.message' for its items",
+    "problems.*.mesage": "'problems.*' is Failure, which has no 'mesage'. Did you mean 'message'?",
+    "user.emial": "or in what a thread holds, write 'user.**.emial'",
+    "users.ada.emial": "'users.ada' is User, which has no 'emial'. Did you mean 'email'?",
+    "place.twon": "'place' is Place, which has no 'twon'. Did you mean 'town'?",
+    "text.first": "'text' is str, which has no parts: write 'text'",
+    ("texts", "first"): "'texts' is list[str]: write 'texts.*.first' for its items",
+}
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -114,6 +161,17 @@ def test_patterns_of_fields_and_with_wildcards_are_accepted(option: str) -> None
     OPTIONS[option](Ticket, KNOWN)
 
 
+@pytest.mark.parametrize("pattern", MISSING_PARTS, ids=str)
+def test_redact_refuses_what_is_no_part_of_the_type_of_its_field(pattern: Any) -> None:
+    """It would show the value in silence."""
+    with pytest.raises(GraphError) as caught:
+        simple(Parts).compile(redact=[*KNOWN, *KNOWN_PARTS, pattern])
+    assert str(caught.value).startswith(f"redact={pattern!r} hides nothing: ")
+    assert MISSING_PARTS[pattern] in str(caught.value)
+    simple(Parts).compile(redact=[*KNOWN, *KNOWN_PARTS])
+    as_node(simple(None).compile()).compile(redact=[pattern])  # a graph inside that may have any field
+
+
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_misspelt_field_is_named_once(option: str) -> None:
     with pytest.raises(GraphError, match=r"names 'crad', 'pni', no field"):
@@ -124,7 +182,7 @@ def test_every_misspelt_field_is_named_once(option: str) -> None:
 def test_redact_knows_the_fields_of_graphs_inside(place: str) -> None:
     build = INSIDE[place]
     inner = simple(Bank).compile()
-    build(inner).compile(redact=["urgency", "card.number", "pin"])
+    build(inner).compile(redact=["urgency", "card", "pin"])
     with pytest.raises(GraphError) as caught:
         build(inner).compile(redact=["crad"])
     text = str(caught.value)
