@@ -18,7 +18,7 @@ from pydantic import ValidationError, WithJsonSchema
 from dspyer.errors import GraphError, InputError, NodeOutputError, RouteError, always_raised, list_names
 from dspyer.migrate.channels import StateFields, is_several
 from dspyer.migrate.converted_router import ConvertedRouter
-from dspyer.migrate.internals import ParentCommand, Questions, is_invalid_resume, text_of
+from dspyer.migrate.internals import ParentCommand, Questions, refused_answer, text_of
 from dspyer.migrate.noted_errors import earlier_error, handling, key_of, noted
 from dspyer.migrate.surroundings import Surroundings
 from dspyer.migrate.targets import NamedTargets, Targets
@@ -194,7 +194,7 @@ class NodeCall:
         except GraphInterrupt as error:
             asked = error.args[0]
         except ValidationError as error:
-            self._refuse_answer(error, questions)
+            self._refuse_answer(error)
             raise
         except ParentCommand as error:  # of a graph that the code has called: it is meant for this one
             command = error.args[0]
@@ -225,11 +225,12 @@ class NodeCall:
         self.answers.append(self.ctx.interrupt(self._key, text, answer))
         self.texts.append(text)
 
-    def _refuse_answer(self, error: ValidationError, questions: Questions) -> None:
+    def _refuse_answer(self, error: ValidationError) -> None:
         """Open a question again whose answer does not fit the `response_schema` of `interrupt()`."""
-        if not is_invalid_resume(error):
+        number = refused_answer(error)
+        if number is None:
             return
-        key, attempt = f"{self.node.name}-{questions.asked - 1}", self.ctx.delegate
+        key, attempt = f"{self.node.name}-{number}", self.ctx.delegate
         attempt.host.records.retract_answer(RecordKey(attempt.local_id, key))
         raise InputError(
             f"the answer to question {key!r} of {self.who} does not fit its response_schema: "

@@ -10,6 +10,7 @@ import itertools
 import json
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -39,8 +40,8 @@ try:
     from langgraph.graph.state import _DEFAULT_ERROR_HANDLER_NODE as DEFAULT_ERROR_HANDLER
     from langgraph.types import interrupt
 
-    if "value" not in interrupt.__code__.co_varnames:
-        raise ImportError("interrupt() has no variable 'value'")
+    if not {"value", "idx"} <= set(interrupt.__code__.co_varnames):
+        raise ImportError("interrupt() has no variables 'value' and 'idx'")
 except ImportError as error:
     raise unknown_version(error) from error
 
@@ -50,11 +51,11 @@ __all__ = [
     "Questions",
     "RunnableCallable",
     "add_message_batches",
-    "is_invalid_resume",
     "managed_value",
     "node_configurable",
     "only_async",
     "overwrite",
+    "refused_answer",
     "text_of",
 ]
 
@@ -103,6 +104,17 @@ def text_of(value: object) -> str:
         return json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         return str(value)
+
+
+def refused_answer(error: BaseException) -> int | None:
+    """The number of the question whose answer `interrupt()` has refused with this error; None for another error.
+
+    It is not that of the last question: other threads of the node may have asked since.
+    """
+    if not is_invalid_resume(error):
+        return None
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if frame.f_code is interrupt.__code__]
+    return frames[-1].f_locals["idx"] if frames else None
 
 
 def node_configurable(

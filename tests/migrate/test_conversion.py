@@ -419,6 +419,28 @@ def test_an_answer_belongs_to_its_question_where_a_node_asks_from_threads_or_tas
     assert run.state.to_dict() == {"answers": {"a": "yes to a", "b": "yes to b"}}
 
 
+def test_an_answer_that_does_not_fit_opens_its_question_again_though_another_thread_has_asked_since() -> None:
+    class Yes(BaseModel):
+        ok: bool
+
+    def ask(state: Log) -> dict[str, Any]:
+        with ContextThreadPoolExecutor() as executor:
+            asked = []
+            for text in ("a", "b"):
+                asked.append(executor.submit(interrupt, text, response_schema=Yes))
+                asked[-1].exception()
+        return {"log": [future.result().ok for future in asked]}
+
+    graph = StateGraph(Log).add_node("ask", ask).add_edge(START, "ask")
+    thread = from_langgraph(graph, validate=False).compile(store=":memory:").thread("t")
+    thread.run({})
+    for key in ("ask-0", "ask-1"):
+        with pytest.raises(InputError, match=f"question '{key}' .* The question is open"):
+            thread.resume({key: {"ok": "perhaps"}}).raise_error()
+        run = thread.resume({key: {"ok": True}})
+    assert list(run.state["log"]) == [True, True]
+
+
 def test_a_question_whose_text_has_changed_takes_the_answer_of_its_number() -> None:
     drafts = iter(["draft 1", "draft 2", "draft 3"])
 
