@@ -16,6 +16,7 @@ from langgraph.errors import GraphInterrupt, NodeError, NodeInterrupt, NodeTimeo
 from pydantic import ValidationError, WithJsonSchema
 
 from dspyer.errors import GraphError, InputError, NodeOutputError, RouteError, always_raised, list_names
+from dspyer.events import NodeFailed
 from dspyer.migrate.channels import StateFields, is_several
 from dspyer.migrate.converted_router import ConvertedRouter
 from dspyer.migrate.internals import ParentCommand, Questions, refused_answer, text_of
@@ -85,7 +86,7 @@ class ConvertedNode:
             except Exception as error:
                 if not self._is_last(error, ctx):
                     raise
-                failed = NodeError(self.label, error)
+                failed = self._handed_over(error, ctx)
                 ctx.once(key_of(self.name), partial(noted, error))
         with handling():
             return self.handler._called(state, ctx, failed)
@@ -96,6 +97,12 @@ class ConvertedNode:
         if failed is not None:
             NodeCall(self, state, ctx)  # its questions count as asked
         return failed
+
+    def _handed_over(self, error: Exception, ctx: Context) -> NodeError:
+        """What the handler gets of an error. The stream tells it, as it does where an error edge leads on."""
+        attempt = ctx.delegate
+        attempt.host.publish(NodeFailed(attempt.node, attempt.branch, attempt.execution, error))
+        return NodeError(self.label, error)
 
     def _called(self, state: ImmutableState, ctx: Context, failed: NodeError | None = None) -> object:
         call = NodeCall(self, state, ctx, failed)
@@ -123,7 +130,7 @@ class AsyncConvertedNode(ConvertedNode):
             except Exception as error:
                 if not self._is_last(error, ctx):
                     raise
-                failed = NodeError(self.label, error)
+                failed = self._handed_over(error, ctx)
                 await ctx.once(key_of(self.name), partial(_async_noted, error))
         with handling():
             return await cast(AsyncConvertedNode, self.handler)._acalled(state, ctx, failed)

@@ -19,6 +19,7 @@ from langgraph.types import CachePolicy, Command, RetryPolicy, Send, TimeoutPoli
 from typing_extensions import TypedDict
 
 from dspyer.errors import GraphError, NodeTimeoutError
+from dspyer.events import NodeFailed
 from dspyer.migrate import from_langgraph
 from dspyer.migrate.node_policies import retry_of
 from dspyer.testing import no_pauses
@@ -169,6 +170,13 @@ def fails(state: Log) -> dict[str, Any]:
     raise OddError("no")
 
 
+def async_form(node: Callable[[Log], dict[str, Any]]) -> Any:
+    async def called(state: Log) -> dict[str, Any]:
+        return node(state)
+
+    return called
+
+
 def after(state: Log) -> dict[str, Any]:
     return {"log": ["after"]}
 
@@ -202,6 +210,16 @@ def both(builder: Any, inputs: Any) -> tuple[Any, Any]:
 def test_a_handler_runs_in_place_of_the_node_and_its_edges_are_not_followed() -> None:
     expected, found = both(handled(told), {"n": 7})
     assert found == expected == ["fails: OddError no 7"]
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_the_error_that_a_handler_takes_is_an_event_and_redacted(mode: str) -> None:
+    def leaks(state: Log) -> dict[str, Any]:
+        raise OddError(f"no {state['n']}")
+
+    graph = from_langgraph(handled(told, node=leaks if mode == "sync" else async_form(leaks)))
+    (event,) = [each for each in graph.compile(redact=["n"]).stream({"n": 12345}) if isinstance(each, NodeFailed)]
+    assert (event.node, type(event.error), str(event.error)) == ("fails", OddError, "no [redacted]")
 
 
 def test_a_handler_may_go_somewhere() -> None:
