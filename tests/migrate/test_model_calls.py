@@ -19,6 +19,8 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command
 from pydantic import Field
 
+from dspyer import Budget
+from dspyer.events import Token
 from dspyer.migrate import explain_langgraph, from_langgraph
 from dspyer.migrate.code_reading import read_code
 from dspyer.migrate.model_calls import LMNode
@@ -313,6 +315,16 @@ def test_the_line_can_be_written_as_it_is(case: str) -> None:
 @pytest.mark.parametrize("node", [plain, names_base, Desk().counts, ToolNode([search]), RunnableLambda(plain)])
 def test_other_nodes_are_not_listed(node: Any) -> None:
     assert explain_langgraph(one_node(node)).lm_calls == ()
+
+
+def test_calls_of_a_chat_model_of_langchain_have_no_tokens_and_no_place_in_a_budget() -> None:
+    builder = StateGraph(MessagesState).add_node("one", lambda state: {"messages": LLM.invoke(state["messages"])})
+    builder.add_node("two", lambda state: {"messages": LLM.invoke(state["messages"])})
+    program = from_langgraph(builder.add_edge(START, "one").add_edge("one", "two")).compile()
+    inputs = {"messages": [("user", "Hello")]}
+    assert not [event for event in program.stream(inputs, tokens=True) if isinstance(event, Token)]
+    run = program.run(inputs, budget=Budget(requests=1))
+    assert (run.status, len(run.state["messages"]), run.usage) == ("completed", 3, {})
 
 
 def test_data_is_not_read() -> None:
