@@ -34,7 +34,7 @@ from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import ModuleNode, module_io
-from dspyer.nodes.node import Built, Call, Node, Reply, StartRule
+from dspyer.nodes.node import Built, Call, MapFields, Node, Reply, StartRule
 from dspyer.nodes.node_policy import NO_POLICY, NodePolicy
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT, mark_of_module
@@ -102,9 +102,9 @@ class MapNode(Node):
         return self.inner.programs
 
     @property
-    def map_fields(self) -> tuple[str, str, str, str | None]:
-        """The field with the items, the name of one item, the fields for the results and the failures."""
-        return self.over, self.item, self.into, self.failures
+    def map_fields(self) -> MapFields:
+        """The names that the map was given."""
+        return MapFields(self.over, self.item, self.into, self.failures)
 
     def with_item_policy(self, policy: NodePolicy) -> MapNode:
         """The map with a policy for its items."""

@@ -260,6 +260,22 @@ class Checking(NamedTuple):
     modes: tuple[str, ...] = ()
 
 
+class MapFields(NamedTuple):
+    """The names of a map.
+
+    Attributes:
+        over: the field with the items.
+        item: one item, as the node of the map reads it.
+        into: the field that gets the results.
+        failures: the field that gets the failures of items; None for none.
+    """
+
+    over: str
+    item: str
+    into: str
+    failures: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Node:
     """The declared facts of a node, and questions that the rest of the package asks it.
@@ -333,8 +349,8 @@ class Node:
         return ()
 
     @property
-    def map_fields(self) -> tuple[str, str, str, str | None] | None:
-        """Of a map: the field with the items, the name of one item, the fields for results and failures. Else None."""
+    def map_fields(self) -> MapFields | None:
+        """The names of a map; None for any other node."""
         return None
 
     @property

@@ -45,7 +45,7 @@ def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
     maps: dict[str, Mapped] = {}
     for name, node in nodes.items():
         if node.map_fields is not None:
-            into, failures = node.map_fields[2:]
+            into, failures = node.map_fields.into, node.map_fields.failures
             folded = {field for field in (into, failures) if field is not None and schema.reducer(field) is not None}
             maps[name] = Mapped(into, failures, frozenset(folded))
     return {"checks": checks, "maps": maps}

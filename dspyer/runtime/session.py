@@ -564,7 +564,7 @@ class Session(NotLive):
         node = self.graph.nodes.get(commit.node)
         if node is None or node.map_fields is None:
             return None
-        *_, into, failures = node.map_fields
+        into, failures = node.map_fields.into, node.map_fields.failures
         results = commit.patch.get(into)
         if not isinstance(results, FrozenList) or not results:
             return None

@@ -211,8 +211,8 @@ class SessionEvents:
         found: list[KeyPath] = [(edge.into,) for edge in edges if edge.into is not None]
         found += [(field,) for field in nodes[node].reports_in] if node in nodes else []
         mapped = nodes[node].map_fields if node in nodes else None
-        if mapped is not None and mapped[3] is not None and index is not None:
-            found.append((mapped[3], index))
+        if mapped is not None and mapped.failures is not None and index is not None:
+            found.append((mapped.failures, index))
         return found
 
 

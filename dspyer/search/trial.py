@@ -28,7 +28,7 @@ from dspyer.nodes.context import Context
 from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.map import Gather, WriteItem, publish_end, publish_start, script_of
 from dspyer.nodes.module import build_module, module_io
-from dspyer.nodes.node import Built, Call, Node, Reply
+from dspyer.nodes.node import Built, Call, MapFields, Node, Reply
 from dspyer.nodes.node_policy import NO_POLICY, NodePolicy
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
 from dspyer.nodes.outputs import mark_of_module
@@ -135,9 +135,9 @@ class TrialNode(Node):
         return self.inner.is_subgraph
 
     @property
-    def map_fields(self) -> tuple[str, str, str, str | None]:
-        """The names of the chosen trials and of one of them, and the field for the results."""
-        return CHOSEN, "trial", TRIALS, None
+    def map_fields(self) -> MapFields:
+        """The names of the chosen trials, of one of them, and of the results."""
+        return MapFields(CHOSEN, "trial", TRIALS)
 
     @property
     def frozen_modules(self) -> tuple[str, ...]:
