@@ -461,7 +461,7 @@ def lost_work() -> tuple[type[BaseException], ...]:
 
 
 def always_raised(error: BaseException) -> bool:
-    """Whether an exception passes every retry, error edge and map: no later attempt can mend it, or a part of a group.
+    """Whether an exception, or a part of a group, passes every retry, error edge and map: no later attempt can mend it.
 
     Example:
         >>> always_raised(StoreError("the disk is full")), always_raised(TimeoutError())

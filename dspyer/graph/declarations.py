@@ -122,12 +122,9 @@ def check_redacted_paths(patterns: Iterable[Pattern], schemas: Sequence[Schema])
 
 def fields_of_items(schemas: Iterable[Schema]) -> frozenset[str]:
     """The fields of which an update may be one item of a list, as with the reducers `append` and `add_messages`."""
-    fields = [(name, field) for schema in schemas for name, field in schema.fields.items()]
-    return frozenset(
-        name
-        for name, field in fields
-        if field.reducer is not None and issubclass(class_of(field.annotation) or int, list)
-    )
+    folded = [(name, field) for schema in schemas for name, field in schema.fields.items() if field.reducer is not None]
+    classes = [(name, class_of(field.annotation)) for name, field in folded]
+    return frozenset(name for name, cls in classes if cls is not None and issubclass(cls, list))
 
 
 def _fields_named(patterns: Iterable[Pattern]) -> list[Any]:

@@ -138,7 +138,7 @@ class PassedCall:
     options: dict[str, Any]
     names: tuple[str, str] = ("__call__", "acall")  # of the method to call, in sync and in async code
     shown: bool = False  # whether the request has streamed a token
-    known_tokens: int | None = None  # that it has used
+    known_tokens: int | None = None  # that the request has used; None if that is not known
 
     @property
     def request(self) -> Request | None:

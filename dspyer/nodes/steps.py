@@ -199,15 +199,8 @@ def next_attempt(call: Call, number: int, error: Exception, pause: float) -> Cal
     return call._replace(context=replace(call.context, delegate=delegate.next(number + 1)))
 
 
-def within_part(call: Call, key: str) -> Call:
-    """The call of a part of an execution: of its condensers, its router, a reward. It has attempts of its own."""
-    part = call.context.delegate.part(key)
-    part.over = True
-    return call._replace(context=replace(call.context, delegate=part))
-
-
 def next_of_part(call: Call, number: int, error: Exception, pause: float) -> Call:
-    """Records a failed attempt of such a part, and returns the call of the next one; the rest of the node is kept."""
+    """Records a failed attempt of a part of an execution, and returns the call of the next one; the rest is kept."""
     delegate = call.context.delegate
     delegate.replaced = True
     delegate.host.attempt_failed(delegate, number, error, pause)
@@ -262,3 +255,14 @@ def retried(
             return found
         yield Pause(seconds), call
         number += 1
+
+
+def retried_after(policy: Retry | None, call: Call, layer: str, attempt: Callable[[Call], Script[T]]) -> Script[T]:
+    """The result of a layer after a node's own code, which may do nothing more: its condensers, or a router.
+
+    Each is a part of the execution with attempts of its own, so that what the node gave is kept.
+    """
+    part = call.context.delegate.part(layer)
+    part.over = True
+    call = call._replace(context=replace(call.context, delegate=part))
+    return retried(policy, call, keeping(call, attempt, layer), next_of_part, layer)

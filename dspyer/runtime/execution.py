@@ -38,7 +38,7 @@ from dspyer.nodes.node import Call, Decision, Reply, Send, StartRule
 from dspyer.nodes.node_policy import NO_POLICY, CachePlan, NodePolicy
 from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.router import Router
-from dspyer.nodes.steps import Script, Step, keeping, next_of_part, retried, within_part, wrapped
+from dspyer.nodes.steps import Script, Step, keeping, retried, retried_after, wrapped
 from dspyer.nodes.streamed import Streamed
 from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, diff_value
@@ -56,9 +56,6 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.threads.graph_fingerprint import named_classes
 from dspyer.values.json import decoder
-
-CONDENSE, ROUTE = "condense", "route"
-"""The parts of an execution that have attempts of their own."""
 
 
 def script(session: Session, execution: Execution) -> Script[Transition]:
@@ -309,8 +306,7 @@ def _condensed(session: Session, execution: Execution, output: _Output, retry: R
             raise
         return output._replace(patch=patch, after=after)
 
-    part = within_part(output.call, CONDENSE)
-    return (yield from retried(retry, part, keeping(part, condense, CONDENSE), next_of_part, CONDENSE))
+    return retried_after(retry, output.call, "condense", condense)
 
 
 @lru_cache(maxsize=128)
@@ -474,8 +470,7 @@ def _decision(session: Session, execution: Execution, router: Router, call: Call
         decision: Decision = yield router, call
         return decision
 
-    part = within_part(call, ROUTE)
-    return (yield from retried(policy.retry, part, keeping(part, decide, ROUTE), next_of_part, ROUTE))
+    return retried_after(policy.retry, call, "route", decide)
 
 
 def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:
@@ -614,8 +609,8 @@ class Batch(Generic[T]):
 
         If the run was stopped before all calls had begun, the node is cancelled: it runs again on a resume, and finds
         the items that were recorded. Otherwise the first failure in order is raised, one that always propagates before
-        the others, or all questions if there is none.
-        If the rule has ended the calls, neither a stop nor a question changes how the node ends.
+        the others, or all questions if there is none. If the rule has ended the calls, neither a stop nor a question
+        changes how the node ends.
         """
         ordered = [self._outcomes.pop(index) for index in sorted(self._outcomes)]
         for _, _, steps in ordered:
