@@ -130,7 +130,7 @@ def test_a_failed_request_gives_its_tokens_back() -> None:
         ("inf", 0),
         ("3600", 0),  # more than `max_wait`: each caller is to hear of it at once, and asks the next LM
     ],
-    ids=str,
+    ids=repr,  # the text of a date is another one in each process that collects the tests
 )
 def test_a_server_that_asks_to_wait_holds_back_every_caller(asked: Any, held: float) -> None:
     with OpenAIServer(lambda messages: "yes", faults=[Status(429, Retry_After=asked)]) as server, no_pauses() as pauses:
