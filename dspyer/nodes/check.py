@@ -197,10 +197,14 @@ def _build_model(model: type[BaseModel], options: NodeOptions, into: str) -> Bui
         for name, info in model.model_fields.items()
         if name not in known and info.is_required()
     )
-    # Each may be unset: then the model says that it is missing.
+    # Each may be unset in a run: then the model says that it is missing. What it requires must have a writer, or be an
+    # input: no correction gives it.
     parameters = tuple([FieldParameter(name, name, True, True) for name in known])
     binding = Binding(options.who, parameters, schema=schema)
-    return function_finder(ModelCheck(model), binding, options, into, (), unknown)
+    built = function_finder(ModelCheck(model), binding, options, into, (), unknown)
+    needed = {name for name in known if model.model_fields[name].is_required()}
+    node = built.node
+    return built if node is None else built._replace(node=replace(node, optional=node.optional - needed))
 
 
 def _output_problems(module: dspy.Module, who: str) -> list[str]:

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Send, fill, reducers, view
-from dspyer.errors import CheckError, GraphError, NodeOutputError, NodeTimeoutError
+from dspyer.errors import CheckError, GraphError, InputError, NodeOutputError, NodeTimeoutError
 from dspyer.testing import ScriptedLM, call_node, no_pauses
 from tests.runtime.conftest import Play, play
 from tests.timeouts import TimeIsOver
@@ -202,6 +202,23 @@ def test_a_model_names_the_path_of_each_problem() -> None:
     assert [problem.split(":")[0] for problem in found["problems"]] == ["name", "lines.0.amount"]
     assert found["problems"][0] == "name: write it in lower case"
     assert call_node(program, "strict", {"name": "AB"})["problems"][1].startswith("lines: Field required")
+
+
+def test_what_a_model_requires_and_nothing_writes_is_an_input() -> None:
+    """Each correction of it would be paid, and could not succeed."""
+
+    class Sourced(BaseModel):
+        citations: list[str]
+        cites: list[str]
+        title: str = ""
+
+    program = checked(Sourced).compile()
+    assert program.graph.required == {"question", "citations"}
+    with ScriptedLM([]), pytest.raises(InputError, match="missing inputs: 'citations', read by 'cited'"):
+        program.run({"question": "q"})
+    graph = Graph(inputs=["question"]).add_node("draft", dspy.Predict(DRAFT)).add_path(START, "draft", END)
+    with pytest.raises(GraphError, match=r"node 'cited' reads 'citations', which nothing can have written by then"):
+        graph.add_check("cited", Sourced, of="draft").compile()
 
 
 def test_what_a_model_refuses_without_a_text_is_a_problem() -> None:
