@@ -124,6 +124,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: Graph().run({}),
         r"a Graph has no 'run'.*Call .compile\(\)",
     ),
+    "a picture of a graph that is not compiled": (
+        lambda: Graph().explain(),
+        r"a Graph has no 'explain': compile\(\) it, and ask its program, program.graph.explain",
+    ),
     "a bare answer": (lambda: asking().resume(True), r"resume\({'key': answer}\), not as True. Open questions: 'ok'"),
     "a field as an attribute": (lambda: ImmutableState({"n": 1}).n, r"read as state\['n'\]"),
     "an edge to START": (

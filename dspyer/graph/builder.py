@@ -32,7 +32,7 @@ from dspyer.graph.declarations import (
     warn_of_shadowed,
 )
 from dspyer.graph.error_edges import ErrorEdge, error_edges
-from dspyer.graph.spec import Migrate, with_redaction
+from dspyer.graph.spec import GraphSpec, Migrate, with_redaction
 from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.build import node_name
 from dspyer.nodes.check import CheckOptions
@@ -609,6 +609,8 @@ class Graph:
     def __getattr__(self, name: str) -> NoReturn:
         if name in _OF_PROGRAMS or (not name.startswith("_") and hasattr(dspy.Module, name)):
             raise AttributeError(f"a Graph has no {name!r}: {_COMPILE_FIRST}")
+        if not name.startswith("_") and hasattr(GraphSpec, name):
+            raise AttributeError(f"a Graph has no {name!r}: compile() it, and ask its program, program.graph.{name}")
         hint = f": {_OTHERS[name]}" if name in _OTHERS else ""
         raise AttributeError(f"'Graph' object has no attribute {name!r}{hint}")
 
