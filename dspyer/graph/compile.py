@@ -27,7 +27,7 @@ from dspyer.dspy_module.source import (
 from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_checks, handler_problems, planned_checks
 from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions
-from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints
+from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints, unfilled_problems
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.nodes.build import build_node
 from dspyer.nodes.cache_key import plan_cache
@@ -376,6 +376,9 @@ def _check(
     if options.inputs is not None or options.required is not None or not schema.accepts_any_key:
         problems += check_reads(facts)
     problems += error_edge_problems(parts.errors, schema, parts.sent_in_parallel(), partial(_merges, topology))
+    if not parts.lost and None not in facts.writes.values():
+        given = {*(options.inputs or ()), *(field for _, fields in parts.writers() for field in fields or ())}
+        problems += unfilled_problems(parts.errors, schema, parts.nodes, given)
     problems += handler_problems(parts.nodes.values(), [edge for ways in parts.errors.values() for edge in ways])
     problems += _output_problems(options, parts, inputs)
     problems += _live_problems(schema, parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from dspyer.errors import (
     GraphError,
@@ -17,6 +17,7 @@ from dspyer.errors import (
 from dspyer.failure import Failure
 from dspyer.graph.declarations import checked_edge_ends
 from dspyer.nodes.field_names import unknown_field_text
+from dspyer.nodes.node import Node
 from dspyer.retry import RetryOn, accepts, check_on
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
@@ -117,6 +118,26 @@ def error_edge_problems(
                     f"{edge.who}: several Sends may start {edge.source!r}, and each that fails writes {edge.into!r}: "
                     f"declare {edge.into}: Annotated[list[Failure], reducers.append]"
                 )
+
+
+def unfilled_problems(
+    edges: Mapping[str, Sequence[ErrorEdge]], schema: Schema, nodes: Mapping[str, Node], given: Collection[str]
+) -> Iterator[str]:
+    """Handlers that read a field for failures which nothing fills, since their error edge does not say `into`.
+
+    `given` are the fields that some node or error edge may write, or that the graph declares as inputs.
+    """
+    for edge in (edge for ways in edges.values() for edge in ways if edge.into is None and edge.target in nodes):
+        for name in dict.fromkeys((nodes[edge.target].reads or {}).values()):
+            if name in schema.fields and name not in given and _holds_failures(schema.fields[name].annotation):
+                yield (
+                    f"{edge.who} gives the failure to no field, and {edge.target!r} reads {name!r}, which nothing "
+                    f"writes: add_error_edge({edge.source!r}, {edge.target!r}, into={name!r})"
+                )
+
+
+def _holds_failures(annotation: Any) -> bool:
+    return annotation is Failure or any(map(_holds_failures, get_args(annotation)))
 
 
 def _field_problems(edge: ErrorEdge, schema: Schema) -> Iterator[str]:

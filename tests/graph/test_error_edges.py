@@ -44,6 +44,10 @@ def graph_of(*edges: tuple[str, str], schema: type[BaseModel] | None = State, **
     return graph
 
 
+def tells(problem: Failure | None) -> dict[str, Any]:
+    return {"text": str(problem)}
+
+
 async def _takes(error: BaseException) -> bool:
     return False  # a coroutine is true, whatever it would return
 
@@ -86,6 +90,18 @@ REFUSED = {
     "into a set of anything": (lambda g: g.add_error_edge("ask", "handle", into="pairs"), "with the reducer 'union'"),
     "into an input": (lambda g: g.add_error_edge("ask", "handle", into="fixed"), CANNOT_HOLD.format("fixed")),
     "into a live field": (lambda g: g.add_error_edge("ask", "handle", into="posts"), "is a live field"),
+    "a handler of no failure": (
+        lambda g: (
+            g.add_error_edge("ask", "handle")
+            .add_node("tell", tells, writes=["texts"])
+            .add_error_edge("handle", "tell")
+            .add_edge("tell", END)
+        ),
+        (
+            "the error edge 'handle' -> 'tell' gives the failure to no field, and 'tell' reads 'problem', which nothing "
+            "writes: add_error_edge('handle', 'tell', into='problem')"
+        ),
+    ),
     "shadowed": (
         lambda g: g.add_error_edge("ask", "handle").add_error_edge("ask", END, on=(ValueError, KeyError)),
         "on ValueError, KeyError is never taken: before it the error edge 'ask' -> 'handle' on Exception is declared",
@@ -117,6 +133,19 @@ def test_the_build_refuses_a_wrong_error_edge_with_one_problem(case: str) -> Non
 @pytest.mark.parametrize("into", ["problem", "problems", "anything", None])
 def test_fields_that_hold_a_failure_are_accepted(into: str | None) -> None:
     assert graph_of().add_error_edge("ask", "handle", into=into).compile()(q="high").a == "high"
+
+
+@pytest.mark.parametrize("given", ["an input", "of another edge", "of a node"])
+def test_a_handler_may_read_a_failure_from_elsewhere(given: str) -> None:
+    graph = graph_of((START, "ask"), ("ask", "handle"), ("handle", END), handle=tells)
+    graph.add_error_edge("ask", "handle", on=ValueError)
+    if given == "an input":
+        graph._options = graph._options._replace(inputs=("q", "problem"))
+    elif given == "of another edge":
+        graph.add_error_edge("ask", "handle", into="problem")
+    else:
+        graph.add_node("note", lambda: {"problem": None}, writes=["problem"]).add_path(START, "note", "handle")
+    assert graph.compile()(q="high").text == "None"
 
 
 def test_a_graph_without_a_schema_takes_any_field() -> None:
