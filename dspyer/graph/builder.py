@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from dspyer.budget import Budget
 from dspyer.cache import Cache
 from dspyer.display.redaction import Redact
-from dspyer.errors import GraphError, annotate
+from dspyer.errors import GraphError, annotate, brief
 from dspyer.graph.compile import Limits, compile_graph, source_text
 from dspyer.graph.declarations import (
     NEEDED,
@@ -569,6 +569,8 @@ class Graph:
         check_limits(max_steps=max_steps, max_concurrency=max_concurrency)
         optional = {"max_calls": max_calls, "max_demo_turns": max_demo_turns, "warn_at": warn_at}
         check_limits(**{name: limit for name, limit in optional.items() if limit is not None})
+        if migrate is not None and not callable(migrate):
+            raise GraphError(f"migrate={brief(migrate)}: give a function of the earlier state, a dict, that returns it")
         nodes, (before, after) = tuple(self._nodes.values()), self._breakpoints
         graph, modules = compile_graph(
             self._options,

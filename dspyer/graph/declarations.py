@@ -19,6 +19,7 @@ from dspyer.policies import Pattern, Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
 from dspyer.schema.value_paths import path_problem
+from dspyer.values.scalars import is_whole_number
 
 # No node may have these names: nodes become attributes of the program, which needs them itself, or DSPy's optimizers
 # set them on it.
@@ -200,7 +201,7 @@ def check_one_name(**options: object) -> None:
 def check_limits(**limits: object) -> None:
     """Refuse limits that are no whole number of at least 1."""
     for name, limit in limits.items():
-        if not isinstance(limit, int) or limit < 1:
+        if not is_whole_number(limit) or limit < 1:
             raise GraphError(f"{name}={limit!r}: it must be a whole number of at least 1")
 
 

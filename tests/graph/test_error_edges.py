@@ -98,8 +98,8 @@ REFUSED = {
             .add_edge("tell", END)
         ),
         (
-            "the error edge 'handle' -> 'tell' gives the failure to no field, and 'tell' reads 'problem', which nothing "
-            "writes: add_error_edge('handle', 'tell', into='problem')"
+            "the error edge 'handle' -> 'tell' gives the failure to no field, and 'tell' reads 'problem', which "
+            "nothing writes: add_error_edge('handle', 'tell', into='problem')"
         ),
     ),
     "shadowed": (

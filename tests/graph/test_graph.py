@@ -238,6 +238,8 @@ def test_all_problems_are_reported_at_once() -> None:
         (lambda: graph().add_edge("a", []), GraphError, "names of nodes"),
         (lambda: graph().add_edge(nothing, "a"), GraphError, "names of nodes"),  # type: ignore[arg-type]
         (lambda: graph().compile(max_steps=0), GraphError, "max_steps=0"),
+        (lambda: graph().compile(max_steps=True), GraphError, "max_steps=True: it must be a whole number"),
+        (lambda: graph().compile(migrate={"old": "new"}), GraphError, "migrate={'old': 'new'}: give a function of"),  # type: ignore[arg-type]
         (lambda: graph().compile(max_concurrency="many"), GraphError, "max_concurrency"),  # type: ignore[arg-type]
         (lambda: graph()(question="?"), GraphError, "compile()"),
     ],
