@@ -204,6 +204,14 @@ def writes_route(state: State) -> Any:
     return found
 
 
+def has_defaults(state: State, tone: str = "dry", p: dspy.Module = CLASSIFY) -> Any:
+    return p(letter=tone)
+
+
+def has_keyword_default(state: State, *, parts: Any = {"p": CLASSIFY}) -> Any:
+    return parts["p"](letter="a")
+
+
 def modules(name: str, argument: str = "") -> str:
     return f"node 'x' calls the module {name!r}: pass it as from_langgraph(nodes={{'x': {argument or name}}})"
 
@@ -284,6 +292,8 @@ CASES: dict[str, tuple[StateGraph[Any, Any, Any, Any], str]] = {
     "module": (one_node(uses_module), modules("CLASSIFY")),
     "module in a closure": (one_node(enclosing(CLASSIFY)), modules("p")),
     "module of an object": (one_node(Desk().node), modules("self.classify")),
+    "module as a default": (one_node(has_defaults), modules("p")),
+    "module as a keyword's default in a dict": (one_node(has_keyword_default), modules("parts['p']")),
     "module of an object that is called": (one_node(uses_object), modules("self.classify")),
     "module in a partial": (one_node(functools.partial(lambda p, state: {}, CLASSIFY)), modules("Predict", "...")),
     "router that reads what is no field": (
