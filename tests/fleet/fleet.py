@@ -24,10 +24,9 @@ from procrastinate.exceptions import AlreadyEnqueued
 from psycopg import sql
 
 from dspyer import CompiledGraph
-from dspyer.persistence.leases import leases
 from dspyer.stores import open_store
 from dspyer.stores.base import Store
-from dspyer.threads import start
+from dspyer.stores.columns import encode_json, encode_text
 from tests.fleet.orders import Notes, orders
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -42,7 +41,7 @@ class Setting(NamedTuple):
         folder: where the file of the notes is.
         seconds: how long a node takes.
         ask: whether each run asks a question.
-        lease: seconds of a lease; None for the usual ones on one host. Each worker has a host name of its own then.
+        hosts: whether each worker has a host name of its own, so that only its leases show whether it is alive.
         silence: seconds after which the queue takes a worker for dead.
         wait: seconds between two deliveries of a job that another worker has.
         graceful: seconds for which a worker goes on with its runs after SIGTERM; None to end them.
@@ -55,7 +54,7 @@ class Setting(NamedTuple):
     folder: Path
     seconds: float = 0.02
     ask: bool = True
-    lease: float | None = None
+    hosts: bool = False
     silence: float = 1.0
     wait: int = 1
     graceful: float | None = None
@@ -79,9 +78,8 @@ def work(setting: Setting, name: str) -> None:
     """A worker of the fleet: the tasks of the example with the program, the host and the patience of the test."""
     os.environ["DATABASE_URL"] = setting.address
     sys.path.insert(0, str(EXAMPLES))
-    if setting.lease is not None:
+    if setting.hosts:
         socket.gethostname = lambda: name
-        vars(start)["LEASE"] = leases.lease = setting.lease
     tasks: Any = importlib.import_module("fleet_tasks")
     tasks.program = setting.program(setting.address)
     for task in (tasks.advance, tasks.answer):
@@ -138,6 +136,18 @@ class Fleet:
         assert worker.pid is not None
         self.killed[worker.pid] = time.time()
         self.workers.remove(worker)
+        self.end_leases(worker)
+
+    def end_leases(self, worker: BaseProcess) -> None:
+        """The leases of a worker have ended, as they do when it has not renewed them for long enough."""
+        with psycopg.connect(self.setting.address, autocommit=True) as connection:
+            for name in self.store.threads():
+                row = self.store.thread(name)
+                if row is not None and row.owner is not None and row.owner.pid == worker.pid:
+                    connection.execute(
+                        "UPDATE dspyer.thread SET lease_until = clock_timestamp() WHERE name = %s AND owner = %s",
+                        (encode_text(name), encode_json(row.owner)),
+                    )
 
     def defer(self, task: str, thread: str, lock: bool = True, **arguments: Any) -> None:
         options = {"lock": thread} if lock else {}

@@ -108,7 +108,7 @@ def test_each_step_shows_soon_to_every_reader_for_one_poll(monkeypatch: pytest.M
     with served(app) as address, following(address) as first, following(address) as second:
         seen = [first.next(), second.next()]
         assert seen[0][:2] == seen[1][:2]
-        before, began = len(polls), time.monotonic()
+        began, before = time.monotonic(), len(polls)
         for _ in range(4):
             run.go.release()
             for reader in (first, second):

@@ -257,7 +257,7 @@ def test_a_slow_first_item_holds_nothing_up_once_an_item_has_succeeded() -> None
 
     def read(doc: str) -> str:
         if doc == "first":
-            assert last.wait(10)
+            assert last.wait(20)
         if doc == "last":
             last.set()
         return reader.read(doc)
@@ -271,7 +271,7 @@ def test_failures_are_in_the_order_of_the_items_in_whatever_order_they_end() -> 
 
     def read(doc: str) -> str:
         if doc == "bad 0":
-            assert others.wait(10)
+            assert others.wait(20)
         if doc == "bad 2":
             others.set()
         return reader.read(doc)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
+from collections.abc import Callable
 from contextvars import ContextVar, copy_context
 from typing import Any
 
@@ -88,11 +89,18 @@ def test_async_code_from_an_anyio_worker_thread_runs_on_its_loop() -> None:
     assert found == ("here", loop_thread)
 
 
-def own_threads() -> int:
-    return sum(thread.name == "dspyer-async" for thread in threading.enumerate())
+@pytest.fixture
+def own_threads() -> Callable[[], int]:
+    """How many threads of event loops there are beside those that other tests have left."""
+
+    def all_threads() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "dspyer-async"}
+
+    before = all_threads()
+    return lambda: len(all_threads() - before)
 
 
-def test_one_loop_for_all_calls_of_a_scope() -> None:
+def test_one_loop_for_all_calls_of_a_scope(own_threads: Callable[[], int]) -> None:
     with async_bridge():
         assert own_threads() == 0
         threads = {call_async(place, {})[1] for _ in range(3)}
@@ -102,7 +110,7 @@ def test_one_loop_for_all_calls_of_a_scope() -> None:
         pass
 
 
-def test_a_call_after_the_end_of_the_bridge_gets_a_loop_of_its_own() -> None:
+def test_a_call_after_the_end_of_the_bridge_gets_a_loop_of_its_own(own_threads: Callable[[], int]) -> None:
     with async_bridge():
         call_async(place, {})
         later = copy_context()

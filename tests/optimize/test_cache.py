@@ -21,6 +21,7 @@ from tests.dspy_optimizers.lm import NotingLM
 from tests.dspy_optimizers.programs import PAIRS
 from tests.optimize.cached import Desk, Doc, answers, caching, caching_lm, facts, own_steps
 from tests.runtime.conftest import PLAYS, Play
+from tests.timeouts import TimeIsOver
 
 pytestmark = pytest.mark.usefixtures("no_dspy_cache")
 
@@ -397,10 +398,11 @@ def test_tasks_on_one_loop_make_one_call(tmp_path: Path) -> None:
     assert len({one.answer for one in found}) == 1
 
 
-def test_an_attempt_that_timed_out_is_waited_for_no_longer(tmp_path: Path) -> None:
+def test_an_attempt_that_timed_out_is_waited_for_no_longer(tmp_path: Path, time_is_over: TimeIsOver) -> None:
     let_go = threading.Event()
 
     def slowly(prompt: Any) -> Any:
+        time_is_over()
         assert let_go.wait(20)
         return answers(prompt)
 

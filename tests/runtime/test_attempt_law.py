@@ -69,7 +69,7 @@ class Nodes:
                 self.calls[key] += 1
                 number = self.calls[key]
             if before is not None and not rounds and self.plan.concurrency == 3:
-                self.turn[before].wait(5)  # another one finishes first
+                self.turn[before].wait(20)  # another one finishes first
             ctx.once("charge", lambda: self.effects.update([key]))
             ask(question=f"{key} attempt {number}")
             ctx.post("words", [f"{key} posts"])

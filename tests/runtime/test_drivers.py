@@ -141,7 +141,7 @@ def test_async_branches_wait_for_each_other_on_one_loop() -> None:
         return bells[0]
 
     async def hear(state: Any) -> dict[str, Any]:
-        await asyncio.wait_for(bell().wait(), 10)
+        await asyncio.wait_for(bell().wait(), 20)
         return {"log": ["heard"]}
 
     async def tell(state: Any) -> dict[str, Any]:

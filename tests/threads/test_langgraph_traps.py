@@ -111,7 +111,7 @@ def test_b2_a_slow_sibling_finishes_and_is_kept(store: Store, world: World, mode
         return dict(world.fails("bad")(state))
 
     async def slow_async(state: Any) -> dict[str, Any]:
-        await asyncio.to_thread(failed.wait, 10)
+        await asyncio.to_thread(failed.wait, 20)
         return dict(world.says("ok")(state))
 
     def slow(state: Any) -> dict[str, Any]:

@@ -330,7 +330,7 @@ def test_a_cancelled_run_that_waits_for_its_merge_does_not_merge_later(monkeypat
 
     async def cancelled() -> None:
         task = asyncio.create_task(program(store).thread("t").arun({"who": "guest"}, on_conflict="merge"))
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -362,7 +362,7 @@ def test_a_run_that_is_cancelled_in_its_merge_ends_when_it_is_merged(monkeypatch
 
     async def main() -> None:
         task = asyncio.create_task(thread.arun({"who": "guest"}, on_conflict="merge"))
-        await asyncio.to_thread(begun.wait, 10)
+        await asyncio.to_thread(begun.wait, 20)
         task.cancel()
         await asyncio.sleep(0)
         cancelled.set()
