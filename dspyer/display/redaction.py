@@ -98,7 +98,8 @@ class Redaction:
 
     def for_update(self, field: str, update: Any) -> Redaction:
         """What redacts an update of a field: another one than of values of the field if it is an item of a list."""
-        if self._of_item is None or field not in self._lists or isinstance(update, (list, tuple, FrozenList)):
+        whole = isinstance(update, (list, tuple, FrozenList, Replace))
+        if self._of_item is None or field not in self._lists or whole:
             return self
         return self._of_item
 
@@ -644,7 +645,8 @@ def _copied(error: BaseException, copies: _Replacements) -> BaseException:
     for make in (_copy_without_init, copy):
         with suppress(Exception):  # classes of users raise anything
             made = make(error)
-            if type(made) is type(error) and _text_of(made) == _text_of(error):
+            vars(made).update(vars(error))  # some classes do not copy them, and so lose the notes
+            if _text_of(made) == _text_of(error):
                 return made
     other = DspyerError(f"{type(error).__qualname__}: {_text_of(error)}")
     vars(other).update(vars(error))
@@ -653,7 +655,6 @@ def _copied(error: BaseException, copies: _Replacements) -> BaseException:
 
 def _copy_without_init(error: BaseException) -> BaseException:
     made = type(error).__new__(type(error), *error.args)
-    vars(made).update(vars(error))
     for name, value in _members(error):
         if value is not None:
             with suppress(AttributeError, TypeError):  # read-only

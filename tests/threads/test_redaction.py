@@ -8,8 +8,9 @@ import pickle
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import dspy
 import pytest
@@ -20,7 +21,11 @@ from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry, Se
 from dspyer.display.redaction import HIDDEN, Redaction, Redactor
 from dspyer.errors import DspyerError, Interrupted, MergeConflictError, StoreError
 from dspyer.events import Committed, Emitted, Event, Exchange, RunEnded
+from dspyer.graph.declarations import fields_of_items
+from dspyer.patch import Replace
+from dspyer.reducers import Updates
 from dspyer.runtime.session_events import watching
+from dspyer.schema.schema import Schema
 from dspyer.stores import Memory
 from dspyer.values.freezing import freeze
 from tests.event_samples import RECORDS, event_types, sample
@@ -159,6 +164,43 @@ def test_redaction_of_values_by_path(spec: Any, path: tuple[Any, ...], value: An
     assert redaction.patch({path[0]: freeze(value)})[path[0]] == freeze(shown)
 
 
+ITEM = {"key": SECRET, "rest": "plain"}
+HIDDEN_ITEM = {"key": HIDDEN, "rest": "plain"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "field", "update", "shown"),
+    [
+        pytest.param("notes.*.key", "notes", ITEM, HIDDEN_ITEM, id="an item"),
+        pytest.param("notes.*.key", "notes", freeze([ITEM]), freeze([HIDDEN_ITEM]), id="a list"),
+        pytest.param("notes.*", "notes", freeze([SECRET]), freeze([HIDDEN]), id="a list, each item as a whole"),
+        pytest.param("notes.0", "notes", Replace(["plain", SECRET]), Replace([HIDDEN, SECRET]), id="a new list"),
+        pytest.param(
+            "notes.*.key", "notes", Updates([], ITEM), Updates([], HIDDEN_ITEM), id="an item that a router appends"
+        ),
+        pytest.param("info.*.key", "info", ITEM, ITEM, id="a mapping"),
+    ],
+)
+def test_an_item_of_a_list_is_redacted_in_the_update_that_appends_it(
+    pattern: str, field: str, update: Any, shown: Any
+) -> None:
+    redaction = Redaction.of([pattern], {"notes"})
+    assert redaction is not None
+    assert repr(redaction.patch({field: update})) == repr({field: shown})
+    redactor = Redactor(redaction, {})
+    redactor.learn_update(field, update)
+    assert (redactor.redact(SECRET) == HIDDEN) == (SECRET not in repr(shown))
+
+
+def test_items_are_updates_of_lists_with_a_reducer() -> None:
+    class Fields(BaseModel):
+        log: Annotated[list[str], reducers.append] = []
+        plain: list[str] = []
+        counts: Annotated[dict[str, int], reducers.update] = {}
+
+    assert fields_of_items([Schema.of(Fields)]) == {"log"}
+
+
 def test_all_values_below_a_redacted_path_are_redacted() -> None:
     redaction = Redaction.of(["a", "b.c"])
     assert redaction is not None
@@ -271,6 +313,70 @@ def texts_of(error: BaseException, seen: set[int]) -> str:
     inside = [error.__cause__, error.__context__, *(error.exceptions if isinstance(error, BaseExceptionGroup) else ())]
     own = f"{error} {error!r} {vars(error)}"
     return own + " ".join(texts_of(one, seen) for one in inside if one is not None)
+
+
+class QuietError(Exception):
+    """Shows nothing of what it holds."""
+
+    __slots__ = ("key",)
+
+    def __str__(self) -> str:
+        return "quiet"
+
+
+class MadeByNameError(Exception):
+    def __new__(cls, *, what: str) -> Self:
+        return super().__new__(cls, what)
+
+    def __init__(self, *, what: str) -> None:
+        super().__init__(what)
+
+    def __reduce__(self) -> Any:
+        return partial(type(self), what=self.args[0]), ()
+
+
+class NumberedError(Exception):
+    """Its text belongs to this object alone, so that a copy of it says nothing."""
+
+    texts: ClassVar[dict[int, str]] = {}
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.texts[id(self)] = what
+
+    def __str__(self) -> str:
+        return self.texts.get(id(self), "")
+
+
+def with_attributes(error: Exception, **attributes: Any) -> Exception:
+    for name, value in attributes.items():
+        setattr(error, name, error if value is None else value)
+    return error
+
+
+HOLDING: dict[str, tuple[Callable[[str], Exception], type[Exception]]] = {
+    "an argument alone": (QuietError, QuietError),
+    "an attribute alone": (lambda secret: with_attributes(QuietError(), token=secret), QuietError),
+    "a slot alone": (lambda secret: with_attributes(QuietError(), key=secret), QuietError),
+    "itself": (lambda secret: with_attributes(QuietError(secret), same=None), QuietError),
+    "named arguments": (lambda secret: MadeByNameError(what=secret), MadeByNameError),
+    "a text that cannot be copied": (NumberedError, DspyerError),
+}
+
+
+@pytest.mark.parametrize("make", [*RAISED, *HOLDING])
+def test_an_event_gets_a_copy_of_an_exception_that_shows_a_redacted_value(make: str) -> None:
+    made, cls = (RAISED | HOLDING)[make]
+    redaction, error, quiet = Redaction.of(["token"]), made(SECRET), QuietError("plain")
+    assert redaction is not None
+    error.add_note("a note")
+    before, redactor = texts_of(error, set()), Redactor(redaction, {"token": SECRET})
+    shown = redactor.redact(error)
+    veiled(texts_of(shown, set()) + str(getattr(shown, "key", "")))
+    assert type(shown) is cls
+    assert shown.__notes__ == ["a note"]
+    assert texts_of(error, set()) == before
+    assert redactor.redact(quiet) is quiet
 
 
 @pytest.mark.parametrize("secret", [SECRET, "SECRET-123\n'and\\\"é"], ids=["plain", "escaped"])
@@ -525,6 +631,20 @@ def test_commits_of_an_earlier_process_are_hidden_like_those_of_this_one() -> No
     run = t.resume()
     assert SECRET in str(run.commits[1].failed_attempts)
     veiled(f"{run.shown}")
+
+
+def test_commits_hide_short_texts_of_failures_by_their_path_and_longer_ones_anywhere() -> None:
+    def fails(docs: list[str]) -> dict[str, Any]:
+        raise KeyError(docs[0])
+
+    graph = failing("problems", node=fails, retry=False)
+    commit = graph.compile().run({"docs": ["no"]}).commits[1]
+    redaction = Redaction.of(["problems.*.message"], {"problems"})
+    assert redaction is not None
+    assert [one.failure and one.failure.message for one in (commit, redaction.commit(commit))] == ["'no'", HIDDEN]
+    failure = graph.compile(redact=["docs"]).run({"docs": [SECRET]}).shown[1].failure
+    assert failure is not None
+    assert failure.message == f"'{HIDDEN}'"
 
 
 @pytest.mark.parametrize("make", RAISED)
