@@ -111,7 +111,7 @@ PROBLEMS: dict[str, Problem] = {
     "two parallel writers": Problem("'w' and 'x' run in parallel and both write 'score'", two_writers),
     "prefers no node": Problem(
         "a merge policy prefers 'critic', which is no node",
-        options={"merge": {"draft": prefer("START", "a", "update", "critic")}},
+        options={"merge": {"draft": prefer("START", "a", "update", "join:b", "critic")}},
     ),
     "a join prefers no node": Problem(
         "prefers 'judge', which is no node", lambda g: g.add_edge("a", END, policy={"draft": prefer("judge")})

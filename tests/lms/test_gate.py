@@ -242,6 +242,13 @@ def test_a_slot_is_not_granted_to_a_task_whose_loop_was_closed() -> None:
     assert slots._free == 1
 
 
+@pytest.mark.parametrize("limiter", [Slots(1), Gate(RateLimits())], ids=["slots", "gate"])
+def test_the_garbage_collector_may_end_a_task_while_its_thread_holds_the_lock(limiter: Slots | Gate) -> None:
+    with limiter._lock:
+        assert limiter._lock.acquire(blocking=False)
+        limiter._lock.release()
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_process_has_limits_of_its_own() -> None:

@@ -16,7 +16,7 @@ from dspy.utils.exceptions import AdapterParseError, LMRateLimitError, LMServerE
 from pydantic import BaseModel, Field
 
 from dspyer import END, START, CompiledGraph, Graph, Retry, Run
-from dspyer.dspy_module.lm_requests import STRIDE
+from dspyer.dspy_module.lm_requests import STRIDE, in_rollout, with_new_responses
 from dspyer.errors import NodeOutputError
 from dspyer.search import best_of
 from dspyer.testing import no_pauses
@@ -118,6 +118,26 @@ def test_a_module_with_an_adapter_of_its_own_asks_anew(far: bool, mode: str) -> 
     assert (ran.state["answer"], len(server.requests)) == (7, 3)
     if not far:
         assert [rollout for rollout, _ in rollouts.asked] == [None, STRIDE, 2 * STRIDE]
+
+
+def test_the_adapter_of_a_module_is_replaced_for_its_calls_alone() -> None:
+    found: list[Any] = []
+
+    class Notes(dspy.Module):
+        def forward(self) -> None:
+            found.append(dspy.settings.adapter)
+
+    own, notes = dspy.ChatAdapter(), Notes()
+    with in_rollout(3, 1.0), with_new_responses(1):
+        asking = dspy.settings.adapter
+        notes()
+        with dspy.context(adapter=own):
+            notes()
+            found.append(dspy.settings.adapter)
+    first, inside, after = found
+    assert (first, after) == (asking, own)
+    assert [vars(one) for one in (inside, asking)] == [vars(own) | vars(asking)] * 2
+    assert (type(inside), asking._dspyer_rollout.number) == (type(asking), 3)
 
 
 @pytest.mark.parametrize("mode", MODES)
