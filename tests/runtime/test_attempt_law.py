@@ -8,43 +8,72 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import dspy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, reducers
+from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Send, reducers
 from dspyer.errors import StoreError
 from dspyer.stores.memory import Memory
 from dspyer.testing import ScriptedLM, no_pauses
+from dspyer.testing.prompt import Prompt
 
 MOST = 4
+POLICY = Retry(MOST)
 
 
 class State(BaseModel):
     words: Annotated[list[str], reducers.extend] = []
     last: str = ""
     rounds: int = 0
+    items1: list[int] = [0]
+    items2: list[int] = [0, 1]
+    items3: list[int] = [0, 1, 2]
+    item: int = 0
+    found: list[list[str]] = []
+    problems: list[str] = []
+
+
+Kind = Literal["nodes", "graph", "map", "sends", "check", "router"]
+
+
+class Layer(BaseModel):
+    """A part of a random graph, and how often each of its nodes fails at its first visit.
+
+    The nodes run at once: alone, in a graph under a policy, as items of a map, or as branches of a `Send`. Of a node
+    that a check corrects, or that a module routes, only the first one counts.
+    """
+
+    kind: Kind
+    failures: list[int]
+
+    @property
+    def count(self) -> int:
+        return 1 if self.kind in ("check", "router") else len(self.failures)
 
 
 class Plan(BaseModel):
-    """A random graph: layers of parallel nodes that join, a loop around them, and how often each node fails."""
+    """A random graph: layers that join, and a loop around them."""
 
-    layers: list[list[int]]  # failures of each node at its first visit
+    layers: list[Layer]
     loops: int
     order: list[int]  # by which nodes of a layer finish
-    inner: list[bool]  # whether a layer is a graph of its own, under a policy
     concurrency: int
 
 
+layers = st.builds(
+    Layer,
+    kind=st.sampled_from(get_args(Kind)),
+    failures=st.lists(st.integers(0, MOST - 1), min_size=1, max_size=3),
+)
 plans = st.builds(
     Plan,
-    layers=st.lists(st.lists(st.integers(0, MOST - 1), min_size=1, max_size=3), min_size=1, max_size=3),
+    layers=st.lists(layers, min_size=1, max_size=3),
     loops=st.integers(0, 2),
     order=st.permutations(range(3)),
-    inner=st.lists(st.booleans(), min_size=3, max_size=3),
     concurrency=st.integers(1, 3),
 )
 
@@ -60,60 +89,128 @@ class Nodes:
         self.lock = threading.Lock()
         self.turn: dict[str, threading.Event] = {}
 
-    def node(self, name: str, failures: int, before: str | None) -> Callable[..., Any]:
-        done = self.turn.setdefault(name, threading.Event())
+    def call(
+        self, name: str, failures: int, before: str | None, rounds: int, ctx: Context, ask: Callable[..., Any]
+    ) -> str:
+        """What each node does: it fails so many times at its first visit, and then gives a word."""
+        key = f"{name} {rounds}"
+        with self.lock:
+            self.calls[key] += 1
+            number = self.calls[key]
+        if before is not None and not rounds and self.plan.concurrency == 3:
+            self.turn[before].wait(20)  # another one finishes first
+        ctx.once("charge", lambda: self.effects.update([f"{key} {ctx.execution}"]))
+        ask(question=f"{key} attempt {number}")
+        self.turn[name].set()
+        if self.fails and not rounds and number <= failures:
+            raise ConnectionError(f"{name} has no line")
+        return key
+
+    def node(self, name: str, failures: int, before: str | None = None) -> Callable[..., Any]:
+        self.turn.setdefault(name, threading.Event())
 
         def work(rounds: int, ctx: Context, ask: dspy.Module) -> dict[str, Any]:
-            key = f"{name} {rounds}"
-            with self.lock:
-                self.calls[key] += 1
-                number = self.calls[key]
-            if before is not None and not rounds and self.plan.concurrency == 3:
-                self.turn[before].wait(20)  # another one finishes first
-            ctx.once("charge", lambda: self.effects.update([key]))
-            ask(question=f"{key} attempt {number}")
-            ctx.post("words", [f"{key} posts"])
-            done.set()
-            if self.fails and not rounds and number <= failures:
-                raise ConnectionError(f"{name} has no line")
-            return {"words": [key], "last": name}
+            ctx.post("words", [f"{name} {rounds} posts"])
+            return {"words": [self.call(name, failures, before, rounds, ctx, ask)], "last": name}
 
         return work
 
-    def graph(self, store: Any = None) -> CompiledGraph:
-        policy = Retry(MOST)
-        graph = Graph(State, name="Law", merge={"last": "last_write_wins"})
-        before: Any = START
-        for depth, failures in enumerate(self.plan.layers):
-            names = [f"n{depth}_{index}" for index in range(len(failures))]
-            rank = [one for one in self.plan.order if one < len(names)]
-            target, join = graph, f"join{depth}"
-            nested = self.plan.inner[depth]
-            if nested:
-                target = Graph(State, name=f"Inner{depth}", merge={"last": "last_write_wins"})
-            for index, (name, times) in enumerate(zip(names, failures, strict=True)):
-                place = rank.index(index)
-                first = names[rank[place - 1]] if place else None
-                bound = {"ask": dspy.Predict("question -> answer")}
+    def items(self, names: list[str], failures: list[int], before: list[str | None]) -> Callable[..., Any]:
+        """A node that gets the number of one of several."""
+        for name in names:
+            self.turn.setdefault(name, threading.Event())
+
+        def work(item: int, rounds: int, ctx: Context, ask: dspy.Module) -> dict[str, Any]:
+            return {"words": [self.call(names[item], failures[item], before[item], rounds, ctx, ask)]}
+
+        return work
+
+    def answer(self, prompt: Prompt) -> dict[str, Any]:
+        """The answer of the LM; to a router one that cannot be used, as often as it fails."""
+        if "next" not in prompt.asks:
+            return {"answer": "x"}
+        name, rounds = prompt.inputs["last"], int(prompt.inputs["rounds"])
+        with self.lock:
+            self.calls[f"after {name} {rounds}"] += 1
+            number = self.calls[f"after {name} {rounds}"]
+        failures = self.plan.layers[int(name[1])].failures[0]
+        return {"next": "none" if self.fails and not rounds and number <= failures else "on"}
+
+    def layer(self, graph: Graph, depth: int) -> tuple[list[str], Callable[[str], object]]:
+        """Add a layer: the nodes that it begins with, and what leads from it to the next node."""
+        layer, ask = self.plan.layers[depth], {"ask": dspy.Predict("question -> answer")}
+        failures = layer.failures[: layer.count]
+        names = [f"n{depth}_{index}" for index in range(layer.count)]
+        rank = [one for one in self.plan.order if one < layer.count]
+        before = [names[rank[rank.index(index) - 1]] if rank.index(index) else None for index in range(layer.count)]
+
+        def add(target: Graph, retry: Retry | None = POLICY) -> None:
+            for name, times, first in zip(names, failures, before, strict=True):
                 work = self.node(name, times, first)
-                # Inside a graph with a policy, the graph is attempted again; elsewhere the node.
-                own = None if nested else policy
-                target.add_node(name, work, writes=["words", "last"], modules=bound, retry=own)
-            if nested:
-                target.add_edge(START, names).add_edge(names, END)
-                many = Retry(1 + sum(failures))
-                graph.add_node(join, target.compile(max_concurrency=self.plan.concurrency), retry=many)
-                graph.add_edge(before, join)
-            else:
-                graph.add_node(join, lambda rounds: {}, writes=[], reads=["rounds"])
-                graph.add_edge(before, names).add_edge(names, join)
-            before = join
-        graph.add_node("count", lambda rounds: {"rounds": rounds + 1}, writes=["rounds"]).add_edge(before, "count")
-        first_layer = "join0" if self.plan.inner[0] else [f"n0_{index}" for index in range(len(self.plan.layers[0]))]
-        again = [first_layer] if isinstance(first_layer, str) else first_layer
+                target.add_node(name, work, writes=["words", "last"], modules=dict(ask), retry=retry)
+
+        match layer.kind:
+            case "nodes":
+                add(graph)
+                return names, lambda end: graph.add_edge(names, end)
+            case "graph":  # it is attempted again, and not the node
+                inner, one = Graph(State, name=f"Inner{depth}", merge={"last": "last_write_wins"}), f"graph{depth}"
+                add(inner, retry=None)
+                inner.add_edge(START, names).add_edge(names, END)
+                program = inner.compile(max_concurrency=self.plan.concurrency)
+                graph.add_node(one, program, retry=Retry(1 + sum(failures)))
+                return [one], lambda end: graph.add_edge(one, end)
+            case "map":
+                one, work = f"map{depth}", self.items(names, failures, before)
+                options: Any = {"over": f"items{layer.count}", "item": "item", "into": "found", "writes": ["words"]}
+                graph.add_map(one, work, modules=dict(ask), retry=POLICY, reads=["rounds"], **options)
+                return [one], lambda end: graph.add_edge(one, end)
+            case "sends":
+                one, each, work = f"send{depth}", f"each{depth}", self.items(names, failures, before)
+                sends = [Send(each, {"item": index}) for index in range(layer.count)]
+                graph.add_node(one, lambda rounds: {}, writes=[]).add_conditional_edges(one, lambda: sends, [each])
+                graph.add_node(each, work, writes=["words"], modules=dict(ask), retry=POLICY)
+                return [one], lambda end: graph.add_edge(each, end)
+            case "check":
+                self.add_checked(graph, depth, failures[0])
+                return names, lambda end: graph.add_edge(names, end)
+            case "router":
+                add(graph)
+                ask_way = dspy.Predict("last, rounds -> next: Literal['on']")
+                return names, lambda end: graph.add_conditional_edges(names[0], ask_way, {"on": end})
+
+    def add_checked(self, graph: Graph, depth: int, failures: int) -> None:
+        """Add a node whose output is refused once; the check and the correction fail, too."""
+        name, check, fix = f"n{depth}_0", f"check{depth}", f"fix{depth}"
+        self.turn |= {one: threading.Event() for one in (name, check, fix)}
+
+        def first(rounds: int, ctx: Context, ask: dspy.Module) -> dict[str, Any]:
+            return {"last": self.call(name, failures, None, rounds, ctx, ask)}
+
+        def refuse(last: str, rounds: int, ctx: Context) -> list[str]:
+            self.call(check, failures, None, rounds, ctx, lambda question: None)
+            return [] if last.startswith("fix") else [f"{last} is refused"]
+
+        def correct(problems: list[str], rounds: int, ctx: Context) -> dict[str, Any]:
+            return {"last": self.call(fix, 1, None, rounds, ctx, lambda question: None)}
+
+        graph.add_node(name, first, writes=["last"], modules={"ask": dspy.Predict("question -> answer")}, retry=POLICY)
+        graph.add_check(check, refuse, of=name, fix=correct)
+
+    def graph(self, store: Any = None) -> CompiledGraph:
+        graph = Graph(State, name="Law", merge={"last": "last_write_wins"})
+        first: list[str] = []
+        for depth in range(len(self.plan.layers)):
+            join = f"join{depth}"
+            names, lead = self.layer(graph, depth)
+            graph.add_node(join, lambda rounds: {}, writes=[], reads=["rounds"])
+            lead(join)
+            graph.add_edge(f"join{depth - 1}" if depth else START, names)
+            first = first or names
+        graph.add_node("count", lambda rounds: {"rounds": rounds + 1}, writes=["rounds"]).add_edge(join, "count")
         loops = self.plan.loops
-        graph.add_conditional_edges("count", lambda rounds: again if rounds <= loops else END, [*again, END])
-        return graph.compile(store=store, max_concurrency=self.plan.concurrency)
+        graph.add_conditional_edges("count", lambda rounds: first if rounds <= loops else END, [*first, END])
+        return graph.compile(store=store, max_concurrency=self.plan.concurrency, retry=POLICY)
 
 
 def outcome(run: Run) -> Any:
@@ -123,13 +220,13 @@ def outcome(run: Run) -> Any:
         (c.id, c.version, c.node, c.branch, c.visit, c.step, dict(c.patch), c.parents, c.route, c.calls)
         for c in run.commits
     ]
-    trace = [step[1]["question"].rpartition(" attempt ")[0] for step in run.trace]
+    trace = [step[1].get("question", "").rpartition(" attempt ")[0] for step in run.trace]
     return run.state.to_dict(), commits, run.conflicts, trace
 
 
 def play(nodes: Nodes, mode: str, store: Any = None) -> Run:
     program = nodes.graph(store)
-    with dspy.context(lm=ScriptedLM(lambda prompt: {"answer": "x"})), no_pauses():
+    with dspy.context(lm=ScriptedLM(nodes.answer)), no_pauses():
         if store is None:
             return program.run({}) if mode == "sync" else asyncio.run(program.arun({}))
         t = program.thread("t")
@@ -138,10 +235,16 @@ def play(nodes: Nodes, mode: str, store: Any = None) -> Run:
 
 def expected_calls(plan: Plan) -> Counter[str]:
     found: Counter[str] = Counter()
-    for depth, failures in enumerate(plan.layers):
-        for index, times in enumerate(failures):
-            for rounds in range(plan.loops + 1):
+    for depth, layer in enumerate(plan.layers):
+        first = layer.failures[0]
+        for rounds in range(plan.loops + 1):
+            for index, times in enumerate(layer.failures[: layer.count]):
                 found[f"n{depth}_{index} {rounds}"] = 1 if rounds else 1 + times
+            if layer.kind == "check":
+                found[f"check{depth} {rounds}"] = 2 if rounds else 2 + first
+                found[f"fix{depth} {rounds}"] = 1 if rounds else 2
+            elif layer.kind == "router":
+                found[f"after n{depth}_0 {rounds}"] = 1 if rounds else 1 + first
     return found
 
 
@@ -163,7 +266,7 @@ def test_failures_before_a_success_change_nothing_but_attempts(plan: Plan, mode:
     assert rough.calls == expected_calls(plan)
     assert set(rough.effects.values()) <= {1}  # no effect is doubled
     lost = sum(step.status == "lost" for step in run.trace_steps)
-    assert lost == sum(sum(failures) for failures in plan.layers)
+    assert lost == sum(sum(layer.failures[: layer.count]) for layer in plan.layers)
     assert len(run.trace) == len(run.trace_steps) - lost
 
 
@@ -190,7 +293,7 @@ def test_a_run_that_broke_off_anywhere_and_was_resumed(plan: Plan, mode: str, at
     program = nodes.graph(store)
     for event in nodes.turn.values():
         event.set()  # any order
-    with dspy.context(lm=ScriptedLM(lambda prompt: {"answer": "x"})), no_pauses():
+    with dspy.context(lm=ScriptedLM(nodes.answer)), no_pauses():
         t = program.thread("t")
         try:
             run = t.run({}) if mode == "sync" else asyncio.run(t.arun({}))
