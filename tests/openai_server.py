@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -25,6 +26,7 @@ import dspy
 
 from dspyer.testing.prompt import Prompt, Turn, read_prompt
 from tests.http_faults import Fault
+from tests.timeouts import PATIENCE
 
 Messages = list[dict[str, Any]]
 
@@ -70,7 +72,7 @@ class OpenAIServer:
         self._fault_of = faults if callable(faults) else None
         self._script = iter(()) if callable(faults) else iter(faults)
         self._lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler_of(self))
+        self._server = _Connections(("127.0.0.1", 0), _handler_of(self))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), name="openai-server")
 
     @property
@@ -106,7 +108,35 @@ class OpenAIServer:
         self.released.set()
         self._server.shutdown()
         self._thread.join()
-        self._server.server_close()  # waits for the requests that are still answered
+        self._server.read_all()  # a client that gave up may have sent a request that has not arrived yet
+        self._server.server_close()
+
+
+class _Connections(ThreadingHTTPServer):
+    """Knows the connections whose request has not arrived."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._unread = set[Any]()
+        self._changed = threading.Condition()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._changed:
+            self._unread.add(request)
+        super().process_request(request, client_address)
+
+    def is_read(self, request: Any) -> None:
+        """The request of a connection has arrived, or never will."""
+        with self._changed:
+            self._unread.discard(request)
+            self._changed.notify_all()
+
+    def read_all(self) -> None:
+        """Accepts the connections that wait, and waits until the request of each has arrived."""
+        while select.select([self], [], [], 0)[0]:
+            self.handle_request()
+        with self._changed:
+            assert self._changed.wait_for(lambda: not self._unread, PATIENCE), "a connection without a request"
 
 
 def completion(model: str, messages: Messages, text: str, finish: str = "stop") -> dict[str, Any]:
@@ -186,6 +216,7 @@ def _handler_of(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             fault = server.arrived(body)
+            server._server.is_read(self.connection)
             if fault is not None:
                 with suppress(ConnectionError):  # the client may have given up
                     fault.send(_Reply(self, body, server))
@@ -226,6 +257,10 @@ def _handler_of(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:
                 self.send_header(name.replace("_", "-"), value)
             self.end_headers()
             self.wfile.write(data)
+
+        def finish(self) -> None:
+            server._server.is_read(self.connection)
+            super().finish()
 
         def log_message(self, *args: Any) -> None:
             """Keeps the tests' output quiet."""

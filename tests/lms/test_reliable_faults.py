@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import dspy
+import httpx
 import pytest
 from dspy.utils.exceptions import (
     AdapterParseError,
@@ -27,6 +28,7 @@ from dspy.utils.exceptions import (
     LMUnexpectedError,
 )
 
+from dspyer import Retry
 from dspyer.errors import is_transient
 from dspyer.lms import reliable
 from dspyer.testing import no_pauses
@@ -45,6 +47,7 @@ from tests.http_faults import (
 )
 from tests.lm_calls import ANSWER, CALLS, Outcome, call_streamed, call_streamed_async
 from tests.openai_server import OpenAIServer
+from tests.timeouts import PATIENCE
 
 ATTEMPTS = 3
 STREAMED = {call_streamed, call_streamed_async}
@@ -134,7 +137,8 @@ def failing(fault: Fault) -> OpenAIServer:
 
 
 def lm_of(server: OpenAIServer, fault: Fault | None = None) -> Any:
-    return server.lm(**({"timeout": 0.1} if isinstance(fault, Hold) else {}))
+    # Only a response may take too long: on a busy machine, a connection and a request may take longer than that.
+    return server.lm(**({"timeout": httpx.Timeout(PATIENCE, read=0.1)} if isinstance(fault, Hold) else {}))
 
 
 @pytest.mark.parametrize(("row", "call"), CASES)
@@ -155,14 +159,18 @@ def test_a_fault_that_lasts(row: Row, call: Call) -> None:
 @pytest.mark.parametrize(("row", "call"), RETRIED)
 def test_a_fault_that_passes(row: Row, call: Call) -> None:
     """One LM, whose first request fails: the response is given once, and its usage is counted once."""
-    script = iter([row.fault])
+    failed: list[Any] = []
+
+    def wait(state: Any) -> float:
+        """Between two attempts: the second one has time."""
+        failed.append(lm._lanes[0].lm.kwargs.pop("timeout", None))
+        return 0.0
 
     def faults(body: dict[str, Any]) -> Fault | None:
-        lm._lanes[0].lm.kwargs.pop("timeout", None)  # the next request has time
-        return next(script, None)
+        return None if failed else row.fault
 
     with OpenAIServer(lambda messages: ANSWER, faults=faults) as server, no_pauses():
-        lm: Any = reliable(lm_of(server, row.fault), retry=ATTEMPTS)
+        lm: Any = reliable(lm_of(server, row.fault), retry=Retry(ATTEMPTS, wait=wait))  # type: ignore[arg-type] # as tenacity does
         outcome = call(lm)
     assert outcome.answer == "one two three"
     assert len(server.requests) == 2
