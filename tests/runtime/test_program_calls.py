@@ -199,10 +199,15 @@ def test_a_task_group_that_asks_cancels_no_other_call(mode: str) -> None:
 
 def test_a_time_limit_of_the_user_ends_the_wait_for_other_calls() -> None:
     """The question is asked all the same: the node may not commit without its answer."""
-    calls = Calls()
+    calls, timed_out, limits = Calls(), asyncio.Event(), list[asyncio.Timeout]()
 
     async def look_up(topic: str) -> dict[str, Any]:
-        await asyncio.sleep(0.3 if topic == "b" else 0)
+        if topic == "b":
+            for _ in range(200):  # the other call asks its question meanwhile
+                await asyncio.sleep(0)
+            limits[0].reschedule(0)
+            await timed_out.wait()
+        await asyncio.sleep(0)  # the other call begins
         return {"found": topic}
 
     inner = Graph(inputs=["topic"]).add_node("look_up", look_up, writes=["found"])
@@ -211,10 +216,12 @@ def test_a_time_limit_of_the_user_ends_the_wait_for_other_calls() -> None:
     async def work(research: Any, ctx: Context) -> dict[str, Any]:
         other = asyncio.create_task(ctx.acall(research, {"topic": "b"}, key="b"))
         try:
-            async with asyncio.timeout(0.1):
+            async with asyncio.timeout(None) as limit:
+                limits.append(limit)
                 await ctx.acall(research, {"topic": "a"}, key="a")
         except TimeoutError:
             calls.made.append("timeout")
+            timed_out.set()
         await asyncio.wait([other])
         return {"result": "late"}
 
