@@ -444,15 +444,16 @@ class Policies:
         return cls(tuple(rules), rest.default, rest.given, rest)
 
     def preferred(self) -> tuple[str, ...]:
-        """The nodes that `prefer` policies of the table name.
+        """The nodes that `prefer` policies of the table name, without those of `otherwise`.
 
         Example:
             >>> Policies.of({"title": prefer("editor", "writer"), "tags": "combine_lists"}).preferred()
             ('editor', 'writer')
+            >>> Policies.of(prefer("judge")).preferred()
+            ('judge',)
         """
         found = [rule.policy.decide for rule in self.rules] + [self.default.decide]
-        names = [name for decide in found if isinstance(decide, _Prefer) for name in decide.nodes]
-        return tuple(dict.fromkeys((*names, *(() if self.otherwise is None else self.otherwise.preferred()))))
+        return tuple(dict.fromkeys(name for decide in found if isinstance(decide, _Prefer) for name in decide.nodes))
 
     def policy_for(self, path: KeyPath) -> Policy:
         """The policy that holds at a path.

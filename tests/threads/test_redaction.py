@@ -178,6 +178,13 @@ HIDDEN_ITEM = {"key": HIDDEN, "rest": "plain"}
         pytest.param(
             "notes.*.key", "notes", Updates([], ITEM), Updates([], HIDDEN_ITEM), id="an item that a router appends"
         ),
+        pytest.param(
+            "notes.0",
+            "notes",
+            Updates(["plain", SECRET]),
+            Updates(freeze([HIDDEN, SECRET])),
+            id="a list that a router appends",
+        ),
         pytest.param("info.*.key", "info", ITEM, ITEM, id="a mapping"),
     ],
 )
