@@ -432,7 +432,7 @@ class UsedTokens(NamedTuple):
 
     def add_usage(self, model: str, usage: dict[str, Any]) -> None:
         """Add what a response has used."""
-        self.passed.known_tokens = (self.passed.known_tokens or 0) + token_counts(usage).total or None
+        self.passed.known_tokens = ((self.passed.known_tokens or 0) + token_counts(usage).total) or None
         if self.tracker is not None:
             self.tracker.add_usage(model, usage)
 

@@ -517,6 +517,7 @@ WRONG = {
     "a class": Wrong("give a function of fields", check_of("draft", dict)),
     "a generator": Wrong("node 'cited' is a generator: return a list of problems", check_of("draft", each_problem)),
     "a signature": Wrong("give a module of it, dspy.Predict(Judge)", check_of("draft", Judge)),
+    "a class of modules": Wrong("is the class Predict: give a module, Predict(...)", check_of("draft", dspy.Predict)),
     "fix is a signature": Wrong("its fix is the signature Judge", check_of("draft", fix=Judge)),
     "unknown parameter": Wrong("'citations' is no field", check_of("draft", lambda citations: [])),
     "unknown field of a model": Wrong("the field 'amount' of Line is no field", check_of("draft", Line)),
