@@ -15,7 +15,7 @@ from langgraph.constants import END
 from langgraph.errors import GraphInterrupt, NodeError, NodeInterrupt, NodeTimeoutError
 from pydantic import ValidationError, WithJsonSchema
 
-from dspyer.errors import GraphError, InputError, NodeOutputError, RouteError, always_raised, list_names
+from dspyer.errors import GraphError, NodeOutputError, RouteError, always_raised, list_names
 from dspyer.events import NodeFailed
 from dspyer.migrate.channels import StateFields, is_several
 from dspyer.migrate.converted_router import ConvertedRouter
@@ -25,6 +25,7 @@ from dspyer.migrate.surroundings import Surroundings
 from dspyer.migrate.targets import NamedTargets, Targets
 from dspyer.migrate.task_calls import TaskCalls
 from dspyer.migrate.unsupported import LEAVES_BY_COMMAND
+from dspyer.nodes.answer_types import AnswerError
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import SENT, Command
 from dspyer.persistence.execution_records import RecordKey
@@ -239,7 +240,7 @@ class NodeCall:
             return
         key, attempt = f"{self.node.name}-{number}", self.ctx.delegate
         attempt.host.records.retract_answer(RecordKey(attempt.local_id, key))
-        raise InputError(
+        raise AnswerError(
             f"the answer to question {key!r} of {self.who} does not fit its response_schema: "
             f"{refusal_text(error, 'answer')}. The question is open"
         )

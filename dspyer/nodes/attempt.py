@@ -40,7 +40,7 @@ from dspyer.errors import (
 from dspyer.events import BranchPath, Doing, Emitted, Event, Question
 from dspyer.failure import Failure
 from dspyer.hints import signature_of
-from dspyer.nodes.answer_types import schema_of, validated
+from dspyer.nodes.answer_types import AnswerError, schema_of, validated
 from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, latest_value
 from dspyer.nodes.program_calls import OpenCalls
 from dspyer.nodes.sync_async import is_async
@@ -527,8 +527,8 @@ class Attempt:
             return validated(answer, records.answers[place], question, "")  # a graph around this one may redact it
         except InputError as refusal:
             records.retract_answer(place)
-            self._refusal = (InputError, str(refusal))
-            raise
+            self._refusal = (AnswerError, str(refusal))
+            raise AnswerError(str(refusal)) from None
 
     def open_calls(self) -> OpenCalls:
         """The programs that the attempt has called."""
@@ -549,8 +549,7 @@ class Attempt:
         if not self.host.records.questions:
             return
         if self._refusal is not None:
-            kind, text = self._refusal
-            raise kind(text)
+            raise self._refusal[0](self._refusal[1])
         if self._open:
             raise Interrupt(self._open)
         self._check_all_asked("came to its end")

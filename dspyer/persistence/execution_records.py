@@ -6,6 +6,7 @@ answered question is not asked again, and a map calls only the items that have n
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -43,6 +44,10 @@ def no_answer(question: Question) -> Any:
     """Answer no question."""
     del question
     return MISSING
+
+
+_INSIDE = re.compile(r"[/\[]")
+"""Where the id of an execution goes on from that of the execution around it: in a graph, an item, a called program."""
 
 
 class RecordKey(NamedTuple):
@@ -125,6 +130,7 @@ class ExecutionRecords:
         self.fetch_and_decode: tuple[Fetch, Decode] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
         self._question_keys: dict[str, list[str]] = {}  # by execution, in the order of asking
+        self._ended: set[str] = set()  # executions that have committed, where a question may be open inside of one
         self._unwritten: deque[NewRow] = deque()
 
     # --- Reading rows
@@ -135,7 +141,9 @@ class ExecutionRecords:
         for row in rows:
             kind, content = row.kind, row.content
             if kind in COMMITS:
-                self._commits.setdefault(CommitHeader.parse(row.header).scope, []).append(row)
+                head = CommitHeader.parse(row.header)
+                self._commits.setdefault(head.scope, []).append(row)
+                self._ended.add("/".join((*head.scope, head.id)))
             elif kind == RowKind.ASK:
                 execution, key, node, branch, *run = row.header  # earlier versions did not write the run
                 text, answer = ("", None) if content is None else content.value(fetch, lambda encoded: encoded)
@@ -245,9 +253,25 @@ class ExecutionRecords:
         if self.answers.pop(key, MISSING) is not MISSING:
             self._unwritten.append(retraction_row(key))
 
+    def end_questions(self, execution: str) -> None:
+        """Close the questions inside of an execution that commits: nothing waits for an answer any more.
+
+        They are open still if the node has failed while a part of it waited, and an error edge takes the failure.
+        """
+        if len(self.answers) < len(self.questions):
+            self._ended.add(execution)
+
     def open_questions(self) -> tuple[Question, ...]:
-        """Return the questions without an answer."""
-        return tuple([question for key, question in list(self.questions.items()) if key not in self.answers])
+        """Return the questions without an answer whose executions have not ended."""
+        waiting = [(key, question) for key, question in list(self.questions.items()) if key not in self.answers]
+        return tuple([question for key, question in waiting if not self._has_ended(key)])
+
+    def _has_ended(self, asked: RecordKey) -> bool:
+        execution, key = asked
+        around = {execution[: mark.start()] for mark in _INSIDE.finditer(execution)}
+        if key != "after":  # which is asked when its execution has committed
+            around.add(execution)
+        return not around.isdisjoint(self._ended)
 
     def open_questions_of(self, execution: str) -> tuple[Question, ...]:
         """Return the questions of one execution without an answer."""

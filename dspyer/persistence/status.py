@@ -87,7 +87,7 @@ def questions_at(reader: HistoryReader, at: Point) -> tuple[Question, ...]:
 
 
 def _question_rows(store: Store, at: Point) -> Iterator[Row]:
-    """The rows of questions that may be open, and of answers, newest first.
+    """The rows of questions that may be open, of answers, and of commits that close them, newest first.
 
     A commit after which one branch was active leaves no question open: every execution before it had ended. So nothing
     before such a commit has to be read.
@@ -98,6 +98,7 @@ def _question_rows(store: Store, at: Point) -> Iterator[Row]:
         elif row.kind == RowKind.OPEN:
             return
         elif row.kind in (RowKind.COMMIT, RowKind.JOIN):
+            yield row
             head = CommitHeader.parse(row.header)
             if head.settled and not head.scope:
                 return

@@ -270,6 +270,8 @@ class Session(NotLive):
                 log_rejection(self.graph.rejecting[execution.node], outcome, self.events.shown)
             if self.pending is not None and execution.branch.head < 0 and self.run_start.first_row is not None:
                 self.records.queue_row(self.run_start.first_row)
+            if self.records.questions:
+                self.records.end_questions(self.local_id(execution.id))
             if self.records.kept:
                 for scope in self.records.kept_within(self.scope, execution.id):
                     self.records.kept.pop(scope, None)

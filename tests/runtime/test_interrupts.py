@@ -17,7 +17,7 @@ from dspy.teleprompt import BootstrapFewShot
 from dspy.utils import DummyLM
 from pydantic import BaseModel
 
-from dspyer import END, START, Command, CompiledGraph, Context, Graph, Send
+from dspyer import END, START, Command, CompiledGraph, Context, Graph, Retry, Send
 from dspyer.errors import AttemptError, GraphError, InputError, Interrupt, Interrupted, ThreadError
 from dspyer.events import Asked, NodeFailed, Question, RunEnded
 from dspyer.nodes.answer_types import Answers
@@ -121,6 +121,72 @@ def test_an_answer_of_another_type_leaves_the_question_open() -> None:
     assert thread.resume().status == "interrupted", "asked again, not called again"
     assert thread.resume({"ok": False}).state["ok"] is False
     assert calls == ["work"] * 3
+
+
+ASKING: dict[str, Callable[[Graph, Work], Graph]] = {
+    "a node with a retry": lambda graph, ask: graph.add_node("ask", ask, retry=Retry(3, on=Exception)),
+    "a node with an error edge": lambda graph, ask: graph.add_node("ask", ask).add_error_edge("ask", END),
+    "a graph with an error edge": lambda graph, ask: graph.add_node(
+        "ask", Graph().add_node("inside", ask).add_path(START, "inside", END)
+    ).add_error_edge("ask", END),
+    "an item of a map with failures": lambda graph, ask: graph.add_map(
+        "ask", lambda item, ctx: ask(ctx), over="items", item="item", into="given", failures="failed"
+    ),
+}
+
+
+@pytest.mark.parametrize("build", ASKING.values(), ids=ASKING)
+def test_no_layer_takes_a_refused_answer_for_a_failure_of_the_work(build: Callable[[Graph, Work], Graph]) -> None:
+    calls: list[str] = []
+
+    def ask(ctx: Context) -> dict[str, Any]:
+        calls.append("ask")
+        return {"n": ctx.interrupt("n", "How many?", answer=int)}
+
+    graph = build(Graph(inputs=["items"]), ask).add_path(START, "ask", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    thread.run({"items": [0]})
+    assert isinstance(thread.resume({"n": "some"}).error, InputError)
+    assert [question.key for question in thread.questions] == ["n"]
+    run = thread.resume({"n": 2})
+    assert (run.status, run.commits[1].failure, len(calls)) == ("completed", None, 3)
+    assert not run.state.get("failed")
+
+
+def waiting(ctx: Context) -> dict[str, Any]:
+    return {"a": ctx.interrupt("wait", "Now?")}
+
+
+def half(item: int, ctx: Context) -> dict[str, Any]:
+    return waiting(ctx) if item else failing()
+
+
+def failing() -> dict[str, Any]:
+    raise ValueError("no")
+
+
+HALVES = Graph().add_node("waits", waiting, writes=["a"]).add_node("fails", failing, writes=["b"])
+HALVES.add_edge(START, ["waits", "fails"]).add_edge(["waits", "fails"], END)
+WAITING_INSIDE: dict[str, Callable[[Graph], Graph]] = {
+    "a graph": lambda graph: graph.add_node("work", HALVES),
+    "a program that the node calls": lambda graph: graph.add_node(
+        "work", lambda ctx, part: ctx.call(part, {}), modules={"part": HALVES.compile()}, writes=["a", "b"]
+    ),
+    "an item of a map": lambda graph: graph.add_map("work", half, over="items", item="item", into="given"),
+}
+
+
+@pytest.mark.parametrize("build", WAITING_INSIDE.values(), ids=WAITING_INSIDE)
+def test_a_question_ends_with_the_node_around_it(build: Callable[[Graph], Graph]) -> None:
+    graph = build(Graph(inputs=["items"])).add_node("next", waiting, writes=["a"])
+    graph.add_path(START, "work", "next", END).add_error_edge("work", "next")
+    program = graph.compile(store=":memory:", interrupt_after=["next"])
+    thread = program.thread("t")
+    for asked in (program.run({"items": [1, 0]}).questions, thread.run({"items": [1, 0]}).questions, thread.questions):
+        assert [question.node for question in asked] == ["next"]
+    assert [question.key for question in thread.resume({"wait": True}).questions] == ["after"]
+    assert [question.key for question in thread.questions] == ["after"]
+    assert thread.resume().status == "completed"
 
 
 # --- questions of one node
