@@ -64,12 +64,9 @@ class GraphError(DspyerError, ValueError):
     def __init__(self, problems: str | Iterable[str]) -> None:
         # Two checks may find the same: each problem is said once.
         self.problems: tuple[str, ...] = (problems,) if isinstance(problems, str) else tuple(dict.fromkeys(problems))
-        if len(self.problems) == 1:
-            text = self.problems[0]
-        else:
-            lines = "\n".join(f"  {i}. {problem}" for i, problem in enumerate(self.problems, 1))
-            text = f"the graph has {len(self.problems)} problems:\n{lines}"
-        super().__init__(text)
+        lines = "\n".join(f"  {i}. {problem}" for i, problem in enumerate(self.problems, 1))
+        several = f"the graph has {len(self.problems)} problems:\n{lines}"
+        super().__init__(self.problems[0] if len(self.problems) == 1 else several)
 
     def __reduce__(self) -> tuple[type[GraphError], tuple[tuple[str, ...]]]:
         return type(self), (self.problems,)
@@ -243,6 +240,10 @@ class AttemptError(DspyerError, ValueError):
 
 class AttemptOverError(AttemptError):
     """An attempt used its `ctx` after it had timed out, or while the next one works: nothing of it counts any more."""
+
+
+class AnswerError(InputError, AttemptError):
+    """The node that asks refuses the answer: no retry or error edge takes this, and the question is open again."""
 
 
 class RouteError(DspyerError, ValueError):

@@ -250,7 +250,6 @@ def test_no_file_stem_is_there_twice() -> None:
 
 # A class in another file than its only subclass -> why it is not a part of that class.
 ONE_SUBCLASS: dict[str, str] = {
-    "errors.InputError": "users catch it; the subclass is the answer that a node refuses, which every layer lets pass",
     "errors.ScriptError": "users catch it without importing `dspyer.testing`",
     "errors.UnsupportedValueError": "users catch it; the subclass carries how deep the value is",
     "patch.SealedPatch": "the subclass is what a reader without the classes of the values gets instead",

@@ -15,7 +15,7 @@ from langgraph.constants import END
 from langgraph.errors import GraphInterrupt, NodeError, NodeInterrupt, NodeTimeoutError
 from pydantic import ValidationError, WithJsonSchema
 
-from dspyer.errors import GraphError, NodeOutputError, RouteError, always_raised, list_names
+from dspyer.errors import AnswerError, GraphError, NodeOutputError, RouteError, always_raised, list_names
 from dspyer.events import NodeFailed
 from dspyer.migrate.channels import StateFields, is_several
 from dspyer.migrate.converted_router import ConvertedRouter
@@ -25,7 +25,6 @@ from dspyer.migrate.surroundings import Surroundings
 from dspyer.migrate.targets import NamedTargets, Targets
 from dspyer.migrate.task_calls import TaskCalls
 from dspyer.migrate.unsupported import LEAVES_BY_COMMAND
-from dspyer.nodes.answer_types import AnswerError
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import SENT, Command
 from dspyer.persistence.execution_records import RecordKey

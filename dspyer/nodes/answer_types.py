@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from dspyer.errors import AttemptError, InputError, brief
+from dspyer.errors import InputError, brief
 from dspyer.events import Question
 from dspyer.nodes.callables import members
 from dspyer.persistence.execution_records import MISSING, AnswerSource, no_answer
@@ -60,10 +60,6 @@ def first_of(first: AnswerSource, second: AnswerSource) -> AnswerSource:
         return second(question) if given is MISSING else given
 
     return answer
-
-
-class AnswerError(InputError, AttemptError):
-    """The node that asks has refused the answer: no retry or error edge takes this, and the question is open again."""
 
 
 def schema_of(answer: Any) -> Mapping[str, Any] | None:

@@ -26,6 +26,7 @@ from dspyer.budget import Spending
 from dspyer.dspy_module.request_gate import raise_if_refused
 from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import (
+    AnswerError,
     AskedQuestion,
     AttemptError,
     AttemptOverError,
@@ -40,7 +41,7 @@ from dspyer.errors import (
 from dspyer.events import BranchPath, Doing, Emitted, Event, Question
 from dspyer.failure import Failure
 from dspyer.hints import signature_of
-from dspyer.nodes.answer_types import AnswerError, schema_of, validated
+from dspyer.nodes.answer_types import schema_of, validated
 from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, latest_value
 from dspyer.nodes.program_calls import OpenCalls
 from dspyer.nodes.sync_async import is_async
