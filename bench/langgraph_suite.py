@@ -23,6 +23,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.environments import BENCH, ROOT, environment, requirements
 from bench.langgraph_outcomes import same
 
@@ -201,34 +203,40 @@ def record(folder: Path, only: list[str], workers: int) -> list[str]:
     for line, complaint in made.missing.items():
         raise SystemExit(f"not installed: {line}: {complaint}")
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(workers) as pool:
+        parts = []
         for library in LIBRARIES:
             place = folder / "libs" / library
             files = sorted(place.glob("tests/test_*.py"), key=lambda file: -file.stat().st_size)
             for number in range(workers):
                 names = [str(file.relative_to(place)) for file in files[number::workers]]
-                pool.submit(run_tests, made.python, place, names, Path(temporary, f"{library}-{number}"), only)
-        pool.shutdown()
+                outcomes = Path(temporary, f"{library}-{number}")
+                parts.append(pool.submit(run_tests, made.python, place, names, outcomes, only))
+        for part in parts:
+            part.result()
         lines = [line for file in Path(temporary).iterdir() for line in file.read_text().splitlines()]
     return sorted(lines)  # a line begins with its test
 
 
 def run_tests(python: str, place: Path, files: list[str], outcomes: Path, only: list[str]) -> None:
-    """Runs the tests of some files."""
+    """Runs the tests of some files. A test of LangGraph may fail: its graphs are compared all the same."""
     words = ["-k", " or ".join(only)] if only else []
     plugin = ["-p", "bench.langgraph_recorder", "--langgraph-outcomes", str(outcomes)]
-    subprocess.run(
+    ended = subprocess.run(
         [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, *words, *files],
         cwd=place,
         env={
             **os.environ,
             "PYTHONPATH": str(ROOT),
+            "PYTHONSAFEPATH": "1",  # else the `bench` of LangGraph, in this folder, is found before ours
             "NO_DOCKER": "true",
             "LANGSMITH_TRACING": "false",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         },
         stdout=sys.stderr,
-        check=False,  # a test of LangGraph may fail: its graphs are compared all the same
+        check=False,
     )
+    if ended.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED):
+        raise SystemExit(f"pytest ended with {ended.returncode}, so not all tests of {place} have run: see above")
 
 
 def main() -> int:

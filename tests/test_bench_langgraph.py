@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -27,6 +28,7 @@ from bench.langgraph_suite import (
     checkout,
     row,
     rows,
+    run_tests,
     summary,
     tables,
     with_section,
@@ -192,3 +194,12 @@ def test_a_folder_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
         checkout(str(tmp_path))
     (tmp_path / "libs" / "langgraph" / "tests").mkdir(parents=True)
     assert checkout(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize("code", [0, 1, 4, 5])
+def test_tests_that_pytest_could_not_run_are_no_outcome(code: int, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexit {code}\n")
+    python.chmod(0o755)
+    with pytest.raises(SystemExit, match="not all tests") if code == 4 else nullcontext():
+        run_tests(str(python), tmp_path, ["test_any.py"], tmp_path / "outcomes", [])
