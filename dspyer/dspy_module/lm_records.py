@@ -311,9 +311,8 @@ class RunUsage(UsageTracker):
         super().add_usage(lm, usage_entry)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RunUsage:
-        return (
-            self  # `dspy.Parallel` gives each thread a copy, which it drops: the calls are those of the run there, too
-        )
+        # `dspy.Parallel` gives each thread a copy, which it drops: the calls are those of the run there, too.
+        return self
 
 
 class LMCallbacks(list[Any]):
