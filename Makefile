@@ -75,7 +75,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 docs: $(READY)
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 	@echo "the site is in site/index.html"
 
 docs-serve: $(READY)

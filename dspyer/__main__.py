@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] not in ("typer", "click"):
             raise
-        print("dspyer: the command line needs another package: pip install 'dspyer[cli]'", file=sys.stderr)  # noqa: T201
+        print("dspyer: the command line needs typer: pip install typer", file=sys.stderr)  # noqa: T201
         sys.exit(2)
     make_command().main(None if arguments is None else list(arguments), prog_name="dspyer")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -110,19 +111,48 @@ def test_pictures_are_self_contained_and_described(picture: Path) -> None:
     assert not outside
 
 
-DIFFERENT = (
-    "`pip install dspyer` installs a different project (0.3.6) with a different interface. "
-    "Install this one from a checkout:"
-)
+INSTALL = re.compile(r"<!-- --8<-- \[start:install\] -->\n(.*)<!-- --8<-- \[end:install\] -->", re.DOTALL)
 
 
-def test_the_first_line_under_install_names_the_other_project() -> None:
-    for page, command in (("README.md", "`pip install .`"), ("docs/index.md", "pip install ./dspyer")):
-        install = (ROOT / page).read_text().partition("\n## Install\n")[2].partition("\n## ")[0]
-        assert install.strip().startswith(DIFFERENT), page
-        assert command in install
-        assert "python -c 'import dspyer; dspyer.Thread'" in install
+def test_one_section_says_how_to_install() -> None:
+    """The front page includes that of the README, so that one place changes at a release."""
+    readme = (ROOT / "README.md").read_text()
+    (install,) = INSTALL.findall(readme.partition("\n## Install\n")[2].partition("\n## ")[0])
+    assert install.startswith(
+        "dspyer is not on the package index yet: the project named `dspyer` there is\na different one."
+    )
+    assert "\npip install . " in install
+    assert "python -c 'import dspyer; dspyer.Thread'" in install
     assert "Thread" in dspyer.__all__
+    assert '\n## Install\n\n--8<-- "README.md:install"\n' in (ROOT / "docs/index.md").read_text()
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert 900 <= len(text.split()) <= 1250
+    assert text[: text.index("\n## Install")].count("\n") < 70
+    blocks = re.findall(r"^```.*?^```", text, re.DOTALL | re.MULTILINE)
+    assert 3 <= len(blocks) <= 7
+    assert max(len(line) for block in blocks for line in block.splitlines()) <= 76
+    assert text.count("\n## ") <= 8
+
+
+def packages(requirements: list[str]) -> frozenset[str]:
+    """The names of what is required, without versions and extras of their own."""
+    return frozenset(Requirement(text).name for text in requirements)
+
+
+def test_errors_name_the_packages_of_an_extra() -> None:
+    """An extra is asked of a project by its name, and the index has another one under it."""
+    extras = PROJECT["optional-dependencies"].values()
+    known = {packages([text for text in names if not text.startswith("dspyer[")]) for names in extras}
+    advice = [
+        (path.name, packages(shlex.split(found)))
+        for path in (ROOT / "dspyer").rglob("*.py")
+        for found in re.findall(r"pip install ([^`\"\n]+)", path.read_text())
+    ]
+    assert len(advice) >= 8
+    assert not [(name, named) for name, named in advice if named not in known]
 
 
 def test_nothing_sends_users_to_the_other_project() -> None:
@@ -131,9 +161,7 @@ def test_nothing_sends_users_to_the_other_project() -> None:
     files += [*ROOT.glob("*.md"), ROOT / "mkdocs.yml", ROOT / "pyproject.toml"]
     texts = {path: path.read_text() for path in files if path.suffix in {".md", ".py", ".yml", ".toml"}}
     assert len(texts) > 200
-    there = re.compile(
-        r"theramkm|pip install (-U|--upgrade)[^\n`]*dspyer|uv add dspyer|pip install dspyer(?!` installs a different)"
-    )
+    there = re.compile(r"theramkm|uv add dspyer|pip install[^`\n]*['\" ]dspyer\b(?!-)")
     assert not {path.name: found[0] for path, text in texts.items() if (found := there.search(text))}
 
 
@@ -180,7 +208,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Path:
     `make docs` builds it without addresses, which changes its 404 page, its sitemap and its header, and nothing else.
     """
     folder = tmp_path_factory.mktemp("published")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     addresses = {"NO_MKDOCS_2_WARNING": "1", "SITE_URL": SITE_URL, "REPO_URL": REPO_URL}
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, **addresses})
     return folder

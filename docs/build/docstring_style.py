@@ -17,18 +17,20 @@ class DocstringStyle(griffe.Extension):
             obj.docstring.value = re.sub(r"^( *)Example:$", r"\1Examples:", obj.docstring.value, flags=re.MULTILINE)
 
     def on_class_members(self, *, cls: griffe.Class, **_: Any) -> None:
-        """Called for each class when its members are known: griffe itself looks at `__init__` alone."""
+        """Called for each class when its members are known: griffe itself looks at `__init__` and dataclasses alone."""
         if "__init__" in cls.members:
             return
         new = cls.members.get("__new__")
         if isinstance(new, griffe.Function):
             cls.set_member("__init__", griffe.Function("__init__", parameters=new.parameters))
-        elif any(str(base) == "NamedTuple" for base in cls.bases):
+        elif any(str(base) == "NamedTuple" for base in cls.bases) or any(
+            decorator.callable_path == "pydantic.dataclasses.dataclass" for decorator in cls.decorators
+        ):
             cls.set_member("__init__", griffe.Function("__init__", parameters=fields_of(cls)))
 
 
 def fields_of(record: griffe.Class) -> griffe.Parameters:
-    """The fields of a named tuple, as the parameters that they are."""
+    """The fields of a record, as the parameters that they are."""
     kind = griffe.ParameterKind.positional_or_keyword
     fields = [
         member for member in record.members.values() if isinstance(member, griffe.Attribute) and member.annotation

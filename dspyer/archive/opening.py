@@ -33,7 +33,7 @@ def open_for_reading(store: Store | str | os.PathLike[str], key: Keys) -> Store:
     try:
         from dspyer.stores.encrypted import Encrypted
     except ImportError as error:
-        raise ImportError("an encrypted store needs its cipher: pip install 'dspyer[crypto]'") from error
+        raise ImportError("an encrypted store needs cryptography: pip install cryptography") from error
     return opened if isinstance(opened, Encrypted) else Encrypted(opened, key)
 
 

@@ -53,7 +53,7 @@ def app(
         A `starlette.Starlette`.
 
     Raises:
-        ImportError: if the extra is not installed: `pip install 'dspyer[inspect]'`.
+        ImportError: if a package is missing: `pip install starlette uvicorn`.
         ValueError: for a host with a port, a token with other characters than letters, digits, `-` and `_`, or an
             `Archive` of another store than the program's.
 
@@ -67,7 +67,7 @@ def app(
     try:
         from dspyer.inspector.web_app import make_app
     except ImportError as error:
-        raise _needs_extra() from error
+        raise _missing() from error
     return make_app(store, program, token=token, hosts=hosts)
 
 
@@ -97,7 +97,7 @@ def inspect(
         warn: gets warnings, line by line; they go to stderr by default.
 
     Raises:
-        ImportError: if the extra is not installed: `pip install 'dspyer[inspect]'`.
+        ImportError: if a package is missing: `pip install starlette uvicorn`.
         OSError: if the port is taken, or the host is no address of this machine.
         StoreError: if the store cannot be opened.
 
@@ -109,7 +109,7 @@ def inspect(
     try:
         from dspyer.inspector.serving import serve
     except ImportError as error:
-        raise _needs_extra() from error
+        raise _missing() from error
 
     serve(
         lambda token, hosts: app(store, program, token=token, hosts=hosts),
@@ -121,5 +121,5 @@ def inspect(
     )
 
 
-def _needs_extra() -> ImportError:
-    return ImportError("the inspector needs Starlette and uvicorn: pip install 'dspyer[inspect]'")
+def _missing() -> ImportError:
+    return ImportError("the inspector needs Starlette and uvicorn: pip install starlette uvicorn")

@@ -11,7 +11,7 @@ TESTED = ("1.2.11", "1.2.22")
 def not_installed() -> ImportError:
     """The error if LangGraph is missing."""
     return ImportError(
-        "dspyer.migrate reads graphs of LangGraph, which is not installed: pip install 'dspyer[langgraph]'"
+        "dspyer.migrate reads graphs of LangGraph, which is not installed: pip install 'langgraph>=1.2,<1.3'"
     )
 
 
@@ -19,7 +19,7 @@ def unknown_version(error: Exception) -> ImportError:
     """The error if LangGraph lacks a private name that the converter needs."""
     return ImportError(
         f"dspyer.migrate was tested with LangGraph {' and '.join(TESTED)}, and {_found()} is installed, which differs "
-        f"({error}): pip install 'dspyer[langgraph]'"
+        f"({error}): pip install 'langgraph>=1.2,<1.3'"
     )
 
 

@@ -62,7 +62,7 @@ def progress() -> Iterator[None]:
     never fails a run. A block inside of another one adds nothing.
 
     Raises:
-        ImportError: if rich is not installed: `pip install 'dspyer[progress]'`.
+        ImportError: if rich is not installed: `pip install rich`.
 
     Example:
         >>> import dspyer
@@ -76,7 +76,7 @@ def progress() -> Iterator[None]:
     try:
         from dspyer.runtime.progress_screen import screen_of_process
     except ImportError as error:
-        raise ImportError("dspyer.progress() needs rich: pip install 'dspyer[progress]'") from error
+        raise ImportError("dspyer.progress() needs rich: pip install rich") from error
     _shared.enter(screen_of_process)
     try:
         yield

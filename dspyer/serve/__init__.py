@@ -44,7 +44,7 @@ def agui(
         A Starlette route that takes POST: `Starlette(routes=[agui(...)])`, `FastAPI(routes=[agui(...)])`.
 
     Raises:
-        ImportError: if the extra is not installed: `pip install 'dspyer[agui]'`.
+        ImportError: if a package is missing: `pip install ag-ui-protocol starlette`.
         ThreadError: if the program has no store, or has an executor.
         InputError: if there is no default for `inputs` or `text`, or `text` names no field.
 
@@ -60,5 +60,5 @@ def agui(
     try:
         from dspyer.serve.agui_route import make_route
     except ImportError as error:
-        raise ImportError("agui needs ag-ui-protocol and Starlette: pip install 'dspyer[agui]'") from error
+        raise ImportError("agui needs ag-ui-protocol and Starlette: pip install ag-ui-protocol starlette") from error
     return make_route(program, thread, inputs, text, path)

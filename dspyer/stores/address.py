@@ -60,5 +60,5 @@ def _postgres(address: str, read_only: bool) -> Store:
     try:
         from dspyer.stores.postgres import Postgres  # only here: its driver is an optional dependency
     except ImportError as error:
-        raise ImportError("a store in PostgreSQL needs its driver: pip install 'dspyer[postgres]'") from error
+        raise ImportError("a store in PostgreSQL needs psycopg: pip install 'psycopg[binary]'") from error
     return Postgres(address, read_only=read_only)

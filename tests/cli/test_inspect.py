@@ -58,4 +58,4 @@ def test_a_store_that_is_missing_and_an_extra_that_is_missing(stored: Command, m
     monkeypatch.delitem(sys.modules, "dspyer.inspector.serving", raising=False)
     done = stored("inspect", "--no-browser")
     assert (done.code, done.out) == (2, "")
-    assert "pip install 'dspyer[inspect]'" in done.err
+    assert "pip install starlette uvicorn" in done.err

@@ -61,4 +61,4 @@ def test_without_typer_it_says_what_to_install(
     with pytest.raises(SystemExit) as ended:
         main(["runs"])
     assert ended.value.code == 2
-    assert "pip install 'dspyer[cli]'" in capsys.readouterr().err
+    assert "pip install typer" in capsys.readouterr().err

@@ -348,5 +348,5 @@ def test_reading_imports_no_dspy(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (done.stderr, done.stdout) == (
         "",
-        "the inspector needs Starlette and uvicorn: pip install 'dspyer[inspect]'\n",
+        "the inspector needs Starlette and uvicorn: pip install starlette uvicorn\n",
     )

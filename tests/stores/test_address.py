@@ -59,4 +59,4 @@ def test_a_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dspyer.stores.postgres", None)
     with pytest.raises(ImportError) as caught:
         open_store("postgres://host/db")
-    assert "pip install 'dspyer[postgres]'" in str(caught.value)
+    assert "pip install 'psycopg[binary]'" in str(caught.value)
