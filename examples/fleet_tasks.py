@@ -94,7 +94,13 @@ again = RetryStrategy(
 
 @app.task(retry=again)
 async def advance(thread: str, key: str, inputs: dict[str, Any]) -> None:
-    ended(await program.thread(thread).arun(inputs, key=key))
+    try:
+        run = await program.thread(thread).arun(inputs, key=key)
+    except errors.OpenRunError:  # an earlier request has failed, or waits for a person
+        later = advance.configure(schedule_in={"minutes": 1})  # without the lock, which would hold back the answer
+        await later.defer_async(thread=thread, key=key, inputs=inputs)
+    else:
+        ended(run)
 
 
 @app.task(retry=again)

@@ -124,10 +124,7 @@ class GraphCompatibility:
         if allow is False:
             self.check_graph(last)
         names: NodeNames = {} if isinstance(allow, bool) else allow
-        unknown = [name for name in names.values() if name not in self.graph.nodes]
-        if unknown:
-            hints = "".join(suggestion(name, self.graph.nodes) for name in unknown)
-            raise ThreadError(f"allow_changed_graph names {', '.join(map(repr, unknown))}, which is no node.{hints}")
+        self._check_names(names, last)
         if not self.changed(last):
             return AllowedRun(last, None)
         made_by = self._made_by(last)
@@ -135,6 +132,25 @@ class GraphCompatibility:
             raise changed_graph(self.thread, made_by, self.fingerprint)
         rows = tuple([rename_nodes(row, names) for row in last.rows]) if names else last.rows
         return AllowedRun(last._replace(rows=rows), names)
+
+    def _check_names(self, names: NodeNames, last: RunRows) -> None:
+        """Raise `ThreadError` for a name that no node had when the open run was made, or that none has now.
+
+        A pair that renamed nodes of this run before renames nothing more: the call may come again.
+        """
+        done = last.run.header.get("names", {})
+        names = {old: new for old, new in names.items() if done.get(old) != new}
+        made_by = self._made_by(last) if self.changed(last) else self.fingerprint
+        sides = [("is no node of this graph", names.values(), list(self.graph.nodes))]
+        if made_by is not None:  # else nothing is known of the graph that made the run
+            sides.insert(0, ("is no node of the graph that made the open run", names, list(made_by.facts["nodes"])))
+        for reason, given, known in sides:
+            for name in given:
+                if name not in known:
+                    raise ThreadError(
+                        f"allow_changed_graph={dict(names)}: {name!r} {reason}.{suggestion(name, known)} Its nodes are "
+                        f"{list_names(known)}; the mapping is {{'old name': 'new name'}}. Nothing was called"
+                    )
 
     def explained(self, error: ChangedGraphError, last: RunRows) -> ChangedGraphError:
         """The error of a replay that does not fit the graph, with all that has changed since the run was made."""

@@ -15,6 +15,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.errors import ConcurrentRunError, InputError, StateError, ThreadError, brief
+from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.reader import RunAncestry, read_run
 from dspyer.persistence.rows import RowKind, effect_row
@@ -38,15 +39,19 @@ class RunKey(NamedTuple):
 
     Attributes:
         text: the key.
-        inputs: the digest of the inputs that came with it.
+        inputs: the digests of the inputs that came with it: as they were given, and as the graph reads them. Deliveries
+            with one in common have the same inputs: a value that validation makes anew each time, such as an id by
+            `default_factory`, is in the second one alone.
+        refusal: why a validator refuses the inputs; None if none does.
     """
 
     text: str
-    inputs: str
+    inputs: tuple[str, ...]
+    refusal: Exception | None = None
 
     @classmethod
-    def of(cls, key: object, inputs: Mapping[str, Any], on_conflict: str) -> RunKey:
-        """Checks a key; raises `ThreadError` for one that cannot name a run, `InputError` for inputs without digest."""
+    def of(cls, key: object, inputs: Mapping[str, Any], on_conflict: str, graph: GraphSpec) -> RunKey:
+        """Checks a key and its inputs: `ThreadError` for a key that cannot name a run, `InputError` for the inputs."""
         if not isinstance(key, str) or not key:
             raise ThreadError(
                 f"key={brief(key)}: a key is a text that is not empty, the id of the request or of the message that "
@@ -57,14 +62,30 @@ class RunKey(NamedTuple):
                 f'key={key!r} with on_conflict="merge": a run that is merged at its end cannot be resumed, so that a '
                 'second delivery could not continue it. Use on_conflict="wait"'
             )
+        check_inputs_by_name(graph, inputs)
+        check_inputs(graph, inputs, graph.required)  # what is missing may be kept from the run before
         try:
-            text = json.dumps(_unordered(encoding.encode(freeze(dict(inputs)))), sort_keys=True)
+            given = _digest(_text(_comparable(freeze(dict(inputs)))))
         except StateError as error:
             raise InputError(
                 f"key={key!r}: a later delivery is compared with this one by the digest of the inputs, and these have "
                 f"none: {error}"
             ) from error
-        return cls(key, _digest(text))
+        schema = graph.topology.schema
+        validated = {name for name in inputs if name in schema.fields and schema.fields[name].reads_other_fields}
+        schema.initial_state({name: value for name, value in inputs.items() if name not in validated})
+        try:
+            read = schema.initial_state(inputs)
+        except Exception as error:  # noqa: BLE001 - a validator may read what the thread has: it decides at the start
+            return cls(key, (given,), error)
+        default = schema.initial_state({})
+        lasting = graph.keep or ()  # without it, a field has the value of the run before: that is no default
+        values = {
+            name: value
+            for name, value in ((name, _comparable(read.raw(name))) for name in inputs if name in read)
+            if name in lasting or name not in default or value != _comparable(default.raw(name))
+        }
+        return cls(key, (given, _digest(_text(values))))
 
 
 class KeyedRuns:
@@ -95,6 +116,12 @@ class KeyedRuns:
             if known is not None:
                 stored = self._stored_if_done(known, key, head.row, request)
                 return stored or self._starter.resumed_run(head, {}, MAX_RESUMES, allow=False)
+            if head.open and head.last_run is not None and head.last_run.status is None and not abandon:
+                raise ConcurrentRunError(
+                    f"the last run of thread {self._thread!r} crashed, and the delivery that began it will resume it: "
+                    "try again later. If it has no key, resume it with thread.resume(), or abandon it with "
+                    "thread.run(..., abandon=True)"
+                )
             first = self._starter.first_of_new(head, inputs, request, abandon)
             salt = salt or token_hex(8)
             run_id = run_id or self._id_of(key, salt)
@@ -162,8 +189,8 @@ class KeyedRuns:
         records = ExecutionRecords()
         records.read(self._store.rows(run.id, 0, 1), self._starter.reader.fetch)
         known = records.effects.get(INPUTS)
-        if known is not None and known != key.inputs:
-            raise ThreadError(
+        if known is not None and not set(known) & set(key.inputs):
+            raise key.refusal or ThreadError(
                 f"key {key.text!r} identifies a run of thread {self._thread!r} that began with other inputs: a key "
                 "stands for one request. Give another request another key"
             )
@@ -212,16 +239,32 @@ class KeyedRuns:
         return Point(part, rows[-1].seq) if completed else None
 
 
-def _unordered(encoded: Any) -> Any:
-    """The JSON form of a value without the order of its mappings, which makes no difference between two values."""
+def _comparable(frozen: Any) -> Any:
+    """The JSON form of a value without what makes no difference between two deliveries of it.
+
+    That is the order of mappings, which fields of a model were set, and the name of a time zone: ISO text has none.
+    """
+    return _plain(encoding.encode(frozen))
+
+
+def _plain(encoded: Any) -> Any:
     if isinstance(encoded, list):
-        return [_unordered(item) for item in encoded]
+        return [_plain(item) for item in encoded]
     if not isinstance(encoded, dict):
         return encoded
-    found = {name: _unordered(item) for name, item in encoded.items()}
-    if found.get(encoding.TAG) == "dict":  # one with keys that are no texts: pairs
+    tag = encoded.get(encoding.TAG)
+    if tag == "datetime":
+        return {encoding.TAG: tag, "value": encoding.decode(encoded).isoformat()}
+    found = {name: _plain(item) for name, item in encoded.items()}
+    if tag == "dict":  # one with keys that are no texts: pairs
         found["value"] = sorted(found["value"], key=json.dumps)
+    elif tag == "model":
+        found["value"].pop("$set", None)
     return found
+
+
+def _text(plain: Any) -> str:
+    return json.dumps(plain, sort_keys=True)
 
 
 def _digest(text: str) -> str:

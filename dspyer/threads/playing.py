@@ -15,7 +15,6 @@ from dspyer.budget import Budget
 from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
-from dspyer.graph.spec import check_inputs_by_name
 from dspyer.nodes.binding import resources_of
 from dspyer.nodes.streamed import TokenRules
 from dspyer.persistence.journal import STOPPING, Journal
@@ -103,8 +102,7 @@ class RunPlayer:
         self._program._check_resources(request)
         acquire = partial(self._starter.start_new, inputs, request, abandon=abandon, take_over=take_over)
         if key is not None:
-            check_inputs_by_name(self._starter.graph, inputs)
-            run_key = RunKey.of(key, inputs, on_conflict)
+            run_key = RunKey.of(key, inputs, on_conflict, self._starter.graph)
             acquire = partial(self._keyed_runs.start, inputs, run_key, request, abandon=abandon, take_over=take_over)
         elif on_conflict == "merge":
             acquire = partial(self._merge_on_finish.start, inputs, request, abandon=abandon)

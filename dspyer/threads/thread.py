@@ -92,8 +92,8 @@ class Thread:
             The run; if a node failed, with its error in `run.error`.
 
         Raises:
-            ConcurrentRunError: if another run owns the thread.
-            OpenRunError: if the last run failed, crashed or waits for answers.
+            ConcurrentRunError: if another run owns the thread, or, with `key`, the run of another key has crashed.
+            OpenRunError: if the last run failed, was stopped or waits for answers, or, without `key`, has crashed.
             ThreadError: if `key` is no text, or its run began with other inputs, was abandoned, or makes no progress.
             ChangedGraphError: if the thread belongs to a graph of another name, or its values do not fit this one.
             InputError: for missing, unknown or invalid inputs.

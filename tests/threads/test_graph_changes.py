@@ -259,7 +259,7 @@ def test_a_run_resumed_with_a_changed_graph_can_crash_and_be_resumed(tmp_path: P
     second = build(calls, names={"judge": "critic"}, schema=More).compile(store=first._store)
     assert second.thread("t").resume(allow_changed_graph={"judge": "critic"}).status == "failed"
     calls.fails = False
-    assert second.thread("t").resume().status == "completed"
+    assert second.thread("t").resume(allow_changed_graph={"judge": "critic"}).status == "completed", "a second delivery"
     assert second.thread("t").state["extra"] == 7
     assert [commit.node for commit in second.thread("t").history()] == ["START", "write", "migrate", "critic"]
 
@@ -268,7 +268,24 @@ def test_a_run_resumed_with_a_changed_graph_can_crash_and_be_resumed(tmp_path: P
     ("after", "allow", "words"),
     [
         pytest.param({"names": {"judge": "critic"}}, True, ["commit trunk:1 of node 'write'", "'judge'"], id="no name"),
-        pytest.param({}, {"judge": "jugde"}, ["'jugde', which is no node", "Did you mean 'judge'?"], id="a typo"),
+        pytest.param(
+            {},
+            {"judge": "jugde"},
+            ["'jugde' is no node of this graph", "Did you mean 'judge'?", "Its nodes are 'write', 'judge'"],
+            id="a typo",
+        ),
+        pytest.param(
+            {},
+            {"jugde": "judge"},
+            ["'jugde' is no node of the graph that made", "Did you mean 'judge'?", "Its nodes are 'write', 'judge'"],
+            id="a typo in the old name",
+        ),
+        pytest.param(
+            {"names": {"judge": "critic"}},
+            {"judge": "critic", "wirte": "write"},
+            ["'wirte' is no node of the graph that made", "Its nodes are 'write', 'judge'"],
+            id="an old name that another graph never had",
+        ),
     ],
 )
 def test_a_log_that_does_not_fit_is_refused_with_all_changes(
