@@ -1,40 +1,47 @@
 """The key under which the result of a node is kept: what the node is, and what one call of it reads.
 
 What the node is (`plan_cache`) is computed once, when the graph is compiled: names, version, and the code of the
-function with what it holds. The code is compared as bytecode, so that a changed constant counts and a moved line does
-not. What a call reads (`key_of`) are the arguments of the function, in the JSON form of `values.json`, which
-tells apart all types that a state does: 1 and True, "a" and b"a", arrays of equal bytes and two dtypes.
+function with what it holds and what it names in its file. What a call reads (`key_of`) are the arguments of the
+function, in the JSON form of `values.json`, which tells apart all types that a state does: 1 and True, "a" and b"a",
+arrays of equal bytes and two dtypes.
 
 The order of a dict counts, since a function may iterate over it; the order of a set does not.
 """
 
 from __future__ import annotations
 
-import dis
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+import sys
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
-from datetime import date, datetime, time, timedelta
-from decimal import Decimal
-from enum import Enum
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from inspect import getattr_static
 from re import Pattern
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, MethodType, ModuleType
-from typing import Any, get_args
+from textwrap import dedent
+from tokenize import TokenError
+from typing import Any
 
 from pydantic import BaseModel
 
+from dspyer.dspy_module.source import source_of
 from dspyer.errors import StateError, list_names, with_article
-from dspyer.nodes.callables import own_call
+from dspyer.nodes.callables import own_call, plain_function
 from dspyer.nodes.function import FunctionNode
+from dspyer.nodes.hidden_modules import used_objects
 from dspyer.nodes.node import Call, Node
 from dspyer.nodes.node_policy import CachePlan
 from dspyer.nodes.options import NodeOptions
+from dspyer.patch import DELETE
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
+from dspyer.values.named_classes import classes_in
 from dspyer.values.types import class_name
 
 
@@ -110,243 +117,143 @@ def digest(described: Any) -> str:
 
 
 class Identity:
-    """Describes functions as JSON: code, defaults, closures, bound arguments, attributes, and what they use nearby.
+    """Describes functions as JSON: their code, what they hold, and the functions, classes and constants that they name.
 
     `unknown` names what has no description: it may be different where the description is equal.
 
     Args:
-        objects: classes of objects that count although they are no data, in global variables too.
-        describe: describes one of them; None if it cannot.
+        objects: classes of objects that count although they are no data.
+        describe: describes one of them; it returns None if it cannot.
     """
 
-    def __init__(self, objects: tuple[type, ...] = (), describe: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, objects: tuple[type, ...] = (), describe: Callable[[Any], Any] = repr) -> None:
         self.unknown: list[str] = []
         self._objects = objects
         self._describe = describe
         self._seen: dict[int, tuple[int, Any]] = {}  # with the object, so that no other one gets its id
 
-    def of_callable(self, fn: Any) -> list[Any]:
+    def of_callable(self, fn: Any) -> Any:
         """Describe a callable; one that was described before by its number."""
-        if id(fn) in self._seen:
-            return ["again", self._seen[id(fn)][0]]
-        self._seen[id(fn)] = len(self._seen), fn
-        if isinstance(fn, partial):
-            bound = {**{str(index): value for index, value in enumerate(fn.args)}, **fn.keywords}
-            return ["partial", self.of_callable(fn.func), self._values(bound, "bound by functools.partial")]
-        if isinstance(fn, MethodType):
-            return ["method", self.of_callable(fn.__func__), self._owner(fn.__self__)]
-        if isinstance(fn, FunctionType):
-            return self._function(fn)
-        if isinstance(fn, type):
-            return ["class", *self._owner(fn)]
-        if isinstance(fn, BuiltinFunctionType):
-            owner = None if isinstance(fn.__self__, ModuleType | None) else self._value(fn.__self__, repr(fn))
-            return ["builtin", fn.__module__ or "", fn.__qualname__, owner]
-        call = own_call(fn)
-        code = self.of_callable(call) if isinstance(call, FunctionType) else None
-        wrapped = getattr(fn, "__wrapped__", None)
-        return ["object", code, None if wrapped is None else self.of_callable(wrapped), self._owner(fn)]
+        home = plain_function(fn)
+        return self._of(fn, "the function", getattr(home, "__module__", None) or type(home).__module__)
 
-    def of_object(self, value: Any, what: str) -> list[Any]:
-        """Describe an object of the classes that count."""
-        assert self._describe is not None
-        found = self._describe(value)
-        if found is None:
-            self.unknown.append(f"{what} ({with_article(type(value).__name__)})")
-        return ["object", found]
-
-    def _function(self, fn: FunctionType) -> list[Any]:
-        code = fn.__code__
-        names = code.co_varnames[: code.co_argcount]
-        defaults = dict(zip(reversed(names), reversed(fn.__defaults__ or ()), strict=False))
-        return [
-            "function",
-            f"{fn.__module__}:{fn.__qualname__}",
-            _code(code),
-            self._values({**defaults, **(fn.__kwdefaults__ or {})}, f"a default of {fn.__qualname__}", fn.__module__),
-            self._values(_cells(fn), f"in the closure of {fn.__qualname__}", fn.__module__),
-            self._near(fn.__module__, {name: fn.__globals__[name] for name in _globals(code) & fn.__globals__.keys()}),
-        ]
-
-    def _owner(self, owner: Any) -> list[Any]:
-        """Describe the object of a method: its attributes, and what the classes of the same file define."""
-        if isinstance(owner, type):
-            cls, attributes = owner, {}
-        else:
-            cls, attributes = type(owner), _attributes(owner)
-        return [
-            class_name(cls),
-            self._values(attributes, f"an attribute of {cls.__name__}", cls.__module__),
-            self._near(cls.__module__, _members(cls)),
-        ]
-
-    def _near(self, module: str, named: Mapping[str, Any]) -> list[Any]:
-        """Describe the functions, classes and constants of a module among some names.
-
-        Functions and classes of other modules count by where they come from, and other objects by name alone, as
-        `Cache` says.
-        """
-        found: list[Any] = []
-        for name, value in sorted(named.items()):
-            inner = getattr_static(value, "__wrapped__", None)  # of a function that `functools.lru_cache` surrounds
-            near = value if isinstance(value, FunctionType | type) or inner is None else inner
-            if isinstance(near, FunctionType) and near.__module__ == module:
-                found.append([name, self.of_callable(near)])
-            elif isinstance(near, partial) or (isinstance(near, type) and near.__module__ == module):
-                known = len(self.unknown)
-                found.append([name, self.of_callable(near)])
-                del self.unknown[known:]  # an object behind a global variable
-            elif isinstance(value, self._objects):
-                found.append([name, self.of_object(value, repr(name))])
-            elif isinstance(value, Enum):
-                found.append([name, value.name, *self._near(module, {"class": type(value)})])
-            elif type(value) in _CONSTANTS:
-                with suppress(RuntimeError):  # changed by another thread meanwhile
-                    found.append([name, self._constant(module, value)])
-            elif (origin := _origin(near)) is not None:
-                found.append([name, origin])
-        return found
-
-    def _constant(self, module: str, value: Any) -> Any:
-        """Describe a constant; of a list or dict with functions or objects in it, what `_near` knows of its parts."""
-        with suppress(StateError):
-            return data_of(value)
-        if id(value) in self._seen or isinstance(value, set | frozenset):
-            return None
+    def _of(self, value: Any, name: str, module: str) -> Any:
+        """Describe a value that code of a module holds or names."""
+        kind = type(value)
+        if kind in _ATOMS:
+            return [kind.__name__, repr(value)]
+        if id(value) in self._seen and kind not in (tuple, frozenset):  # of which the compiler may share equal ones
+            return ["again", self._seen[id(value)][0]]
         self._seen[id(value)] = len(self._seen), value
-        parts = value.items() if isinstance(value, dict) else enumerate(value)
-        return self._near(module, {str(key): part for key, part in parts})
-
-    def _values(self, named: Mapping[str, Any], where: str, module: str = "") -> list[Any]:
-        return [[name, self._value(value, f"{name!r}, {where}", module)] for name, value in sorted(named.items())]
-
-    def _value(self, value: Any, what: str, module: str = "") -> Any:
-        """Describe a value that a function of a module holds."""
-        if isinstance(value, ModuleType):
-            return ["module", value.__name__]
-        if isinstance(value, type):
-            return self.of_callable(value) if value.__module__ == module else ["class", class_name(value)]
-        if isinstance(value, self._objects):
-            return self.of_object(value, what)
-        if isinstance(value, FunctionType | MethodType | partial | BuiltinFunctionType) or isinstance(
-            own_call(value), FunctionType
-        ):
-            return self.of_callable(value)
-        try:
-            return ["value", data_of(value)]
-        except StateError:
-            self.unknown.append(f"{what} ({with_article(type(value).__name__)})")
-            return ["unknown", class_name(type(value))]
+        if (place := _elsewhere(value, module)) is not None:
+            return ["from", *place]
+        described = self._describe(value) if isinstance(value, self._objects) else None
+        if not isinstance(value, self._objects) and (parts := _parts(value, module)) is not None:
+            home = value.__module__ if isinstance(value, types.FunctionType) else module
+            code = _code(getattr(value, "__code__", value)) if isinstance(value, types.FunctionType | type) else ()
+            if code and code[0] is None and isinstance(value, type) and issubclass(value, BaseModel):
+                self.unknown.append(f"{name!r} (a model without source text, where the rules of its fields are)")
+            described = [[self._of(key, "", module), self._of(part, str(key) or name, home)] for key, part in parts]
+            return [class_name(kind), getattr(value, "__qualname__", ""), code, described]
+        if described is None and not isinstance(value, _WITHOUT_STATE) and kind is not object:
+            with suppress(StateError, RuntimeError):  # `RuntimeError`: changed by another thread meanwhile
+                return [self._of(kind, "", module), encoding.encode(freeze(value))]
+            self.unknown.append(f"{name!r} ({with_article(kind.__name__)})")
+        return [class_name(kind), described]
 
 
-_CONSTANTS = (
-    *(str, int, float, complex, bool, bytes, type(None), Decimal, date, datetime, time, timedelta, Pattern),
-    *(tuple, list, dict, set, frozenset),
-)
+_ATOMS = frozenset({str, int, float, complex, bool, bytes, types.NoneType})
+_WITHOUT_STATE = (logging.Logger, type(threading.Lock()), type(threading.RLock()), type(DELETE))
 
 
-def data_of(value: Any) -> Any:
-    """The JSON form of a value; `StateError` if it has none."""
+def _elsewhere(value: Any, module: str) -> tuple[str, str] | None:
+    """The module and the name of what comes from another file; None for what is followed.
+
+    A function that its module does not have under its name is a part of another one: behind a decorator, in a closure.
+    """
+    if isinstance(value, types.ModuleType):
+        return value.__name__, ""
+    home, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
+    known = bool(name)
+    if isinstance(value, types.FunctionType | types.MethodType | types.BuiltinMethodType):
+        known = getattr(sys.modules.get(home), name, None) is value
+    return (home, name) if known and home != module else None
+
+
+def _parts(value: Any, module: str) -> list[tuple[Any, Any]] | None:
+    """What a function, class or container is made of; None for what counts as a whole."""
+    kind, call = type(value), own_call(value)
+    if isinstance(value, partial):
+        return [("", value.func), *enumerate(value.args), *value.keywords.items()]
+    if isinstance(value, types.MethodType | types.BuiltinMethodType):
+        return [("", getattr(value, "__func__", None)), *_attributes(value.__self__)]
+    if isinstance(value, types.FunctionType):
+        used = [(name, part) for name, part in used_objects(value).items() if "." not in name]
+        return [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items(), *sorted(used)]
+    if isinstance(value, type):
+        return [*enumerate(value.__bases__), *_members(value)]
+    if isinstance(call, types.FunctionType):
+        return [("", call), *_attributes(value)]
+    if (wrapped := getattr_static(value, "__wrapped__", None)) is not None:  # of `functools.lru_cache`
+        return [("", wrapped)]
     if isinstance(value, Pattern):
-        return ["pattern", encoding.encode(value.pattern), value.flags]
-    return encoding.encode(freeze(value))
+        return [(value.pattern, value.flags)]
+    if isinstance(value, types.SimpleNamespace):
+        return sorted(vars(value).items())
+    if kind.__module__ in ("types", "typing"):
+        return [(repr(value), None)]
+    if kind.__module__ in ("builtins", "collections", module):  # others may hold more than their items
+        if isinstance(value, Mapping):
+            return [("", kind), ("", getattr(value, "default_factory", None)), *list(value.items())]
+        if isinstance(value, list | tuple | deque | AbstractSet):
+            items = sorted(value, key=repr) if isinstance(value, AbstractSet) else list(value)
+            return [("", kind), ("", getattr(value, "maxlen", None)), *[("", item) for item in items]]
+    return None
 
 
-def _origin(value: Any) -> str | None:
-    """Where a function, a class or a module comes from; None for any other object."""
-    if isinstance(value, ModuleType):
-        return value.__name__
-    known = FunctionType | BuiltinFunctionType | MethodType | MethodDescriptorType | type
-    return f"{getattr(value, '__module__', '')}:{value.__qualname__}" if isinstance(value, known) else None
-
-
-def _members(cls: type) -> dict[str, Any]:
-    """What a class and its bases in the same file define: methods, constants, and the fields of a pydantic model."""
-    found: dict[str, Any] = {f"base {number}": base for number, base in enumerate(cls.__bases__)}
-    for base in reversed(cls.__mro__):
-        if base.__module__ == cls.__module__:
-            members = {name: _plain(member) for name, member in vars(base).items()}
-            found |= {name: one for name, one in members.items() if callable(one) or not name.startswith("__")}
-    fields = cls.model_fields if issubclass(cls, BaseModel) else {}
-    for name, field in fields.items():
-        rules = [field.annotation, *_parts_of(field.annotation), *field.metadata]
-        functions = [getattr(one, "func", one) for one in rules]
-        parts = [field.default, field.default_factory, *map(_text, rules), *functions]
-        found |= {f"{name} {number}": part for number, part in enumerate(parts)}
-    return found
-
-
-def _parts_of(annotation: Any) -> Iterator[Any]:
-    for part in get_args(annotation):
-        yield part
-        yield from _parts_of(part)
-
-
-def _text(value: Any) -> str:
-    """The text of an annotation or of a rule of pydantic; its class, if another process would have another text."""
-    text = repr(value)
-    return class_name(type(value)) if " at 0x" in text else text
-
-
-def _plain(member: Any) -> Any:
-    """The function behind a class attribute: of a property, a static method or a class method."""
-    if isinstance(member, cached_property):
-        return member.func
-    return getattr(member, "fget", None) or getattr(member, "__func__", member)
-
-
-def _attributes(owner: Any) -> dict[str, Any]:
-    slots = [name for base in type(owner).__mro__ for name in _names(vars(base).get("__slots__", ()))]
-    found = {name: getattr(owner, name) for name in slots if name != "__dict__" and hasattr(owner, name)}
-    return {**found, **getattr(owner, "__dict__", {})}
-
-
-def _names(slots: str | Iterable[str]) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
-
-
-def _cells(fn: FunctionType) -> dict[str, Any]:
-    """The variables of the enclosing function that a function uses; one that has no value yet is left out."""
-    found = {}
-    for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
-        try:
-            found[name] = cell.cell_contents
-        except ValueError:
-            continue
-    return found
-
-
-@lru_cache(2048)
-def _globals(code: CodeType) -> frozenset[str]:
-    found = {
-        instruction.argval for instruction in dis.get_instructions(code) if instruction.opname in _LOADS_OF_GLOBALS
+def _attributes(owner: Any) -> list[tuple[Any, Any]]:
+    """The object of a method: its class and its attributes."""
+    kind = type(owner)
+    if isinstance(owner, type | types.ModuleType) or kind.__module__ in ("builtins", "collections"):
+        return [("", owner)]
+    slots = {
+        name for base in kind.__mro__ for name, one in vars(base).items() if isinstance(one, types.MemberDescriptorType)
     }
-    return frozenset(found).union(
-        *[_globals(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
-    )
+    attributes = {name: getattr(owner, name) for name in slots if hasattr(owner, name)} | getattr(owner, "__dict__", {})
+    return [("", kind), *sorted(attributes.items())]
 
 
-_LOADS_OF_GLOBALS = ("LOAD_GLOBAL", "LOAD_NAME")
+def _members(cls: type) -> Iterator[tuple[str, Any]]:
+    """The classes that a class names for its fields, its functions, for what they name, and constants of the class."""
+    yield from (("", named) for named in classes_in([cls]) if named is not cls)
+    for name, member in sorted(vars(cls).items()):
+        for one in (member, *[getattr(member, part, None) for part in ("__func__", "fget", "func", "__wrapped__")]):
+            if isinstance(one, types.FunctionType):
+                if one.__code__.co_filename != "<string>" or _code(cls)[0] is None:  # else `dataclass` made it
+                    yield name, one
+            elif one is member and not name.startswith("__") and type(one) in (*_ATOMS, list, tuple, dict, set):
+                yield name, one
 
 
 @lru_cache(2048)
-def _code(code: CodeType) -> list[Any]:
-    """Describe bytecode, without the file and the lines that it came from."""
-    return [
-        code.co_name,
-        code.co_code.hex(),
-        code.co_exceptiontable.hex(),
-        [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags],
-        [code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars],
-        [_constant(constant) for constant in code.co_consts],
+def _code(source: Any) -> list[Any]:
+    """The source text of a function or class, and what it was compiled to.
+
+    The text is that of the file now, which may be a later one than the code that runs; it is the same for two lambdas
+    of one line, and code without a file has none.
+    """
+    text = None
+    with suppress(OSError, TypeError, SyntaxError, TokenError):
+        text = dedent(source_of(source))
+    if isinstance(source, type):
+        return [text]
+    constants = [
+        _code(one)
+        if isinstance(one, types.CodeType)
+        else sorted(map(repr, one))
+        if type(one) is frozenset
+        else repr(one)
+        for one in source.co_consts
     ]
-
-
-def _constant(constant: Any) -> Any:
-    if isinstance(constant, CodeType):
-        return ["code", _code(constant)]
-    if isinstance(constant, tuple):
-        return ["tuple", [_constant(part) for part in constant]]
-    if isinstance(constant, frozenset):  # its order differs between processes
-        return ["frozenset", sorted([_constant(part) for part in constant], key=json.dumps)]
-    return [type(constant).__name__, repr(constant)]
+    names = source.co_names, source.co_varnames, source.co_freevars
+    return [text, source.co_code.hex(), source.co_exceptiontable.hex(), names, constants]

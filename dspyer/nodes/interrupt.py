@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import chain
 from string import Formatter
+from types import NoneType
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 from pydantic import ValidationError
@@ -15,11 +17,12 @@ from dspyer.errors import NodeOutputError, brief
 from dspyer.nodes.answer_types import NO_ANSWER, schema_of, type_name
 from dspyer.nodes.attempt import RESERVED_KEYS
 from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
-from dspyer.nodes.callables import read_signature
+from dspyer.nodes.callables import members, read_signature
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.sync_async import is_async
+from dspyer.schema.type_fit import misfit, shown_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,41 +197,33 @@ def _answer_problems(asked: InterruptOptions, options: NodeOptions) -> Iterator[
     elif not schema.accepts_any_key and into not in schema.fields:
         yield f"{options.who}: into={into!r} {unknown_field_text(into, schema)}"
     elif not schema.accepts_any_key:
-        reason = _never_fits(asked.answer, into, options)
+        reason = misfit(schema, into, asked.answer) or _never_fits(asked.answer, into, options)
         if reason:
-            yield f"{options.who}: no answer of type {type_name(asked.answer)} fits into {into!r}: {reason}"
+            yield f"{options.who}: its answer {reason}: ask for that type, or declare the field for the answer"
 
 
 def _never_fits(answer: Any, into: str, options: NodeOptions) -> str:
-    """Why a field accepts no answer of a type, as far as samples show it; empty if it may accept some."""
+    """Why a field accepts none of the values of a type that has few, like `bool`; empty if it may accept some."""
     field = options.schema.fields[into]
-    check = field.validate_update if field.reducer is not None else None
-    if field.reads_other_fields or (field.reducer is not None and check is None):
+    values = [_values(kind) for kind in members(answer)]
+    unknown = field.reads_other_fields or (field.reducer is not None and field.validate_update is None)
+    if unknown or not all(values):
         return ""
-    samples, all_of_them = _samples(answer)
-    # Of a type with few values each sample must be refused for its value; of `str`, another text may be accepted.
-    certain = ("_type", "literal_error", "enum") if all_of_them else ("_type",)
-    reasons = []
-    for sample in samples:
+    for value in chain.from_iterable(values):
         try:
-            check(sample) if check is not None else field.validate(sample, {})
-        except ValidationError as refusal:
-            problems = refusal.errors(include_url=False, include_context=False, include_input=False)
-            if not all(problem["type"].endswith(certain) for problem in problems):
-                return ""
-            reasons.append(problems[0]["msg"])
-        except Exception:  # noqa: BLE001 - a validator of the user's may raise anything for this sample
+            field.validate(value, {}) if field.validate_update is None else field.validate_update(value)
+        except ValidationError:
+            continue
+        except Exception:  # noqa: BLE001 - a validator of the user's may raise anything
             return ""
-        else:
-            return ""
-    return reasons[0] if reasons else ""
+        return ""
+    return f"is {type_name(answer)}, and field {into!r} takes {shown_type(field.annotation)}"
 
 
-def _samples(answer: Any) -> tuple[tuple[Any, ...], bool]:
-    """Values of a type, and whether these are all; of a type with many values, one that fits no other type."""
-    if get_origin(answer) is Literal:
-        return get_args(answer), True
-    if isinstance(answer, type) and issubclass(answer, Enum):
-        return tuple(answer), True
-    known: dict[Any, tuple[Any, ...]] = {bool: (True, False), int: (7,), float: (7.5,), str: ("text",)}
-    return known.get(answer, ()), answer is bool
+def _values(kind: Any) -> tuple[Any, ...]:
+    """All values of a type that has few; none for another one."""
+    if get_origin(kind) is Literal:
+        return get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return tuple(kind)
+    return {bool: (True, False), NoneType: (None,)}.get(kind, ())

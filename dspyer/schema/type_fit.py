@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, get_args, get_origin
+from uuid import UUID
 
 from pydantic import BaseModel, RootModel, ValidationError
 from typing_extensions import is_typeddict
@@ -24,12 +27,14 @@ from dspyer.schema.schema import Schema
 LISTS = ("list", "tuple", "set", "frozenset")
 NUMBERS = ("int", "float", "bool")
 MAPPINGS = ("dict", "model")
+SCALARS = (date, time, timedelta, Decimal, UUID)  # of which pydantic makes no text
 NEVER: Mapping[str, tuple[str, ...]] = {
     "str": (*NUMBERS, *LISTS, *MAPPINGS),
     **dict.fromkeys(NUMBERS, ("str", *LISTS, *MAPPINGS)),
     **dict.fromkeys(LISTS, ("str", *NUMBERS, *MAPPINGS)),
     "dict": ("str", *NUMBERS, *LISTS),
-    "model": ("str", *NUMBERS),  # a model is iterable, and pydantic makes lists of what is
+    "model": ("str", *NUMBERS, "dict"),  # a model is iterable, and pydantic makes lists of what is
+    "scalar": ("str", *LISTS, *MAPPINGS),
     "NoneType": ("str", *NUMBERS, *LISTS, *MAPPINGS),
 }
 """By the kind of the given type, the kinds that never accept it."""
@@ -79,6 +84,8 @@ def _kind(annotation: Any, wanted: bool = False) -> str:
         return ""
     if issubclass(origin, BaseModel):
         return "model" if not wanted or _is_plain_model(origin) else ""
+    if not wanted and (is_dataclass(origin) or issubclass(origin, SCALARS)):
+        return "model" if is_dataclass(origin) else "scalar"
     known = (bool, str, int, float, list, tuple, set, frozenset, dict)
     found = [cls for cls in known if (origin is cls if wanted else issubclass(origin, cls))]
     return found[0].__name__ if found else ""

@@ -138,19 +138,16 @@ class GraphCompatibility:
 
         A pair that renamed nodes of this run before renames nothing more: the call may come again.
         """
-        done = last.run.header.get("names", {})
-        names = {old: new for old, new in names.items() if done.get(old) != new}
+        names = {old: new for old, new in names.items() if last.run.header.get("names", {}).get(old) != new}
         made_by = self._made_by(last) if self.changed(last) else self.fingerprint
-        sides = [("is no node of this graph", names.values(), list(self.graph.nodes))]
-        if made_by is not None:  # else nothing is known of the graph that made the run
-            sides.insert(0, ("is no node of the graph that made the open run", names, list(made_by.facts["nodes"])))
-        for reason, given, known in sides:
-            for name in given:
-                if name not in known:
-                    raise ThreadError(
-                        f"allow_changed_graph={dict(names)}: {name!r} {reason}.{suggestion(name, known)} Its nodes are "
-                        f"{list_names(known)}; the mapping is {{'old name': 'new name'}}. Nothing was called"
-                    )
+        before = names if made_by is None else made_by.facts["nodes"]
+        wrong = [(old, "of the graph that made the open run", before) for old in names if old not in before]
+        wrong += [(new, "of this graph", self.graph.nodes) for new in names.values() if new not in self.graph.nodes]
+        for name, where, known in wrong:
+            raise ThreadError(
+                f"allow_changed_graph={dict(names)}: {name!r} is no node {where}.{suggestion(name, known)} Its nodes are "
+                f"{list_names(known)}; the mapping is {{'old name': 'new name'}}. Nothing was called"
+            )
 
     def explained(self, error: ChangedGraphError, last: RunRows) -> ChangedGraphError:
         """The error of a replay that does not fit the graph, with all that has changed since the run was made."""

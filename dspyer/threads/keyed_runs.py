@@ -65,7 +65,7 @@ class RunKey(NamedTuple):
         check_inputs_by_name(graph, inputs)
         check_inputs(graph, inputs, graph.required)  # what is missing may be kept from the run before
         try:
-            given = _digest(_text(_comparable(freeze(dict(inputs)))))
+            given = _digest(_comparable(freeze(dict(inputs))))
         except StateError as error:
             raise InputError(
                 f"key={key!r}: a later delivery is compared with this one by the digest of the inputs, and these have "
@@ -80,12 +80,11 @@ class RunKey(NamedTuple):
             return cls(key, (given,), error)
         default = schema.initial_state({})
         lasting = graph.keep or ()  # without it, a field has the value of the run before: that is no default
-        values = {
-            name: value
-            for name, value in ((name, _comparable(read.raw(name))) for name in inputs if name in read)
-            if name in lasting or name not in default or value != _comparable(default.raw(name))
-        }
-        return cls(key, (given, _digest(_text(values))))
+        values = {name: _comparable(read.raw(name)) for name in inputs if name in read}
+        same = [name for name in values if name in default and values[name] == _comparable(default.raw(name))]
+        return cls(
+            key, (given, _digest({name: values[name] for name in values if name in lasting or name not in same}))
+        )
 
 
 class KeyedRuns:
@@ -158,7 +157,7 @@ class KeyedRuns:
         return salt
 
     def _id_of(self, key: RunKey, salt: str, number: int = 0) -> str:
-        return _digest(json.dumps([self._thread, key.text, salt, number]))
+        return _digest([self._thread, key.text, salt, number])
 
     def _find(self, key: RunKey, row: ThreadRow, salt: str) -> tuple[RunRow | None, str]:
         """The run of a key; or None, and the id that its run will have.
@@ -263,10 +262,6 @@ def _plain(encoded: Any) -> Any:
     return found
 
 
-def _text(plain: Any) -> str:
-    return json.dumps(plain, sort_keys=True)
-
-
-def _digest(text: str) -> str:
-    """The digest of some JSON, which is ASCII whatever texts it holds."""
-    return blake2b(text.encode(), digest_size=16).hexdigest()
+def _digest(plain: Any) -> str:
+    """The digest of plain JSON, which is ASCII whatever texts it holds."""
+    return blake2b(json.dumps(plain, sort_keys=True).encode(), digest_size=16).hexdigest()

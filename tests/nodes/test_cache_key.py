@@ -7,14 +7,17 @@ import enum
 import functools
 import itertools
 import json
+import linecache
 import math
 import os
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
@@ -258,10 +261,16 @@ def test_an_object_that_the_key_cannot_know_needs_a_version(hold: Callable[[Any]
     assert first == plan_of(hold(Client()), cache=Cache(version="1"))
 
 
-def compiled(text: str, name: str = "fn", module: str = "somewhere", skip: int = 0) -> Any:
-    """A function of a source text, as if it were in a file of its own."""
-    namespace: dict[str, Any] = {"__name__": module}
-    exec(compile("\n" * skip + textwrap.dedent(text), f"{module}.py", "exec", dont_inherit=True), namespace)
+def compiled(text: str, name: str = "fn", module: str = "somewhere", skip: int = 0, file: bool = True) -> Any:
+    """A function of a file of its own, or of no file."""
+    source = "\n" * skip + textwrap.dedent(text)
+    path = f"/no/{module}{blake2b(source.encode()).hexdigest() if file else None}.py"
+    if file:  # where `inspect` finds it
+        linecache.cache[path] = len(source), None, source.splitlines(keepends=True), path
+    sys.modules[module] = types.ModuleType(module)
+    namespace = vars(sys.modules[module])
+    namespace["__file__"] = path
+    exec(compile(source, path, "exec", dont_inherit=True), namespace)
     return namespace[name]
 
 
@@ -273,7 +282,7 @@ BASE = """
     LIMIT = 3
     RATE = decimal.Decimal("0.19")
     clean = str.strip
-    CLIENT = object()
+    EMPTY = object()
     WORDS = ("the", "a")
     NAMES = {"low": ["ebb"]}
     PATTERN = re.compile("x+")
@@ -297,7 +306,7 @@ BASE = """
     class Held:
         LIMIT = 30
 
-    STEPS = [middle, lambda value: value + 5, CLIENT]
+    STEPS = [middle, lambda value: value + 5, EMPTY]
     STEPS.append(STEPS)
     STEPS.append(STEPS)
 
@@ -326,7 +335,7 @@ BASE = """
         '''Text.'''
         slow, fast, WORDS, NAMES, PATTERN, NOW, Reader().read(), Page(), RATE, STEPS, Record, clean, form, middle
         for part in helper(value):
-            print(part, "a", 1, CLIENT)
+            print(part, "a", 1, EMPTY)
         return {"found": sorted([x for x in (1, 2) if x in {"p", "q", "r"}], key=lambda x: -x)}
 """
 
@@ -378,9 +387,11 @@ def test_a_changed_function_has_another_key(old: str, new: str) -> None:
 def test_a_moved_function_has_its_key() -> None:
     base = plan_of(compiled(BASE))
     assert plan_of(compiled(BASE, skip=7)) == base
-    assert plan_of(compiled(BASE.replace("CLIENT = object()", "CLIENT = iter(())"))) == base
-    assert plan_of(compiled(BASE.replace("for part", "# why\n        for part"))) == base
     assert plan_of(compiled(BASE, module="elsewhere")) != base
+    no_text = BASE.replace("pydantic.BaseModel", "object")
+    assert plan_of(compiled(no_text, file=False)) == plan_of(compiled(no_text, file=False, skip=7)) != base
+    with pytest.raises(GraphError, match=r"'Page' \(a model without source text.*Cache\(version="):
+        plan_of(compiled(BASE, file=False))
 
 
 def test_a_method_of_the_class_that_is_used_counts() -> None:

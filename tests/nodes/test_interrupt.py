@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
+from datetime import date
 from enum import Enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, BeforeValidator, Field, create_model
 
-from dspyer import END, START, CompiledGraph, Context, Graph, ImmutableState, Send
+from dspyer import END, START, CompiledGraph, Context, Graph, ImmutableState, Send, reducers
 from dspyer.errors import GraphError, InputError, NodeOutputError, UnsetFieldError
 from dspyer.testing import call_node
 from tests.runtime.conftest import Play, play
@@ -77,7 +79,6 @@ ANSWERS: dict[str, tuple[Any, str, Any, Any]] = {
     "literal": (Literal["warm", "cold"], "tone", "cold", "cold"),
     "mapping, as a whole": (dict[str, int], "table", {"b": 2}, {"b": 2}),
     "some fit": (Literal["warm", "odd"], "tone", "warm", "warm"),
-    "text that may be a number": (str, "price", "3.5", 3.5),
     "a number that may be large enough": (int, "count", 200, 200),
 }
 
@@ -152,6 +153,23 @@ async def later() -> str:
     return "?"
 
 
+class Colour(Enum):
+    RED = "red"
+
+
+class Bill(BaseModel):
+    amount: float
+
+
+def as_price(bill: Bill) -> str:
+    return f"{bill.amount:.2f}"
+
+
+@dataclass
+class Place:
+    town: str
+
+
 PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
     "unknown field": ({"question": "{drift}?"}, "{drift} in its question is no field of the state"),
     "near miss": ({"question": "{drift}?"}, "Did you mean 'draft'?"),
@@ -169,14 +187,44 @@ PROBLEMS: dict[str, tuple[dict[str, Any], str]] = {
     "nothing into": ({"question": "?", "answer": None}, "it takes no answer that into='approved' could get"),
     "no type": ({"question": "?", "answer": 3}, "answer=3 is no type of answers"),
     "a function": ({"question": "?", "answer": shout}, "is no type of answers (a function)"),
-    "yes into text": ({"question": "?", "into": "draft"}, "no answer of type bool fits into 'draft'"),
-    "number into text": ({"question": "?", "answer": int, "into": "note"}, "no answer of type int fits into 'note'"),
-    "text into a list": ({"question": "?", "answer": str, "into": "parts"}, "no answer of type str fits into 'parts'"),
-    "none of a literal": (
-        {"question": "?", "answer": Literal["odd"], "into": "tone"},
-        "no answer of type Literal['odd'] fits into 'tone'",
+}
+TO = "its answer is {}, and field 'said' takes {}"
+MISFITS: dict[str, tuple[Any, Any, str]] = {  # what is asked, and the field
+    "yes into text": (bool, str, TO.format("bool", "str")),
+    "number into text": (int, str | None, TO.format("int", "str | None")),
+    "text into a number": (str, int, TO.format("str", "int")),
+    "text into a list": (str, list[str], TO.format("str", "list[str]")),
+    "list into text": (list[str], str | int, TO.format("list[str]", "str | int")),
+    "model into a dict": (Bill, dict, TO.format("Bill", "dict")),
+    "model into a mapping of any": (Bill | None, dict[str, Any], "'said' takes dict[str, "),
+    "models into dicts": (list[Bill], list[dict[str, Any]], "'said' takes list[dict["),
+    "model into text": (Bill, str, TO.format("Bill", "str")),
+    "record into a dict": (Place, dict, TO.format("Place", "dict")),
+    "date into text": (date, str, TO.format("date", "str")),
+    "none of a literal": (Literal["odd"], Literal["even"], TO.format("Literal['odd']", "Literal['even']")),
+    "none of an enum": (Colour | None, Literal["x", "y"], TO.format("Colour | NoneType", "Literal['x', 'y']")),
+    "yes into a literal": (bool, Literal["yes", "no"], TO.format("bool", "Literal['yes', 'no']")),
+    "a list where items are added": (
+        list[str],
+        Annotated[list[str], reducers.append],
+        "its answer is list[str], and field 'said' takes by its reducer 'append' str",
+    ),
+    "a model where dicts are added": (
+        Bill,
+        Annotated[list[dict[str, Any]], reducers.append],
+        "its answer is Bill, and field 'said' takes by its reducer 'append' dict[str, ",
     ),
 }
+
+
+@pytest.mark.parametrize(("answer", "field", "text"), MISFITS.values(), ids=MISFITS)
+def test_a_question_whose_answer_its_field_refuses_is_not_built(answer: Any, field: Any, text: str) -> None:
+    graph = Graph(create_model("Asked", said=(field, ...)), inputs=["said"])
+    graph.add_interrupt("ask", question="?", answer=answer, into="said").add_path(START, "ask", END)
+    with pytest.raises(GraphError) as caught:
+        graph.compile()
+    assert "node 'ask'" in str(caught.value)
+    assert text in str(caught.value)
 
 
 @pytest.mark.parametrize(("options", "text"), PROBLEMS.values(), ids=PROBLEMS)
@@ -187,10 +235,6 @@ def test_wrong_options_are_refused_when_the_graph_is_built(options: dict[str, An
     assert text in str(caught.value)
 
 
-class Colour(Enum):
-    RED = "red"
-
-
 @pytest.mark.parametrize(
     ("wanted", "answer", "given", "found"),
     [
@@ -198,15 +242,25 @@ class Colour(Enum):
         (Literal["yes"] | None, str, "yes", "yes"),
         (Literal[1, 2], int, 2, 2),
         (Colour, str, "red", Colour.RED),
-        (int, str, "5", 5),
+        (float, int, 5, 5.0),
         (bool, int, 1, True),
+        (Bill, Bill, {"amount": 1}, Bill(amount=1)),
+        (Bill, dict[str, float], {"amount": 1}, Bill(amount=1)),
+        (dict[str, Any] | Bill, Bill, {"amount": 1}, Bill(amount=1)),
+        (str, str | None, "x", "x"),
+        (list[str], tuple[str, ...], ["x"], ["x"]),
+        (Annotated[list[str], reducers.append], str, "x", ["x"]),
+        (Annotated[dict[str, Any], reducers.update], dict[str, int], {"x": 1}, {"x": 1}),
+        pytest.param(Annotated[str, BeforeValidator(as_price)], Bill, {"amount": 1}, "1.00", id="a validator"),
     ],
     ids=str,
 )
 def test_an_answer_that_may_be_one_of_the_values_of_a_field_is_built(
     wanted: Any, answer: Any, given: Any, found: Any
 ) -> None:
-    graph = Graph(create_model("Asked", said=(wanted | None, None)))
+    empty = {list: [], dict: {}}.get(get_origin(get_args(wanted)[0]) if get_origin(wanted) is Annotated else None)
+    schema = create_model("Asked", said=(wanted, empty) if empty is not None else (wanted | None, None))
+    graph = Graph(schema)
     graph.add_interrupt("ask", question="?", answer=answer, into="said").add_path(START, "ask", END)
     thread = graph.compile(store=":memory:").thread("t")
     thread.run({})

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import dspy
 import pytest
@@ -30,6 +34,11 @@ from .kit import MODES
 
 
 class Point(BaseModel):
+    x: int = 0
+
+
+@dataclass
+class Record:
     x: int = 0
 
 
@@ -63,6 +72,10 @@ MISFITS: list[tuple[Any, Any]] = [
     (dict[str, str], list[str]),
     (dict[str, str], dict[str, int]),
     (Point, str),
+    (Point, dict[str, Any]),
+    (Record, dict),
+    (Decimal, str),
+    (list[date], list[str]),
     (str | None, list[str]),
     (str | None, int),
     (str, list[str] | dict[str, str]),
@@ -91,8 +104,10 @@ FITS: list[tuple[Any, Any]] = [
     (dict[str, Any], Point),
     (dict[str, Any], Row),
     (Row, dict[str, int]),
-    (Point, dict[str, Any]),
     (Point, Point),
+    (Record, Point),
+    (date, date),
+    (date, int),
     (Point, list[Any]),
     (str, Open),
     (str, Annotated[int, BeforeValidator(int)]),
@@ -123,7 +138,16 @@ SAMPLES: dict[str, list[Any]] = {
     "set": [set(), {"a"}],
     "frozenset": [frozenset(), frozenset("a")],
     "dict": [{}, {"x": 1}],
-    "model": [Point()],
+    "model": [Point(), Record()],
+    "scalar": [
+        date(2026, 1, 1),
+        datetime(2026, 1, 1, tzinfo=UTC),
+        time(),
+        timedelta(1),
+        Decimal(1),
+        UUID(int=1),
+        Path("a"),
+    ],
     "NoneType": [None],
 }
 KINDS: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from dspyer.optimize.cached_calls import cached_lm
 from dspyer.optimize.field_functions import FieldJudge
 from dspyer.testing import ScriptedLM
 from tests.runtime.cached import warnings_of
+from tests.runtime.calls import CALLS, count_call
 
 
 def numbered(count: int = 9, **settings: Any) -> ScriptedLM:
@@ -141,16 +141,14 @@ def test_a_folder_that_fails_later_costs_requests_and_raises_nothing(
 
 # --- results of field metrics
 
-JUDGED: Counter[str] = Counter()
-
 
 def close(example: Any, answer: str) -> Any:
-    JUDGED[answer] += 1
+    count_call(answer)
     return dspy.Prediction(score=0.5, feedback=f"{answer} is near") if answer == "near" else answer == example.answer
 
 
 def in_state(example: Any, answer: str, state: Any) -> Any:
-    JUDGED[answer] += 1
+    count_call(answer)
     return None if state["draft"] == "?" else answer in example.answer
 
 
@@ -163,7 +161,7 @@ def judged(metric: Any, answer: str = "Paris", example: Any = EXAMPLE, **state: 
 
 @pytest.fixture(autouse=True)
 def count_anew() -> None:
-    JUDGED.clear()
+    CALLS.clear()
 
 
 @pytest.mark.parametrize("answer", ["Paris", "near", "far"])
@@ -173,11 +171,11 @@ def test_a_metric_is_called_once_for_equal_values(tmp_path: Path, answer: str) -
     with optimize.cache(tmp_path):
         inside = [judged(close, answer), judged(close, answer, copy.deepcopy(EXAMPLE))]
     assert inside == [outside, outside]
-    assert JUDGED[answer] == 2
+    assert CALLS[answer] == 2
 
 
 def other(example: Any, answer: str) -> Any:
-    JUDGED[answer] += 1
+    count_call(answer)
     return answer == example.answer
 
 
@@ -187,13 +185,13 @@ def test_a_result_is_known_by_the_code_the_example_and_the_values(tmp_path: Path
         judged(close)
         judged(other)
         judged(close, example=changed)
-        assert JUDGED["Paris"] == 3
+        assert CALLS["Paris"] == 3
         judged(in_state, draft="a")
         judged(in_state, draft="b")
         judged(in_state, draft="a")
-        assert JUDGED["Paris"] == 5
+        assert CALLS["Paris"] == 5
         assert judged(in_state, draft="?") == judged(in_state, draft="?") == (None, None)
-    assert JUDGED["Paris"] == 6
+    assert CALLS["Paris"] == 6
 
 
 def test_the_settings_of_an_adapter_count(tmp_path: Path) -> None:
@@ -201,7 +199,7 @@ def test_the_settings_of_an_adapter_count(tmp_path: Path) -> None:
         for native in (False, True, False):
             with dspy.context(adapter=dspy.ChatAdapter(use_native_function_calling=native)):
                 judged(close)
-    assert JUDGED["Paris"] == 2
+    assert CALLS["Paris"] == 2
 
 
 class Opaque:
@@ -218,27 +216,27 @@ def test_a_metric_or_an_example_that_could_be_another_is_asked_each_time(
     tool = Opaque()
 
     def with_tool(example: Any, answer: str) -> bool:
-        JUDGED[answer] += 1
+        count_call(answer)
         return not tool.lock.locked() and bool(answer == example.answer)
 
     with optimize.cache(tmp_path):
         assert [judged(with_tool).score for _ in range(2)] == [1.0, 1.0]
         assert [judged(close, example=dspy.Example(answer="Paris", tool=tool)).score for _ in range(2)] == [1.0, 1.0]
-    assert JUDGED["Paris"] == 4
+    assert CALLS["Paris"] == 4
     assert len([one for one in caplog.messages if "are not kept" in one]) == 2
     assert any("tool" in one and "with_tool" in one for one in caplog.messages)
 
 
 def test_an_error_of_a_metric_is_raised_and_not_kept(tmp_path: Path) -> None:
     def broken(example: Any, answer: str) -> bool:
-        JUDGED[answer] += 1
+        count_call(answer)
         raise ZeroDivisionError
 
     with optimize.cache(tmp_path):
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
                 judged(broken)
-    assert JUDGED["Paris"] == 2
+    assert CALLS["Paris"] == 2
 
 
 # --- metrics that ask an LM
@@ -247,7 +245,7 @@ JUDGE = dspy.Predict("fact, answer -> verdict: bool")
 
 
 def by_global_judge(example: Any, answer: str) -> bool:
-    JUDGED[answer] += 1
+    count_call(answer)
     return bool(JUDGE(fact=example.answer, answer=answer).verdict)
 
 
@@ -256,7 +254,7 @@ def judge_in_closure(lm: Any = None, instructions: str = "") -> Any:
     judge.set_lm(lm)
 
     def by_judge(example: Any, answer: str) -> bool:
-        JUDGED[answer] += 1
+        count_call(answer)
         return bool(judge(fact=example.answer, answer=answer).verdict)
 
     return by_judge
@@ -270,23 +268,23 @@ def test_the_verdict_of_an_lm_is_found_again_while_the_judge_is_the_same(
 
     with optimize.cache(tmp_path), dspy.context(lm=yes()):
         for metrics in ([by_global_judge] * 2, [judge_in_closure(), judge_in_closure()]):
-            JUDGED.clear()
+            CALLS.clear()
             assert [judged(metric).score for metric in metrics] == [1.0, 1.0]
-            assert JUDGED["Paris"] == 1
+            assert CALLS["Paris"] == 1
         judged(judge_in_closure(instructions="Be strict."))
-        assert JUDGED["Paris"] == 2
+        assert CALLS["Paris"] == 2
         judged(judge_in_closure(lm=yes()))
-        assert JUDGED["Paris"] == 3
+        assert CALLS["Paris"] == 3
         with dspy.context(lm=yes("another")):
             judged(judge_in_closure())
             judged(by_global_judge)
-        assert JUDGED["Paris"] == 5
+        assert CALLS["Paris"] == 5
         with dspy.context(adapter=dspy.JSONAdapter()):
             judged(judge_in_closure())
-        assert JUDGED["Paris"] == 6
+        assert CALLS["Paris"] == 6
         monkeypatch.setattr(JUDGE, "signature", JUDGE.signature.with_instructions("Be kind."))
         judged(by_global_judge)
-        assert JUDGED["Paris"] == 7
+        assert CALLS["Paris"] == 7
         for _ in range(2):  # it says that each call is to be made
             judged(judge_in_closure(lm=yes().copy(cache=False)))
-        assert JUDGED["Paris"] == 9
+        assert CALLS["Paris"] == 9

@@ -16,7 +16,8 @@ from dspyer.persistence.rows import COMMITS, CommitHeader
 from dspyer.runtime import node_cache
 from dspyer.stores.sqlite import SQLite
 from tests.persistence.processes import end_of, fork
-from tests.runtime.cached import CALLS, GATES, Doc, Gate, Later, Library, library, search, slow, warnings_of
+from tests.runtime.cached import Doc, Later, Library, library, search, slow, warnings_of
+from tests.runtime.calls import CALLS, GATES, Gate, count_call
 from tests.runtime.conftest import PLAYS, Play
 
 EVERYWHERE = pytest.mark.parametrize("play", PLAYS.values(), ids=PLAYS.keys())
@@ -197,7 +198,7 @@ def test_an_entry_of_another_key_is_a_miss(tmp_path: Path) -> None:
 
 
 def explode() -> None:
-    CALLS["exploded"] += 1
+    count_call("exploded")
 
 
 class Bomb:
@@ -218,7 +219,7 @@ def test_a_pickle_in_the_folder_is_never_read(tmp_path: Path) -> None:
 
 
 def big(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
+    count_call(query)
     return {"found": query * 40_000}
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections import Counter
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Failure, Graph, reducers
-
-CALLS: Counter[Any] = Counter()
-"""Calls of the functions below: a global variable is no part of a key, so that two programs may share their results."""
+from tests.runtime.calls import count_call, wait_at_gate
 
 
 class Doc(BaseModel):
@@ -32,7 +28,7 @@ class Library(BaseModel):
 
 
 def search(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
+    count_call(query)
     return {"docs": [Doc(title=query)], "log": f"searched {query}", "count": 1}
 
 
@@ -52,21 +48,9 @@ class Later(BaseModel):
     text: str
 
 
-class Gate:
-    """A node that waits until the test lets it go."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Semaphore(0)
-        self.open = threading.Event()
-
-
-GATES: dict[str, Gate] = {}
-
-
 def slow(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
-    GATES[query].entered.release()
-    assert GATES[query].open.wait(20)
+    count_call(query)
+    wait_at_gate(query)
     if query.startswith("bad"):
         raise ConnectionError("no line")
     return {"found": query}

@@ -19,7 +19,8 @@ from dspyer.clock import fake_clock
 from dspyer.errors import NodeOutputError, NodeTimeoutError
 from dspyer.runtime import node_cache
 from dspyer.testing import Asks, ScriptedLM, no_pauses
-from tests.runtime.cached import CALLS, GATES, Doc, Gate, Later, Library, library, search, slow, warnings_of
+from tests.runtime.cached import Doc, Later, Library, library, search, slow, warnings_of
+from tests.runtime.calls import CALLS, GATES, Gate, count_call, gate_of
 from tests.runtime.conftest import PLAYS, Play
 from tests.runtime.test_drivers import Log, summary, unreached
 from tests.scheduler.test_schedule import Plan, plans
@@ -100,7 +101,7 @@ def test_entries_grow_too_old(tmp_path: Path) -> None:
 
 
 def every_kind(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
+    count_call(query)
     return {
         "docs": Replace([Doc(title="a", tags=["x"])]),
         "found": (1, {2}, b"x", None, 1.0, {"deep": [Doc(title="b")]}),
@@ -110,17 +111,17 @@ def every_kind(query: str) -> dict[str, Any]:
 
 
 def as_model(query: str) -> Library:
-    CALLS[query] += 1
+    count_call(query)
     return Library(docs=[Doc(title=query)], settings={"only": 1})
 
 
 def as_prediction(query: str) -> dspy.Prediction:
-    CALLS[query] += 1
+    count_call(query)
     return dspy.Prediction(docs=[{"title": query}], settings={"one": None})
 
 
 def nothing(query: str) -> None:
-    CALLS[query] += 1
+    count_call(query)
 
 
 @pytest.mark.parametrize("node", [every_kind, as_model, as_prediction, nothing], ids=lambda node: node.__name__)
@@ -137,7 +138,7 @@ def test_any_patch_comes_back_as_it_was(node: Any, tmp_path: Path) -> None:
 
 
 def find(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
+    count_call(query)
     return {"hit": query}
 
 
@@ -158,7 +159,7 @@ class Texts(BaseModel):
 
 
 def number(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
+    count_call(query)
     return {"found": 7}
 
 
@@ -178,15 +179,15 @@ def test_a_hit_is_validated_by_the_schema_of_now(tmp_path: Path, caplog: pytest.
 
 
 def raises_once(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
-    if CALLS[query] == 1:
+    count = count_call(query)
+    if count == 1:
         raise ConnectionError("no line")
-    return {"found": CALLS[query]}
+    return {"found": count}
 
 
 def refused_once(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
-    return {"docs": 7 if CALLS[query] == 1 else []}
+    count = count_call(query)
+    return {"docs": 7 if count == 1 else []}
 
 
 @pytest.mark.parametrize("node", [raises_once, refused_once], ids=lambda node: node.__name__)
@@ -210,12 +211,12 @@ def test_the_retry_loop_is_inside_the_cache(play: Play, tmp_path: Path) -> None:
 
 
 def strange(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
+    count_call(query)
     return {"found": Later(text=query)}
 
 
 def calls_an_lm(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
+    count_call(query)
     return {"found": dspy.settings.answering(question=query).answer}
 
 
@@ -242,8 +243,8 @@ def test_a_result_that_cannot_be_kept_is_committed_and_not_stored(
 
 
 def wrong_then_strange(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
-    return {"docs": 7, "found": 1} if CALLS[query] == 1 else {"docs": [], "found": Later(text=query)}
+    count = count_call(query)
+    return {"docs": 7, "found": 1} if count == 1 else {"docs": [], "found": Later(text=query)}
 
 
 def test_an_attempt_that_is_kept_is_the_one_that_is_committed(play: Play, tmp_path: Path) -> None:
@@ -270,7 +271,7 @@ def test_what_cannot_be_read_gives_the_error_of_the_node(tmp_path: Path) -> None
 
 def test_routers_and_condensers_run_after_a_hit(play: Play, tmp_path: Path) -> None:
     def route(docs: Any) -> Literal["end"]:
-        CALLS["route"] += 1
+        count_call("route")
         return "end"
 
     condense = {"log": dspy.Predict("entry -> short")}
@@ -301,7 +302,7 @@ def test_items_of_a_send_have_keys_of_their_own(play: Play, tmp_path: Path) -> N
 
 def test_views_and_run_values_are_read(play: Play, tmp_path: Path) -> None:
     def last(recent: list[str], visit: int) -> dict[str, Any]:
-        CALLS[tuple(recent), visit] += 1
+        count_call((tuple(recent), visit))
         return {"log": f"{visit}: {recent[-1]}"}
 
     reads: Any = {"recent": view("log").last(1), "visit": "run.last.calls"}
@@ -320,7 +321,7 @@ def test_views_and_run_values_are_read(play: Play, tmp_path: Path) -> None:
 
 
 def measure(doc: str) -> dict[str, int]:
-    CALLS[doc] += 1
+    count_call(doc)
     return {"size": len(doc)}
 
 
@@ -340,7 +341,7 @@ def pure(name: str, write: int) -> Any:
     """A node of a random graph: what it writes depends on `count` alone, which differs between its visits."""
 
     def work(count: int) -> dict[str, Any]:
-        CALLS[name, count] += 1
+        count_call((name, count))
         if count % 7 == 6 and write % 4 == 1:
             raise ConnectionError(f"{name} has no line")
         return {"log": [f"{name} at {count}"], "count": 1, **({"value": [write, count]} if write % 3 else {})}
@@ -395,9 +396,9 @@ def test_random_programs_have_the_same_runs_with_a_cache(plan: Plan) -> None:
 
 
 async def aslow(query: str) -> dict[str, Any]:
-    CALLS[query] += 1
-    GATES[query].entered.release()
-    await until(GATES[query].open.is_set)
+    count_call(query)
+    gate_of(query).entered.release()
+    await until(gate_of(query).open.is_set)
     return {"found": query}
 
 
@@ -552,13 +553,13 @@ def test_a_timeout_is_inside_the_retry_loop_and_that_inside_the_cache(
     play: Play, tmp_path: Path, time_is_over: TimeIsOver
 ) -> None:
     async def late(query: str) -> dict[str, Any]:
-        CALLS[query] += 1
-        if CALLS[query] == 1:
+        count = count_call(query)
+        if count == 1:
             time_is_over()
             await asyncio.Event().wait()
-        return {"found": CALLS[query]}
+        return {"found": count}
 
-    program = library(late, ["found"], timeout=0.5, retry=2).compile(cache_dir=tmp_path)
+    program = library(late, ["found"], cache=Cache(version="1"), timeout=0.5, retry=2).compile(cache_dir=tmp_path)
     with no_pauses():
         runs = [play(program, {"query": "tides"}) for _ in range(2)]
     assert [(run.state["found"], run.commits[-1].cached) for run in runs] == [(2, False), (2, True)]
