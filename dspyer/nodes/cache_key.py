@@ -174,7 +174,7 @@ def _elsewhere(value: Any, module: str) -> tuple[str, str] | None:
     if isinstance(value, types.ModuleType):
         return value.__name__, ""
     home, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
-    known = bool(name)
+    known = bool(name) and type(value).__module__ not in ("types", "typing")  # `list[int]` has the name of `list`
     if isinstance(value, types.FunctionType | types.MethodType | types.BuiltinMethodType):
         known = getattr(sys.modules.get(home), name, None) is value
     return (home, name) if known and home != module else None

@@ -143,10 +143,11 @@ class GraphCompatibility:
         before = names if made_by is None else made_by.facts["nodes"]
         wrong = [(old, "of the graph that made the open run", before) for old in names if old not in before]
         wrong += [(new, "of this graph", self.graph.nodes) for new in names.values() if new not in self.graph.nodes]
-        for name, where, known in wrong:
+        if wrong:
+            name, where, known = wrong[0]
             raise ThreadError(
-                f"allow_changed_graph={dict(names)}: {name!r} is no node {where}.{suggestion(name, known)} Its nodes are "
-                f"{list_names(known)}; the mapping is {{'old name': 'new name'}}. Nothing was called"
+                f"allow_changed_graph={dict(names)}: {name!r} is no node {where}.{suggestion(name, known)} Its nodes "
+                f"are {list_names(known)}; the mapping is {{'old name': 'new name'}}. Nothing was called"
             )
 
     def explained(self, error: ChangedGraphError, last: RunRows) -> ChangedGraphError:

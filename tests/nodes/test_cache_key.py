@@ -394,6 +394,128 @@ def test_a_moved_function_has_its_key() -> None:
         plan_of(compiled(BASE, file=False))
 
 
+NAMED = """
+    import array, collections, dataclasses, enum, logging, threading, types, typing
+    from contextvars import ContextVar
+    from pydantic import BaseModel
+    from dspyer import DELETE
+    from tests.nodes.test_cache_key import Doc, takes_index
+
+    class Kind(enum.Enum):
+        A = 1
+        B = 2
+
+    @dataclasses.dataclass
+    class Part:
+        size: int
+        def twice(self):
+            return self.size * 2
+
+    class Limits(BaseModel):
+        most: int
+
+    class Pair(typing.NamedTuple):
+        first: int
+
+    class Plain:
+        def __init__(self, size):
+            self.size = size
+
+    VALUE = {}
+
+    def fn(value):
+        return {"found": [VALUE, takes_index]}
+"""
+
+
+def naming(value: str) -> Any:
+    return compiled(NAMED.replace("{}", value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "1",
+        "collections.OrderedDict(a=1)",
+        "collections.defaultdict(int, a=1)",
+        "collections.Counter(a=1)",
+        "collections.ChainMap({'a': 1}, {})",
+        "collections.deque([1])",
+        "collections.deque([7], maxlen=1)",
+        "collections.deque(['a', collections.deque([{'b': 1}])])",
+        "types.SimpleNamespace(a=types.SimpleNamespace(b=[1]))",
+        "types.MappingProxyType({'a': 1})",
+        "{Kind.A: 'x', Kind.B: {1, 2}}",
+        "frozenset({('a', 1), ('b', 2)})",
+        "Part(1)",
+        "[Part(1), Part(2)]",
+        "Limits(most=1)",
+        "Pair(1)",
+        "Doc(text='1')",
+        "Kind(1)",
+        "typing.Literal['1', '2']",
+        "(lambda size: size + 1)",
+        "[lambda size: size, lambda size: size + 1]",
+    ],
+)
+def test_a_constant_that_the_function_names_is_in_the_key(value: str) -> None:
+    base = plan_of(naming(value))
+    assert plan_of(naming(value)) == base
+    assert plan_of(naming(value.replace("1", "3", 1) if value != "Kind(1)" else "Kind(2)")) != base
+
+
+def test_kinds_of_equal_collections_have_different_keys() -> None:
+    kinds = ["{}({{'a': 1}})".format(f"collections.{kind}") for kind in ("OrderedDict", "Counter", "ChainMap")]
+    values = [
+        "{'a': 1}",
+        *kinds,
+        "collections.defaultdict(int, a=1)",
+        "collections.defaultdict(str, a=1)",
+        "[1]",
+        "(1,)",
+    ]
+    assert len({plan_of(naming(value)) for value in values}) == len(values)
+
+
+@pytest.mark.parametrize(
+    "value", ["Plain(1)", "[Plain(1)]", "{'a': Plain(1)}", "ContextVar('a')", "array.array('i', [1])"]
+)
+def test_an_object_that_the_function_names_needs_a_version(value: str) -> None:
+    """Its state may change where its text does not: an equal key would give a result of before."""
+    with pytest.raises(GraphError, match=r"cannot tell one object from another for '.*' \(an? \w+\).*version="):
+        plan_of(naming(value))
+    assert plan_of(naming(value), cache=Cache(version="1")) == plan_of(naming(value), cache=Cache(version="1"))
+
+
+@pytest.mark.parametrize(
+    "value", ["object()", "DELETE", "logging.getLogger('a')", "threading.Lock()", "threading.RLock()"]
+)
+def test_an_object_that_decides_nothing_needs_no_version(value: str) -> None:
+    assert plan_of(naming(value)) == plan_of(naming(value))
+
+
+def test_what_a_class_is_counts_for_its_objects() -> None:
+    base = plan_of(naming("Part(1)"))
+    for old, new in [("self.size * 2", "self.size * 3"), ("most: int", "most: float")]:
+        changed = compiled(NAMED.replace("{}", "Part(1)").replace(old, new))
+        assert (plan_of(changed) == base) is (old == "most: int"), "a class that nothing names is no part of it"
+
+
+def test_the_file_may_be_edited_while_its_code_runs() -> None:
+    """The text is that of the file now; the code that runs is another one than that of the next process."""
+    text = "def fn(value): return {'found': 1}"
+    running = compiled(text)
+    path = running.__code__.co_filename
+    edited = text.replace("1", "2")
+    linecache.cache[path] = len(edited), None, [edited], path
+    assert plan_of(running) != plan_of(compiled(edited))
+
+
+def test_two_lambdas_of_one_line_have_different_keys() -> None:
+    first, second = (lambda value: {"found": 1}), (lambda value: {"found": 2})
+    assert plan_of(first, writes=["found"]) != plan_of(second, writes=["found"])
+
+
 def test_a_method_of_the_class_that_is_used_counts() -> None:
     text = """
         class Tool:

@@ -146,7 +146,6 @@ SAMPLES: dict[str, list[Any]] = {
         timedelta(1),
         Decimal(1),
         UUID(int=1),
-        Path("a"),
     ],
     "NoneType": [None],
 }
