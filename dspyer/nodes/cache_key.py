@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from hashlib import blake2b
-from inspect import getattr_static
 from re import Pattern
 from textwrap import dedent
 from tokenize import TokenError
@@ -182,7 +181,7 @@ def _elsewhere(value: Any, module: str) -> tuple[str, str] | None:
 
 def _parts(value: Any, module: str) -> list[tuple[Any, Any]] | None:
     """What a function, class or container is made of; None for what counts as a whole."""
-    kind, call = type(value), own_call(value)
+    kind = type(value)
     if isinstance(value, partial):
         return [("", value.func), *enumerate(value.args), *value.keywords.items()]
     if isinstance(value, types.MethodType | types.BuiltinMethodType):
@@ -192,10 +191,10 @@ def _parts(value: Any, module: str) -> list[tuple[Any, Any]] | None:
         return [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items(), *sorted(used)]
     if isinstance(value, type):
         return [*enumerate(value.__bases__), *_members(value)]
-    if isinstance(call, types.FunctionType):
+    if callable(value) and isinstance(call := own_call(value), types.FunctionType):
         return [("", call), *_attributes(value)]
-    if (wrapped := getattr_static(value, "__wrapped__", None)) is not None:  # of `functools.lru_cache`
-        return [("", wrapped)]
+    if callable(value) and hasattr(value, "__wrapped__"):  # of `functools.lru_cache`
+        return [("", value.__wrapped__)]
     if isinstance(value, Pattern):
         return [(value.pattern, value.flags)]
     if isinstance(value, types.SimpleNamespace):
