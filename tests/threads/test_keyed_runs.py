@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Annotated, Any
-from uuid import uuid4
-from zoneinfo import ZoneInfo
+from typing import Any
 
 import pytest
-from pydantic import BaseModel, Field, field_validator
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Run, reducers
+from dspyer import END, START, CompiledGraph, Context, Graph, Run
 from dspyer.errors import (
     ChangedGraphError,
     ConcurrentRunError,
@@ -280,126 +276,6 @@ def test_the_option_to_abandon_does_not_abandon_the_run_of_the_key(store: Store)
     t.run({"n": 1}, key="a", abandon=True)
     assert t.run({"n": 1}, key="a", abandon=True).status == "completed"
     assert flaky.calls == ["first", "second", "second"]
-
-
-@pytest.mark.parametrize(
-    ("first", "later", "same"),
-    [
-        ({"n": 1}, {"n": 2}, False),
-        ({"n": 1}, {"n": True}, False),
-        ({"n": 1}, {"n": "1"}, False),
-        ({"n": {"a": 1, "b": [1, 2]}}, {"n": {"b": [1, 2], "a": 1}}, True),
-        ({"n": [1, 2]}, {"n": [2, 1]}, False),
-        ({"n": {1, 2, 3}}, {"n": {3, 2, 1}}, True),
-        ({"n": {1: "a", 2: [{3: 4, "b": 5}]}}, {"n": {2: [{"b": 5, 3: 4}], 1: "a"}}, True),
-        ({"n": {"$type": 1, "b": 2}}, {"n": {"b": 2, "$type": 1}}, True),
-        ({"n": {1: 2, 3: 4}}, {"n": {1: 4, 3: 2}}, False),
-        ({"n": float("nan")}, {"n": float("nan")}, True),
-        ({"n": "\ud800"}, {"n": "\ud800"}, True),
-        ({"n": None}, {}, False),
-    ],
-)
-def test_inputs_are_compared_by_their_values(first: Any, later: Any, same: bool) -> None:
-    calls: list[int] = []
-    graph = Graph().add_node("note", lambda state: calls.append(1), writes=[]).add_path(START, "note", END)
-    t = graph.compile(store=":memory:").thread("t")
-    t.run(first, key="a")
-    if same:
-        assert t.run(later, key="a").status == "completed"
-    else:
-        with pytest.raises(ThreadError, match="key 'a' identifies a run of thread 't' that began with other inputs"):
-            t.run(later, key="a")
-    assert calls == [1]
-
-
-class Line(BaseModel):
-    price: float
-    count: int = 1
-
-
-class Order(BaseModel):
-    amount: float = 0
-    when: datetime | None = None
-    note: str = ""
-    tags: tuple[str, ...] = ()
-    names: set[str] = set()
-    lines: list[Line] = []
-    log: Annotated[list[str], reducers.extend] = ["begun"]
-    made: list[str] = Field(default_factory=lambda: ["x"])
-    id: str = Field(default_factory=lambda: uuid4().hex)
-    size: int = 0
-    lasts: str = ""
-    out: str = ""
-
-    @field_validator("size")
-    @classmethod
-    def is_small(cls, size: int) -> int:
-        if size > 9:
-            raise ValueError("too large")
-        return size
-
-
-NOON = datetime(2026, 1, 1, 12, tzinfo=timezone(timedelta(hours=1)))
-PARIS = NOON.replace(tzinfo=ZoneInfo("Europe/Paris"))
-
-
-@pytest.mark.parametrize(
-    ("first", "later", "same"),
-    [
-        ({"amount": 20}, {"amount": 20.0}, True),
-        ({"amount": 20}, {"amount": "20"}, True),
-        ({"amount": 20}, {"amount": 21}, False),
-        ({"when": PARIS}, {"when": "2026-01-01T12:00:00+01:00"}, True),
-        ({"when": NOON}, {"when": PARIS}, True),
-        ({"when": NOON}, {"when": NOON.replace(tzinfo=None)}, False),
-        ({"tags": ("a", "b")}, {"tags": ["a", "b"]}, True),
-        ({"tags": ("a", "b")}, {"tags": ("b", "a")}, False),
-        ({"names": {"a", "b"}}, {"names": ["b", "a"]}, True),
-        ({"lines": [Line(price=1)]}, {"lines": [{"price": 1, "count": 1}]}, True),
-        ({"lines": [Line(price=1, count=1)]}, {"lines": [{"price": 1.0}]}, True),
-        ({"lines": [Line(price=1)]}, {"lines": [{"price": 1, "count": 2}]}, False),
-        ({"amount": 5}, {"amount": 5, "note": "", "tags": [], "when": None, "log": [], "made": ["x"]}, True),
-        ({"amount": 5, "note": ""}, {"amount": 5, "note": "x"}, False),
-        ({"log": ["begun"]}, {}, False),
-        ({"id": "7"}, {"id": "7"}, True),
-        ({}, {"id": "7"}, False),
-        ({"size": 7}, {"size": "7"}, True),
-        ({"size": 7}, {"size": 8}, False),
-        ({"lasts": ""}, {}, False),  # it is left as the run before has it
-    ],
-)
-def test_inputs_are_compared_as_the_graph_reads_them(first: dict[str, Any], later: dict[str, Any], same: bool) -> None:
-    graph = Graph(Order, inputs=[name for name in Order.model_fields if name != "out"], keep=["lasts"])
-    graph.add_node("note", lambda amount: {"out": str(amount)}, writes=["out"]).add_path(START, "note", END)
-    t = graph.compile(store=":memory:").thread("t")
-    for one, other in [(first, later), (later, first)]:
-        run = t.run(one, key=str(one))
-        if same:
-            assert t.run(other, key=str(one)).run_id == run.run_id
-        else:
-            with pytest.raises(ThreadError, match="other inputs"):
-                t.run(other, key=str(one))
-
-
-@pytest.mark.parametrize("deliver", FORMS)
-def test_inputs_that_the_graph_refuses_raise_before_the_key_is_looked_up(deliver: Callable[..., Run]) -> None:
-    store, calls = Counted(), []
-
-    def note(amount: float) -> None:
-        calls.append(amount)
-
-    graph = Graph(Order, inputs=["amount", "size"]).add_node("note", note, writes=[])
-    t = graph.add_path(START, "note", END).compile(store=store).thread("t")
-    deliver(t, {"amount": 1}, key="a")
-    before = store.runs_read, store.rows_read, store.writes
-    for inputs in [{"amount": "much"}, {"amount": 1, "note": 2}, {"amuont": 1}]:
-        with pytest.raises(InputError):
-            deliver(t, inputs, key="a")
-    assert (store.runs_read, store.rows_read, store.writes) == before
-    for key in "ab":  # a validator may read what the thread has: it is asked when that was read
-        with pytest.raises(InputError, match="too large"):
-            deliver(t, {"amount": 1, "size": 10}, key=key)
-    assert (store.writes, calls) == (before[-1], [1])
 
 
 def test_other_inputs_are_refused_whatever_the_state(store: Store) -> None:
