@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from dspyer.errors import ConcurrentRunError, InputError, StateError, ThreadError, brief
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
-from dspyer.persistence.reader import RunAncestry, read_run
+from dspyer.persistence.reader import read_run
 from dspyer.persistence.rows import RowKind, effect_row
 from dspyer.persistence.status import last_end
 from dspyer.runtime.request import Request
@@ -142,19 +142,10 @@ class KeyedRuns:
             hand_over(stored)  # it needs no ownership: another run may own the thread
 
     def _salt(self, row: ThreadRow, newest: RunRow | None = None) -> str:
-        """The salt of the keys of the thread; "" if it has had none. `newest` is the run at its head, if it was read.
-
-        A run of dspyer 0.5 or earlier, as while a fleet is upgraded, does not pass it on: then one before it has it.
-        """
-        at, ancestry, salt = row.head, RunAncestry(self._store), ""
-        while at is not None and not salt:
-            ancestry.visit(at.run)
-            run = newest if newest is not None and newest.id == at.run else self._store.run(at.run)
-            if run is None or run.thread != self._thread:  # the history of a copy begins with another thread's
-                break
-            salt = self._starter.key_salt(run)
-            at = run.parents[0] if run.parents and at != row.root else None
-        return salt
+        """The salt of the keys of the thread; "" for none. `newest` is the run at its head, if that was read."""
+        at = row.head
+        run = newest if at is None or (newest is not None and newest.id == at.run) else self._store.run(at.run)
+        return "" if run is None else self._starter.key_salt(run)
 
     def _id_of(self, key: RunKey, salt: str, number: int = 0) -> str:
         return _digest([self._thread, key.text, salt, number])

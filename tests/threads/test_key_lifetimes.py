@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from dspyer.stores import Store
-from dspyer.threads.start import RunStarter
 from tests.threads.test_keyed_runs import Flaky
 
 
@@ -87,27 +86,6 @@ def test_each_way_to_go_on_keeps_the_keys(moved: str, store: Store) -> None:
     acts[moved]()
     del flaky.calls[:]
     assert (t.run({"n": 1}, key="a").state["n"], flaky.calls) == (20, [])
-
-
-def test_keys_survive_runs_of_an_earlier_version(store: Store) -> None:
-    """Such a run does not pass on the salt of the keys: while a fleet is upgraded, or before it was."""
-    flaky = Flaky()
-    t = flaky.program(store).thread("t")
-
-    def by_earlier_version() -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RunStarter, "key_salt", lambda starter, last: "")
-            t.run({"n": 7})
-
-    by_earlier_version()
-    t.run({"n": 1}, key="a")
-    by_earlier_version()
-    by_earlier_version()
-    t.run({"n": 2}, key="b")
-    by_earlier_version()
-    del flaky.calls[:]
-    assert [t.run({"n": n}, key=key).state["n"] for n, key in ((1, "a"), (2, "b"))] == [20, 30]
-    assert flaky.calls == []
 
 
 def test_a_run_that_a_pruned_history_still_names_is_not_begun_again(store: Store, tmp_path: Path) -> None:
