@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dspyer.testing.nearest import NearestLM
 from dspyer.testing.pauses import no_pauses
+from dspyer.testing.prompt import Prompt
 from dspyer.testing.scripted import Asks, ScriptedCall, ScriptedLM, UnexpectedCallError
 from dspyer.testing.store_conformance import StoreConformance
 from dspyer.testing.units import call_node, route, stub
@@ -11,6 +12,7 @@ from dspyer.testing.units import call_node, route, stub
 __all__ = [
     "Asks",
     "NearestLM",
+    "Prompt",
     "ScriptedCall",
     "ScriptedLM",
     "StoreConformance",

@@ -95,19 +95,29 @@ class Demo:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The parts of a prompt.
+    """The parts of a prompt: what a function in the script of a `ScriptedLM` gets, and `lm.calls[0].prompt`.
 
     Attributes:
-        turns: the messages, in order.
-        form: the form in which the answer must be written.
+        turns: the messages, in order, each with `role` and `content`.
+        form: the form in which the answer must be written: `"chat"`, `"json"`, `"xml"`, or `"plain"` for a text that no
+            adapter of DSPy wrote.
         instructions: the instructions of the signature.
-        input_fields: the input fields.
-        output_fields: the output fields, none for a plain prompt.
-        demos: the demonstrations, first to last.
+        input_fields: the input fields, each with `name`, `type` and `description`.
+        output_fields: the output fields, in the same form; none for a plain prompt.
+        demos: the demonstrations, first to last, each with its `inputs` and `outputs` as text by name.
         inputs: the current inputs as text, and the newest `tool_call_results` if tools were called; of a plain prompt,
             `{"prompt": ...}`.
-        tools: the tools that the answer may call natively.
+        tools: the tools that the answer may call natively, each with `name`, `description` and `schema`.
         must_call: the tools of which it must call one; empty for none.
+
+    Example:
+        >>> import dspy
+        >>> from dspyer.testing import ScriptedLM
+        >>> def answer(prompt):
+        ...     return {name: prompt.inputs["text"].upper() for name in prompt.asks}
+        >>> with ScriptedLM(answer):
+        ...     dspy.Predict("text -> loud")(text="hey").loud
+        'HEY'
     """
 
     turns: tuple[Turn, ...]

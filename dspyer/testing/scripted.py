@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import dspy
+from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import LMError
 from pydantic import ValidationError
 
-from dspyer.errors import ScriptError
+from dspyer.errors import ScriptError, annotate
 from dspyer.testing.prompt import LMAnswer, Prompt, ToolCall, write_answer
 from dspyer.testing.text_engine import Sampling, TextLM
 
@@ -26,7 +27,9 @@ class ScriptedLM(TextLM):
     """An LM for tests that answers by a script.
 
     Copies (`deepcopy`, `copy(rollout_id=...)`) share the script and the recorded calls, so optimizers can be tested
-    too. As a context manager it is the LM of the block (`dspy.context`) and calls `assert_used` at its end.
+    too. As a context manager it is the LM of the block (`dspy.context`) and calls `assert_used` at its end. An error
+    that the block raised is raised as it is, and what `assert_used` has found is a note of it; the error of a run that
+    failed in the block is the cause of the `ScriptError`.
 
     Args:
         script: what to answer, one of
@@ -64,7 +67,6 @@ class ScriptedLM(TextLM):
         **kwargs: Any,
     ) -> None:
         self._script = AnswerScript(rules_of(script))
-        self._entered: list[ExitStack] = []
         super().__init__(model, self._script, **kwargs)
 
     @property
@@ -91,17 +93,22 @@ class ScriptedLM(TextLM):
             raise ScriptError("the script was not followed:\n" + "\n".join(f"  - {problem}" for problem in problems))
 
     def __enter__(self) -> Self:
-        stack = ExitStack()
-        stack.enter_context(dspy.context(lm=self))
-        self._entered.append(stack)
+        stack, failed = ExitStack(), _LastError()
+        stack.enter_context(dspy.context(lm=self, callbacks=[*(dspy.settings.callbacks or ()), failed]))
+        self._script.entered.append((stack, failed))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._entered.pop().close()
-        if error is None:
+        stack, failed = self._script.entered.pop()
+        stack.close()
+        try:
             self.assert_used()
+        except ScriptError as unfollowed:
+            if error is None:
+                raise unfollowed from failed.error
+            annotate(error, str(unfollowed))
 
     def dump_state(self) -> NoReturn:
         """Refuses to save the LM: a script belongs to its test.
@@ -119,6 +126,17 @@ class ScriptedLM(TextLM):
             "a ScriptedLM is not saved: its script lives in the test. Save the program without it "
             "(set_lm(None)), or set the LM with dspy.context(lm=...)"
         )
+
+
+class _LastError(BaseCallback):
+    """Keeps the last exception of a module: `program.run` does not raise it, and it may be why answers are unused."""
+
+    error: BaseException | None = None
+
+    def on_module_end(self, call_id: str, outputs: object, exception: BaseException | None = None) -> None:
+        """Keep an exception."""
+        del call_id, outputs
+        self.error = exception or self.error
 
 
 class Asks:
@@ -245,6 +263,7 @@ class AnswerScript:
         self.rules = list(rules)
         self.calls: list[ScriptedCall] = []
         self.lock = threading.Lock()
+        self.entered: list[tuple[ExitStack, _LastError]] = []  # the blocks of `with`, which no copy could hold
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AnswerScript:
         return self  # a copy of a program uses up the same answers as the program

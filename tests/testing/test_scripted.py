@@ -13,8 +13,10 @@ from typing import Any, Literal
 import dspy
 import pytest
 from dspy.adapters.xml_adapter import XMLAdapter
+from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import LMError, LMUnexpectedError
 
+from dspyer import END, START, Graph
 from dspyer.errors import DspyerError, ScriptError
 from dspyer.testing import Asks, ScriptedLM, UnexpectedCallError
 
@@ -192,9 +194,58 @@ def test_an_unexpected_call_whose_error_was_caught_fails_at_the_end() -> None:
         program(question="q")
 
 
-def test_an_error_of_the_block_is_not_covered_by_unused_answers() -> None:
-    with pytest.raises(ZeroDivisionError), ScriptedLM([{"answer": "a"}]):
-        _ = 1 / 0
+@pytest.mark.parametrize("error", [AssertionError("no"), KeyboardInterrupt(), asyncio.CancelledError()], ids=repr)
+def test_an_error_of_the_block_is_not_covered_by_unused_answers(error: BaseException) -> None:
+    with pytest.raises(type(error)) as caught, ScriptedLM([{"answer": "a"}]):
+        raise error
+    assert caught.value is error
+    assert "not used: 1 of 1 answers" in error.__notes__[0]
+
+
+def calls_of_a_broken_graph() -> dict[str, Callable[[Any], Any]]:
+    async def astream(program: Any) -> None:
+        with pytest.raises(ZeroDivisionError):
+            _ = [event async for event in program.astream({"n": 0})]
+
+    return {
+        "run": lambda program: program.run({"n": 0}),
+        "arun": lambda program: asyncio.run(program.arun({"n": 0})),
+        "astream": lambda program: asyncio.run(astream(program)),
+        "thread": lambda program: program.thread("t").run({"n": 0}),
+        "evaluate": dspy.Evaluate(devset=[dspy.Example(n=0).with_inputs("n")], metric=lambda *_: 1.0, num_threads=1),
+    }
+
+
+@pytest.mark.parametrize("call", calls_of_a_broken_graph().values(), ids=calls_of_a_broken_graph())
+def test_why_a_run_failed_is_the_cause_of_unused_answers(call: Callable[[Any], Any]) -> None:
+    graph = Graph().add_node("broken", lambda n: {"text": str(1 / n)}, writes=["text"])
+    graph.add_node("ask", dspy.Predict("text -> answer")).add_path(START, "broken", "ask", END)
+    program = graph.compile(store=":memory:")
+    with pytest.raises(ScriptError, match="not used: 1 of 1 answers") as caught, ScriptedLM([{"answer": "a"}]):
+        call(program)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_a_script_without_a_failure_has_no_cause_and_keeps_the_callbacks_around_it() -> None:
+    seen: list[str] = []
+
+    class Watch(BaseCallback):
+        def on_module_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
+            seen.append(outputs.answer)
+
+    script = [{"answer": "a"}, {"answer": "b"}]
+    with dspy.context(callbacks=[Watch()]), pytest.raises(ScriptError) as caught, ScriptedLM(script):
+        ask()
+    assert caught.value.__cause__ is None
+    assert seen == ["a"]
+
+
+def test_a_program_is_copied_inside_the_block(caplog: pytest.LogCaptureFixture) -> None:
+    with ScriptedLM([{"answer": "a"}]) as lm:
+        program = dspy.Predict(QA)
+        program.set_lm(lm)
+        assert program.deepcopy()(question="q").answer == "a"
+    assert not caplog.records
 
 
 COPIES: dict[str, Callable[[ScriptedLM], Any]] = {
