@@ -26,7 +26,7 @@ from dspyer.dspy_module.source import (
 )
 from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_checks, handler_problems, planned_checks
-from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions
+from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, attribute_problem
 from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints, unfilled_problems
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.nodes.build import build_node
@@ -99,6 +99,7 @@ def compile_graph(
     """The graph, and the modules of its program by attribute; raises `GraphError` with every problem of the graph."""
     problems: list[str] = []
     parts = _build_parts(options.schema, nodes, edges, problems)._replace(errors=by_source(errors))
+    problems += filter(None, map(attribute_problem, parts.modules))
     problems += _author_problems(parts)
     problems += _policy_problems(parts, (options.policies, *join_policies.values()))
     problems += parts.unsent_problems()

@@ -21,13 +21,12 @@ from dspyer.schema.schema import Schema
 from dspyer.schema.value_paths import path_problem
 from dspyer.values.scalars import is_whole_number
 
-# No node may have these names: nodes become attributes of the program, which needs them itself, or DSPy's optimizers
-# set them on it.
-RESERVED_NAMES = frozenset(
+# No module of a node may have these names besides those of `dspy.Module`: it becomes an attribute of the program, which
+# needs them itself, or DSPy's optimizers set them on it. `save` writes its own entry "metadata" beside the predictors.
+_ATTRIBUTES = frozenset(
     {
-        *(START, END, "state", "ctx", "thread", "threads", "forward", "aforward"),
+        *("thread", "threads", "forward", "aforward", "metadata", "callbacks", "history"),
         *("run", "arun", "stream", "astream", "graph", "with_resources", "with_executor"),
-        *("callbacks", "history"),
         *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),
         *("mb_candidate_programs", "results_best", "results_latest", "detailed_results"),
         "flag_compilation_error_occurred",
@@ -182,13 +181,22 @@ def check_name(name: str, known: Collection[str]) -> None:
         raise GraphError(
             f"{brief(given)} is no name for a node: names are identifiers, since nodes become attributes of the program"
         )
-    if name in RESERVED_NAMES or name.startswith("_") or hasattr(dspy.Module, name):
-        raise GraphError(
-            f"{name!r} cannot name a node: DSPy or the program needs this attribute; choose another, like "
-            f"{name + '_node'!r}"
-        )
+    if name in (START, END) or name.startswith("_"):
+        why = "names with a leading underscore are those of the program itself"
+        why = why if name.startswith("_") else "edges say so where a branch begins or ends"
+        raise GraphError(f"{name!r} cannot name a node: {why}; choose another, like {name.strip('_') + '_node'!r}")
     if name in known:
         raise GraphError(f"there is a node {name!r} already: give this one another name")
+
+
+def attribute_problem(name: str) -> str:
+    """Why no module of a program can be its attribute of this name; empty if it can."""
+    if name not in _ATTRIBUTES and not hasattr(dspy.Module, name):
+        return ""
+    return (
+        f"no module of the graph can be called {name!r}: it becomes program.{name}, which DSPy or the program needs "
+        f"itself. Give its node or router another name, like {name + '_node'!r}"
+    )
 
 
 def check_one_name(**options: object) -> None:

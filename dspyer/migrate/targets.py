@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -11,7 +12,7 @@ from langgraph import types as langgraph_types
 from langgraph.constants import END
 
 from dspyer.errors import GraphError, RouteError, brief, list_names
-from dspyer.graph.declarations import check_name
+from dspyer.graph.declarations import attribute_problem, check_name
 from dspyer.nodes.node import SENT, Goto, Send
 
 Kind: TypeAlias = Literal["code", "graph", "replaced"]
@@ -92,9 +93,8 @@ def usable_name(name: str, taken: Iterable[str]) -> str:
     found = re.sub(r"\W", "_", name).lstrip("_") or "node"
     found = found if not found[0].isdigit() else f"node_{found}"
     while True:
-        try:
+        with suppress(GraphError):
             check_name(found, list(taken))
-        except GraphError:
-            found += "_node"
-        else:
-            return found
+            if not attribute_problem(found):  # a module may replace its code
+                return found
+        found += "_node"

@@ -186,7 +186,7 @@ def _begun(
 def _bound_name(attempt: Attempt, program: object) -> str:
     """The name under which a program is bound to the node; raises `AttemptError` if it is not."""
     container = getattr(attempt.host.program, attempt.node, None)
-    held: dict[str, object] = {} if container is None else vars(container)
+    held: dict[str, object] = vars(container) if isinstance(container, dspy.Module) else {}
     bound = {name: module for name, module in held.items() if is_program(module)}
     for name, module in bound.items():
         if module is program:

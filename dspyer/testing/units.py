@@ -130,7 +130,7 @@ def route(
     return targets
 
 
-def stub(program: CompiledGraph, **fakes: object) -> CompiledGraph:
+def stub(program: CompiledGraph, /, **fakes: object) -> CompiledGraph:
     """A copy of a program with some nodes replaced; the fakes have the permissions and validation of the nodes.
 
     Args:

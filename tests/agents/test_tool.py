@@ -530,7 +530,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a module without a name": (dspy.Predict("a -> b"), {}, r"tool\(module, name='...'\)"),
     "a generator": (generator, {}, "is a generator"),
     "*args": (lambda *a: a, {"name": "x"}, r"takes \*a: a model gives arguments by name"),
-    "a reserved name": (look_up, {"name": "forward"}, "'forward' cannot name a node"),
+    "a reserved name": (look_up, {"name": "START"}, "'START' cannot name a node"),
     "a dashed name": (dspy.Tool(look_up, name="get-word"), {}, r"'get-word' is no name.*tool\(..., name='...'\)"),
     "approve": (look_up, {"approve": "yes"}, "approve='yes': give True, or a function"),
     "effect": (look_up, {"effect": 1}, "effect=1: give True or False"),

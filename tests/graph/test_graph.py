@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from itertools import combinations
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, NamedTuple
 
+import cloudpickle
 import dspy
 import pytest
 from hypothesis import given, settings
@@ -16,7 +18,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Send, prefer, reducers, view
 from dspyer.errors import GraphError, InputError
-from dspyer.graph.declarations import RESERVED_NAMES
+from dspyer.testing import ScriptedLM, call_node, stub
 
 
 class Draft(BaseModel):
@@ -222,9 +224,9 @@ def test_all_problems_are_reported_at_once() -> None:
         (lambda: graph().add_node("a", nothing), GraphError, "'a' already"),
         (lambda: graph().add_node("not a name", nothing), GraphError, "identifiers"),
         (lambda: graph().add_node("class", nothing), GraphError, "identifiers"),
-        (lambda: graph().add_node("forward", nothing), GraphError, "forward_node"),
-        (lambda: graph().add_node("run", nothing), GraphError, "run_node"),
-        (lambda: graph().add_node("_private", nothing), GraphError, "attribute"),
+        (lambda: graph().add_node("START", nothing), GraphError, "where a branch begins.*'START_node'"),
+        (lambda: graph().add_node("END", nothing), GraphError, "'END_node'"),
+        (lambda: graph().add_node("_private", nothing), GraphError, "leading underscore.*'private_node'"),
         (lambda: graph().add_node(lambda question: None), GraphError, "name"),
         (lambda: graph().add_node("b"), GraphError, "no function or module"),
         (lambda: graph().add_map(nothing, "m", over="o", item="i", into="r"), GraphError, "is no name"),  # type: ignore[arg-type]
@@ -256,12 +258,77 @@ def test_a_graph_given_to_an_optimizer_says_compile_first(use: str) -> None:
     assert not hasattr(graph(), "something_else")
 
 
-def test_every_attribute_of_a_program_is_reserved() -> None:
-    own = {name for name in dir(CompiledGraph) if not name.startswith("_")} - set(dir(dspy.Module))
-    assert own <= RESERVED_NAMES
-    for name in own | {"score", "candidate_programs", "set_lm", "named_predictors"}:
-        with pytest.raises(GraphError):
-            Graph().add_node(name, nothing)
+# All public attributes of a program, and those that DSPy's optimizers and `save` set; then names that are free.
+ATTRIBUTES = sorted(
+    {name for name in dir(CompiledGraph) if not name.startswith("_")}
+    | {"history", "callbacks", "metadata", "score", "simba_idx", "candidate_programs", "trial_logs", "total_calls"}
+)
+FREE = ["state", "ctx", "self", "graphs", "program", "inputs", "answers", "resources", "trunk"]
+
+
+def test_a_node_without_a_module_may_have_the_name_of_any_attribute(tmp_path: Path) -> None:
+    made = Graph()
+    for name in (*ATTRIBUTES, *FREE):
+        made.add_node(name, lambda steps=0: {"steps": steps + 1}, writes=["steps"])
+    made.add_node("answer", dspy.Predict("question -> answer")).add_path(START, *ATTRIBUTES, *FREE, "answer", END)
+    program = made.compile(store=":memory:")
+    program.answer.demos = [dspy.Example(question="1 + 1", answer="2")]
+    program.save(tmp_path / "program.json")
+    loaded = made.compile()
+    loaded.load(tmp_path / "program.json")
+    assert [demo["answer"] for demo in loaded.answer.demos] == ["2"]
+    assert call_node(program, "history", {"steps": 4}) == {"steps": 5}
+    assert stub(program, program={"steps": 0}, self={"steps": 7})
+    copies = [program, loaded, program.deepcopy(), program.reset_copy(), cloudpickle.loads(cloudpickle.dumps(program))]
+    for one in copies:
+        assert [name for name, _ in one.named_predictors()] == ["answer"]
+        with dspy.context(lm=ScriptedLM(lambda prompt: {"answer": "4"})):
+            run = one.run({"question": "2 + 2"})
+            batched = one.batch([dspy.Example(question="2 + 2").with_inputs("question")], disable_progress_bar=True)
+        assert run.state["steps"] == len(ATTRIBUTES) + len(FREE)
+        assert batched[0].steps == run.state["steps"]
+    with dspy.context(lm=ScriptedLM(lambda prompt: {"answer": "4"})):
+        assert program.thread("thread").run({"question": "2 + 2"}).status == "completed"
+
+
+def test_the_name_of_a_module_is_no_attribute_of_a_program() -> None:
+    module, inner = dspy.Predict("question -> answer"), Graph().add_node("a", nothing).add_path(START, "a", END)
+    for name in ATTRIBUTES:
+        refused = rf"no module of the graph can be called '{name}'.*like '{name}_node'"
+        with pytest.raises(GraphError, match=refused):
+            Graph().add_node(name, module).add_path(START, name, END).compile()
+        Graph().add_node(f"{name}_node", module).add_path(START, f"{name}_node", END).compile()
+    kinds = {
+        "a bound module": lambda: Graph().add_node("load", lambda ask: {"n": 1}, modules={"ask": module}),
+        "a map": lambda: Graph().add_map("load", module, over="questions", item="question", into="answers"),
+        "a graph": lambda: Graph().add_node("load", inner),
+        "a router": lambda: (
+            Graph()
+            .add_node("a", nothing)
+            .add_conditional_edges("a", dspy.Predict("question -> way: Literal['x']"), {"x": END}, name="load")
+        ),
+    }
+    for kind, make in kinds.items():
+        with pytest.raises(GraphError) as caught:
+            make().compile()
+        assert "no module of the graph can be called" in str(caught.value), kind
+
+
+def test_a_predictor_may_have_a_name_that_is_no_attribute(tmp_path: Path) -> None:
+    made = Graph()
+    for name in FREE:
+        made.add_node(name, dspy.Predict(f"question -> {name}_answer"))
+    made.add_path(START, *FREE, END)
+    program = made.compile()
+    program.state.demos = [dspy.Example(question="1 + 1", state_answer="2")]
+    program.save(tmp_path / "program.json")
+    loaded = made.compile()
+    loaded.load(tmp_path / "program.json")
+    for one in (loaded, program.deepcopy(), cloudpickle.loads(cloudpickle.dumps(program))):
+        assert [name for name, _ in one.named_predictors()] == FREE
+        assert [demo["state_answer"] for demo in one.state.demos] == ["2"]
+        with dspy.context(lm=ScriptedLM(lambda prompt: dict.fromkeys(prompt.asks, "4"))):
+            assert one(question="2 + 2").self_answer == "4"
 
 
 def test_parallel_writers_are_allowed_with_a_policy_or_a_reducer() -> None:

@@ -18,7 +18,6 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Replace, Run, Send, Updates, reducers
 from dspyer.errors import (
-    GraphError,
     InputError,
     MergeConflictError,
     NodeOutputError,
@@ -481,12 +480,6 @@ def test_the_callers_trace_keeps_its_limit(size: int, left: list[str]) -> None:
     with dspy.context(lm=ScriptedLM([{"a": "1"}]), trace=None):
         assert len(program.run({"q": "?"}).trace) == 1
         assert dspy.settings.trace is None
-
-
-@pytest.mark.parametrize("name", ["callbacks", "history", "START", "END"])
-def test_names_that_dspy_needs_are_refused(name: str) -> None:
-    with pytest.raises(GraphError, match="cannot name a node"):
-        Graph().add_node(name, says("a"))
 
 
 def test_nodes_may_have_names_like_start_and_end() -> None:

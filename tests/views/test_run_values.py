@@ -118,14 +118,14 @@ def test_calls_are_counted_whether_a_prompt_reads_them_or_not() -> None:
     assert run.commits[1].calls == (1, 0)
 
 
-def test_run_is_refused_as_the_name_of_a_field_or_node() -> None:
+def test_run_is_refused_as_the_name_of_a_field_but_not_of_a_node() -> None:
     class Bad(BaseModel):
         run: str = ""
 
     with pytest.raises(GraphError, match="'run'"):
         Graph(Bad)
-    with pytest.raises(GraphError, match="'run' cannot name a node"):
-        Graph().add_node("run", say)
+    graph = Graph(Notes).add_node("run", say, reads={"value": "run.run.visits"}, writes=["said"])
+    assert graph.add_path(START, "run", END).compile().run({"topic": "t"}).state["said"]
 
 
 @pytest.mark.parametrize("name", ["run.left", "run.nobody.visits", "run.first.turns"])
