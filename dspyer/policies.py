@@ -396,7 +396,7 @@ class Policies:
     """Which merge policy holds at which path. Make one with `Policies.of`.
 
     Attributes:
-        rules: the patterns with their policies; the first that matches holds.
+        rules: the patterns with their policies; the first that holds at a path decides there.
         default: the policy at paths that no pattern matches, if there is no `otherwise`.
         given: whether a user chose the default.
         otherwise: the table that decides at paths that no pattern matches.
@@ -419,7 +419,8 @@ class Policies:
         Args:
             spec: a name, a policy or a function for every path, or a dict from path pattern to one of these. In a
                 pattern dots separate segments, `*` is any one segment, `**` any number; a tuple is a literal
-                path. Where several match, the one with the longest literal prefix holds.
+                path. One that ends with a key holds below that key too. Of several, the one with the longest literal
+                prefix holds.
             otherwise: the policy at paths that no pattern matches, or the `Policies` that decide there.
 
         Returns:
@@ -462,11 +463,12 @@ class Policies:
             path: keys from the state down to a value.
 
         Example:
-            >>> Policies.of({"draft": "first_write_wins"}).policy_for(("title",))
-            raise
+            >>> policies = Policies.of({"draft": "first_write_wins"})
+            >>> policies.policy_for(("draft", "title")), policies.policy_for(("title",))
+            (first_write_wins, raise)
         """
         for rule in self.rules:
-            if rule.pattern.matches(path):
+            if rule.pattern.holds_at(path):
                 return rule.policy
         return self.default if self.otherwise is None else self.otherwise.policy_for(path)
 
@@ -583,6 +585,19 @@ class Pattern(NamedTuple):
             True
         """
         return self.segments == path if self.literal else len(self.segments) in self._positions_after(path)
+
+    def holds_at(self, path: KeyPath) -> bool:
+        """Whether a merge policy of the pattern holds at a path: it matches it, or ends with a key above it.
+
+        Args:
+            path: keys from the state down to a value.
+
+        Example:
+            >>> Pattern.of("code").holds_at(("code", "a.py")), Pattern.of("*").holds_at(("code", "a.py"))
+            (True, False)
+        """
+        ends_with_key = self.literal or self.segments[-1] not in (ONE, MANY)
+        return any(self.matches(path[:end]) for end in range(1 if ends_with_key else len(path), len(path) + 1))
 
     def covers(self, path: KeyPath) -> bool:
         """Whether the pattern matches a path, or can match one below it.

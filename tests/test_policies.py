@@ -209,6 +209,10 @@ PATTERNS: dict[Any, Any] = {
         ((7,), "prefer('seven')"),
         (("owner",), "prefer('owners')"),
         (("x", "y", "owner"), "prefer('owners')"),
+        (("draft", "title", "deep"), "last_write_wins"),  # below the key that a pattern ends with
+        (("a.b", 1, "deep", 2), "prefer('literal')"),
+        (("x", "owner", "deep"), "prefer('owners')"),
+        (("7", "deep"), "prefer('seven')"),
     ],
 )
 def test_the_policy_of_the_most_specific_pattern_holds(path: tuple[Any, ...], name: str) -> None:

@@ -78,7 +78,7 @@ class Graph:
     Raises:
         ValueError: if a merge policy is unknown.
         GraphError: if the schema cannot be the schema of a state, `keep` or a pattern of `merge` names an unknown
-            field, or the limit is none for a whole state.
+            field, a pattern decides nothing, or the limit is none for a whole state.
 
     Example:
         >>> graph = Graph()
@@ -364,7 +364,8 @@ class Graph:
             The graph itself, changed.
 
         Raises:
-            GraphError: if one end of the edge is no name, or a pattern of `policy` names an unknown field.
+            GraphError: if one end of the edge is no name, an edge to the target has another `policy`, or a pattern of
+                `policy` names an unknown field or decides nothing.
             ValueError: if the merge policy is unknown.
 
         Example:
@@ -377,8 +378,10 @@ class Graph:
         sources, targets = checked_edge_ends(source), checked_edge_ends(target)
         if policy is not None:
             policies = checked_policies("policy", policy, self._options.schema, self._options.policies)
-            for node in targets:
-                self._join_policies[node] = policies
+            decided = [node for node in targets if self._join_policies.get(node, policies) != policies]
+            if decided:
+                raise GraphError(f"joins at {decided[0]!r} have another policy already: give it to one of its edges")
+            self._join_policies |= dict.fromkeys(targets, policies)
         self._edges.append(EdgeDeclaration(sources, targets))
         return self
 

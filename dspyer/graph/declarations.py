@@ -18,7 +18,7 @@ from dspyer.nodes.program_calls import SubgraphProgram, is_program
 from dspyer.policies import Pattern, Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
-from dspyer.schema.value_paths import path_problem
+from dspyer.schema.value_paths import merge_problem, path_problem
 from dspyer.values.scalars import is_whole_number
 
 # No module of a node may have these names besides those of `dspy.Module`: it becomes an attribute of the program, which
@@ -91,9 +91,16 @@ def checked_keep(names: Iterable[str], schema: Schema) -> frozenset[str]:
 
 
 def checked_policies(option: str, spec: object, schema: Schema, otherwise: object = "raise") -> Policies:
-    """The merge policies that `option` was given; the fields that their patterns name must be fields of the schema."""
+    """The merge policies that `option` was given; each pattern must name a field, and what can be a conflict in it."""
     policies = Policies.of(spec, otherwise)
     _check_fields(option, _fields_named(rule.pattern for rule in policies.rules), [schema])
+    for pattern, _ in policies.rules:
+        field = schema.fields.get(pattern.field)
+        if field is not None:
+            levels = None if field.reducer is None else int(field.reducer.keyed is not None)
+            problem = merge_problem(pattern, field.annotation, levels)
+            if problem:
+                raise GraphError(f"{option}={_shown(pattern)!r} decides nothing: {problem}")
     return policies
 
 
@@ -116,8 +123,7 @@ def check_redacted_paths(patterns: Iterable[Pattern], schemas: Sequence[Schema])
         kinds = [schema.fields[name].annotation for schema in schemas if name in schema.fields]
         problems = [path_problem(pattern, kind, name in items) for kind in kinds]
         if problems and all(problems):
-            shown = pattern.segments if pattern.literal else ".".join(pattern.segments)
-            raise GraphError(f"redact={shown!r} hides nothing: {problems[0]}")
+            raise GraphError(f"redact={_shown(pattern)!r} hides nothing: {problems[0]}")
 
 
 def fields_of_items(schemas: Iterable[Schema]) -> frozenset[str]:
@@ -125,6 +131,10 @@ def fields_of_items(schemas: Iterable[Schema]) -> frozenset[str]:
     folded = [(name, field) for schema in schemas for name, field in schema.fields.items() if field.reducer is not None]
     classes = [(name, class_of(field.annotation)) for name, field in folded]
     return frozenset(name for name, cls in classes if cls is not None and issubclass(cls, list))
+
+
+def _shown(pattern: Pattern) -> object:
+    return pattern.segments if pattern.literal else ".".join(pattern.segments)
 
 
 def _fields_named(patterns: Iterable[Pattern]) -> list[Any]:

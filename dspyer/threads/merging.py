@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from dspyer.errors import ThreadError
 from dspyer.events import Commit, MergedConflict
+from dspyer.graph.declarations import checked_policies
 from dspyer.patch import DELETE, Replace, diff_value, each_update, resets
 from dspyer.persistence.history import History
 from dspyer.persistence.rows import CommitContent, RowKind, end_row, manual_commit_row
@@ -67,7 +68,8 @@ class ThreadMerger:
         `base` is the state that both threads come from, for threads that have no commit in common. `policy` decides
         conflicts; None for the merge policies of the graph.
         """
-        starter = self._starter
+        starter, topology = self._starter, self._starter.graph.topology
+        policies = checked_policies("policy", policy, topology.schema, topology.policies)
         head, other_head = starter.load_head_without_owner(), other.load_head_without_owner()
         for one in (head, other_head):
             if one.open:
@@ -79,7 +81,6 @@ class ThreadMerger:
             raise ThreadError(
                 f"thread {starter.thread!r} has no run yet: make it with other.copy(to={starter.thread!r})"
             )
-        policies = Policies.of(policy, starter.graph.topology.policies)
         if base is None:
             merged = self.merge_commits(head.row, other_head.row, other.thread, policies)
         else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import dspy
@@ -107,19 +109,8 @@ MISSPELT = {  # with the field that is meant
     ("info.a", "b"): "'info'",
     "xyz": None,
 }
-KNOWN = [
-    "urgency",
-    "user.email",
-    "user.other",
-    "info.any.key",
-    "texts.0",
-    "user.**.detail",
-    "*",
-    "**",
-    "*.key",
-    "**.key",
-    ("info", "a.b"),
-]
+KNOWN = ["urgency", "info.any.key", "user.**.detail", "*", "**", "*.key", "**.key", ("info", "a.b"), "texts"]
+KNOWN_IN_WHOLE_VALUES = ["user.email", "user.other", "texts.0"]  # no conflict lies there
 KNOWN_PARTS = [
     "problem.message",
     "problems.*.message",
@@ -159,16 +150,91 @@ def test_a_pattern_of_a_misspelt_field_is_refused(option: str, pattern: Any) -> 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_patterns_of_fields_and_with_wildcards_are_accepted(option: str) -> None:
     OPTIONS[option](Ticket, KNOWN)
+    for pattern in KNOWN_IN_WHOLE_VALUES:
+        with nullcontext() if option == "redact" else pytest.raises(GraphError, match="as a whole: write"):
+            OPTIONS[option](Ticket, [pattern])
+
+
+class Merged(BaseModel):
+    text: str = ""
+    tags: list[str] = []
+    user: User | None = None
+    code: dict[str, dict[str, User]] = {}
+    maybe: dict[str, str] | None = None
+    free: Any = None
+    keyed: Annotated[dict[str, dict[str, str]], reducers.update] = {}
+    talk: Annotated[list[Any], reducers.add_messages] = []
+    sums: Annotated[int, reducers.increment] = 0
+    plain: Annotated[dict[str, Any], reducers.replace] = {}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "write"),
+    [
+        ("text.first", "text"),
+        ("tags.0", "tags"),
+        ("tags.*", "tags"),
+        (("user", "email"), "user"),
+        ("code.a.b.email", "code.a.b"),
+        ("maybe.a.b", "maybe.a"),
+        ("keyed.a.b", "keyed.a"),
+        ("talk.m1.text", "talk.m1"),
+        ("sums.*", "sums"),
+    ],
+    ids=str,
+)
+def test_a_merge_policy_that_can_never_apply_is_refused(pattern: Any, write: str) -> None:
+    text = f"={pattern!r} decides nothing: a join takes {write!r} as a whole: write {write!r}"
+    other = Graph(Merged).add_node("work", lambda text: {}, writes=[]).add_path(START, "work", END)
+    thread = other.compile(store=":memory:").thread("t")
+    thread.run({"text": "a"})
+    copy = thread.copy(to="copy")
+    for option, use in {
+        "merge": lambda policies: Graph(Merged, merge=policies),
+        "policy": lambda policies: other.add_edge("work", END, policy=policies),
+        "policy of a thread": lambda policies: thread.merge(copy, policy=policies),
+    }.items():
+        with pytest.raises(GraphError) as caught:
+            use({pattern: "raise"})
+        assert str(caught.value) == option.split()[0] + text
+        use({write: "raise"})
+    for kept in ("code.*.b", "keyed.a", "talk.m1", "free.a.b.c", "plain.a.b", "text.**", "maybe.a", "*.b.c.d"):
+        Graph(Merged, merge={kept: "raise"})
+
+
+def test_edges_to_one_node_with_different_policies_are_refused() -> None:
+    """Only the last one would apply."""
+    graph = Graph(Merged).add_edge("a", ["c", "d"], policy="raise").add_edge("b", "c", policy="raise")
+    with pytest.raises(GraphError, match="joins at 'c' have another policy already"):
+        graph.add_edge("b", ["e", "c"], policy={"text": "last_write_wins"})
+    graph.add_edge("x", "e", policy="last_write_wins")  # the refused edge has left nothing
+
+
+@pytest.mark.parametrize(
+    ("schema", "field"), [(None, "code"), (Merged, "maybe"), (Merged, "keyed"), (Merged, "plain"), (Merged, "free")]
+)
+def test_a_policy_of_a_mapping_decides_the_conflicts_of_its_keys(schema: type[BaseModel] | None, field: str) -> None:
+    own = {field: "first_write_wins", "**": "raise"}
+    for merge, policy in ((own, None), ("raise", own)):
+        graph = Graph(schema, merge=merge)
+        for name in ("left", "right"):
+            value = {"a": {"by": name}, name: {}} if field != "maybe" else {"a": name, name: ""}
+            graph.add_node(name, partial(lambda patch: patch, {field: value}), writes=[field])
+        graph.add_edge(START, ["left", "right"]).add_edge(["left", "right"], END, policy=policy)
+        run = graph.compile().run({})
+        assert sorted(run.state[field]) == ["a", "left", "right"]
+        assert run.state[field]["a"] in ("left", {"by": "left"})
+        assert [(conflict.path[:2], conflict.winner) for conflict in run.conflicts] == [((field, "a"), "left")]
 
 
 @pytest.mark.parametrize("pattern", MISSING_PARTS, ids=str)
 def test_redact_refuses_what_is_no_part_of_the_type_of_its_field(pattern: Any) -> None:
     """It would show the value in silence."""
     with pytest.raises(GraphError) as caught:
-        simple(Parts).compile(redact=[*KNOWN, *KNOWN_PARTS, pattern])
+        simple(Parts).compile(redact=[*KNOWN, *KNOWN_IN_WHOLE_VALUES, *KNOWN_PARTS, pattern])
     assert str(caught.value).startswith(f"redact={pattern!r} hides nothing: ")
     assert MISSING_PARTS[pattern] in str(caught.value)
-    simple(Parts).compile(redact=[*KNOWN, *KNOWN_PARTS])
+    simple(Parts).compile(redact=[*KNOWN, *KNOWN_IN_WHOLE_VALUES, *KNOWN_PARTS])
     as_node(simple(None).compile()).compile(redact=[pattern])  # a graph inside that may have any field
 
 
