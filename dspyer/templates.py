@@ -152,12 +152,14 @@ class Templates(NamedTuple):
         in_instructions: whether these instructions are templates at all.
         of_views: what the node reads besides its inputs and templates: the fields that functions of its views take,
             each with whether it may be unset.
+        typed: the fields that only texts and views of the node name, as its author wrote them.
     """
 
     names: tuple[str, ...] = ()
     allowed: frozenset[str] | None = frozenset()
     in_instructions: bool = False
     of_views: tuple[tuple[str, bool], ...] = ()
+    typed: tuple[str, ...] = ()
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from dspyer.dspy_module.source import (
     MapText,
     graph_text,
 )
-from dspyer.errors import GraphError, list_names, suggestion
+from dspyer.errors import SPELT_LIKE, GraphError, list_names, suggestion
 from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_checks, handler_problems, planned_checks
 from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, attribute_problem
 from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints, unfilled_problems
@@ -384,6 +384,7 @@ def _check(
     problems += _output_problems(options, parts, inputs)
     problems += _live_problems(schema, parts)
     problems += _template_problems(parts, facts, schema, inputs)
+    problems += _misspelt_fields(options, parts)
     return inputs, required
 
 
@@ -580,6 +581,26 @@ def _template_problems(parts: GraphParts, facts: GraphFacts, schema: Schema, inp
                 own = isinstance(part, Router) and name in (facts.writes.get(place) or ())
                 if place in facts.reads and not own and not earlier.unknown(place) and not earlier.wrote(place, name):
                     yield f"{part.who} is filled with {{{name}}}, {unwritten_reason(facts, place, name)}"
+
+
+def _misspelt_fields(options: GraphOptions, parts: GraphParts) -> Iterator[str]:
+    """Without a schema: fields that only texts and views name, and that are spelt like one which a node has."""
+    written = [fields for _, fields in parts.writers()]
+    if not options.schema.accepts_any_key or None in written:
+        return
+    known = {*(options.inputs or ()), *(options.keep or ()), *(field for fields in written for field in fields or ())}
+    readers: list[tuple[str, Node | Router]] = [*parts.nodes.items(), *parts.all_condensers(), *parts.routers()]
+    for _, part in readers:
+        known.update({*(part.reads or {}).values()}.difference(part.templates.typed))
+    sent = parts.sent()
+    for place, part in readers:
+        for name in () if place in sent else part.templates.typed:
+            near = "" if name in known else suggestion(name, sorted(known), SPELT_LIKE)
+            if near:
+                yield (
+                    f"{part.who} names {name!r} in a text or view, which no node writes.{near} If it is an input, name "
+                    f"it: Graph(inputs=[{name!r}, ...])"
+                )
 
 
 # --- inputs and outputs

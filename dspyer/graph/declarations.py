@@ -97,10 +97,11 @@ def checked_policies(option: str, spec: object, schema: Schema, otherwise: objec
     for pattern, _ in policies.rules:
         field = schema.fields.get(pattern.field)
         if field is not None:
-            levels = None if field.reducer is None else int(field.reducer.keyed is not None)
-            problem = merge_problem(pattern, field.annotation, levels)
-            if problem:
-                raise GraphError(f"{option}={_shown(pattern)!r} decides nothing: {problem}")
+            by_key: Any = field.reducer and (
+                dict[str, str] if field.reducer.keyed else str
+            )  # what a fold may conflict at
+            if problem := merge_problem(pattern, by_key or field.annotation):
+                raise GraphError(f"{option}: {problem}")
     return policies
 
 
@@ -123,7 +124,8 @@ def check_redacted_paths(patterns: Iterable[Pattern], schemas: Sequence[Schema])
         kinds = [schema.fields[name].annotation for schema in schemas if name in schema.fields]
         problems = [path_problem(pattern, kind, name in items) for kind in kinds]
         if problems and all(problems):
-            raise GraphError(f"redact={_shown(pattern)!r} hides nothing: {problems[0]}")
+            shown = pattern.segments if pattern.literal else ".".join(pattern.segments)
+            raise GraphError(f"redact={shown!r} hides nothing: {problems[0]}")
 
 
 def fields_of_items(schemas: Iterable[Schema]) -> frozenset[str]:
@@ -131,10 +133,6 @@ def fields_of_items(schemas: Iterable[Schema]) -> frozenset[str]:
     folded = [(name, field) for schema in schemas for name, field in schema.fields.items() if field.reducer is not None]
     classes = [(name, class_of(field.annotation)) for name, field in folded]
     return frozenset(name for name, cls in classes if cls is not None and issubclass(cls, list))
-
-
-def _shown(pattern: Pattern) -> object:
-    return pattern.segments if pattern.literal else ".".join(pattern.segments)
 
 
 def _fields_named(patterns: Iterable[Pattern]) -> list[Any]:
@@ -192,9 +190,8 @@ def check_name(name: str, known: Collection[str]) -> None:
             f"{brief(given)} is no name for a node: names are identifiers, since nodes become attributes of the program"
         )
     if name in (START, END) or name.startswith("_"):
-        why = "names with a leading underscore are those of the program itself"
-        why = why if name.startswith("_") else "edges say so where a branch begins or ends"
-        raise GraphError(f"{name!r} cannot name a node: {why}; choose another, like {name.strip('_') + '_node'!r}")
+        own = "the ends of a graph, and the program's own attributes with a leading underscore, have such names"
+        raise GraphError(f"{name!r} cannot name a node: {own}; choose another, like {name.strip('_') + '_node'!r}")
     if name in known:
         raise GraphError(f"there is a node {name!r} already: give this one another name")
 

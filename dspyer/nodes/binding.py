@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import dspy
 from pydantic import BaseModel
 
-from dspyer.errors import InputError, StateError, UnsetFieldError, list_names, suggestion
+from dspyer.errors import SPELT_LIKE, InputError, StateError, UnsetFieldError, list_names, suggestion
 from dspyer.messages import turns_in
 from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, members, wants_copy
 from dspyer.nodes.context import Context
@@ -144,7 +144,7 @@ class Binding:
             if value is not ABSENT:
                 arguments[name] = value if not Opaque.any_exist else usable(value, field, self.reader)
             elif not default:
-                raise unset(field, self.reader)
+                raise unset(field, self.reader, call.state)
         for name in self.contexts:
             arguments[name] = call.context
         if self.resources or self.modules or self.states or self.views or self.takes_all:
@@ -186,11 +186,12 @@ def usable(value: Any, field: str, reader: str) -> Any:
     return value
 
 
-def unset(field: str, reader: str) -> UnsetFieldError:
+def unset(field: str, reader: str, state: ImmutableState) -> UnsetFieldError:
     """The error for a field that is read before it was written."""
+    near = suggestion(field, state, SPELT_LIKE)
     return UnsetFieldError(
         f"{reader} reads {field!r}, which nothing has written yet: give it as an input, write it before, "
-        f"or give the parameter a default"
+        f"or give the parameter a default{near and '.' + near}"
     )
 
 

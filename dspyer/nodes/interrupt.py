@@ -22,7 +22,9 @@ from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.template_plans import is_known, unknown_names
 from dspyer.schema.type_fit import misfit, shown_type
+from dspyer.templates import Templates
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +112,13 @@ class QuestionTemplate:
 def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
     """A node that asks a question, and what is wrong with it."""
     problems: list[str] = []
+    typed: tuple[str, ...] = ()
     text: Callable[..., object]
     if isinstance(asked.question, str):
         fields = list(_fields(asked.question, options.who, problems))
-        known = [name for name in fields if options.schema.accepts_any_key or name in options.schema.fields]
-        unknown = [
-            f"{options.who}: {{{name}}} in its question {unknown_field_text(name, options.schema)} Double the "
-            "braces to show them as they are"
-            for name in fields
-            if name not in known
-        ]
-        parameters = tuple(FieldParameter(name, name, True, False, name in known) for name in fields)
+        typed = tuple(fields)
+        unknown = tuple(unknown_names(fields, "in its question", options, options.who))
+        parameters = tuple(FieldParameter(name, name, True, False, is_known(name, options)) for name in fields)
         binding = Binding(options.who, fields=parameters, schema=options.schema)
         text = QuestionTemplate(asked.question, options.who)
     elif callable(asked.question):
@@ -141,12 +139,13 @@ def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
         writes={} if asked.into is None else {asked.into: asked.into},
         resources={resource.name: resource.kind for resource in binding.resources if not resource.default},
         whole_state=binding.whole_state,
+        templates=Templates(typed=typed),
         text=text,
         binding=binding,
         answer=asked.answer,
         into=asked.into,
     )
-    return Built(node, None, tuple(problems), tuple(unknown))
+    return Built(node, None, tuple(problems), unknown)
 
 
 def _fields(template: str, who: str, problems: list[str]) -> Iterator[str]:

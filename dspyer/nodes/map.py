@@ -139,7 +139,7 @@ class MapNode(Node):
     def _items(self, call: Call) -> list[_Item]:
         source = call.overlay if call.overlay is not None and self.over in call.overlay else call.state
         if self.over not in source:
-            raise unset(self.over, self.who)
+            raise unset(self.over, self.who, call.state)
         items = source.raw(self.over)
         if isinstance(items, (str, bytes)) or not isinstance(items, Sequence):
             raise NodeOutputError(

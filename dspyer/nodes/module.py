@@ -233,7 +233,7 @@ def gather_inputs(
         elif computed is not None:
             found[name] = computed_value(computed, form, call)
         elif not default:
-            raise unset(field, reader)
+            raise unset(field, reader, call.state)
         if Opaque.any_exist and name in found:
             usable(found[name], field, reader)
     return found

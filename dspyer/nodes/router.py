@@ -154,7 +154,7 @@ class FieldRouter(Router):
         """The targets of the field's value."""
         source = call.overlay if call.overlay is not None and self.field in call.overlay else call.state
         if self.field not in source:
-            raise unset(self.field, self.who)
+            raise unset(self.field, self.who, call.state)
         return Decision(self.routes.resolve(source[self.field], f"{self.who} by the field {self.field!r}"))
 
 

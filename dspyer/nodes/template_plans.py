@@ -157,9 +157,12 @@ def plan_templates(modules: Iterable[object], options: NodeOptions, reads: Colle
     problems: list[str] = []
     inside = False
     brought: set[str] = set()  # by a `Send`, or a problem
+    typed: list[str] = []
     for own, computed in options.computed.items():
         names |= dict.fromkeys(computed.names)
-        unknown += _unknown(computed.names, f"in reads[{own!r}]", options, who)
+        typed += computed.names
+        unknown += unknown_names(computed.names, f"in reads[{own!r}]", options, who)
+    viewed = tuple([view.field for view in options.views.values()])
     of_views: dict[str, bool] = {}
     for view in options.views.values():
         for name, has_default in fields_of_then(view, options.schema).items():
@@ -169,22 +172,27 @@ def plan_templates(modules: Iterable[object], options: NodeOptions, reads: Colle
             continue
         texts = [text for text in user_instructions(module) if is_template(text)]
         named = tuple(dict.fromkeys(name for text in texts for name in names_in(text)))
-        known = [name for name in named if _is_known(name, options)]
+        known = [name for name in named if is_known(name, options)]
         inside = inside or bool(texts)
         names |= dict.fromkeys(known)
         brought |= {name for name in named if name not in known}
         # Instructions that an optimizer wrote before are text: braces in them need not be fields.
         if not getattr(module, "_compiled", False):
-            unknown += _unknown(named, "in its instructions", options, who)
+            typed += named
+            unknown += unknown_names(named, "in its instructions", options, who)
         problems += _cannot(module, known, who) if known else ()
-    if not names and not inside and not of_views:
+    if not names and not inside and not of_views and not viewed:
         return Planned()
     fields = frozenset(name for name in names if not name.startswith(RUN))
     may = None if reads is None else frozenset(reads) | fields | options.overlay | brought
-    return Planned(Templates(tuple(names), may, inside, tuple(of_views.items())), tuple(problems), tuple(unknown))
+    read = {*(reads or ()), *options.overlay}
+    own = tuple([name for name in typed if not name.startswith(RUN) and name not in read])
+    templates = Templates(tuple(names), may, inside, tuple(of_views.items()), own + viewed)
+    return Planned(templates, tuple(problems), tuple(unknown))
 
 
-def _is_known(name: str, options: NodeOptions) -> bool:
+def is_known(name: str, options: NodeOptions) -> bool:
+    """Whether a name in a text of a node is a field, a run value, or what a map or a condenser gives it."""
     return (
         name.startswith(RUN)
         or options.schema.accepts_any_key
@@ -193,12 +201,13 @@ def _is_known(name: str, options: NodeOptions) -> bool:
     )
 
 
-def _unknown(names: Iterable[str], where: str, options: NodeOptions, who: str) -> list[str]:
+def unknown_names(names: Iterable[str], where: str, options: NodeOptions, who: str) -> list[str]:
+    """What is wrong with names in a text of a node that are none of these."""
     return [
         f"{who}: {{{name}}} {where} {unknown_field_text(name, options.schema)} Double the braces to show them as they "
         "are."
         for name in names
-        if not _is_known(name, options)
+        if not is_known(name, options)
     ]
 
 

@@ -61,27 +61,24 @@ def path_problem(pattern: Pattern, annotation: Any, by_item: bool = False) -> st
     return _walk(pattern, [annotation])
 
 
-def merge_problem(pattern: Pattern, annotation: Any, levels: int | None = None) -> str:
+def merge_problem(pattern: Pattern, annotation: Any) -> str:
     """Why a merge policy of a pattern decides nothing in a field, as a sentence without its end; empty if it may.
 
-    A join merges mappings key by key, as many `levels` as the reducer of the field has, and other values as a whole.
+    A join merges mappings key by key, and takes any other value as a whole.
 
     Example:
         >>> merge_problem(Pattern.of("names.0"), list[str])
-        "a join takes 'names' as a whole: write 'names'"
+        "'names.0' decides nothing: a join takes 'names' as a whole: write 'names'"
     """
     kinds = [annotation]
     for number, key in enumerate(pattern.segments[1:], 1):
-        if key == MANY and not pattern.literal:
+        parts = [found for kind in kinds for found in _parts(kind)]
+        if None in parts or (key == MANY and not pattern.literal):
             return ""
-        if levels is None:
-            parts = [found for kind in kinds for found in _parts(kind)]
-            if None in parts:
-                return ""
-            kinds = [found.of_any for found in parts if found is not None and found.of_any and not found.numbered]
-        if not kinds or (levels is not None and number > levels):
-            place = _text(pattern.segments[:number])
-            return f"a join takes {place} as a whole: write {place}"
+        kinds = [found.of_any for found in parts if found and found.of_any and not found.numbered]
+        if not kinds:
+            whole = _text(pattern.segments[:number])
+            return f"{_text(pattern.segments)} decides nothing: a join takes {whole} as a whole: write {whole}"
     return ""
 
 

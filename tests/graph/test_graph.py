@@ -224,7 +224,7 @@ def test_all_problems_are_reported_at_once() -> None:
         (lambda: graph().add_node("a", nothing), GraphError, "'a' already"),
         (lambda: graph().add_node("not a name", nothing), GraphError, "identifiers"),
         (lambda: graph().add_node("class", nothing), GraphError, "identifiers"),
-        (lambda: graph().add_node("START", nothing), GraphError, "where a branch begins.*'START_node'"),
+        (lambda: graph().add_node("START", nothing), GraphError, "ends of a graph.*'START_node'"),
         (lambda: graph().add_node("END", nothing), GraphError, "'END_node'"),
         (lambda: graph().add_node("_private", nothing), GraphError, "leading underscore.*'private_node'"),
         (lambda: graph().add_node(lambda question: None), GraphError, "name"),

@@ -184,7 +184,8 @@ class Merged(BaseModel):
     ids=str,
 )
 def test_a_merge_policy_that_can_never_apply_is_refused(pattern: Any, write: str) -> None:
-    text = f"={pattern!r} decides nothing: a join takes {write!r} as a whole: write {write!r}"
+    shown = ".".join(pattern) if isinstance(pattern, tuple) else pattern
+    text = f": {shown!r} decides nothing: a join takes {write!r} as a whole: write {write!r}"
     other = Graph(Merged).add_node("work", lambda text: {}, writes=[]).add_path(START, "work", END)
     thread = other.compile(store=":memory:").thread("t")
     thread.run({"text": "a"})
