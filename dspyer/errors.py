@@ -711,10 +711,6 @@ def list_names(found: Iterable[object], limit: int = 12) -> str:
     return f"{', '.join(texts[:limit])}, ... ({len(texts)} in all)"
 
 
-SPELT_LIKE = 0.8
-"""The `cutoff` of `suggestion` where the name may be meant as it is: one letter of five is wrong."""
-
-
 def suggestion(name: object, known: Iterable[object], cutoff: float = 0.6) -> str:
     """Return a sentence that offers names of similar spelling, at least `cutoff` of 1; empty if there are none.
 
@@ -722,10 +718,8 @@ def suggestion(name: object, known: Iterable[object], cutoff: float = 0.6) -> st
         >>> suggestion("qestion", ["question", "answer"])
         " Did you mean 'question'?"
     """
-    texts = [str(other) for other in known]
-    near = [text for text in texts if text.lower() == str(name).lower()] or get_close_matches(
-        str(name), texts, 3, cutoff
-    )
+    spelt, texts = str(name), [str(other) for other in known]
+    near = [text for text in texts if text.lower() == spelt.lower()] or get_close_matches(spelt, texts, 3, cutoff)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 

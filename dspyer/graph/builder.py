@@ -378,9 +378,8 @@ class Graph:
         sources, targets = checked_edge_ends(source), checked_edge_ends(target)
         if policy is not None:
             policies = checked_policies("policy", policy, self._options.schema, self._options.policies)
-            decided = [node for node in targets if self._join_policies.get(node, policies) != policies]
-            if decided:
-                raise GraphError(f"joins at {decided[0]!r} have another policy already: give it to one of its edges")
+            if any(self._join_policies.get(node, policies) != policies for node in targets):
+                raise GraphError(f"joins at {target!r} have another policy already: give it to one of the edges")
             self._join_policies |= dict.fromkeys(targets, policies)
         self._edges.append(EdgeDeclaration(sources, targets))
         return self

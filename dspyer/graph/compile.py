@@ -24,9 +24,9 @@ from dspyer.dspy_module.source import (
     MapText,
     graph_text,
 )
-from dspyer.errors import SPELT_LIKE, GraphError, list_names, suggestion
+from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_checks, handler_problems, planned_checks
-from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, attribute_problem
+from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, attribute_problems
 from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints, unfilled_problems
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.nodes.build import build_node
@@ -99,7 +99,7 @@ def compile_graph(
     """The graph, and the modules of its program by attribute; raises `GraphError` with every problem of the graph."""
     problems: list[str] = []
     parts = _build_parts(options.schema, nodes, edges, problems)._replace(errors=by_source(errors))
-    problems += filter(None, map(attribute_problem, parts.modules))
+    problems += attribute_problems(parts.modules)
     problems += _author_problems(parts)
     problems += _policy_problems(parts, (options.policies, *join_policies.values()))
     problems += parts.unsent_problems()
@@ -383,8 +383,8 @@ def _check(
     problems += handler_problems(parts.nodes.values(), [edge for ways in parts.errors.values() for edge in ways])
     problems += _output_problems(options, parts, inputs)
     problems += _live_problems(schema, parts)
-    problems += _template_problems(parts, facts, schema, inputs)
-    problems += _misspelt_fields(options, parts)
+    declared = options.inputs or () if schema.accepts_any_key else inputs
+    problems += _template_problems(parts, facts, schema, declared)
     return inputs, required
 
 
@@ -563,9 +563,21 @@ def _live_problems(schema: Schema, parts: GraphParts) -> Iterator[str]:
 
 
 def _template_problems(parts: GraphParts, facts: GraphFacts, schema: Schema, inputs: Collection[str]) -> Iterator[str]:
-    """Run values that do not exist, and fields of templates that are not set when the template is filled in."""
+    """Run values that do not exist, and fields of templates that are not set when the template is filled in.
+
+    Without a schema any field may be an input: one that only texts and views name is refused if it is spelt like one
+    that a node has. `inputs` are then those that the graph declares.
+    """
     earlier: WritesBefore | None = None  # costly, and rarely needed
     readers: list[tuple[str, Node | Router]] = [*parts.nodes.items(), *parts.all_condensers(), *parts.routers()]
+    written = [fields for _, fields in parts.writers()]
+    if schema.accepts_any_key and None not in written:
+        reads = [{*(part.reads or {}).values()}.difference(part.templates.typed) for _, part in readers]
+        known = sorted({name for fields in (*reads, *written, inputs) for name in fields or ()})
+        for place, part in readers:
+            for name in part.templates.typed if place in (START, *facts.reads) else ():  # not what a `Send` may bring
+                if name not in known and (near := suggestion(name, known, 0.8)):
+                    yield f"{part.who} names {name!r}, which no node writes.{near} An input is named in Graph(inputs=)"
     for place, part in readers:
         for name in part.templates.names:
             if name.startswith(RUN):
@@ -581,26 +593,6 @@ def _template_problems(parts: GraphParts, facts: GraphFacts, schema: Schema, inp
                 own = isinstance(part, Router) and name in (facts.writes.get(place) or ())
                 if place in facts.reads and not own and not earlier.unknown(place) and not earlier.wrote(place, name):
                     yield f"{part.who} is filled with {{{name}}}, {unwritten_reason(facts, place, name)}"
-
-
-def _misspelt_fields(options: GraphOptions, parts: GraphParts) -> Iterator[str]:
-    """Without a schema: fields that only texts and views name, and that are spelt like one which a node has."""
-    written = [fields for _, fields in parts.writers()]
-    if not options.schema.accepts_any_key or None in written:
-        return
-    known = {*(options.inputs or ()), *(options.keep or ()), *(field for fields in written for field in fields or ())}
-    readers: list[tuple[str, Node | Router]] = [*parts.nodes.items(), *parts.all_condensers(), *parts.routers()]
-    for _, part in readers:
-        known.update({*(part.reads or {}).values()}.difference(part.templates.typed))
-    sent = parts.sent()
-    for place, part in readers:
-        for name in () if place in sent else part.templates.typed:
-            near = "" if name in known else suggestion(name, sorted(known), SPELT_LIKE)
-            if near:
-                yield (
-                    f"{part.who} names {name!r} in a text or view, which no node writes.{near} If it is an input, name "
-                    f"it: Graph(inputs=[{name!r}, ...])"
-                )
 
 
 # --- inputs and outputs

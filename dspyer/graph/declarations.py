@@ -23,14 +23,11 @@ from dspyer.values.scalars import is_whole_number
 
 # No module of a node may have these names besides those of `dspy.Module`: it becomes an attribute of the program, which
 # needs them itself, or DSPy's optimizers set them on it. `save` writes its own entry "metadata" beside the predictors.
-_ATTRIBUTES = frozenset(
-    {
-        *("thread", "threads", "forward", "aforward", "metadata", "callbacks", "history"),
-        *("run", "arun", "stream", "astream", "graph", "with_resources", "with_executor"),
-        *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),
-        *("mb_candidate_programs", "results_best", "results_latest", "detailed_results"),
-        "flag_compilation_error_occurred",
-    }
+_ATTRIBUTES = (
+    *("thread", "threads", "forward", "aforward", "metadata", "callbacks", "history"),
+    *("run", "arun", "stream", "astream", "graph", "with_resources", "with_executor"),
+    *("score", "simba_idx", "candidate_programs", "trial_logs", "total_calls", "prompt_model_total_calls"),
+    *("mb_candidate_programs", "results_best", "results_latest", "detailed_results", "flag_compilation_error_occurred"),
 )
 
 
@@ -96,12 +93,9 @@ def checked_policies(option: str, spec: object, schema: Schema, otherwise: objec
     _check_fields(option, _fields_named(rule.pattern for rule in policies.rules), [schema])
     for pattern, _ in policies.rules:
         field = schema.fields.get(pattern.field)
-        if field is not None:
-            by_key: Any = field.reducer and (
-                dict[str, str] if field.reducer.keyed else str
-            )  # what a fold may conflict at
-            if problem := merge_problem(pattern, by_key or field.annotation):
-                raise GraphError(f"{option}: {problem}")
+        fold: Any = field and field.reducer and (dict[str, str] if field.reducer.keyed else str)  # its conflicts
+        if field and (problem := merge_problem(pattern, fold or field.annotation)):
+            raise GraphError(f"{option}: {problem}")
     return policies
 
 
@@ -196,14 +190,14 @@ def check_name(name: str, known: Collection[str]) -> None:
         raise GraphError(f"there is a node {name!r} already: give this one another name")
 
 
-def attribute_problem(name: str) -> str:
-    """Why no module of a program can be its attribute of this name; empty if it can."""
-    if name not in _ATTRIBUTES and not hasattr(dspy.Module, name):
-        return ""
-    return (
+def attribute_problems(names: Iterable[str]) -> list[str]:
+    """The names of modules of a program that cannot be its attributes."""
+    return [
         f"no module of the graph can be called {name!r}: it becomes program.{name}, which DSPy or the program needs "
         f"itself. Give its node or router another name, like {name + '_node'!r}"
-    )
+        for name in names
+        if name in _ATTRIBUTES or hasattr(dspy.Module, name)
+    ]
 
 
 def check_one_name(**options: object) -> None:

@@ -13,7 +13,7 @@ from dspyer.display.graph_mermaid import draw_mermaid
 from dspyer.display.graph_picture import GraphPicture
 from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
 from dspyer.display.redaction import Redact, Redaction, redacted_policies
-from dspyer.errors import SPELT_LIKE, InputError, RouteError, list_names, suggestion, with_article
+from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
 from dspyer.graph.declarations import check_redacted_paths, fields_of_items, inner_schemas
 from dspyer.graph.error_edges import ErrorEdge
 from dspyer.graph.text import edge_labels, explain
@@ -284,7 +284,7 @@ def check_inputs(graph: GraphSpec, inputs: Collection[str], kept: Collection[str
     if missing:
         texts = ", ".join(_missing_text(graph, name, extra) for name in missing[:6])
         texts += f", ... ({len(missing)} in all)" if len(missing) > 6 else ""
-        near = "".join(suggestion(name, sorted(graph.also.difference(known)), SPELT_LIKE) for name in missing[:3])
+        near = "".join(suggestion(name, sorted(graph.also.difference(known))) for name in missing[:3])
         problems.append(f"missing inputs: {texts} (given: {list_names(inputs)}){near and '.' + near}")
     if problems:
         raise InputError(". ".join(problems))

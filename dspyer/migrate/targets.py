@@ -12,7 +12,7 @@ from langgraph import types as langgraph_types
 from langgraph.constants import END
 
 from dspyer.errors import GraphError, RouteError, brief, list_names
-from dspyer.graph.declarations import attribute_problem, check_name
+from dspyer.graph.declarations import attribute_problems, check_name
 from dspyer.nodes.node import SENT, Goto, Send
 
 Kind: TypeAlias = Literal["code", "graph", "replaced"]
@@ -95,6 +95,6 @@ def usable_name(name: str, taken: Iterable[str]) -> str:
     while True:
         with suppress(GraphError):
             check_name(found, list(taken))
-            if not attribute_problem(found):  # a module may replace its code
+            if not attribute_problems([found]):  # a module may replace its code
                 return found
         found += "_node"

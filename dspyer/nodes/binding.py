@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 import dspy
 from pydantic import BaseModel
 
-from dspyer.errors import SPELT_LIKE, InputError, StateError, UnsetFieldError, list_names, suggestion
+from dspyer.errors import InputError, StateError, UnsetFieldError, list_names, suggestion
 from dspyer.messages import turns_in
 from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, members, wants_copy
 from dspyer.nodes.context import Context
@@ -188,10 +188,9 @@ def usable(value: Any, field: str, reader: str) -> Any:
 
 def unset(field: str, reader: str, state: ImmutableState) -> UnsetFieldError:
     """The error for a field that is read before it was written."""
-    near = suggestion(field, state, SPELT_LIKE)
     return UnsetFieldError(
         f"{reader} reads {field!r}, which nothing has written yet: give it as an input, write it before, "
-        f"or give the parameter a default{near and '.' + near}"
+        f"or give the parameter a default.{suggestion(field, state)}"
     )
 
 

@@ -112,11 +112,10 @@ class QuestionTemplate:
 def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
     """A node that asks a question, and what is wrong with it."""
     problems: list[str] = []
-    typed: tuple[str, ...] = ()
+    fields: list[str] = []
     text: Callable[..., object]
     if isinstance(asked.question, str):
         fields = list(_fields(asked.question, options.who, problems))
-        typed = tuple(fields)
         unknown = tuple(unknown_names(fields, "in its question", options, options.who))
         parameters = tuple(FieldParameter(name, name, True, False, is_known(name, options)) for name in fields)
         binding = Binding(options.who, fields=parameters, schema=options.schema)
@@ -139,7 +138,7 @@ def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
         writes={} if asked.into is None else {asked.into: asked.into},
         resources={resource.name: resource.kind for resource in binding.resources if not resource.default},
         whole_state=binding.whole_state,
-        templates=Templates(typed=typed),
+        templates=Templates(typed=tuple(fields)),
         text=text,
         binding=binding,
         answer=asked.answer,

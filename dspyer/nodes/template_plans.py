@@ -153,16 +153,13 @@ class Planned(NamedTuple):
 def plan_templates(modules: Iterable[object], options: NodeOptions, reads: Collection[str] | None, who: str) -> Planned:
     """The templates of a node and of the modules that it calls. `reads` are its other fields; None for all."""
     names: dict[str, None] = {}
-    unknown: list[str] = []
+    written: list[tuple[tuple[str, ...], str]] = []  # what texts of the user name, and where
     problems: list[str] = []
     inside = False
     brought: set[str] = set()  # by a `Send`, or a problem
-    typed: list[str] = []
     for own, computed in options.computed.items():
         names |= dict.fromkeys(computed.names)
-        typed += computed.names
-        unknown += unknown_names(computed.names, f"in reads[{own!r}]", options, who)
-    viewed = tuple([view.field for view in options.views.values()])
+        written.append((computed.names, f"in reads[{own!r}]"))
     of_views: dict[str, bool] = {}
     for view in options.views.values():
         for name, has_default in fields_of_then(view, options.schema).items():
@@ -178,16 +175,14 @@ def plan_templates(modules: Iterable[object], options: NodeOptions, reads: Colle
         brought |= {name for name in named if name not in known}
         # Instructions that an optimizer wrote before are text: braces in them need not be fields.
         if not getattr(module, "_compiled", False):
-            typed += named
-            unknown += unknown_names(named, "in its instructions", options, who)
+            written.append((named, "in its instructions"))
         problems += _cannot(module, known, who) if known else ()
-    if not names and not inside and not of_views and not viewed:
-        return Planned()
     fields = frozenset(name for name in names if not name.startswith(RUN))
     may = None if reads is None else frozenset(reads) | fields | options.overlay | brought
-    read = {*(reads or ()), *options.overlay}
-    own = tuple([name for name in typed if not name.startswith(RUN) and name not in read])
-    templates = Templates(tuple(names), may, inside, tuple(of_views.items()), own + viewed)
+    typed = [name for named, _ in written for name in named if name in fields.difference(reads or (), options.overlay)]
+    typed += [view.field for view in options.views.values()]
+    unknown = [problem for named, where in written for problem in unknown_names(named, where, options, who)]
+    templates = Templates(tuple(names), may, inside, tuple(of_views.items()), tuple(typed))
     return Planned(templates, tuple(problems), tuple(unknown))
 
 

@@ -68,30 +68,23 @@ def merge_problem(pattern: Pattern, annotation: Any) -> str:
 
     Example:
         >>> merge_problem(Pattern.of("names.0"), list[str])
-        "'names.0' decides nothing: a join takes 'names' as a whole: write 'names'"
+        "no join has a conflict at 'names.0': write 'names'"
     """
-    kinds = [annotation]
-    for number, key in enumerate(pattern.segments[1:], 1):
-        parts = [found for kind in kinds for found in _parts(kind)]
-        if None in parts or (key == MANY and not pattern.literal):
-            return ""
-        kinds = [found.of_any for found in parts if found and found.of_any and not found.numbered]
-        if not kinds:
-            whole = _text(pattern.segments[:number])
-            return f"{_text(pattern.segments)} decides nothing: a join takes {whole} as a whole: write {whole}"
-    return ""
+    return _walk(pattern, [annotation], merged=True)
 
 
-def _walk(pattern: Pattern, kinds: list[Any]) -> str:
-    """`path_problem` for a value of one of the types."""
+def _walk(pattern: Pattern, kinds: list[Any], merged: bool = False) -> str:
+    """`path_problem` for a value of one of the types, or `merge_problem`, for which only mappings have parts."""
     for number, key in enumerate(pattern.segments[1:], 1):
         if key == MANY and not pattern.literal:
             return ""
         parts = [found for kind in kinds for found in _parts(kind)]
         if None in parts:
             return ""
-        known = [found for found in parts if found is not None]
+        known = [found for found in parts if found and not (merged and (found.numbered or found.by_name))]
         below = [kind for found in known for kind in found.types_at(key, pattern)]
+        if not below and merged:
+            return f"no join has a conflict at {_text(pattern.segments)}: write {_text(pattern.segments[:number])}"
         if not below:
             return _problem(pattern, number, kinds, known)
         kinds = below
