@@ -577,7 +577,7 @@ def _template_problems(parts: GraphParts, facts: GraphFacts, schema: Schema, inp
         for place, part in readers:
             for name in part.templates.typed if place in (START, *facts.reads) else ():  # not what a `Send` may bring
                 if name not in known and (near := suggestion(name, known, 0.8)):
-                    yield f"{part.who} names {name!r}, which no node writes.{near} An input is named in Graph(inputs=)"
+                    yield f"{part.who} names {name!r}, which no node writes.{near} Else name all inputs, Graph(inputs=)"
     for place, part in readers:
         for name in part.templates.names:
             if name.startswith(RUN):

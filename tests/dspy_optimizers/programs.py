@@ -81,12 +81,12 @@ class ForkByHand(dspy.Module):
 
 def fork() -> Any:
     graph = Graph(ForkState, name="Fork")
-    graph.add_node("clean", clean, writes=["text"])
+    graph.add_node("score", clean, writes=["text"])  # named like an attribute that optimizers set on a program
     graph.add_node("topic", dspy.ChainOfThought("text -> topic"))
     graph.add_node("mood", dspy.Predict("text -> mood: Literal['angry', 'calm']"))
     graph.add_node("label", dspy.Predict(f"topic, mood, text -> {LABEL}"))
-    graph.add_edge(START, "clean")
-    graph.add_edge("clean", ["topic", "mood"])
+    graph.add_edge(START, "score")
+    graph.add_edge("score", ["topic", "mood"])
     graph.add_edge(["topic", "mood"], "label")
     graph.add_edge("label", END)
     return graph.compile()
