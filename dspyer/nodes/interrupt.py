@@ -116,7 +116,7 @@ def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
     text: Callable[..., object]
     if isinstance(asked.question, str):
         fields = list(_fields(asked.question, options.who, problems))
-        unknown = tuple(unknown_names(fields, "in its question", options, options.who))
+        unknown = unknown_names(fields, "in its question", options, options.who)
         parameters = tuple(FieldParameter(name, name, True, False, is_known(name, options)) for name in fields)
         binding = Binding(options.who, fields=parameters, schema=options.schema)
         text = QuestionTemplate(asked.question, options.who)
@@ -144,7 +144,7 @@ def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
         answer=asked.answer,
         into=asked.into,
     )
-    return Built(node, None, tuple(problems), unknown)
+    return Built(node, None, tuple(problems), tuple(unknown))
 
 
 def _fields(template: str, who: str, problems: list[str]) -> Iterator[str]:

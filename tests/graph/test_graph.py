@@ -278,7 +278,7 @@ def test_a_node_without_a_module_may_have_the_name_of_any_attribute(tmp_path: Pa
     loaded.load(tmp_path / "program.json")
     assert [demo["answer"] for demo in loaded.answer.demos] == ["2"]
     assert call_node(program, "history", {"steps": 4}) == {"steps": 5}
-    assert stub(program, program={"steps": 0}, self={"steps": 7})
+    stub(program, program={"steps": 0}, self={"steps": 7})
     copies = [program, loaded, program.deepcopy(), program.reset_copy(), cloudpickle.loads(cloudpickle.dumps(program))]
     for one in copies:
         assert [name for name, _ in one.named_predictors()] == ["answer"]
@@ -298,7 +298,7 @@ def test_the_name_of_a_module_is_no_attribute_of_a_program() -> None:
         with pytest.raises(GraphError, match=refused):
             Graph().add_node(name, module).add_path(START, name, END).compile()
         Graph().add_node(f"{name}_node", module).add_path(START, f"{name}_node", END).compile()
-    kinds = {
+    kinds: dict[str, Callable[[], Graph]] = {
         "a bound module": lambda: Graph().add_node("load", lambda ask: {"n": 1}, modules={"ask": module}),
         "a map": lambda: Graph().add_map("load", module, over="questions", item="question", into="answers"),
         "a graph": lambda: Graph().add_node("load", inner),

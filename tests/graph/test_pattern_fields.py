@@ -190,11 +190,12 @@ def test_a_merge_policy_that_can_never_apply_is_refused(pattern: Any, write: str
     thread = other.compile(store=":memory:").thread("t")
     thread.run({"text": "a"})
     copy = thread.copy(to="copy")
-    for option, use in {
+    uses: dict[str, Callable[[Any], object]] = {
         "merge": lambda policies: Graph(Merged, merge=policies),
         "policy": lambda policies: other.add_edge("work", END, policy=policies),
         "policy of a thread": lambda policies: thread.merge(copy, policy=policies),
-    }.items():
+    }
+    for option, use in uses.items():
         with pytest.raises(GraphError) as caught:
             use({pattern: "raise"})
         assert str(caught.value) == option.split()[0] + text
