@@ -23,6 +23,13 @@ PART = 1_000_000
 
 JSONPath = tuple[str | int, ...]
 
+VALUE: Any = True
+"""Where an answer holds a value, which may be cut."""
+
+Places = Any
+"""Where an answer holds values: `VALUE`; `{key or index: places}`; or `[places]`, for each part of a list or mapping.
+Everything else is whole: its names, ids, figures and lists are what the page is made from."""
+
 
 def cut(value: Any, path: JSONPath = ()) -> Any:
     """A JSON value with marks in place of long texts, lists and mappings; the value itself if nothing is long.
@@ -38,15 +45,19 @@ def cut(value: Any, path: JSONPath = ()) -> Any:
     return _Cutter().cut(value, path)
 
 
-def cut_all(values: Sequence[Any], path: JSONPath = (), first: int = 0) -> list[Any]:
-    """The values of a list, whose first one has the place `first`, cut as one answer; the list itself is not cut.
+def cut_within(answer: Any, places: Places, path: JSONPath = (), first: int = 0) -> Any:
+    """An answer with the values at some places cut; what is shown of all of them counts towards one total.
+
+    `first` is the index of the first item if the answer is a part of a list.
 
     Example:
-        >>> cut_all(["a", "x" * 30_000])[1]["path"]
-        [1]
+        >>> answer = {"node": "read", "state": {"essay": "x" * 30_000}}
+        >>> cut_within(answer, {"state": [VALUE]})["state"]["essay"]["path"]
+        ['state', 'essay']
+        >>> cut_within(answer, {}) == answer
+        True
     """
-    cutter = _Cutter()
-    return [cutter.cut(value, (*path, place)) for place, value in enumerate(values, first)]
+    return _Cutter().cut_within(answer, places, path, first)
 
 
 def part_of(value: Any, path: Sequence[str | int], first: int, most: int = PART) -> dict[str, Any]:
@@ -66,10 +77,9 @@ def part_of(value: Any, path: Sequence[str | int], first: int, most: int = PART)
     if kind == "text":
         found, length = value[first:end], len(value)
     elif kind == "list":
-        found, length = cut_all(value[first:end], here, first), len(value)
+        found, length = cut_within(value[first:end], [VALUE], here, first), len(value)
     elif kind == "mapping":
-        cutter, length = _Cutter(), len(value)
-        found = {key: cutter.cut(value[key], (*here, key)) for key in list(value)[first:end]}
+        found, length = cut_within({key: value[key] for key in list(value)[first:end]}, [VALUE], here), len(value)
     return {"kind": kind, "length": length, "first": first, "next": end if end < length else None, "value": found}
 
 
@@ -91,6 +101,16 @@ class _Cutter:
 
     def __init__(self) -> None:
         self._left = TOTAL
+
+    def cut_within(self, found: Any, places: Places, path: JSONPath, first: int = 0) -> Any:
+        if places is VALUE:
+            return self.cut(found, path)
+        if not places or not isinstance(found, list | dict):
+            return found
+        parts = found.items() if isinstance(found, dict) else enumerate(found, first)
+        each = places[0] if isinstance(places, list) else None
+        cut_parts = [(key, self.cut_within(part, each or places.get(key), (*path, key))) for key, part in parts]
+        return dict(cut_parts) if isinstance(found, dict) else [part for _, part in cut_parts]
 
     def cut(self, value: Any, path: JSONPath) -> Any:
         if type(value) is str:

@@ -15,12 +15,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dspyer.display.cut_values import cut
+from dspyer.display.cut_values import VALUE, cut, cut_within
+from dspyer.display.run_page import VALUES
 
 PAGE = Path(__file__).parent / "page"
 
 LARGEST = 500
 """Commits up to which all steps are in the file; of a longer run the first and the last of them, half of each."""
+
+_LISTS = {
+    "posts": VALUES["posts"]["items"],
+    "conflicts": VALUES["conflicts"]["items"],
+    "executions": [VALUES["execution"]],
+    "repairs": [[VALUE]],
+}
 
 _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
@@ -98,20 +106,20 @@ class RunFile:
         changed = dict.fromkeys(name for name in [*after, *before] if before.get(name) != after.get(name))
         commit = {name: value for name, value in step["commit"].items() if name != "patch"}
         rest = {name: step[name] for name in ("blame", "lm_calls", "conflicts", "sent")}
-        answer = {"commit": commit, "diff": changed, **cut(rest)}
+        answer = cut_within({"commit": commit, **rest}, VALUES["commit"]) | {"diff": changed}
         self._rows.append(row)
         self._steps[row["id"]] = self._values.place({**answer, "states": states})
 
     def add_lists(self, **lists: Any) -> None:
         """Add other answers by name: `posts`, `conflicts`, `repairs`, and `executions` by id."""
         for name, items in lists.items():
-            self._lists[name] = self._values.place(cut(items))
+            self._lists[name] = self._values.place(cut_within(items, _LISTS[name]))
 
     def html(self) -> str:
         """The file."""
         data = {
             "about": self._about,
-            "run": cut(self._run),
+            "run": self._run,
             "rows": self._rows,
             "steps": self._steps,
             "lists": self._lists,

@@ -6,12 +6,37 @@ The forms are listed in `dspyer/inspector/README.md`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
+from dspyer.display.cut_values import VALUE, Places
 from dspyer.display.graph_svg import GraphDrawing
 from dspyer.events import Commit, FieldShape, Question
 from dspyer.failure import Failure
+
+_CALLS = [{"messages": VALUE, "response": VALUE, "failed": VALUE}]
+_CONFLICT = {"base": VALUE, "value": VALUE, "values": [{1: VALUE}]}  # `values` are pairs of an author and a value
+_INFO = {"questions": [{"text": VALUE}]}
+
+VALUES: Mapping[str, Places] = MappingProxyType(
+    {
+        "runs": {"items": [_INFO]},
+        "threads": {"items": [_INFO]},
+        "run": {"info": _INFO, **_INFO, "failures": [{"traceback": VALUE}]},
+        "commit": {
+            "commit": {"patch": [VALUE], "reason": VALUE, "live": VALUE},
+            **dict.fromkeys(("before", "after", "diff", "sent"), [VALUE]),
+            "lm_calls": _CALLS,
+            "conflicts": [_CONFLICT],
+        },
+        "execution": {"state": [VALUE], "lm_calls": _CALLS, "sent": [VALUE]},
+        "lm_calls": {"items": _CALLS},
+        "posts": {"items": [{"value": VALUE}]},
+        "conflicts": {"items": [{"conflict": _CONFLICT}]},
+    }
+)
+"""Where each answer holds values and texts of any length."""
 
 
 class LMCallFigures(Protocol):

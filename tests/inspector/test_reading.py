@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 import dspyer.inspector
 from dspyer import END, START, Archive, CompiledGraph, Context, Graph, live, reducers
-from dspyer.display.cut_values import FEW, ITEMS, TEXT, cut, cut_all, part_of
+from dspyer.display.cut_values import FEW, ITEMS, TEXT, VALUE, cut, cut_within, part_of
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.inspector.asking import TOKEN, get, request
@@ -313,7 +313,7 @@ def test_what_is_small_is_not_cut(value: Any) -> None:
 
 
 def test_a_list_is_bounded_as_one_answer() -> None:
-    shown = cut_all(["x" * TEXT] * 900, ("items",), 5)
+    shown = cut_within(["x" * TEXT] * 900, [VALUE], ("items",), 5)
     assert len(json.dumps(shown)) < 1_500_000
     assert (shown[0], shown[-1]["path"], shown[-1]["value"]) == ("x" * TEXT, ["items", 904], "x" * FEW)
 
