@@ -294,6 +294,8 @@ const JSON_HINTS = { array: "JSON, as [1, 2]", object: 'JSON, as {"a": 1}' };
 
 const CHOSEN = new Set(["boolean", "enum"]);
 
+const DEEPEST = 4; // objects in objects that have fields of their own: a model may contain itself
+
 // What an optional type is besides None; null for any other schema.
 function withoutNone(schema) {
   const parts = Array.isArray(schema?.anyOf) ? schema.anyOf : [];
@@ -304,13 +306,13 @@ function withoutNone(schema) {
 }
 
 // A form for the JSON schema of an answer: what a form field can hold gets one, anything else is written as JSON.
-function kindOf(schema) {
+function kindOf(schema, depth = 0) {
   if (!schema) return "any";
   if (withoutNone(schema)) return "optional";
   if (Array.isArray(schema.enum)) return "enum";
   if ("const" in schema) return "enum";
   if (["boolean", "string", "integer", "number"].includes(schema.type)) return schema.type;
-  if (schema.type === "object" && schema.properties && Object.keys(schema.properties).length) return "object";
+  if (depth < DEEPEST && schema.type === "object" && schema.properties && Object.keys(schema.properties).length) return "object";
   return "json";
 }
 
@@ -320,11 +322,12 @@ function resolve(schema, root) {
 }
 
 // The value of what was typed: {value} or {problem}.
-function readInput(kind, schema, input, root) {
+function readInput(schema, input, root, depth = 0) {
+  const kind = kindOf(schema, depth);
   if (kind === "optional") {
     if (input === null) return { value: null };
     const inner = resolve(withoutNone(schema), root);
-    return input === undefined ? { problem: "an answer is needed, or None" } : readInput(kindOf(inner), inner, input, root);
+    return input === undefined ? { problem: "an answer is needed, or None" } : readInput(inner, input, root, depth);
   }
   if (kind === "object") {
     const value = {};
@@ -333,7 +336,7 @@ function readInput(kind, schema, input, root) {
       const given = input?.[name];
       const empty = given === undefined || given === "";
       if (empty && !(schema.required ?? []).includes(name)) continue;
-      const found = readInput(kindOf(inner), inner, given, root);
+      const found = readInput(inner, given, root, depth + 1);
       if (found.problem) return { problem: `${name}: ${found.problem}` };
       value[name] = found.value;
     }
@@ -370,10 +373,10 @@ function OptionalInput({ schema, ...shared }) {
   );
 }
 
-function Input({ schema: given, root, value, onValue, label, id, required, none }) {
+function Input({ schema: given, root, value, onValue, label, id, required, none, depth = 0 }) {
   const schema = resolve(given, root);
-  const kind = kindOf(schema);
-  if (kind === "optional") return <OptionalInput {...{ schema, root, value, onValue, label, id, required }} />;
+  const kind = kindOf(schema, depth);
+  if (kind === "optional") return <OptionalInput {...{ schema, root, value, onValue, label, id, required, depth }} />;
   if (kind === "object") {
     return (
       <fieldset>
@@ -384,6 +387,7 @@ function Input({ schema: given, root, value, onValue, label, id, required, none 
             id={`${id}-${name}`}
             schema={part}
             root={root}
+            depth={depth + 1}
             label={part.title ?? name}
             required={(schema.required ?? []).includes(name)}
             value={value?.[name]}
@@ -428,7 +432,7 @@ export function AnswerForm({ question, thread, data, onDone }) {
   const schema = question.answer;
   const { busy, error, act } = useAction(async () => {
     const root = schema ?? {};
-    const found = readInput(kindOf(resolve(schema, root)), resolve(schema, root), value, root);
+    const found = readInput(resolve(schema, root), value, root);
     setProblem(found.problem ?? null);
     if (found.problem) return;
     await post("answer", { thread, answers: { [question.id]: found.value } });

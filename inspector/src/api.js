@@ -82,7 +82,8 @@ async function answer(response, parse = parseJSON) {
   } catch {
     body = null;
   }
-  if (response.ok) return body;
+  if (response.ok && body !== null) return body;
+  if (response.ok) throw new ApiError("The answer of the server is no JSON.", response.status);
   const words = body?.error?.message ?? body?.error ?? body?.detail ?? (text.slice(0, 300) || response.statusText);
   throw new ApiError(typeof words === "string" ? words : JSON.stringify(words), response.status, body?.fields ?? body?.errors);
 }
@@ -130,6 +131,7 @@ export async function follow(params, onEvent, onLink, signal) {
       if (!response.ok) await answer(response);
       onLink(null);
       for await (const event of messages(response.body)) {
+        if (event.event === "error") throw new ApiError(JSON.parse(event.data).message, 503);
         if (event.id) after = event.id;
         pause = 500;
         onEvent(event);

@@ -1,5 +1,7 @@
 // Numbers, times and names as texts. Every text has its unit, so that it can be read without its column.
 
+import { shown } from "./shape.js";
+
 const grouped = new Intl.NumberFormat("en-US");
 
 export const count = (n) => (n == null ? "–" : grouped.format(n));
@@ -59,7 +61,8 @@ export const onBranch = (branch) => (branchName(branch) === "trunk" ? "trunk" : 
 
 export const first = (text, limit) => (text.length > limit ? `${text.slice(0, limit - 1)}…` : text);
 
-export const firstLine = (text) => String(text ?? "").split("\n", 1)[0];
+// The beginning of a text, which may be cut, for one line of the page.
+export const firstLine = (text) => first(String(shown(text) ?? "").split("\n", 1)[0], 300);
 
 // A Failure or {type, message} in one line.
 export const failureText = (failure) => {

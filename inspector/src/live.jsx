@@ -4,7 +4,7 @@ import { useMemo } from "preact/hooks";
 import { epoch, plural, seconds } from "./format.js";
 import { useAnswer } from "./hooks.js";
 import { Empty } from "./parts.jsx";
-import { Value } from "./value.jsx";
+import { Source, Value } from "./value.jsx";
 
 const MOST = 400;
 
@@ -54,7 +54,9 @@ export function LiveView({ thread, run, data, onShow }) {
             <span class="key">{post.field}</span>
             <button type="button" class="link" onClick={() => onShow(post.execution)}>{post.node}</button>
             <span class="quiet">{post.operation}{post.withdrawn ? ", withdrawn" : ""}</span>
-            <span class="said"><Value value={post.value} open={false} /></span>
+            <span class="said">
+              <Source.Provider value={{ of: "posts", thread, run }}><Value value={post.value} open={false} /></Source.Provider>
+            </span>
           </li>
         ))}
       </ol>

@@ -5,7 +5,7 @@ import { useEffect, useState } from "preact/hooks";
 import { LOCKED, prepare, setToken } from "./api.js";
 import { embedded } from "./embedded.js";
 import { useAnswer, useKeys } from "./hooks.js";
-import { Dialog, Problem } from "./parts.jsx";
+import { Boundary, Dialog, Problem } from "./parts.jsx";
 import { href, useRoute } from "./route.js";
 import { RunPage } from "./run.jsx";
 import { RunsPage } from "./runs.jsx";
@@ -129,14 +129,14 @@ function App() {
   let page = <main id="main" class="waiting" aria-busy="true" />;
   if (embedded) page = <RunPage params={{ ...embedded.of, ...route.params }} about={embedded.about} />;
   else if (locked) page = <Login error={error} onToken={() => setTries(tries + 1)} />;
-  else if (error) page = <main id="main"><Problem error={error} /></main>;
+  else if (error) page = <main id="main"><Problem error={error} onRetry={() => setTries(tries + 1)} /></main>;
   else if (route.page === "run") {
     page = <RunPage key={`${route.params.thread}\n${route.params.run}`} params={route.params} about={about} />;
   } else page = <RunsPage key={route.page} page={route.page === "threads" ? "threads" : "runs"} params={route.params} />;
   return (
     <>
       <Bar about={about} page={route.page} theme={theme} onTheme={nextTheme} onHelp={() => setHelp(true)} />
-      {page}
+      <Boundary what="This page" of={location.hash}>{page}</Boundary>
       {help && <Help onClose={() => setHelp(false)} />}
       <div id="news" class="hidden" role="status" aria-live="polite" />
     </>

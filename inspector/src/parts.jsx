@@ -1,7 +1,8 @@
 // Small parts that several pages use.
 
-import { useEffect, useRef } from "preact/hooks";
-import { ago, exact, moment } from "./format.js";
+import { Component } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { ago, count, exact, moment } from "./format.js";
 
 export const STATUSES = ["completed", "failed", "interrupted", "running", "stopped", "crashed"];
 
@@ -42,12 +43,36 @@ export function Facts({ items }) {
 }
 
 // `old`: what was read before stands below it.
-export const Problem = ({ error, old }) => (
+export const Problem = ({ error, old, title, onRetry }) => (
   <div class="problem" role="alert">
-    <strong>{error.status === 0 ? "No connection" : "This did not work"}</strong>
+    <strong>{title ?? (error.status === 0 ? "No connection" : "This did not work")}</strong>
     <p>{error.message}{old && " What is shown here was read before."}</p>
+    {onRetry && <button type="button" onClick={onRetry}>Try again</button>}
   </div>
 );
+
+// A part of the page that fails says so, and the others stay. It is made again when the reader asks, or goes elsewhere (`of`).
+export class Boundary extends Component {
+  static getDerivedStateFromError(error) {
+    return { error };
+  }
+
+  componentDidUpdate(before) {
+    if (this.state.error && before.of !== this.props.of) this.setState({ error: null });
+  }
+
+  render({ what, children }, { error }) {
+    return error ? <Problem error={error} title={`${what} cannot be shown`} onRetry={() => this.setState({ error: null })} /> : children;
+  }
+}
+
+// The first entries of a list, and a button that shows the others.
+export function useFew(items, most = 60) {
+  const [all, setAll] = useState(false);
+  const left = all ? 0 : items.length - most;
+  if (left <= 0) return [items, null];
+  return [items.slice(0, most), <button type="button" class="fold" onClick={() => setAll(true)}>show {count(left)} more</button>];
+}
 
 export const Empty = ({ children }) => <div class="empty">{children}</div>;
 

@@ -8,7 +8,7 @@ import { count, epoch, failureText, firstLine, plural, seconds, totals, usd } fr
 import { GraphView } from "./graph.jsx";
 import { announce, useAnswer, useKeys, useMedia, useNow, useTitle } from "./hooks.js";
 import { LiveView } from "./live.jsx";
-import { Facts, Problem, Status, Tabs, Time } from "./parts.jsx";
+import { Boundary, Facts, Problem, Status, Tabs, Time } from "./parts.jsx";
 import { go, href } from "./route.js";
 import { ConflictsView, RepairsView, StatsView } from "./tables.jsx";
 import { StepPane } from "./step.jsx";
@@ -135,7 +135,10 @@ export function RunPage({ params, about }) {
   const entries = useEntries(steps, data);
   const wide = useMedia("(min-width: 1000px)");
   const pane = useRef(null);
-  const renew = () => setVersion((n) => n + 1);
+  const renew = () => {
+    if (steps.error) steps.retry();
+    setVersion((n) => n + 1);
+  };
   useTitle(data && `${data.info.status} · ${thread || data.info.graph}`);
 
   const known = useRef(0);
@@ -145,7 +148,7 @@ export function RunPage({ params, about }) {
     steps.count = data.count;
   }
 
-  const lost = useFollow(thread, run, data, renew);
+  const lost = useFollow(thread, run, data, renew, Boolean(error || steps.error));
   const status = data?.info.status;
   const before = useRef(null);
   useEffect(() => {
@@ -202,7 +205,7 @@ export function RunPage({ params, about }) {
     requestAnimationFrame(() => pane.current?.querySelector("h2")?.focus());
   };
 
-  if (error && !data) return <main id="main" tabIndex={-1}><Problem error={error} /></main>;
+  if (error && !data) return <main id="main" tabIndex={-1}><Problem error={error} onRetry={renew} /></main>;
   // Both before anything is shown: what can be done has a place in the head.
   if (!data || !about) return <main id="main" class="run waiting" aria-busy="true" tabIndex={-1} />;
   const chosen = views.some(({ id }) => id === params.view) ? params.view : "steps";
@@ -215,13 +218,15 @@ export function RunPage({ params, about }) {
       <Tabs label="Views of the run" tabs={views} selected={chosen} onSelect={setView} />
       <div class={`split${FULL.has(chosen) ? " full" : ""}`}>
         <section class={`view view-${chosen}`} id="panel" role="tabpanel" aria-labelledby={`tab-${chosen}`}>
-          <View {...shared} />
+          <Boundary what={`The view ${views.find(({ id }) => id === chosen).name}`} of={chosen}><View {...shared} /></Boundary>
         </section>
         {!FULL.has(chosen) && (
           <section class="detail" aria-label="Step" ref={pane}>
             {alone && <button type="button" class="back" onClick={close}>‹ Back to the list</button>}
             {entry ? (
-              <StepPane entry={entry} {...shared} about={about} onChanged={renew} />
+              <Boundary what={`The step ${entry.id}`} of={entry.id}>
+                <StepPane entry={entry} {...shared} about={about} onChanged={renew} />
+              </Boundary>
             ) : (
               <p class="empty">Select a step.</p>
             )}
@@ -254,9 +259,10 @@ function focusFilter(setView) {
 }
 
 // New rows of the store, as the server sees them: each is a reason to read the run again. Gives why there are none to see.
-function useFollow(thread, run, data, renew) {
-  const latest = useRef(renew);
-  latest.current = renew;
+// While reading fails, it is read again every few seconds at most.
+function useFollow(thread, run, data, renew, failing) {
+  const latest = useRef(null);
+  latest.current = { renew, pause: failing ? 5000 : 30 };
   const [lost, setLost] = useState(null);
   const ready = Boolean(data) && !embedded;
   useEffect(() => {
@@ -266,8 +272,8 @@ function useFollow(thread, run, data, renew) {
     const changed = () => {
       waiting ??= setTimeout(() => {
         waiting = null;
-        latest.current();
-      }, 30);
+        latest.current.renew();
+      }, latest.current.pause);
     };
     let broken = false;
     const linked = (error) => {

@@ -28,6 +28,8 @@ function usePages(path, filter) {
   shown.current = state;
   useEffect(() => {
     const stop = new AbortController();
+    let pause = RENEW;
+    let timer = null;
     const load = () => get(path, { ...query(filter), limit: LIMIT }, stop.signal);
     const failed = (error) => stop.signal.aborted || setState((old) => ({ ...old, error, key }));
     load().then(
@@ -36,10 +38,12 @@ function usePages(path, filter) {
     );
     // What changed is renewed in place; what is new waits for a click, so that nothing moves under the reader's hand.
     const renew = async () => {
+      timer = setTimeout(renew, pause);
       if (document.hidden || shown.current.key !== key) return;
       try {
         const page = await load();
         if (stop.signal.aborted) return;
+        pause = RENEW;
         const now = new Map(page.items.map((info) => [runKey(info), info]));
         const known = new Set(shown.current.items.map(runKey));
         const items = shown.current.items.map((info) => now.get(runKey(info)) ?? info);
@@ -48,19 +52,24 @@ function usePages(path, filter) {
         const after = fresh.length && fresh.length === page.items.length ? page.next : undefined;
         setState((old) => ({ ...old, items, fresh, after, error: null }));
       } catch (error) {
+        pause = Math.min(pause * 2, 60_000);
         failed(error);
       }
     };
-    const timer = setInterval(renew, RENEW);
+    timer = setTimeout(renew, pause);
     return () => {
       stop.abort();
-      clearInterval(timer);
+      clearTimeout(timer);
     };
   }, [key]);
   const more = async () => {
-    const page = await get(path, { ...query(filter), limit: LIMIT, after: state.next });
-    setState((old) => ({ ...old, items: [...old.items, ...page.items], next: page.next }));
-    announce(`${plural(page.items.length, "more run")} loaded`);
+    try {
+      const page = await get(path, { ...query(filter), limit: LIMIT, after: state.next });
+      setState((old) => ({ ...old, items: [...old.items, ...page.items], next: page.next, error: null }));
+      announce(`${plural(page.items.length, "more run")} loaded`);
+    } catch (error) {
+      setState((old) => ({ ...old, error }));
+    }
   };
   const showFresh = () =>
     setState(({ items, next, fresh, after, ...old }) => {

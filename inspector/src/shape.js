@@ -65,6 +65,9 @@ function cutValue(mark) {
   return { ...shape(kind === "mapping" ? { ...value } : value), cut: { kind, length, path } };
 }
 
+// What was sent of a value: all of it, unless it is cut.
+export const shown = (value) => (value?.[TAG] === "cut" ? value.value : value);
+
 // Of a cut value only what was sent is compared: its path differs before and after a step.
 const sent = (value) => (value !== null && typeof value === "object" && value[TAG] === "cut" ? [value.length, value.value] : value);
 

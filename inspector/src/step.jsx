@@ -5,10 +5,10 @@ import { AnswerForm, CopyBefore, StepActions } from "./acts.jsx";
 import { embedded } from "./embedded.js";
 import { count, failureText, onBranch, plural, seconds, usd } from "./format.js";
 import { announce, useAnswer } from "./hooks.js";
-import { Clock, Facts, Problem } from "./parts.jsx";
-import { difference, own } from "./shape.js";
+import { Clock, Facts, Problem, useFew } from "./parts.jsx";
+import { difference, own, shape } from "./shape.js";
 import { Conflict } from "./tables.jsx";
-import { Difference, Source, Text, Value } from "./value.jsx";
+import { Difference, Source, Text, Value, useRest } from "./value.jsx";
 
 function Section({ title, note, children, open = true, id }) {
   const [shown, setShown] = useState(open);
@@ -32,12 +32,14 @@ const price = (cost) => (cost == null ? "no price" : usd(cost));
 const sum = (calls, name) => calls.reduce((total, call) => total + (call[name] ?? 0), 0);
 
 function LMCalls({ calls }) {
+  const [shown, more] = useFew(calls);
   if (!calls.length) return null;
   const cost = calls.some((call) => call.cost == null) ? null : sum(calls, "cost");
   const note = `${count(calls.length)} · ${count(sum(calls, "prompt_tokens") + sum(calls, "response_tokens"))} tokens · ${price(cost)}`;
   return (
     <Section title="LM calls" note={note}>
-      <ol class="calls">{calls.map((call, i) => <LMCall key={i} call={call} open={calls.length <= 3} />)}</ol>
+      <ol class="calls">{shown.map((call, i) => <LMCall key={i} call={call} open={calls.length <= 3} />)}</ol>
+      {more}
     </Section>
   );
 }
@@ -65,7 +67,7 @@ function LMCall({ call, open: start }) {
           </button>
         )}
       </div>
-      {call.failed && <p class="bad"><Text text={String(call.failed)} /></p>}
+      {call.failed && <p class="bad"><Text text={call.failed} /></p>}
       {open && <Messages messages={call.messages} />}
       {open && call.response != null && <Message role="response" content={call.response} limit={1500} />}
     </li>
@@ -97,14 +99,16 @@ function Changes({ before, after, diff }) {
   const [old, now] = [fieldsOf(before), fieldsOf(after)];
   const names = [...new Set([...Object.keys(now), ...Object.keys(old)])];
   const changed = names.filter((name) => Object.hasOwn(diff, name) || difference(own(old, name), own(now, name)).length);
+  const [shown, more] = useFew(changed);
   return (
     <Section title="Changes" note={changed.length ? plural(changed.length, "field") : "none"} id="changes">
-      {changed.map((name) => (
+      {shown.map((name) => (
         <div class="field" key={name}>
           <h4><code>{name}</code></h4>
           <Difference before={own(old, name)} after={own(now, name)} />
         </div>
       ))}
+      {more}
       {!changed.length && <p class="quiet">The state is the same as before.</p>}
     </Section>
   );
@@ -112,10 +116,11 @@ function Changes({ before, after, diff }) {
 
 function State({ title, state, blame, onShow, note, open = true }) {
   const fields = Object.entries(fieldsOf(state));
+  const [shown, more] = useFew(fields, 200);
   return (
     <Section title={title} note={note ?? plural(fields.length, "field")} open={open}>
       <dl class="state">
-        {fields.map(([name, value]) => (
+        {shown.map(([name, value]) => (
           <div key={name}>
             <dt>
               <code>{name}</code>
@@ -125,6 +130,7 @@ function State({ title, state, blame, onShow, note, open = true }) {
           </div>
         ))}
       </dl>
+      {more}
     </Section>
   );
 }
@@ -136,10 +142,12 @@ const Writer = ({ blame, onShow }) => (
 );
 
 function Attempts({ failures }) {
+  const [shown, more] = useFew(failures);
   if (!failures.length) return null;
   return (
     <Section title="Failed attempts" note={count(failures.length)}>
-      <ol class="attempts">{failures.map((failure, i) => <Failed key={i} failure={failure} />)}</ol>
+      <ol class="attempts">{shown.map((failure, i) => <Failed key={i} failure={failure} />)}</ol>
+      {more}
     </Section>
   );
 }
@@ -156,14 +164,17 @@ function Failed({ failure }) {
   );
 }
 
-function Traceback({ text }) {
+function Traceback({ text: given }) {
   const [open, setOpen] = useState(false);
+  const { seen, rest } = useRest(shape(given));
+  const { text, cut } = seen;
   return (
     <>
       <button type="button" class="fold" aria-expanded={open} onClick={() => setOpen(!open)}>
-        {open ? "hide the traceback" : `show the traceback, ${plural(text.split("\n").length, "line")}`}
+        {open ? "hide the traceback" : `show the traceback, ${cut ? plural(cut.length, "character") : plural(text.split("\n").length, "line")}`}
       </button>
       {open && <pre class="traceback">{text}</pre>}
+      {open && rest}
     </>
   );
 }
@@ -257,10 +268,17 @@ function CommitPane({ entry, thread, run, selected, entries, onSelect, onShow, a
   );
 }
 
-const Links = ({ ids, onShow }) =>
-  ids.map((id, i) => (
-    <span key={id}>{i > 0 && ", "}<button type="button" class="link" onClick={() => onShow(id)}>{id.split("/").pop()}</button></span>
-  ));
+function Links({ ids, onShow }) {
+  const [shown, more] = useFew(ids);
+  return (
+    <>
+      {shown.map((id, i) => (
+        <span key={id}>{i > 0 && ", "}<button type="button" class="link" onClick={() => onShow(id)}>{id.split("/").pop()}</button></span>
+      ))}
+      {more}
+    </>
+  );
+}
 
 const Exchange = ({ live }) => (
   <Section title="Live fields" note="posts and reads" open={false}><Value value={live} open /></Section>
@@ -316,7 +334,11 @@ function FailurePane({ entry, thread, run, selected, entries, onSelect, onShow, 
           <p><Text text={failure.message || "without a text"} limit={900} /></p>
           {failure.retryable && <p class="quiet">Another attempt may succeed.</p>}
         </div>
-        {failure.traceback && <Traceback text={failure.traceback} />}
+        {failure.traceback && (
+          <Source.Provider value={{ of: "run", thread, run }}>
+            <Traceback key={entry.id} text={failure.traceback} />
+          </Source.Provider>
+        )}
         <Attempts failures={attempts} />
         <Execution key={entry.id} id={failure.execution} thread={thread} run={run} answer={answer} onShow={onShow} />
       </div>
@@ -338,7 +360,9 @@ function QuestionPane({ entry, thread, run, selected, entries, onSelect, onShow,
         onSelect={onSelect}
       />
       <div class="panebody" tabIndex={0} role="group" aria-label="Details of the question">
-        <div class="question"><Text text={question.text} limit={2000} /></div>
+        <div class="question">
+          <Source.Provider value={{ of: "run", thread, run }}><Text key={entry.id} text={question.text} limit={2000} /></Source.Provider>
+        </div>
         {about?.acts && !embedded ? (
           <AnswerForm key={entry.id} question={question} thread={thread} data={data} onDone={onChanged} />
         ) : (

@@ -16,6 +16,7 @@ export class Steps {
     this.byId = new Map();
     this.busy = new Map();
     this.error = null;
+    this.asked = [0, -1];
     this.closed = new AbortController();
   }
 
@@ -34,8 +35,16 @@ export class Steps {
     this.changed();
   }
 
-  // Reads what is missing between two indices, in whole pages.
+  retry() {
+    this.error = null;
+    this.want(...this.asked);
+    this.changed();
+  }
+
+  // Reads what is missing between two indices, in whole pages. After a failure nothing is read until `retry`.
   want(from, to) {
+    this.asked = [from, to];
+    if (this.error) return;
     const last = Math.min(to, this.count - 1);
     for (let page = Math.floor(Math.max(0, from) / PAGE); page * PAGE <= last; page += 1) {
       const start = page * PAGE;

@@ -4,6 +4,8 @@ import { useEffect, useMemo, useState } from "preact/hooks";
 import { embedded } from "./embedded.js";
 import { branchName, count, epoch, first, plural, seconds, usd } from "./format.js";
 import { announce, useMedia, useNow } from "./hooks.js";
+import { Problem } from "./parts.jsx";
+import { shown } from "./shape.js";
 import { VirtualList } from "./virtual.jsx";
 
 const ROW = 34;
@@ -70,7 +72,7 @@ function Node({ row }) {
 
 function EndRow({ entry }) {
   const failed = entry.kind === "failure";
-  const text = failed ? `${entry.failure.type}: ${entry.failure.message}` : entry.question.text;
+  const text = failed ? `${entry.failure.type}: ${entry.failure.message}` : shown(entry.question.text);
   return (
     <>
       <span class="index" role="gridcell">{failed ? "✕" : "?"}</span>
@@ -132,6 +134,7 @@ function Listed({ label, steps, entries, selected, onSelect, onOpen, data, extra
       {embedded?.between > 0 && !found && (
         <p class="note">The file holds the first and the last steps; {count(embedded.between)} between them are left out.</p>
       )}
+      {steps.error && <Problem error={steps.error} onRetry={() => steps.retry()} />}
       <VirtualList
         key={found ? "found" : "all"}
         label={label}

@@ -5,9 +5,9 @@ import { get } from "./api.js";
 import { embedded } from "./embedded.js";
 import { count, plural, seconds, usd } from "./format.js";
 import { useAnswer } from "./hooks.js";
-import { Empty, Problem } from "./parts.jsx";
-import { pathText } from "./shape.js";
-import { Value, gist } from "./value.jsx";
+import { Empty, Problem, useFew } from "./parts.jsx";
+import { pathText, shown } from "./shape.js";
+import { Source, Text, Value, gist } from "./value.jsx";
 
 export function Conflict({ conflict }) {
   return (
@@ -56,8 +56,12 @@ export function ConflictsView({ thread, run, data, steps, onShow }) {
   }, [data.count]);
   const { items, read, joins, error } = state;
   const more = async () => {
-    const found = await conflictsIn(joins.slice(read, read + JOINS), thread, run);
-    setState({ ...state, items: [...items, ...found], read: read + JOINS });
+    try {
+      const found = await conflictsIn(joins.slice(read, read + JOINS), thread, run);
+      setState({ ...state, items: [...items, ...found], read: read + JOINS });
+    } catch (failed) {
+      setState({ ...state, error: failed });
+    }
   };
   if (error) return <Problem error={error} />;
   if (!joins) return <div class="waiting" aria-busy="true" />;
@@ -65,7 +69,7 @@ export function ConflictsView({ thread, run, data, steps, onShow }) {
     <div class="padded">
       {items.map(({ commit, conflict }, i) => (
         <div key={i}>
-          <Conflict conflict={conflict} />
+          <Source.Provider value={{ of: "commit", thread, run, id: commit }}><Conflict conflict={conflict} /></Source.Provider>
           {commit && <button type="button" class="link" onClick={() => onShow(commit)}>Show the join {commit}</button>}
         </div>
       ))}
@@ -178,9 +182,9 @@ export function RepairsView({ thread, run, data, onShow }) {
           <article class="repair" key={i}>
             <h3>{gist(Object.values(fields)[0] ?? "", 90)}</h3>
             {commit && <button type="button" class="link" onClick={() => onShow(commit)}>Show the check {commit}</button>}
-            {rejected.map((output, n) => (
+            {shown(rejected).map((output, n) => (
               <div key={n} class="d-removed">
-                <p><span class="mark">-</span> refused: {(problems[n] ?? []).map((text) => (typeof text === "string" ? text : gist(text))).join("; ")}</p>
+                <p><span class="mark">-</span> refused: {shown(shown(problems)[n] ?? []).map((text) => (typeof text === "string" ? text : gist(text))).join("; ")}</p>
                 <Value value={output} />
               </div>
             ))}

@@ -3,7 +3,9 @@
 import { createContext } from "preact";
 import { useContext, useState } from "preact/hooks";
 import { get } from "./api.js";
-import { count, first, plural } from "./format.js";
+import { embedded } from "./embedded.js";
+import { first, plural } from "./format.js";
+import { useFew } from "./parts.jsx";
 import { difference, pathText, shape } from "./shape.js";
 
 // Which answer the shown values are from: {of, ...params}. The server cuts very long values, and sends the rest on request.
@@ -13,24 +15,28 @@ const TEXT_LIMIT = 400;
 const LINES = 8;
 const ITEMS = 40;
 
-export function Text({ text, limit = TEXT_LIMIT }) {
+export function Text({ text: given, limit = TEXT_LIMIT }) {
   const [open, setOpen] = useState(false);
+  const { seen, rest } = useRest(shape(given));
+  const { text } = seen;
   const lines = text.split("\n");
-  if (text.length <= limit * 1.2 && lines.length <= LINES + 2) return <span class="text">{text}</span>;
+  if (text.length <= limit * 1.2 && lines.length <= LINES + 2) return <><span class="text">{text}</span>{rest}</>;
   const short = lines.slice(0, LINES).join("\n").slice(0, limit);
   return (
     <>
       <span class="text">{open ? text : `${short}…`}</span>
       <button type="button" class="fold" aria-expanded={open} onClick={() => setOpen(!open)}>
-        {open ? "show less" : `show all ${plural(text.length, "character")}`}
+        {open ? "show less" : `show all ${plural(seen.cut?.length ?? text.length, "character")}`}
       </button>
+      {open && rest}
     </>
   );
 }
 
 // The rest of a cut value, part by part.
-function useRest(seen) {
-  const source = useContext(Source);
+export function useRest(seen) {
+  const given = useContext(Source);
+  const source = embedded ? null : given;
   const [more, setMore] = useState([]);
   const [error, setError] = useState(null);
   if (!seen.cut) return { seen, rest: null };
@@ -39,6 +45,8 @@ function useRest(seen) {
   const load = async () => {
     try {
       const part = await get("value", { ...source, path: JSON.stringify(seen.cut.path), first: have });
+      if (part.length !== seen.cut.length) throw new Error("It has changed since it was read: load the page again.");
+      setError(null);
       setMore([...more, text ? part.value : shape(part.value).entries.map(([key, item]) => [Array.isArray(part.value) ? have + key : key, item])]);
     } catch (failed) {
       setError(failed);
@@ -83,11 +91,10 @@ export function Value({ value, depth = 0, open: start }) {
   const { seen, rest } = useRest(shape(value));
   const size = seen.size ?? seen.entries.length;
   const [open, setOpen] = useState(start ?? (depth < 1 ? size <= 12 : depth < 2 && size <= 3));
-  const [all, setAll] = useState(false);
+  const [shown, more] = useFew(seen.entries, ITEMS);
   if (seen.kind === "scalar") return <><Scalar seen={seen} depth={depth} />{rest}</>;
   if (!size) return <span class="v"><span class="tag">{seen.label || "dict"}</span> {seen.open}{seen.close}</span>;
   const unit = seen.kind === "list" ? "item" : "key";
-  const shown = all ? seen.entries : seen.entries.slice(0, ITEMS);
   return (
     <span class="tree">
       <button type="button" class="twist" aria-expanded={open} onClick={() => setOpen(!open)}>
@@ -102,14 +109,7 @@ export function Value({ value, depth = 0, open: start }) {
               <Value value={item} depth={depth + 1} />
             </li>
           ))}
-          {shown.length < seen.entries.length && (
-            <li>
-              <button type="button" class="fold" onClick={() => setAll(true)}>
-                show {count(seen.entries.length - shown.length)} more
-              </button>
-            </li>
-          )}
-          {shown.length === seen.entries.length && rest && <li>{rest}</li>}
+          {(more || rest) && <li>{more || rest}</li>}
         </ul>
       )}
     </span>
@@ -166,20 +166,13 @@ function DiffRow({ row }) {
 
 // The difference of one field.
 export function Difference({ before, after }) {
-  const [all, setAll] = useState(false);
   const rows = difference(before, after);
-  const shown = all ? rows : rows.slice(0, ROWS);
+  const [shown, more] = useFew(rows, ROWS);
   if (!rows.length) return <Beyond />;
   return (
     <ul class="diff">
       {shown.map((row, i) => <DiffRow key={i} row={row} />)}
-      {shown.length < rows.length && (
-        <li>
-          <button type="button" class="fold" onClick={() => setAll(true)}>
-            show {plural(rows.length - shown.length, "more change")}
-          </button>
-        </li>
-      )}
+      {more && <li>{more}</li>}
     </ul>
   );
 }
