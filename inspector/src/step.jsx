@@ -6,7 +6,7 @@ import { embedded } from "./embedded.js";
 import { count, failureText, onBranch, plural, seconds, usd } from "./format.js";
 import { announce, useAnswer } from "./hooks.js";
 import { Clock, Facts, Problem, useFew } from "./parts.jsx";
-import { difference, own, shape } from "./shape.js";
+import { own, shape } from "./shape.js";
 import { Conflict } from "./tables.jsx";
 import { Difference, Source, Text, Value, useRest } from "./value.jsx";
 
@@ -98,7 +98,7 @@ const fieldsOf = (state) => (state && typeof state === "object" && !Array.isArra
 function Changes({ before, after, diff }) {
   const [old, now] = [fieldsOf(before), fieldsOf(after)];
   const names = [...new Set([...Object.keys(now), ...Object.keys(old)])];
-  const changed = names.filter((name) => Object.hasOwn(diff, name) || difference(own(old, name), own(now, name)).length);
+  const changed = names.filter((name) => Object.hasOwn(diff, name));
   const [shown, more] = useFew(changed);
   return (
     <Section title="Changes" note={changed.length ? plural(changed.length, "field") : "none"} id="changes">
@@ -185,7 +185,7 @@ function PaneHead({ sign, title, sub, index, size, onSelect, children }) {
   return (
     <header class="panehead">
       <div class="titles">
-        <h2 tabIndex={-1}>{sign && <span class="sign">{sign} </span>}{title}</h2>
+        <h2 tabIndex={-1} title={title}>{sign && <span class="sign">{sign} </span>}{title}</h2>
         <p class="quiet">{sub}</p>
       </div>
       <div class="buttons">

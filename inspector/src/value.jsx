@@ -6,7 +6,7 @@ import { get } from "./api.js";
 import { embedded } from "./embedded.js";
 import { first, plural } from "./format.js";
 import { useFew } from "./parts.jsx";
-import { difference, pathText, shape } from "./shape.js";
+import { difference, pathText, points, shape } from "./shape.js";
 
 // Which answer the shown values are from: {of, ...params}. The server cuts very long values, and sends the rest on request.
 export const Source = createContext(null);
@@ -15,9 +15,11 @@ const TEXT_LIMIT = 400;
 const LINES = 8;
 const ITEMS = 40;
 
-export function Text({ text: given, limit = TEXT_LIMIT }) {
+export const Text = ({ text, limit }) => <Folded seen={shape(text)} limit={limit} />;
+
+function Folded({ seen: given, limit = TEXT_LIMIT }) {
   const [open, setOpen] = useState(false);
-  const { seen, rest } = useRest(shape(given));
+  const { seen, rest } = useRest(given);
   const { text } = seen;
   const lines = text.split("\n");
   if (text.length <= limit * 1.2 && lines.length <= LINES + 2) return <><span class="text">{text}</span>{rest}</>;
@@ -41,7 +43,7 @@ export function useRest(seen) {
   const [error, setError] = useState(null);
   if (!seen.cut) return { seen, rest: null };
   const text = seen.cut.kind === "text";
-  const have = (text ? seen.text.length : seen.entries.length) + more.reduce((sum, part) => sum + part.length, 0);
+  const have = text ? points(seen.text + more.join("")) : seen.entries.length + more.flat().length;
   const load = async () => {
     try {
       const part = await get("value", { ...source, path: JSON.stringify(seen.cut.path), first: have });
@@ -68,7 +70,7 @@ function Scalar({ seen, depth }) {
   return (
     <span class={`v v-${seen.type}`}>
       {seen.label && <span class="tag">{seen.label} </span>}
-      {seen.type === "text" && seen.text === "" ? <span class="tag">empty text</span> : <Text text={seen.text} limit={depth ? 200 : TEXT_LIMIT} />}
+      {seen.type === "text" && seen.text === "" ? <span class="tag">empty text</span> : <Folded seen={seen} limit={depth ? 200 : TEXT_LIMIT} />}
     </span>
   );
 }
@@ -88,11 +90,12 @@ export function gist(value, limit = 72) {
 }
 
 export function Value({ value, depth = 0, open: start }) {
-  const { seen, rest } = useRest(shape(value));
+  const given = shape(value);
+  const { seen, rest } = useRest(given);
   const size = seen.size ?? seen.entries.length;
   const [open, setOpen] = useState(start ?? (depth < 1 ? size <= 12 : depth < 2 && size <= 3));
   const [shown, more] = useFew(seen.entries, ITEMS);
-  if (seen.kind === "scalar") return <><Scalar seen={seen} depth={depth} />{rest}</>;
+  if (seen.kind === "scalar") return <Scalar seen={given} depth={depth} />;
   if (!size) return <span class="v"><span class="tag">{seen.label || "dict"}</span> {seen.open}{seen.close}</span>;
   const unit = seen.kind === "list" ? "item" : "key";
   return (
