@@ -181,11 +181,11 @@ class Archive:
         store = self._reader.store
         if store.thread(name) is None:
             known = store.threads(limit=NAMES + 1)
-            there = f" It has {len(known) if len(known) <= NAMES else f'more than {NAMES:,}'} threads."
+            count = "no" if not known else len(known) if len(known) <= NAMES else f"more than {NAMES:,}"
             if len(known) > NAMES:  # of a large store, only those that begin alike
                 known = store.threads(after=name[: len(name) // 2], limit=NAMES)
-            there = there if known else " It has no threads."
-            raise ThreadError(f"no thread {name!r} in {store.address!r}.{suggestion(name, known) or there}")
+            near = suggestion(name, known) or f" It has {count} thread{'s' * (count != 1)}."
+            raise ThreadError(f"no thread {name!r} in {store.address!r}.{near}")
         return ArchivedThread(self._reader, name)
 
     def close(self) -> None:
@@ -293,4 +293,4 @@ def _place(cursor: str | None) -> RunPlace | None:
             raise ValueError(cursor)
         return RunPlace(float(started), run, thread)
     except ValueError:
-        raise ValueError(f"after={cursor!r} is not from a page: pass page.next") from None
+        raise ValueError(f"after={cursor!r} is no cursor: pass page.next of the page before") from None

@@ -125,7 +125,7 @@ def resume(
     seconds: SecondsOption = None,
     take_over: TakeOverOption = False,
     max_resumes: Annotated[
-        int, typer.Option("--max-resumes", metavar="N", help="How often a run may be resumed without progress.")
+        int, typer.Option("--max-resumes", metavar="N", min=0, help="How often a run may be resumed without progress.")
     ] = 10,
     allow_changed_graph: Annotated[
         bool, typer.Option("--allow-changed-graph", help="Continue although the graph has changed, if the log fits it.")

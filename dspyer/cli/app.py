@@ -173,7 +173,7 @@ def _report(error: Exception) -> None:
         traceback.print_exception(error, file=sys.stderr)
         return
     text = error_text(error.args[0]) if isinstance(error, KeyError) and error.args else error_text(error)
-    kind = "" if isinstance(error, DspyerError | LookupError | ImportError) else f"{type(error).__name__}: "
+    kind = "" if isinstance(error, REFUSALS) else f"{type(error).__name__}: "
     note(f"dspyer: {kind}{text}")
     for line in getattr(error, "__notes__", ()):
         note(f"  {line}")

@@ -60,7 +60,7 @@ def parse_time(text: str, now: datetime | None = None) -> datetime:
 
 def version_of(text: str) -> int | str:
     """A commit as `Thread` names it: a version for digits, any other text is an id."""
-    return int(text) if text.isascii() and text.isdigit() else text
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else text
 
 
 NO_TYPES: Mapping[str, object] = MappingProxyType({})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated
@@ -49,74 +50,49 @@ AfterOption = Annotated[
 LimitOption = Annotated[int, typer.Option("--limit", metavar="N", min=1, help="Most runs to list.")]
 
 
-def runs(
-    status: StatusOption = None,
-    graph: GraphOption = None,
-    thread: ThreadOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    text: TextOption = None,
-    after: AfterOption = None,
-    limit: LimitOption = 100,
-    store: StoreOption = None,
-    key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List runs, the newest first."""
-    _list("runs", status, graph, thread, since, until, text, after, limit, store, key_file, as_json)
+def _listing(what: str, text: str) -> Callable[..., None]:
+    """The command that lists with a method of `Archive`, and its help."""
+
+    def command(
+        status: StatusOption = None,
+        graph: GraphOption = None,
+        thread: ThreadOption = None,
+        since: SinceOption = None,
+        until: UntilOption = None,
+        text: TextOption = None,
+        after: AfterOption = None,
+        limit: LimitOption = 100,
+        store: StoreOption = None,
+        key_file: KeyFileOption = None,
+        as_json: JsonOption = False,
+    ) -> None:
+        from dspyer.cli.store_access import open_archive
+
+        with open_archive(store, key_file) as archive:
+            page = getattr(archive, what)(
+                status=None if status is None else status.value,
+                graph=graph,
+                thread=thread,
+                since=since,
+                until=until,
+                text=text,
+                after=after,
+                limit=limit,
+            )
+            infos = [info.to_dict() for info in page]
+            if as_json:
+                for info in infos:
+                    write_json(info)
+            elif infos:
+                print_runs(infos)
+            else:
+                note(f"no {what}")
+            if page.next is not None:
+                note(f"there are more: --after {shell_word(page.next)}")
+
+    command.__doc__ = text
+    return command
 
 
-def threads(
-    status: StatusOption = None,
-    graph: GraphOption = None,
-    thread: ThreadOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    text: TextOption = None,
-    after: AfterOption = None,
-    limit: LimitOption = 100,
-    store: StoreOption = None,
-    key_file: KeyFileOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List threads by their last run, the newest first."""
-    _list("threads", status, graph, thread, since, until, text, after, limit, store, key_file, as_json)
-
-
-def _list(
-    what: str,
-    status: Status | None,
-    graph: str | None,
-    thread: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    text: str | None,
-    after: str | None,
-    limit: int,
-    store: str | None,
-    key_file: str | None,
-    as_json: bool,
-) -> None:
-    from dspyer.cli.store_access import open_archive
-
-    with open_archive(store, key_file) as archive:
-        page = (archive.runs if what == "runs" else archive.threads)(
-            status=None if status is None else status.value,
-            graph=graph,
-            thread=thread,
-            since=since,
-            until=until,
-            text=text,
-            after=after,
-            limit=limit,
-        )
-        infos = [info.to_dict() for info in page]
-        if as_json:
-            for info in infos:
-                write_json(info)
-        elif infos:
-            print_runs(infos)
-        else:
-            note(f"no {what}")
-        if page.next is not None:
-            note(f"there are more: --after {shell_word(page.next)}")
+runs = _listing("runs", "List runs, the newest first.")
+threads = _listing("threads", "List threads by their last run, the newest first.")

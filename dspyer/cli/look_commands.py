@@ -99,7 +99,7 @@ def log(
         typer.Option("--inside", metavar="COMMIT", help="The commits inside of this one, a graph."),
     ] = None,
     first: Annotated[
-        int | None, typer.Option("--first", metavar="VERSION", help="Begin with this version, not with the newest.")
+        int | None, typer.Option("--first", metavar="VERSION", min=0, help="Begin with this version, not the newest.")
     ] = None,
     count: Annotated[int, typer.Option("--count", metavar="N", min=1, help="Most commits to list.")] = 50,
     oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first; otherwise the newest.")] = False,

@@ -68,6 +68,8 @@ def commits_of(
     """The JSON form of a page of commits, and the version with which the next page begins; None for the last page."""
     if inside is not None:
         found = t.history(version_of(inside), run=run)
+        if not found:
+            t.commit(version_of(inside))  # raises if there is no such commit
         return [_commit_dict(commit) for commit in (reversed(found) if newest else found)], None
     found = t.history(run=run, first=first, count=count + 1, newest=newest)
     more = found[count].version if len(found) > count else None

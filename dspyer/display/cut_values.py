@@ -31,29 +31,17 @@ Places = Any
 Everything else is whole: its names, ids, figures and lists are what the page is made from."""
 
 
-def cut(value: Any, path: JSONPath = ()) -> Any:
-    """A JSON value with marks in place of long texts, lists and mappings; the value itself if nothing is long.
+def cut_within(answer: Any, places: Places, path: JSONPath = (), first: int = 0) -> Any:
+    """A JSON answer with marks for what is long in its values; what is shown of all values counts towards one total.
 
     A mark is `{"$type": "cut", "kind": "text" | "list" | "mapping", "length": the whole length, "path": the path of the
     value from `path` on, "value": its first part}`. No value of a state has this form: its mappings with a key
-    `"$type"` are encoded as pairs.
-
-    Example:
-        >>> cut({"essay": "x" * 30_000}, ("after",))["essay"] | {"value": "..."}
-        {'$type': 'cut', 'kind': 'text', 'length': 30000, 'path': ['after', 'essay'], 'value': '...'}
-    """
-    return _Cutter().cut(value, path)
-
-
-def cut_within(answer: Any, places: Places, path: JSONPath = (), first: int = 0) -> Any:
-    """An answer with the values at some places cut; what is shown of all of them counts towards one total.
-
-    `first` is the index of the first item if the answer is a part of a list.
+    `"$type"` are encoded as pairs. `first` is the index of the first item if the answer is a part of a list.
 
     Example:
         >>> answer = {"node": "read", "state": {"essay": "x" * 30_000}}
-        >>> cut_within(answer, {"state": [VALUE]})["state"]["essay"]["path"]
-        ['state', 'essay']
+        >>> cut_within(answer, {"state": [VALUE]})["state"]["essay"] | {"value": "..."}
+        {'$type': 'cut', 'kind': 'text', 'length': 30000, 'path': ['state', 'essay'], 'value': '...'}
         >>> cut_within(answer, {}) == answer
         True
     """
@@ -71,15 +59,9 @@ def part_of(value: Any, path: Sequence[str | int], first: int, most: int = PART)
     """
     for key in path:
         value = _at(value, key)
-    here, end = tuple(path), first + (most if type(value) is str else ITEMS)
-    found: Any = value
-    kind, length = _kind(value), 1
-    if kind == "text":
-        found, length = value[first:end], len(value)
-    elif kind == "list":
-        found, length = cut_within(value[first:end], [VALUE], here, first), len(value)
-    elif kind == "mapping":
-        found, length = cut_within({key: value[key] for key in list(value)[first:end]}, [VALUE], here), len(value)
+    kind, end = _KINDS.get(type(value), "value"), first + (most if type(value) is str else ITEMS)
+    length = 1 if kind == "value" else len(value)
+    found = _Cutter().part(value, tuple(path), first, end)
     return {"kind": kind, "length": length, "first": first, "next": end if end < length else None, "value": found}
 
 
@@ -91,9 +73,7 @@ def _at(value: Any, key: Any) -> Any:
     raise LookupError(f"the path does not fit the value: there is nothing at {key!r}")
 
 
-def _kind(value: Any) -> str:
-    kinds: dict[Any, str] = {str: "text", list: "list", dict: "mapping"}
-    return kinds.get(type(value), "value")
+_KINDS: dict[type, str] = {str: "text", list: "list", dict: "mapping"}
 
 
 class _Cutter:
@@ -113,23 +93,25 @@ class _Cutter:
         return dict(cut_parts) if isinstance(found, dict) else [part for _, part in cut_parts]
 
     def cut(self, value: Any, path: JSONPath) -> Any:
-        if type(value) is str:
-            most = TEXT if self._left > 0 else FEW
-            self._left -= min(len(value), most)
-            return value if len(value) <= most else _mark("text", value, path, value[:most])
-        if type(value) is list:
-            most = ITEMS if self._left > 0 else FEW
-            self._left -= min(len(value), most)
-            shown = [self.cut(item, (*path, number)) for number, item in enumerate(value[:most])]
-            return shown if len(value) <= most else _mark("list", value, path, shown)
+        kind = _KINDS.get(type(value))
+        if kind is None:
+            return value
+        most = TEXT if kind == "text" else ITEMS
+        if self._left <= 0 and not (kind == "mapping" and TAG in value):
+            most = FEW
+        shown = self.part(value, path, 0, most)
+        if len(value) <= most:
+            return shown
+        return {TAG: "cut", "kind": kind, "length": len(value), "path": list(path), "value": shown}
+
+    def part(self, value: Any, path: JSONPath, first: int, end: int) -> Any:
+        """The part of a text, list or mapping between two places, its own parts cut; any other value as it is."""
         if type(value) is dict:
-            most = ITEMS if self._left > 0 or TAG in value else FEW
-            keys = list(value)[:most]
+            keys = list(value)[first:end]
             self._left -= sum(map(len, keys))
-            shown_keys = {key: self.cut(value[key], (*path, key)) for key in keys}
-            return shown_keys if len(value) <= most else _mark("mapping", value, path, shown_keys)
-        return value
-
-
-def _mark(kind: str, value: Any, path: JSONPath, shown: Any) -> dict[str, Any]:
-    return {TAG: "cut", "kind": kind, "length": len(value), "path": list(path), "value": shown}
+            return {key: self.cut(value[key], (*path, key)) for key in keys}
+        if type(value) not in _KINDS:
+            return value
+        shown = value[first:end]
+        self._left -= len(shown)
+        return shown if type(value) is str else [self.cut(one, (*path, at)) for at, one in enumerate(shown, first)]

@@ -15,20 +15,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dspyer.display.cut_values import VALUE, cut, cut_within
-from dspyer.display.run_page import VALUES
+from dspyer.display.cut_values import VALUE, cut_within
+from dspyer.display.run_page import RECORD
 
 PAGE = Path(__file__).parent / "page"
 
 LARGEST = 500
 """Commits up to which all steps are in the file; of a longer run the first and the last of them, half of each."""
-
-_LISTS = {
-    "posts": VALUES["posts"]["items"],
-    "conflicts": VALUES["conflicts"]["items"],
-    "executions": [VALUES["execution"]],
-    "repairs": [[VALUE]],
-}
 
 _ESCAPES = {ord(sign): f"\\u{ord(sign):04x}" for sign in "<>&\u2028\u2029"}
 
@@ -56,7 +49,7 @@ class SharedValues:
         """The place of a value with long texts and lists cut; the same object is walked once."""
         known = self._passed.get(id(value))
         if known is None:
-            known = self._passed[id(value)] = self.place(cut(value)), value
+            known = self._passed[id(value)] = self.place(cut_within(value, VALUE)), value
         return known[0]
 
     def _enter(self, key: Any, entry: Any) -> int:
@@ -106,14 +99,15 @@ class RunFile:
         changed = dict.fromkeys(name for name in [*after, *before] if before.get(name) != after.get(name))
         commit = {name: value for name, value in step["commit"].items() if name != "patch"}
         rest = {name: step[name] for name in ("blame", "lm_calls", "conflicts", "sent")}
-        answer = cut_within({"commit": commit, **rest}, VALUES["commit"]) | {"diff": changed}
+        answer = cut_within({"commit": commit, **rest}, RECORD) | {"diff": changed}
         self._rows.append(row)
         self._steps[row["id"]] = self._values.place({**answer, "states": states})
 
     def add_lists(self, **lists: Any) -> None:
         """Add other answers by name: `posts`, `conflicts`, `repairs`, and `executions` by id."""
         for name, items in lists.items():
-            self._lists[name] = self._values.place(cut_within(items, _LISTS[name]))
+            places = [[VALUE]] if name == "repairs" else [RECORD]
+            self._lists[name] = self._values.place(cut_within(items, places))
 
     def html(self) -> str:
         """The file."""

@@ -6,8 +6,7 @@ The forms are listed in `dspyer/inspector/README.md`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from dspyer.display.cut_values import VALUE, Places
@@ -15,28 +14,22 @@ from dspyer.display.graph_svg import GraphDrawing
 from dspyer.events import Commit, FieldShape, Question
 from dspyer.failure import Failure
 
-_CALLS = [{"messages": VALUE, "response": VALUE, "failed": VALUE}]
+_QUESTIONS = [{"text": VALUE}]
+_CALL = {"messages": VALUE, "response": VALUE, "failed": VALUE}
 _CONFLICT = {"base": VALUE, "value": VALUE, "values": [{1: VALUE}]}  # `values` are pairs of an author and a value
-_INFO = {"questions": [{"text": VALUE}]}
-
-VALUES: Mapping[str, Places] = MappingProxyType(
-    {
-        "runs": {"items": [_INFO]},
-        "threads": {"items": [_INFO]},
-        "run": {"info": _INFO, **_INFO, "failures": [{"traceback": VALUE}]},
-        "commit": {
-            "commit": {"patch": [VALUE], "reason": VALUE, "live": VALUE},
-            **dict.fromkeys(("before", "after", "diff", "sent"), [VALUE]),
-            "lm_calls": _CALLS,
-            "conflicts": [_CONFLICT],
-        },
-        "execution": {"state": [VALUE], "lm_calls": _CALLS, "sent": [VALUE]},
-        "lm_calls": {"items": _CALLS},
-        "posts": {"items": [{"value": VALUE}]},
-        "conflicts": {"items": [{"conflict": _CONFLICT}]},
-    }
-)
-"""Where each answer holds values and texts of any length."""
+RECORD: Places = {
+    **{name: [VALUE] for name in ("before", "after", "diff", "state", "sent")},
+    "commit": {"patch": [VALUE], "reason": VALUE, "live": VALUE},
+    "lm_calls": [_CALL],
+    "conflicts": [_CONFLICT],
+    "conflict": _CONFLICT,
+    "info": {"questions": _QUESTIONS},
+    "questions": _QUESTIONS,
+    "failures": [{"traceback": VALUE}],
+    "value": VALUE,
+    **_CALL,
+}
+"""Where a run, a step, an execution, an LM call, a post or a conflict holds values, and texts of any length."""
 
 
 class LMCallFigures(Protocol):

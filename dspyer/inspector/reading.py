@@ -13,8 +13,8 @@ from starlette.routing import Route
 
 from dspyer.archive.archive import Archive
 from dspyer.archive.archived_thread import ArchivedThread, overview
-from dspyer.display.cut_values import Places, cut_within, part_of
-from dspyer.display.run_page import VALUES, HasDict, commit_row
+from dspyer.display.cut_values import cut_within, part_of
+from dspyer.display.run_page import RECORD, HasDict, commit_row
 from dspyer.errors import ThreadError
 from dspyer.events import Commit
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
@@ -58,8 +58,6 @@ class Reading:
         self._lock = Lock()
         self._kept: dict[str, ArchivedThread] = {}  # the last used one last
         self._valued: dict[str, Callable[[Request], Any]] = {
-            "runs": self._runs,
-            "threads": self._threads,
             "run": self._run,
             "commit": self._commit,
             "execution": self._execution,
@@ -72,11 +70,13 @@ class Reading:
         """The endpoints. The answers of some hold values, which are cut; `value` gives the rest of these."""
         plain = {
             "about": self._about,
+            "runs": self._runs,
+            "threads": self._threads,
             "commits": self._commits,
             "stats": self._stats,
             "value": self._value,
         }
-        reads = plain | {name: _cutting(read, VALUES[name]) for name, read in self._valued.items()}
+        reads = plain | {name: _cutting(read) for name, read in self._valued.items()}
         return [Route(f"/{name}", read_in_thread(read)) for name, read in reads.items()]
 
     def _about(self, request: Request) -> dict[str, Any]:
@@ -106,7 +106,8 @@ class Reading:
             page = listing(**filters, **times, limit=limit)
         except ValueError as error:  # no such status, or a cursor that is none
             raise RefusedError(400, str(error)) from None
-        return {"items": [info.to_dict() for info in page], "next": page.next}
+        items = [info.to_dict() for info in page]
+        return {"items": cut_within(items, [RECORD], ("items",)), "next": page.next}
 
     # --- one run
 
@@ -178,15 +179,15 @@ def _items(records: Iterable[HasDict]) -> dict[str, Any]:
     return {"items": [record.to_dict() for record in records]}
 
 
-def _cutting(read: Callable[[Request], Any], places: Places) -> Callable[[Request], Any]:
+def _cutting(read: Callable[[Request], Any]) -> Callable[[Request], Any]:
     def read_and_cut(request: Request) -> Any:
         found = read(request)
         if list(found) != ["items"]:
-            return cut_within(found, places)
+            return cut_within(found, RECORD)
         # The list itself is the page's and no value: it comes in pages.
         first, items = number(request, "first", 0), found["items"]
         end = first + number(request, "count", MOST_ITEMS, 1, MOST_ITEMS)
-        shown = cut_within(items[first:end], places["items"], ("items",), first)
+        shown = cut_within(items[first:end], [RECORD], ("items",), first)
         return {"items": shown, "next": end if end < len(items) else None}
 
     return read_and_cut

@@ -556,7 +556,7 @@ class PageReader:
         head, root = self._current_bounds()
         if head is None:
             return []
-        begin = end = max(first or 0, floor)
+        begin = end = max(min(first or 0, 2**62), floor)  # beyond it no store counts
         if newest:
             last = recover_state(self._reader, head).next_version - 1
             end = last if first is None else min(first, last)
@@ -590,6 +590,8 @@ class PageReader:
     def _block(self, span: RunSpan, version: int, root: Point | None) -> Block | None:
         """A block of commits with this one in it; a larger block if its neighbours were read before."""
         run_end = span.first + span.at.seq + 1
+        if version >= run_end:
+            return None
         blocks = [block for run, block in self._kept if run == span.run.id and block.end <= run_end]
         for block in blocks:
             if block.first <= version < block.end:

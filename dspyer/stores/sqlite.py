@@ -68,7 +68,7 @@ class SQLite(Store):
     `Change.flush` it is on the disk: it survives a power failure.
 
     Args:
-        path: the file; it is created on first use.
+        path: the file; the first write creates it.
         clock: returns seconds, the same for every process that uses the file: leases are compared by it.
         patience: seconds to wait for the lock of another process, or for other threads of this one.
         read_only: reads the file and writes nothing: it is not created, and no file is made next to it.

@@ -30,7 +30,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -68,7 +68,7 @@ class FileConnections:
     call waits for the locks of other connections for `patience` seconds.
     """
 
-    def __init__(self, path: Path, connect: Callable[[], sqlite3.Connection], patience: float) -> None:
+    def __init__(self, path: Path, connect: ConnectionOpener, patience: float) -> None:
         self.path = path
         self.log = path.with_name(f"{path.name}-wal")
         self.closed = False
@@ -90,7 +90,11 @@ class FileConnections:
         self._erase_pending = False
 
     def read(self, work: Work[T]) -> T:
-        """Call `work`, which only reads, with the connection of this thread."""
+        """Call `work`, which only reads, with the connection of this thread. A file that is not there is not made."""
+        empty = None if self.closed else self._connect.empty_tables()
+        if empty is not None:
+            with closing(empty):
+                return work(empty)
         return self._retry(work)
 
     def write(self, work: Work[T], flush: bool = False, size: int = 0) -> T:
@@ -475,6 +479,15 @@ class ConnectionOpener:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._first_seen: tuple[int, int] | None = None
+
+    def empty_tables(self) -> sqlite3.Connection | None:
+        """Tables in memory, to be read while there is no file: the first write creates it. None if there is one."""
+        if self._first_seen is not None or self.path.exists():
+            return None
+        check_path(self.path)
+        connection = sqlite3.connect(":memory:", isolation_level=None)
+        migrate(connection, self.path)
+        return connection
 
     def __call__(self) -> sqlite3.Connection:
         """Open a connection that may be used by any thread, waits for no lock and begins no transaction itself.

@@ -28,6 +28,7 @@ from dspyer.persistence.lm_calls import usage_alone
 from dspyer.persistence.reader import HistoryReader, cyclic_history
 from dspyer.persistence.rows import COMMITS, CommitContent, RowKind, encode_commit_content, read_commit_content
 from dspyer.persistence.snapshots import check_snapshot, chunk_id
+from dspyer.persistence.time_travel import check_thread_name
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.stores.reachability import RunSummary, ThreadBounds, reachable_rows
@@ -49,6 +50,8 @@ def export(
     shown = None if redaction is None else partial(_shown_row, redaction, reader)
     digest = blake2b(digest_size=16)
     target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(f"{str(target)!r} is a folder: name the file to write")
     part = target.with_name(f"{target.name}.part")
     with part.open("wb") as file:
         for line in _lines(reader.store, row, shown):
@@ -205,6 +208,7 @@ def load(store: Store, name: str, path: str | os.PathLike[str]) -> None:
 
     The thread is owned while it is written, so that no run starts on a part of it; if writing fails it is deleted.
     """
+    check_thread_name(name)
     if store.thread(name) is not None:
         raise ThreadError(f"there is a thread {name!r} already: load into another name, or delete it first")
     exported = read(path)

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 import dspyer.inspector
 from dspyer import END, START, Archive, CompiledGraph, Context, Graph, live, reducers
-from dspyer.display.cut_values import FEW, ITEMS, TEXT, VALUE, cut, cut_within, part_of
+from dspyer.display.cut_values import FEW, ITEMS, TEXT, VALUE, cut_within, part_of
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.inspector.asking import TOKEN, get, request
@@ -309,7 +309,7 @@ def test_a_large_value_is_cut_and_can_be_had_in_parts() -> None:
 )
 @settings(max_examples=50)
 def test_what_is_small_is_not_cut(value: Any) -> None:
-    assert cut(value) == value
+    assert cut_within(value, VALUE) == value
 
 
 def test_a_list_is_bounded_as_one_answer() -> None:
@@ -320,7 +320,7 @@ def test_a_list_is_bounded_as_one_answer() -> None:
 
 def test_an_answer_has_a_largest_size() -> None:
     value = {"rows": [{"text": "x" * TEXT, "list": ["y" * 50] * 900} for _ in range(900)]}
-    shown = cut(value)
+    shown = cut_within(value, VALUE)
     assert len(json.dumps(shown)) < 3_000_000
     mark = shown["rows"][-1]["text"]
     assert mark["value"] == "x" * FEW

@@ -297,7 +297,7 @@ def test_a_checkpoint_writes_first(store: SQLite, path: Path) -> None:
 
 
 def test_commits_run_no_checkpoint(store: SQLite) -> None:
-    level = connections(store).read(lambda connection: connection.execute("PRAGMA wal_autocheckpoint").fetchone())
+    level = connections(store).write(lambda connection: connection.execute("PRAGMA wal_autocheckpoint").fetchone())
     assert level == (0,)
 
 
@@ -427,7 +427,7 @@ def foreign(path: Path, mode: str) -> None:
 
 def newer(path: Path) -> None:
     with SQLite(path) as made:
-        made.threads()
+        begin(made, "t", "r", 1)
     other = sqlite3.connect(path)
     other.execute("PRAGMA user_version=99")
     other.close()
