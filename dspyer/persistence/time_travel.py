@@ -7,7 +7,6 @@ caches it for the `Thread` object.
 
 from __future__ import annotations
 
-import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -44,6 +43,7 @@ from dspyer.scheduler.lineage import (
     touches,
     value_at,
 )
+from dspyer.scheduler.run_state import COMMIT_NAME
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
 from dspyer.values.frozen import FrozenDict
@@ -347,9 +347,6 @@ class HistoryCache:
 
 KEPT_BLOCKS = 4
 """Blocks that a `PageReader` caches: a caller that reads one state often reads its neighbours next."""
-
-COMMIT_NAME = re.compile(r"(?:trunk|[0-9]+(?:\.[0-9]+)*):([0-9]+)(?:\+[0-9]+)?")
-"""The id of a commit without its run. The group is its step: at least as many commits of the run come before it."""
 
 
 class CommitIndexes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -194,6 +195,12 @@ def contains_commit(branch: Branch, execution: str) -> bool:
 def path_text(path: BranchPath) -> str:
     """A branch path as ids, reports and errors show it: `"trunk"`, `"1.0"`."""
     return ".".join(map(str, path)) if path else "trunk"
+
+
+COMMIT_NAME = re.compile(r"(?:trunk|[0-9]{1,18}(?:\.[0-9]{1,18})*):([0-9]{1,18})(?:\+[0-9]+)?")
+"""The id of a commit without its run. The group is its step: at least as many commits of the run come before it.
+
+No run has so many that a number is longer than that."""
 
 
 def path_of_id(execution: str) -> BranchPath:
