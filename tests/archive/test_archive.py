@@ -148,6 +148,16 @@ def test_bad_arguments_are_refused() -> None:
         archive.thread("t")
 
 
+def test_of_many_threads_those_that_begin_alike_are_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dspyer.archive.archive.NAMES", 2)
+    store = Memory()
+    for name in ("desk-12", "desk-17", "mail-1"):
+        program(store).thread(name).run({"name": "good"})
+    for name, words in {"zoe": "It has more than 2 threads", "desk-71": "Did you mean 'desk-17'"}.items():
+        with pytest.raises(ThreadError, match=words):
+            Archive(store).thread(name)
+
+
 def test_an_unknown_thread_suggests_known_ones() -> None:
     store = Memory()
     fill(program(store))

@@ -51,6 +51,14 @@ CODES: list[tuple[list[str], int, str]] = [
     (["copy", "t-2", "t-1"], 2, "t-1"),
     (["stop", "t-2"], 2, "nothing to stop"),
     (["prune", "t-2", "99"], 2, "99"),
+    (["resume", "t-3", "--max-resumes", "-1"], 2, "'--max-resumes'"),
+    (["runs", "--after", "x"], 2, "dspyer: after='x' is no cursor"),
+    (["log", "t-2", "--first", "-1"], 2, "'--first'"),
+    *[
+        ([*command, version], 2, f"no commit has the id '{version}'")
+        for version in ("x", "9" * 20, "9" * 5000)
+        for command in (["show", "t-2"], ["diff", "t-2", "0"], ["blame", "t-2", "--at"], ["log", "t-2", "--inside"])
+    ],
 ]
 
 

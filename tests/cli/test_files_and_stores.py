@@ -44,6 +44,39 @@ def test_a_thread_is_exported_and_loaded(stored: Command) -> None:
     assert not Path("other.db").exists()
 
 
+# Arguments, exit code, and what stderr says; `good` has a thread.
+REFUSED: list[tuple[list[str], int, str]] = [
+    (["load", "x", "list"], 5, "line 1: it is no object"),
+    (["load", "x", "empty"], 5, "its end is missing"),
+    (["load", "x", "half"], 5, "Nothing was loaded"),
+    (["load", "x", "folder"], 2, "is a directory"),
+    (["load", "", "good"], 2, "no name of a thread"),
+    (["run", GRAPH, "--thread", "x"], 2, "missing inputs"),
+    (["run", GRAPH, "--thread", "x", "--input", '{"text": 1}'], 2, "is refused"),
+    (["run", GRAPH, "--thread", "", "--input", '{"text": "x"}'], 2, "no name of a thread"),
+]
+
+
+@pytest.mark.parametrize(("command", "code", "text"), REFUSED, ids=[" ".join(row[0])[:40] for row in REFUSED])
+def test_what_is_refused_creates_no_store(stored: Command, command: list[str], code: int, text: str) -> None:
+    assert stored("export", "t-2", "good").code == 0
+    Path("list").write_text("[]\n")
+    Path("empty").touch()
+    Path("half").write_text(Path("good").read_text()[:300])
+    Path("folder").mkdir()
+    before = set(Path().iterdir())
+    done = stored(*command, "--store", "new.db")
+    assert (done.code, done.out, text in done.err, "Traceback" in done.err) == (code, "", True, False), done
+    assert set(Path().iterdir()) == before
+
+
+def test_a_folder_is_no_file_to_export_to(stored: Command) -> None:
+    for name in (".", "", "missing/t.jsonl"):
+        done = stored("export", "t-2", name)
+        assert (done.code, done.out, "Error:" in done.err) == (2, "", False), done
+        assert [path.name for path in Path().iterdir()] == ["runs.db"]
+
+
 def test_an_export_with_the_program_is_redacted(stored: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.cli import orders
 

@@ -95,6 +95,15 @@ def test_the_file_holds_what_the_run_has(tmp_path: Path) -> None:
     assert [found["conflict"]["path"] for found in lists["conflicts"]] == [["both"]]
 
 
+def test_the_file_has_questions_whole(tmp_path: Path) -> None:
+    """Nothing can be loaded later."""
+    graph = Graph(inputs=["text"]).add_interrupt("ask", question="{text}?", answer=bool, into="ok")
+    run = graph.add_path(START, "ask", END).compile().run({"text": "x" * 30_000})
+    path = run.to_html(tmp_path / "run.html")
+    assert [one["text"] for one in data_in(path)["run"]["questions"]] == ["x" * 30_000 + "?"]
+    assert steps_in(path)["trunk:0"]["after"]["text"]["length"] == 30_000
+
+
 def test_blame_is_that_of_each_step(tmp_path: Path) -> None:
     """It equals what the archive reads of the same run in a store."""
     store = Memory()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -325,6 +326,64 @@ def test_an_answer_has_a_largest_size() -> None:
     mark = shown["rows"][-1]["text"]
     assert mark["value"] == "x" * FEW
     assert part_of(value, mark["path"], 0, TEXT)["value"] == "x" * TEXT
+
+
+FIELDS = [f"field-{number}" for number in range(60)]  # more than are shown of a mapping once an answer is large
+OPTIONS = {f"option-{number}": number for number in range(1_100)}
+
+
+def wide_answer() -> Graph:
+    """A graph with long names, many fields and calls, and a question of which all is long."""
+    choice = Enum("choice", OPTIONS)  # type: ignore[misc]
+    graph = Graph(name="g" * 2 * TEXT)
+    graph.add_node("n" * 2 * TEXT, lambda: dict.fromkeys(FIELDS, "v" * 10_000), writes=FIELDS)
+    graph.add_map("each", dspy.Predict("doc -> answer"), over="docs", item="doc", into="answers")
+    graph.add_interrupt("ask", question="{text}?", answer=choice, into="chosen")
+    return graph.add_path(START, "n" * 2 * TEXT, "each", "ask", END)
+
+
+def test_names_lists_and_schemas_are_whole_and_texts_can_be_had_in_parts() -> None:
+    text = "\N{PARTY POPPER}" * (TEXT + 7)
+    with dspy.context(lm=ScriptedLM(lambda prompt: {"answer": "a"})):
+        store, _ = stored(wide_answer(), {"text": text, "docs": list(range(30))})
+    app = app_of(store)
+    run = get(app, "run", thread="t")
+    assert [node["name"] for node in run["graph"]["nodes"]] == [START, "n" * 2 * TEXT, "each", "ask", END]
+    (question,) = run["questions"]
+    assert question["answer"]["enum"] == [*OPTIONS.values()]
+    mark = question["text"]
+    assert (mark["$type"], mark["path"]) == ("cut", ["questions", 0, "text"])
+    part = get(app, "value", of="run", thread="t", path=json.dumps(mark["path"]), first=TEXT)
+    assert mark["value"] + part["value"] == f"{text}?"
+    assert get(app, "runs")["items"][0]["questions"][0]["text"]["value"] == text[:TEXT]
+    rows = get(app, "commits", thread="t")["items"]
+    step = get(app, "commit", thread="t", id=rows[2]["id"])
+    assert len(step["before"]) == len(FIELDS) + 2 == len(step["after"]) - 1 == len(step["blame"]) - 1
+    assert step["after"]["field-59"]["value"] == "v" * FEW
+    assert list(step["diff"]) == ["answers"]
+    assert [call["predictor"] for call in step["lm_calls"]] == ["each"] * 30
+    assert step["blame"]["field-7"] == {"node": "n" * 2 * TEXT, "commit": rows[1]["id"]}
+
+
+def test_a_request_that_is_wrong_is_refused_with_words() -> None:
+    store, _ = stored(counting(2), {"n": 0})
+    app, long = app_of(store), "9" * 5_000
+    value = {"of": "commit", "id": "t.1/trunk:1"}
+    rows: list[tuple[str, dict[str, str]]] = [
+        *[("value", {**value, "path": path}) for path in ("[" * 3_000, "[1.5]", '["after","n",0]', long)],
+        *[("commit", {"id": name}) for name in (long, "t.1/trunk:" + "9" * 30, "trunk:", "²")],
+        *[("execution", {"id": name}) for name in (long, "/", "t.1/" + "trunk:1/" * 500)],
+        *[("lm_calls", {"execution": name}) for name in (long, "12:30", "0-1:2", "t.1/trunk:" + "9" * 30)],
+        *[("commits", {name: number}) for name in ("first", "count") for number in (long, "-1", "1.5", "x")],
+        *[(name, {"run": long}) for name in ("run", "commits", "stats", "posts", "conflicts")],
+        *[("runs", {name: "x"}) for name in ("status", "since", "until", "after", "limit")],
+    ]
+    for name, params in rows:
+        refused = request(
+            app, "GET", f"/api/{name}", headers={"X-Dspyer-Token": TOKEN}, params={"thread": "t", **params}
+        )
+        assert refused.status_code in (400, 404, 409), (name, params, refused.text)
+        assert refused.json()["error"]["message"], (name, params)
 
 
 # --- without DSPy, and without the extra

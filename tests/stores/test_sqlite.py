@@ -463,6 +463,13 @@ def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
     assert f"no folder {str(tmp_path / 'none')!r}" in str(caught.value)
 
 
+def test_the_first_write_creates_the_file(store: SQLite, path: Path) -> None:
+    assert (store.threads(), store.thread("t"), store.rows("r"), list(path.parent.iterdir())) == ([], None, [], [])
+    with SQLite(path) as other:
+        begin(other, "t", "r", 1)
+        assert store.threads() == ["t"]
+
+
 def test_an_empty_file_becomes_a_store(path: Path) -> None:
     path.touch()
     with SQLite(path) as store:
