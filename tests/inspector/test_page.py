@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pytest
+from pydantic import BaseModel
 
 import dspyer.inspector
-from dspyer import Archive, CompiledGraph
+from dspyer import END, START, Archive, CompiledGraph, Graph
 from tests.asgi_server import served
 from tests.inspector.desk import HOSTILE, LONG, Stepping, fill, long_graph
 
@@ -383,6 +384,111 @@ def test_pages_fit_nothing_moves_and_axe_finds_nothing_serious(tab: Tab, width: 
             assert not serious, (name, places)
     if axe is None:
         pytest.skip("axe-core is not installed: accessibility was not checked; npm ci in inspector/")
+
+
+EMOJI = "\N{PARTY POPPER}"
+
+
+class Node(BaseModel):
+    """An answer that may contain itself."""
+
+    name: str
+    inside: Node | None = None
+
+
+def raising(text: str) -> dict[str, Any]:
+    raise ValueError(text)
+
+
+def test_long_texts_are_shown_and_loaded_whole(tab: Tab, desk: Served, tmp_path: Path) -> None:
+    failing = (
+        Graph(name="Failing", inputs=["text"]).add_node("read", raising, writes=["n"]).add_path(START, "read", END)
+    )
+    failing.compile(store=str(desk.path)).thread("long-failure").run({"text": "e" * 40_000})
+    page = tab.thread("long-failure")
+    page.wait_for_selector(".panehead h2:has-text('read failed')")
+    page.get_by_role("button", name="show the traceback").click()
+    page.get_by_role("button", name="more characters").click()
+    until(page, "document.querySelector('.traceback').textContent.endsWith('attempt 1)\\n')")
+
+    asking = Graph(name="Asking", inputs=["text"]).add_interrupt("ask", question="{text}!", answer=Node, into="node")
+    asking.add_path(START, "ask", END)
+    run = asking.compile(store=str(desk.path)).thread("long-question").run({"text": EMOJI * 21_000})
+    whole = f"document.querySelector('.question .text').textContent === '{EMOJI}'.repeat(21000) + '!'"
+    for address in ("inspector", "file"):
+        page = tab.thread("long-question") if address == "inspector" else page
+        if address == "file":
+            page.goto(run.to_html(tmp_path / "run.html").as_uri())
+            tab.foreign.clear()
+        page.locator(".question").get_by_role("button", name="show all 21,001 characters").click()
+        if address == "inspector":
+            assert page.locator("form.answer fieldset").count() == 4  # of a model in itself in itself, then JSON
+            page.locator(".question").get_by_role("button", name="load 1,001 more characters").click()
+        until(page, whole)
+    page = tab.open()
+    page.wait_for_selector("a.row")
+    assert EMOJI in page.locator("a.row", has_text="long-question").inner_text()
+    for thread in ("long-failure", "long-question"):
+        desk.program.thread(thread).delete()
+
+
+def test_only_fields_that_a_step_has_changed_are_its_changes(tab: Tab, desk: Served) -> None:
+    """Of a large state what is sent of each value differs before and after the step."""
+    fields = [f"field-{number}" for number in range(30)]
+    graph = Graph(name="Wide").add_node("fill", lambda: {name: ["v" * 19_000] for name in fields}, writes=fields)
+    graph.add_node("mend", lambda: {"field-7": ["w"]}, writes=["field-7"]).add_path(START, "fill", "mend", END)
+    graph.compile(store=str(desk.path)).thread("wide").run({})
+    page = tab.thread("wide")
+    page.wait_for_selector(".panehead h2:text-is('mend')")
+    assert page.locator("#changes h4").all_inner_texts() == ["field-7"]
+    assert page.locator(".part", has_text="State after").locator("dt code").all_inner_texts() == fields
+    desk.program.thread("wide").delete()
+
+
+@pytest.mark.parametrize(
+    ("broken", "words", "next_view"),
+    [
+        ("commit", "The step waits-2.1/trunk:2 cannot be shown", "Graph"),
+        ("stats", "The view Statistics cannot be shown", "Graph"),
+        ("run", "This page cannot be shown", ""),
+    ],
+)
+def test_a_view_that_fails_says_so_and_asks_nothing(tab: Tab, broken: str, words: str, next_view: str) -> None:
+    page, asked = tab.page, list[str]()
+    page.on("request", lambda request: asked.append(request.url))
+    page.route(f"**/api/{broken}?*", lambda route: route.fulfill(json={"nodes": [None], "info": {}}))
+    view = "&view=stats" if broken == "stats" else ""
+    tab.open(f"/run?thread=waits-2&step=waits-2.1/trunk:2{view}")
+    page.get_by_text(words).wait_for()
+    page.wait_for_timeout(200)
+    assert len([url for url in asked if f"/api/{broken}?" in url]) <= 2
+    if next_view:
+        page.get_by_role("tab", name=next_view).click()
+        page.wait_for_selector(".gnode")
+        page.get_by_role("tab", name="Statistics" if broken == "stats" else "Steps").click()
+    page.get_by_text(words).wait_for()
+    page.unroute(f"**/api/{broken}?*")
+    page.get_by_role("button", name="Try again").click()
+    page.wait_for_selector(".view-stats table" if broken == "stats" else ".panehead h2:text-is('draft')")
+    page.get_by_role("link", name="Threads").click()
+    page.wait_for_selector("a.row")
+
+
+def test_rows_that_cannot_be_read_are_not_asked_for_in_a_loop(tab: Tab) -> None:
+    page, asked = tab.page, list[str]()
+    page.on("request", lambda request: asked.append(request.url) if "/api/commits?" in request.url else None)
+    page.route("**/api/commits?*", lambda route: route.fulfill(status=503, json={"error": {"message": "disk gone"}}))
+    tab.open("/run?thread=long")
+    page.locator(".steplist .problem", has_text="disk gone").wait_for()
+    for _ in range(5):
+        page.mouse.move(200, 500)
+        page.mouse.wheel(0, -3000)
+        page.wait_for_timeout(30)
+    assert len(asked) <= 4
+    page.unroute("**/api/commits?*")
+    page.get_by_role("button", name="Try again").click()
+    page.wait_for_selector("[role=row] .nodename")
+    assert page.locator(".problem").count() == 0
 
 
 def test_a_run_as_a_file_opens_from_disk(page: Any, tmp_path: Path, desk: Served) -> None:
