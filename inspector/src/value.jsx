@@ -28,7 +28,7 @@ function Folded({ seen: given, limit = TEXT_LIMIT }) {
     <>
       <span class="text">{open ? text : `${short}…`}</span>
       <button type="button" class="fold" aria-expanded={open} onClick={() => setOpen(!open)}>
-        {open ? "show less" : `show all ${plural(seen.cut?.length ?? text.length, "character")}`}
+        {open ? "show less" : `show all ${plural(seen.cut?.length ?? points(text), "character")}`}
       </button>
       {open && rest}
     </>
