@@ -186,6 +186,10 @@ def _sqlite(folder: Path, _: int) -> Store:
 
 
 ROWS: list[Growth] = [
+    *[
+        Growth(f"{what} of a program that was called N times", (10, 1_000, 10_000), growth_runs.after_calls(operate), 2)
+        for what, operate in growth_runs.AFTER_CALLS.items()
+    ],
     Growth("a step that writes another hidden text, after N", (30, 300, 3_000), growth_runs.hidden_steps, 3),
     Growth("one of N posts of a node", (100, 1_000, 10_000), posting("plain"), 3),
     Growth("one of N posts of a node to a live field", (30, 300, 3_000), posting("notes"), 3),

@@ -6,11 +6,16 @@ import asyncio
 from collections.abc import Callable
 from time import perf_counter
 from typing import Annotated, Any
+from uuid import uuid4
 
+import cloudpickle
+import dspy
 from pydantic import BaseModel
 
 from bench.peers.measure import Watch, filler
 from dspyer import END, START, CompiledGraph, Graph, Send, reducers
+from dspyer.stores.memory import Memory
+from dspyer.testing import ScriptedLM
 
 
 class Fan(BaseModel):
@@ -144,3 +149,52 @@ def diamonds_run(number: int) -> float:
     start = perf_counter()
     program(width=1)
     return (perf_counter() - start) / number
+
+
+class Answerer(dspy.Module):
+    """A module with a history of its own, as each module has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answer = dspy.Predict("question -> answer")
+
+    def forward(self, question: str) -> dspy.Prediction:
+        """Ask the predictor."""
+        return self.answer(question=question)
+
+
+def _stream(program: CompiledGraph) -> None:
+    with program.stream({"question": "q"}) as events:
+        list(events)
+
+
+AFTER_CALLS: dict[str, Callable[[CompiledGraph], object]] = {
+    "a call": lambda program: program(question="q"),
+    "a run": lambda program: program.run({"question": "q"}),
+    "a run on a new thread": lambda program: program.thread(uuid4().hex).run({"question": "q"}),
+    "a stream": _stream,
+    "a deepcopy": lambda program: program.deepcopy(),
+    "a pickle": cloudpickle.dumps,
+    "set_lm": lambda program: program.set_lm(None),
+}
+
+
+def after_calls(operate: Callable[[CompiledGraph], object], times: int = 30) -> Callable[[int], float]:
+    """An operation on a program that has been called so often: DSPy keeps an entry of each call in each module."""
+
+    def measure(calls: int) -> float:
+        graph = Graph().add_node("ask", Answerer()).add_path(START, "ask", END)
+        program = graph.compile(store=Memory(max_threads=2))
+        with ScriptedLM(lambda prompt: {"answer": "a"}):
+            operate(program)
+            program(question="q")
+            for module in (program, program.ask, program.ask.answer):
+                entry = module.history[-1]
+                module.history += [{**entry, "messages": [*entry["messages"]]} for _ in range(calls)]
+            watch = Watch()
+            watch.start()
+            for _ in range(times):
+                operate(program)
+            return watch.per(times)
+
+    return measure

@@ -24,7 +24,7 @@ from dspy.utils.usage_tracker import UsageTracker
 from dspyer.display.running import LMUse
 from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_prices import Prices, cost_of, requests_of, responses_asked, token_counts
-from dspyer.dspy_module.parameters import walk_parameters
+from dspyer.dspy_module.parameters import parameter_names
 from dspyer.errors import error_text
 from dspyer.events import LMCall
 from dspyer.persistence.lm_usage import LMUsage, add_tokens, usage_of_calls
@@ -168,9 +168,7 @@ class LMRecorder:
             return ""
         known = self._names.get(id(program))
         if known is None:
-            names: dict[int, str] = {}
-            for name, parameter in () if program is None else walk_parameters(program):
-                names.setdefault(id(parameter), name)
+            names = {} if program is None else parameter_names(program)
             known = self._names[id(program)] = (program, names)
         return known[1].get(id(predictor)) or type(predictor).__name__
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import dspy
 from dspy.predict.parameter import Parameter
 
-from dspyer.dspy_module.predictors import parts_with_paths
+from dspyer.dspy_module.predictors import HOLDING, parts_with_paths, walk
 from dspyer.dspy_module.prompt_templates import check_template
 from dspyer.errors import InputError, suggestion
 
@@ -35,15 +35,28 @@ def all_parameters(program: dspy.Module) -> list[tuple[str, Any]]:
     return list(found.items())
 
 
-def walk_parameters(module: dspy.Module) -> Iterator[tuple[str, Any]]:
-    """The parameters of a module with their paths, also those of compiled sub-modules, one for each path to them."""
-    for name, value in vars(module).items():
+def walk_parameters(module: dspy.Module, tuned: bool = False) -> Iterator[tuple[str, Any]]:
+    """The parameters of a module with their paths, one for each path to them.
+
+    Also those of compiled sub-modules, unless only those are asked for that optimizers may change.
+    """
+    for name, value in parts_with_paths("", module):
         one_level = isinstance(value, list | tuple | dict)
         for path, item in parts_with_paths(name, value) if one_level else [(name, value)]:
             if isinstance(item, Parameter):
                 yield path, item
-            elif isinstance(item, dspy.Module):
-                yield from ((f"{path}.{inner}", parameter) for inner, parameter in walk_parameters(item))
+            elif isinstance(item, dspy.Module) and not (tuned and getattr(item, "_compiled", False)):
+                own = tuned and type(item).named_parameters is not dspy.Module.named_parameters
+                inner = item.named_parameters() if own else walk_parameters(item, tuned)
+                yield from ((f"{path}.{name}", parameter) for name, parameter in inner)
+
+
+def parameter_names(program: dspy.Module) -> dict[int, str]:
+    """The name of each parameter of a program by its id: the first of its paths."""
+    names: dict[int, str] = {}
+    for name, parameter in walk_parameters(program):
+        names.setdefault(id(parameter), name)
+    return names
 
 
 def load_parameters(program: dspy.Module, state: dict[str, Any], allow_unsafe_lm_state: bool) -> None:
@@ -84,13 +97,16 @@ def copy_tree(modules: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
     A part that cannot be copied (a client, a lock) is shared with the original. `dspy.Module.deepcopy` would in that
     case copy each attribute alone, so that one predictor becomes two. `memo` is that of `copy.deepcopy`.
     """
+    leaves = _leaves(modules)
+    histories = [vars(leaf).get("history") for leaf in leaves if isinstance(leaf, dspy.BaseLM)]
+    memo.update({id(history): [] for history in histories if history})  # the copy of an LM begins with none, as in DSPy
     known = dict(memo)
     try:
         return copy.deepcopy(modules, memo)
     except Exception:  # noqa: BLE001 - whatever a third-party object raises when it is copied
         memo.clear()
         memo.update(known)
-        for value in _attributes(modules, set()):
+        for value in leaves:
             try:
                 copy.deepcopy(value, dict(known))
             except Exception:  # noqa: BLE001 - the same as above: this one is shared
@@ -104,24 +120,13 @@ def without_histories(program: ProgramT) -> ProgramT:
     The program itself if there is no history to leave out.
     """
     memo: dict[int, Any] = {}
-    for value in _attributes(vars(program), set()):
+    for value in _leaves(program):
         if isinstance(value, dspy.BaseLM) and value.history:
             memo[id(value)] = twin = copy.copy(value)
             twin.history = []
     return copy.deepcopy(program, memo) if memo else program
 
 
-def _attributes(value: Any, seen: set[int]) -> list[Any]:
+def _leaves(value: object) -> list[Any]:
     """All values in modules and plain containers that are no modules or plain containers themselves."""
-    if id(value) in seen:
-        return []
-    seen.add(id(value))
-    if isinstance(value, dspy.Module):
-        inner = list(vars(value).values())
-    elif isinstance(value, dict):
-        inner = list(value.values())
-    elif isinstance(value, (list, tuple)):
-        inner = list(value)
-    else:
-        return [value]
-    return [leaf for item in inner for leaf in _attributes(item, seen)]
+    return [part for _, part in walk(value) if not isinstance(part, HOLDING)]

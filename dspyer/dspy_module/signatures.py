@@ -15,7 +15,7 @@ from typing import Any
 import dspy
 from dspy.signatures.signature import SignatureMeta
 
-from dspyer.dspy_module.predictors import parts_with_paths
+from dspyer.dspy_module.predictors import walk
 
 _TAG = "dspyer_node"
 _TOKEN = "__dspyer_token__"  # a dunder name: pydantic makes private attributes of names with one underscore
@@ -55,20 +55,11 @@ def _own(signature: type[dspy.Signature], path: str, retag: bool) -> type[dspy.S
 def _predictors(program: dspy.Module, retag: bool) -> Iterator[tuple[str, dspy.Predict]]:
     """Each predictor once, by its path in DSPy, frozen ones too."""
     copier = getattr(type(program), "__deepcopy__", None)
-    seen: set[int] = set()
 
-    def walk(path: str, value: object) -> Iterator[tuple[str, dspy.Predict]]:
-        if not isinstance(value, (dspy.Module, list, tuple, dict)) or id(value) in seen:
-            return
-        seen.add(id(value))
-        if isinstance(value, dspy.Predict):
-            yield path, value
-        if value is not program and not retag and copier and getattr(type(value), "__deepcopy__", None) is copier:
-            return  # a graph in a graph: its own `__deepcopy__` has done this
-        for name, part in parts_with_paths(path, value):
-            yield from walk(name, part)
+    def into(part: object) -> bool:  # of a graph in a graph, its own `__deepcopy__` has done this
+        return part is program or retag or not copier or getattr(type(part), "__deepcopy__", None) is not copier
 
-    yield from walk("", program)
+    return ((path, part) for path, part in walk(program, into=into) if isinstance(part, dspy.Predict))
 
 
 def _origin(signature: type[dspy.Signature]) -> tuple[type[dspy.Signature], object]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Union, cast, get_args, get_origin
 import dspy
 from pydantic import BaseModel
 
+from dspyer.dspy_module.predictors import modules_in
 from dspyer.dspy_module.prompt_templates import enable_templates, enable_warnings, shorten_demos
 from dspyer.dspy_module.source import (
     EdgeText,
@@ -511,10 +512,10 @@ def _policy_problems(parts: GraphParts, tables: Iterable[Policies]) -> Iterator[
 def _executor_problems(modules: Mapping[str, dspy.Module]) -> Iterator[str]:
     """Questions of programs with an executor: nothing can be asked from a worker."""
     for attribute, module in modules.items():
-        for _, program in module.named_sub_modules():
+        for _, program in modules_in(module):
             if getattr(program, "_executor", None) is None or program.graph.answer is not no_answer:
                 continue
-            asked = [name for path, part in program.named_sub_modules() for name in _asked_in(part, path)]
+            asked = [name for path, part in modules_in(program) for name in _asked_in(part, path)]
             if asked:
                 yield (
                     f"node {attribute!r} has a program with an executor, and {list_names(asked)} of it ask a question, "
@@ -530,7 +531,7 @@ def _asked_in(program: dspy.Module, path: str) -> list[str]:
     graph: GraphSpec = cast("Any", program).graph
     asking = [name for name, node in graph.nodes.items() if isinstance(node, InterruptNode)]
     names = dict.fromkeys((*asking, *sorted(graph.interrupt_before | graph.interrupt_after)))
-    return ["/".join((*path.split(".")[1:], name)) for name in names]
+    return ["/".join((*filter(None, path.split(".")), name)) for name in names]
 
 
 def _interrupt_problems(names: Sequence[str], before: Sequence[str], after: Sequence[str]) -> list[str]:

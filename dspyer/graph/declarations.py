@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import dspy
 
+from dspyer.dspy_module.predictors import modules_in
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.node import Node
@@ -101,7 +102,7 @@ def checked_policies(option: str, spec: object, schema: Schema, otherwise: objec
 
 def inner_schemas(modules: Iterable[dspy.Module]) -> list[Schema]:
     """The schemas of the graphs among the modules of a graph."""
-    parts = {id(part): part for module in modules for _, part in module.named_sub_modules()}
+    parts = {id(part): part for module in modules for _, part in modules_in(module)}
     return [cast(SubgraphProgram, part).graph.topology.schema for part in parts.values() if is_program(part)]
 
 

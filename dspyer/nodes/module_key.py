@@ -23,7 +23,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic_core import PydanticUndefined
 
 from dspyer.dspy_module.lm_requests import AsksAnew, added_rollouts, asked_adapter, trial_rollout
-from dspyer.dspy_module.predictors import predictors_in
+from dspyer.dspy_module.predictors import RECORDS, predictors_in
 from dspyer.dspy_module.prompt_templates import VALUES_SETTING, WARNING_SETTING
 from dspyer.errors import StateError, with_article
 from dspyer.nodes.cache_key import Identity, digest
@@ -38,7 +38,7 @@ _FORM: Final = 2  # of keys and entries: another number leaves all earlier entri
 _FUNCTIONS: Final = (FunctionType, MethodType, BuiltinFunctionType, partial)
 _LIBRARIES: Final = frozenset({"dspy", "dspyer", "pydantic", "builtins"})
 _OF_PREDICTORS: Final = frozenset({"signature", "demos", "lm", "stage", "traces", "train", "template"})
-_OF_MODULES: Final = frozenset({"callbacks", "history", "_compiled", "_warned_zero_temp_rollout"})
+_OF_MODULES: Final = RECORDS | {"_compiled", "_warned_zero_temp_rollout"}
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 _CLIENT: Final = frozenset({"api_key"})  # another key changes no response
 

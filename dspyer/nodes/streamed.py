@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.display.redaction import Redaction, Redactor
+from dspyer.dspy_module.parameters import parameter_names
 from dspyer.dspy_module.token_stream import TokenCallback, without_tokens
 from dspyer.events import Token
 from dspyer.nodes.node import Call, Node
@@ -76,7 +77,7 @@ class TokenRules:
     ) -> TokenRules:
         """The rules for the run of a program."""
         rules = TokenRules(self.around)
-        rules.names = {id(predictor): name for name, predictor in program.named_predictors()}
+        rules.names = parameter_names(program)
         rules._nodes = nodes
         if redaction is not None and redactor is not None:
             rules._redaction = redaction, redactor

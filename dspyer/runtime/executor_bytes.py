@@ -27,6 +27,7 @@ import dspy
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from dspyer.dspy_module.predictors import HOLDING, RECORDS
 from dspyer.dspy_module.source import reduce_program
 from dspyer.errors import error_text
 
@@ -167,9 +168,6 @@ def _known_class(key: str) -> type:
 
 # --- programs
 
-_RECORDS = ("history", "callbacks")
-_HOLDING = (dspy.Module, dict, list, tuple)
-
 
 def sent_state(program: dspy.Module) -> dict[str, Any]:
     """The attributes of a program that its runs need: its modules and its graph, and not what optimizers left on it."""
@@ -196,10 +194,10 @@ def parts_of(program: dspy.Module) -> Parts:
                 found[f"{path}#schema"], found[f"{path}#redaction"] = graph.topology.schema, graph.redaction
             attributes = sent_state(part) if is_graph else vars(part)
             # Sorted, since the attributes of a copy may have another order.
-            inner = sorted([one for one in attributes.items() if one[0] not in _RECORDS], key=itemgetter(0))
+            inner = sorted([one for one in attributes.items() if one[0] not in RECORDS], key=itemgetter(0))
         else:  # by number: the key of a dict may have another text in another process, as a function and a set have
             inner = enumerate(part.values() if isinstance(part, dict) else part)
-        open_parts += [(f"{path}.{name!r}", one) for name, one in inner if isinstance(one, _HOLDING)]
+        open_parts += [(f"{path}.{name!r}", one) for name, one in inner if isinstance(one, HOLDING)]
     return {name: part for name, part in found.items() if part is not None}
 
 
@@ -224,7 +222,7 @@ def large_inputs(inputs: Mapping[str, Any]) -> Parts:
 def _without_records(value: Any) -> Any:
     """A language model or an adapter without its history and callbacks."""
     twin = copy.copy(value)
-    for name in _RECORDS:
+    for name in RECORDS:
         if vars(twin).get(name):
             setattr(twin, name, [])
     return twin

@@ -16,7 +16,7 @@ from dspyer.blocking import Outcome, result_of
 from dspyer.dspy_module.executing import Executing, executing, executing_id
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import LMRecorder, current_recorder, pass_on_lm_calls
-from dspyer.dspy_module.parameters import walk_parameters
+from dspyer.dspy_module.parameters import parameter_names, walk_parameters
 from dspyer.dspy_module.request_gate import current_gate
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
@@ -350,7 +350,7 @@ def _add_usage(program: dspy.Module, returned: Returned) -> None:
 
 def _named_in(caller: Any, program: Any, calls: Iterable[LMCall]) -> tuple[LMCall, ...]:
     """LM calls with the names that their predictors have in the program whose node has called this one."""
-    here, there = dict(walk_parameters(program)), {id(one): name for name, one in walk_parameters(caller)}
+    here, there = dict(walk_parameters(program)), parameter_names(caller)
     names = {name: there.get(id(one), type(one).__name__) for name, one in here.items()}
     return tuple([call._replace(predictor=names.get(call.predictor, call.predictor)) for call in calls])
 

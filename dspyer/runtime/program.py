@@ -19,7 +19,8 @@ from dspyer.budget import Budget
 from dspyer.dspy_module.executing import executing_id
 from dspyer.dspy_module.lm_records import NO_PRICES, LMWatcher, current_recorder
 from dspyer.dspy_module.lm_requests import noting_lm_retries
-from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, without_histories
+from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, walk_parameters, without_histories
+from dspyer.dspy_module.predictors import modules_in
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.dspy_module.token_stream import apart_from_tokens
@@ -466,8 +467,10 @@ class CompiledGraph(dspy.Module):
         open_to_all = self._with()
         for name in self._graph.frozen:
             open_to_all.__dict__.pop(name, None)
-        found: list[tuple[str, Any]] = dspy.Module.named_parameters(open_to_all)
-        return found
+        found: dict[int, tuple[str, Any]] = {}
+        for one in walk_parameters(open_to_all, tuned=True):
+            found.setdefault(id(one[1]), one)
+        return list(found.values())
 
     def set_lm(self, lm: dspy.LM | None) -> None:
         """Sets the language model of every predictor, frozen ones too.
@@ -758,7 +761,7 @@ def make_program(
         if name in graph.frozen and not getattr(module, "_dspyer_program", False):
             module._compiled = True
         if name in graph.thawed:
-            for _, inner in module.named_sub_modules():
+            for _, inner in modules_in(module):
                 inner._compiled = False
     prepare_modules(graph, copies)
     program = source_class(graph.name, CompiledGraph, text)(graph, copies)

@@ -16,6 +16,7 @@ import dspy
 from pydantic import Field, create_model
 from typing_extensions import TypedDict
 
+from dspyer.dspy_module.predictors import modules_in
 from dspyer.errors import (
     GraphError,
     NodeOutputError,
@@ -434,13 +435,11 @@ def _program(given: Any, what: str) -> Any:
 
 def _check_lasting(module: dspy.Module) -> None:
     """Refuse a module with tools whose calls are not undone: trials lose, and what they did would stay."""
-    parts: list[tuple[str, Any]] = list(module.named_sub_modules())
-    for path, part in parts:
+    for path, part in modules_in(module):
         for name, node in part.graph.nodes.items() if is_program(part) else ():
             if node.lasting:
                 options = " and ".join(f"{option}=" for option in node.lasting)
-                place = path.removeprefix("self").removeprefix(".")
-                place = f" (in {place!r})" if place else ""
+                place = f" (in {path!r})" if path else ""
                 raise GraphError(
                     f"the module of a search has the tool {name!r} with {options}{place}: "
                     "what a trial does is not undone when it loses. Let a node after the search do it"
@@ -548,8 +547,7 @@ def _io(module: Any) -> tuple[Types, Collection[str], Types | None]:
 
 def _has_search(module: dspy.Module) -> bool:
     """Whether a module is a search, or contains one."""
-    parts: list[tuple[str, Any]] = list(module.named_sub_modules())
-    return any(part.graph.searches for _, part in parts if is_program(part))
+    return any(part.graph.searches for _, part in modules_in(module) if is_program(part))
 
 
 def _field(kind: Any) -> tuple[Any, Any]:

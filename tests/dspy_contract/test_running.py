@@ -9,15 +9,19 @@ import os
 import subprocess
 import sys
 import types
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph
+from dspyer import END, START, CompiledGraph, Graph, search
 from dspyer.errors import InputError
+from dspyer.stores import Memory
 from tests.dspy_optimizers.lm import NotingLM
 from tests.dspy_optimizers.programs import LABEL, PAIRS, Pair, generous
 
@@ -97,6 +101,70 @@ def test_run_leaves_nothing_on_the_program(pair: Pair, lm: NotingLM) -> None:
     assert before.keys() == after.keys()
     assert all(before[name] is after[name] for name in before)
     assert dspy.settings.lm is lm
+
+
+class Asking(dspy.Module):
+    """A user's module: it has a history, as each module has, and as the LM has that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.judge = dspy.LM("openai/gpt-4o-mini")
+        self.steps = [dspy.ChainOfThought("question -> answer")]
+
+    def forward(self, question: str) -> dspy.Prediction:
+        return self.steps[0](question=question)
+
+
+def _asking(name: str, module: dspy.Module) -> Graph:
+    return Graph(name=name).add_node("ask", module).add_path(START, "ask", END)
+
+
+class History(list[Any]):
+    """A history that counts how often its entries are read."""
+
+    reads = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.reads += 1
+        return super().__iter__()
+
+
+def _stream(program: CompiledGraph, tokens: bool) -> None:
+    with program.stream({"question": "A train?"}, tokens=tokens) as events:
+        assert list(events)
+
+
+OPERATIONS: dict[str, Callable[[CompiledGraph], object]] = {
+    "call": lambda program: program(question="A train?"),
+    "run": lambda program: program.run({"question": "A train?"}).raise_error(),
+    "run in async code": lambda program: asyncio.run(program.arun({"question": "A train?"})).raise_error(),
+    "stream": lambda program: _stream(program, tokens=False),
+    "stream with tokens": lambda program: _stream(program, tokens=True),
+    "run on a thread": lambda program: program.thread("t").run({"question": "A train?"}).raise_error(),
+    "deepcopy": lambda program: program.deepcopy(),
+    "pickle": lambda program: cloudpickle.dumps(program),
+    "what an executor gets": lambda program: program.with_executor(ProcessPoolExecutor(1)),
+    "predictors": lambda program: program.named_predictors(),
+    "save and load": lambda program: program.load_state(program.dump_state()),
+    "set_lm": lambda program: program.set_lm(dspy.settings.lm),
+    "compile": lambda program: _asking("Again", program).compile(),
+    "compile a search": lambda program: search.best_of(program, 2, reward=lambda answer: 1.0, writes=["answer"]),
+}
+
+
+@pytest.mark.parametrize("operate", OPERATIONS.values(), ids=OPERATIONS)
+def test_no_operation_reads_the_histories(operate: Any, lm: NotingLM) -> None:
+    """DSPy keeps up to 10,000 entries in each module and LM: what reads them costs more with every call before it."""
+    program = _asking("Outer", _asking("Inner", Asking()).compile()).compile(store=Memory())
+    module = program.ask.ask
+    owners: list[Any] = [program, program.ask, module, module.judge, *module.steps]
+    program(question="A train?")
+    for owner in owners:
+        owner.history = History([{}] * 3)
+
+    operate(program)
+
+    assert [owner.history.reads for owner in owners] == [0] * len(owners)
 
 
 @pytest.mark.parametrize("pair", [FORK, LOOP], ids=lambda pair: pair.name)
