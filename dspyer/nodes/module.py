@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import dspy
+from dspy.primitives.prediction import Completions
 from pydantic_core import PydanticUndefined
 
 from dspyer.dspy_module.predictors import predictors_in
@@ -21,6 +22,7 @@ from dspyer.hints import without_none
 from dspyer.messages import turn_message, turns_in, warning_message
 from dspyer.nodes.binding import unset, usable
 from dspyer.nodes.callables import FunctionSignature, read_signature
+from dspyer.nodes.dspy_types import register_dspy_types
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_field_text
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
@@ -116,12 +118,13 @@ class ModuleNode(Node):
             updates |= self.turns.updates(self.name, inputs, values)
         if warning:
             updates = with_warning(self.turns, updates, warning)
-        return Reply(updates, None, True)
+        return Reply(updates, None, True, completions_by_field(result, self.gives))
 
 
 def build_module(module: dspy.Module, options: NodeOptions) -> Built:
     """A node of a DSPy module that is no compiled graph, and what is wrong with it."""
     found = module_io(module)
+    register_dspy_types([*found.inputs.values(), *(found.outputs or {}).values()])
     planned = plan_inputs(found, options, options.who)
     turns, own_writes, turn_problems = plan_turns(module, found, options)
     gives, problems = plan_writes(found, options._replace(writes=own_writes), options.who, type(module).__name__)
@@ -346,6 +349,17 @@ def values_of_prediction(result: object, who: str, known: bool) -> Mapping[str, 
         f"the module of {who} gave {brief(result)}, of type {type(result).__name__}: a module gives a dspy.Prediction "
         "or a dict"
     )
+
+
+def completions_by_field(result: object, gives: FieldNames | None) -> Completions | None:
+    """The completions of a prediction by field of the state: those of `Predict(n=2)` have two values for each."""
+    found = result.completions if isinstance(result, dspy.Prediction) else None
+    if found is None:
+        return None
+    names = {name: name for name, _ in found.items()} if gives is None else gives
+    values = {field: found[name] for name, field in names.items() if name in found}
+    outputs = getattr(found.signature, "output_fields", ())
+    return Completions(values, found.signature if values.keys() == set(outputs) else None)
 
 
 def selected(values: Mapping[str, object], writes: FieldNames | None, who: str) -> dict[str, object]:

@@ -223,11 +223,13 @@ class Reply(NamedTuple):
         updates: by field of the state; permitted, not validated.
         goto: targets that replace the node's edges; None takes the edges.
         whole: whether the values replace what is there, without a merge of dicts.
+        completions: the completions of a module's prediction, by field of the state; None if it has none.
     """
 
     updates: Mapping[str, object]
     goto: tuple[Goto, ...] | None = None
     whole: bool = False
+    completions: Any = None
 
 
 class Decision(NamedTuple):

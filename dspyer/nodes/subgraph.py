@@ -13,6 +13,7 @@ from dspyer.nodes.field_names import FieldNames, check_names
 from dspyer.nodes.module import (
     Input,
     ModuleIO,
+    completions_by_field,
     frozen_input,
     gather_inputs,
     plan_inputs,
@@ -129,7 +130,7 @@ class SubgraphNode(Node):
             values = {field: values[name] for name, field in self.gives.items() if name in values}
         elif self.per_item:
             values = {name: value for name, value in values.items() if name not in inputs}
-        return Reply(values, None, True)
+        return Reply(values, None, True, completions_by_field(inside.prediction, self.gives))
 
 
 def _is_sent(call: Call) -> bool:

@@ -80,16 +80,18 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         output = yield from _layered(session, execution, call, began, clock)
         if isinstance(output, Transition):
             return output
-        call, goto, _, patch, after, from_cache, failure = output
+        call, goto, _, patch, after, from_cache, failure, completions = output
         check = graph.checked.get(name)
     else:  # layers 3 and 4 alone, without a generator for those that the node has not asked for
         try:
             reply: Reply = yield graph.nodes[name], call
-            goto = reply.goto
+            goto, completions = reply.goto, reply.completions
             patch, after = _folded(session, execution, call, _given(session, call, reply), reply.whole)
         except NodeOutputError as error:
             mark_of_module(error, graph.nodes[name])
             raise
+    if completions is not None:
+        session.completions[name] = execution.id, completions
     if check is None:
         targets = _known_targets(session, name, call, goto, after)
     else:  # the node has a check, or is its fix: the check starts at once, and sees what was sent to the node
@@ -129,6 +131,7 @@ class _Output(NamedTuple):
     after: ImmutableState
     cached: bool = False
     failure: Failure | None = None
+    completions: Any = None
 
 
 def _layered(
@@ -261,7 +264,7 @@ def _validated(session: Session, execution: Execution, call: Call, reply: Reply)
     condensers = session.graph.condensers.get(execution.node)
     if condensers is None:
         patch, after = _folded(session, execution, call, updates, reply.whole)
-        return _Output(call, reply.goto, updates, patch, after)
+        return _Output(call, reply.goto, updates, patch, after, completions=reply.completions)
     # What will be shortened is validated after that: it may be too long now. The rest is validated before a module is
     # called for nothing.
     others = {field: update for field, update in updates.items() if field not in condensers}

@@ -707,6 +707,7 @@ class CompiledGraph(dspy.Module):
         else:
             found = {name: state.raw(name) for name in outputs if name in state}
         prediction = dspy.Prediction(**{name: thaw(value) for name, value in found.items()})
+        prediction._completions = _completions(session, prediction)
         recorded = request.keeps_events  # if the run is asked for before `_run` makes it: within a wrapper
         link = RunLink(lambda prediction: Run(ended, prediction, current_recorder() if recorded else None))
         vars(prediction)[LINK] = link
@@ -718,6 +719,20 @@ class CompiledGraph(dspy.Module):
         def __getattr__(self, name: str) -> NoReturn:
             hint = f": {_NAMES_ELSEWHERE[name]}" if name in _NAMES_ELSEWHERE else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
+
+
+def _completions(session: Session, outputs: dspy.Prediction) -> Any:
+    """The completions of the node that has written all outputs; None if several have, or what it wrote was changed."""
+    log, writers = session.run.log, set[str]()
+    for name in outputs.keys() if session.completions else ():
+        commits = (log[at].commit for at in reversed(range(len(log))))
+        writers.add(next((commit.id for commit in commits if name in commit.patch), ""))
+    for execution, found in session.completions.values():
+        if writers == {execution} and all(
+            name in found and same(found[name][0], value) for name, value in outputs.items()
+        ):
+            return found
+    return None
 
 
 def _settings_inside(session: Session) -> dict[str, Any]:

@@ -267,13 +267,19 @@ def register_value_type(
     if not isinstance(type_, type) or type_ in SCALARS or type_ in (dict, list, set, frozenset, tuple):
         raise TypeError(f"register_value_type takes a class that states do not know yet, not {type_!r}")
     if encode is not None and decode is not None:
-        _registered[type_] = RegisteredKind(encode, decode, copy, type_)
+        register_kind(RegisteredKind(encode, decode, copy, type_))
     elif encode is not None or decode is not None or not is_rebuildable(type_):
         raise TypeError(
             f"register_value_type({type_.__qualname__}) needs both `encode` (from an instance to a plain value) and "
             f"`decode` (the way back)"
         )
     _known[class_name(type_)] = type_
+
+
+def register_kind(kind: RegisteredKind) -> None:
+    """Let states hold values of the class of a kind."""
+    _registered[kind.cls] = kind
+    _known[class_name(kind.cls)] = kind.cls
 
 
 def registered_kind(cls: type) -> RegisteredKind:

@@ -142,7 +142,7 @@ OPERATIONS: dict[str, Callable[[CompiledGraph], object]] = {
     "stream with tokens": lambda program: _stream(program, tokens=True),
     "run on a thread": lambda program: program.thread("t").run({"question": "A train?"}).raise_error(),
     "deepcopy": lambda program: program.deepcopy(),
-    "pickle": lambda program: cloudpickle.dumps(program),
+    "pickle": cloudpickle.dumps,
     "what an executor gets": lambda program: program.with_executor(ProcessPoolExecutor(1)),
     "predictors": lambda program: program.named_predictors(),
     "save and load": lambda program: program.load_state(program.dump_state()),

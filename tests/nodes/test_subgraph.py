@@ -69,6 +69,7 @@ class Shape:
 class Inside:
     changed: Mapping[str, object]
     inputs: Any
+    prediction = dspy.Prediction()
 
     def changes(self) -> Mapping[str, object]:
         return self.changed
