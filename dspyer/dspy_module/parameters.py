@@ -26,13 +26,10 @@ def all_parameters(program: dspy.Module) -> list[tuple[str, Any]]:
     program is saved or given a language model. The walk is DSPy's own, one level into lists and dicts: what optimizers
     store on a program deeper than that, such as the candidates that they tried, is not part of it.
     """
-    found = dict(program.named_parameters())
-    known = {id(parameter) for parameter in found.values()}
+    found = {id(parameter): (name, parameter) for name, parameter in program.named_parameters()}
     for name, parameter in walk_parameters(program):
-        if id(parameter) not in known:
-            known.add(id(parameter))
-            found[name] = parameter
-    return list(found.items())
+        found.setdefault(id(parameter), (name, parameter))
+    return list(found.values())
 
 
 def walk_parameters(module: dspy.Module, tuned: bool = False) -> Iterator[tuple[str, Any]]:
@@ -53,10 +50,7 @@ def walk_parameters(module: dspy.Module, tuned: bool = False) -> Iterator[tuple[
 
 def parameter_names(program: dspy.Module) -> dict[int, str]:
     """The name of each parameter of a program by its id: the first of its paths."""
-    names: dict[int, str] = {}
-    for name, parameter in walk_parameters(program):
-        names.setdefault(id(parameter), name)
-    return names
+    return {id(parameter): name for name, parameter in reversed([*walk_parameters(program)])}
 
 
 def load_parameters(program: dspy.Module, state: dict[str, Any], allow_unsafe_lm_state: bool) -> None:

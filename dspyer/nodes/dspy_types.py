@@ -44,11 +44,9 @@ def _stored_tool(facts: dict[str, Any]) -> dspy.Tool:
     return dspy.Tool.model_construct(func=_NotStored(facts["name"]), arg_types={}, **facts)
 
 
-def _copied(tool: dspy.Tool) -> dspy.Tool:
-    return tool.model_copy(update=copy.deepcopy(_facts(tool)))
-
-
-register_kind(_ToolKind(_facts, _stored_tool, _copied, dspy.Tool))
+register_kind(
+    _ToolKind(_facts, _stored_tool, lambda tool: tool.model_copy(update=copy.deepcopy(_facts(tool))), dspy.Tool)
+)
 
 
 def register_dspy_types(annotations: Iterable[Any]) -> None:

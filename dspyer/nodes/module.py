@@ -357,9 +357,7 @@ def completions_by_field(result: object, gives: FieldNames | None) -> Completion
     if found is None:
         return None
     names = {name: name for name, _ in found.items()} if gives is None else gives
-    values = {field: found[name] for name, field in names.items() if name in found}
-    outputs = getattr(found.signature, "output_fields", ())
-    return Completions(values, found.signature if values.keys() == set(outputs) else None)
+    return Completions({field: found[name] for name, field in names.items() if name in found})
 
 
 def selected(values: Mapping[str, object], writes: FieldNames | None, who: str) -> dict[str, object]:

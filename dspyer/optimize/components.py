@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import dspy
-from dspy.predict.parameter import Parameter
 
-from dspyer.dspy_module.parameters import walk_parameters
+from dspyer.dspy_module.predictors import modules_in, walk
 from dspyer.dspy_module.signatures import path_in_program
 from dspyer.events import TraceStep
+from dspyer.nodes.router import Router
 from dspyer.runtime.program import CompiledGraph
 from dspyer.runtime.run import Run
 from dspyer.scheduler.topology import START
@@ -43,7 +43,7 @@ class Components:
         names = {id(parameter): name for name, parameter in program.named_parameters() if name in self._all}
         modules = {name: part for name, part in vars(graph).items() if isinstance(part, dspy.Module)}
         self._in = {
-            attribute: tuple(dict.fromkeys(names[key] for key in _parameters(module) if key in names))
+            attribute: tuple(dict.fromkeys(names[id(part)] for _, part in walk(module) if id(part) in names))
             for attribute, module in modules.items()
         }
         spec = graph.graph
@@ -53,7 +53,7 @@ class Components:
         self._used = {
             node: (
                 node,
-                *(router.module_name for router in _routers(spec.exits.get(node, ())) if router.module_name),
+                *(way.module_name for way in spec.exits.get(node, ()) if isinstance(way, Router) and way.module_name),
                 *(part.name for part in spec.condensers.get(node, {}).values()),
             )
             for node in (START, *spec.nodes)
@@ -62,7 +62,7 @@ class Components:
         self._graphs = {
             part.graph.name: attribute
             for attribute, module in modules.items()
-            for _, part in module.named_sub_modules()
+            for _, part in modules_in(module)
             if isinstance(part, CompiledGraph)
         }
 
@@ -117,7 +117,7 @@ def nodes_by_part(program: dspy.Module) -> dict[int, tuple[str, ...]]:
     found: dict[int, tuple[str, ...]] = {}
     for attribute, module in vars(graph).items() if graph is not None else ():
         if isinstance(module, dspy.Module):
-            for _, part in module.named_sub_modules():
+            for _, part in modules_in(module):
                 found[id(part)] = (*found.get(id(part), ()), attribute)
     return {id(parameter): (name,) for name, parameter in program.named_parameters()} | found
 
@@ -126,16 +126,7 @@ def only_graph(program: dspy.Module) -> CompiledGraph | None:
     """The graph of a program, if it has just one, those inside of it not counted."""
     if isinstance(program, CompiledGraph):
         return program
-    graphs = [part for _, part in program.named_sub_modules() if isinstance(part, CompiledGraph)]
-    inner = {id(part) for graph in graphs for _, part in graph.named_sub_modules() if part is not graph}
+    graphs = [part for _, part in modules_in(program) if isinstance(part, CompiledGraph)]
+    inner = {id(part) for graph in graphs for _, part in modules_in(graph) if part is not graph}
     outer = [graph for graph in graphs if id(graph) not in inner]
     return outer[0] if len(outer) == 1 else None
-
-
-def _parameters(module: dspy.Module) -> list[int]:
-    own = [id(module)] if isinstance(module, Parameter) else []
-    return [*own, *(id(parameter) for _, parameter in walk_parameters(module))]
-
-
-def _routers(ways: Iterable[Any]) -> list[Any]:
-    return [way for way in ways if not isinstance(way, str)]

@@ -17,7 +17,7 @@ from dspyer.dspy_module.tracing import recording
 from dspyer.errors import StoreError, brief
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import FieldJudge
-from dspyer.optimize.field_metric import FieldMetric, culprits
+from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
 from dspyer.optimize.written_values import WrittenValues
 from dspyer.runtime.optimizer_layers import asking_for
@@ -205,7 +205,8 @@ class FewShot(dspy.BootstrapFewShot):
     def _judged(self, run: Run, trace: Sequence[Any], full: bool, judge: StepJudge) -> _Found:
         """The demonstrations of a run: its steps that are right, or of which nothing is known in a successful run."""
         # The score has judged a run that ended well; results of field metrics, which may ask an LM, are shared with it.
-        found = culprits(run, judge.example, self._field_metric) if run.status == "completed" else judge.of(run)[0]
+        metric = self._field_metric
+        found = metric._judgement(run, judge.example).culprits if run.status == "completed" else judge.of(run)[0]
         verdicts, graph = _verdicts(found.notes), internals_of(run).graph
         routers = {router.module_name for router in graph.routers}
         known = {id(step.outputs): step for step in run.trace_steps}

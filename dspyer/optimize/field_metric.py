@@ -175,14 +175,14 @@ class FieldMetric:
             ValueError: by_field: graph 'Graph' has no field 'word'. Did you mean 'words'? Its nodes write 'words'
         """
         if isinstance(program, CompiledGraph):
-            self._validate_graph(program.graph)
+            self._validate_graph(program.graph, self.metrics)
         given = list(examples)
         for metric in self.metrics.values():
             lacking = [one for one in given if metric.column not in one] if isinstance(metric, Equals) else []
             if isinstance(metric, Equals) and lacking:
                 raise ValueError(f"{metric.lacks(lacking[0])} ({len(lacking)} of {len(given)} examples lack it)")
 
-    def _validate_graph(self, graph: GraphSpec) -> None:
+    def _validate_graph(self, graph: GraphSpec, fields: Iterable[str]) -> None:
         """Refuse metrics of fields that a graph does not have, or that none of its nodes writes."""
         schema, writes = graph.topology.schema, graph.writes
         if schema.accepts_any_key and writes is None:
@@ -190,7 +190,7 @@ class FieldMetric:
         known = [*graph.inputs, *(writes or ())] if schema.accepts_any_key else list(schema.fields)
         written = known if writes is None else writes
         problems = []
-        for field in self.metrics:
+        for field in fields:
             if field not in known:
                 hint = suggestion(field, written)
                 problems.append(f"graph {graph.name!r} has no field {field!r}.{hint}")
@@ -234,7 +234,7 @@ class FieldMetric:
             return found
         graph = internals_of(run).graph
         if graph is not self._fits:
-            self._validate_graph(graph)
+            self._validate_graph(graph, self._scored)  # other fields may be those of another graph of the program
             self._fits = graph
         found = _JudgedRun(example)
         for field in self._scored:
@@ -323,8 +323,8 @@ class FieldMetric:
         """
         judgement = self._judgement(run, example)
         step = step_of(run, trace, pred_trace)
-        if step is None:
-            return judgement.goal
+        if step is None:  # of another part of the program
+            return self._goal_text(example, run.prediction)
         commit = outermost_execution(step.execution)
         author = author_of(step, internals_of(run).graph)
         texts = judgement.feedback.get((commit, author), ())
@@ -429,6 +429,7 @@ def culprits(run: Run, example: Any, metric: FieldMetric) -> Culprits:
         raise TypeError(f"culprits takes a run, and got {kind}: give program.run({{...}}), or Run.of(prediction)")
     if not isinstance(metric, FieldMetric):
         raise TypeError(f"culprits takes a metric by field, as optimize.by_field makes it, and got {brief(metric)}")
+    metric._validate_graph(internals_of(run).graph, metric.metrics)
     return metric._judgement(run, example).culprits
 
 

@@ -10,10 +10,13 @@ import dspy
 from dspy.teleprompt.bootstrap_trace import FailedPrediction
 
 from dspyer.errors import always_raised
-from dspyer.optimize.field_metric import FieldMetric, culprits
-from dspyer.optimize.gepa_adapter import Candidate, ReusingAdapter
+from dspyer.optimize.field_metric import FieldMetric
+from dspyer.optimize.gepa_adapter import ReusingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats
-from dspyer.runtime.run import Run
+from dspyer.optimize.run_judge import author_of
+from dspyer.runtime.run import Run, internals_of
+from dspyer.values.freezing import same
+from dspyer.values.frozen import thaw
 
 logger = logging.getLogger("dspyer")
 
@@ -51,8 +54,15 @@ class CulpritSelector:
     ) -> list[str]:
         """The names of the components to edit."""
         del subsample_scores
-        ran = self._reflectable(candidate, trajectories)
-        found = [self._responsible(trajectory) for trajectory in trajectories]
+        inner = self._adapter.inner
+        signatures = {name: one.signature for name, one in inner.build_program(candidate).named_predictors()}
+        ran = [
+            name
+            for name in candidate
+            if name not in signatures  # the code of a `dspy.Flex`: each run is a record
+            or any(_has_record(one, signatures[name], inner.add_format_failure_as_feedback) for one in trajectories)
+        ]
+        found = [self._responsible(trajectory, signatures) for trajectory in trajectories]
         culprit_nodes = frozenset[str]().union(*(one.culprits for one in found))
         selected = self._components(culprit_nodes, ran)
         for one in found:
@@ -78,25 +88,14 @@ class CulpritSelector:
         turns[candidate_idx] = (place + 1) % len(names)
         return [names[place]]
 
-    def _reflectable(self, candidate: Candidate, trajectories: list[Any]) -> list[str]:
-        """The components for which a run of the minibatch gives DSPy's adapter a record."""
-        inner = self._adapter.inner
-        signatures = {name: one.signature for name, one in inner.build_program(candidate).named_predictors()}
-        return [
-            name
-            for name in candidate
-            if name not in signatures  # the code of a `dspy.Flex`: each run is a record
-            or any(_has_record(one, signatures[name], inner.add_format_failure_as_feedback) for one in trajectories)
-        ]
-
-    def _responsible(self, trajectory: Mapping[str, Any]) -> Responsible:
+    def _responsible(self, trajectory: Mapping[str, Any], signatures: Mapping[str, Any]) -> Responsible:
         prediction = trajectory["prediction"]
         known = self._judged.get(id(prediction))
         if known is None:
-            known = self._judged[id(prediction)] = (prediction, self._judge(trajectory))
+            known = self._judged[id(prediction)] = (prediction, self._judge(trajectory, signatures))
         return known[1]
 
-    def _judge(self, trajectory: Mapping[str, Any]) -> Responsible:
+    def _judge(self, trajectory: Mapping[str, Any], signatures: Mapping[str, Any]) -> Responsible:
         """The responsible nodes of a run, which are counted; none of a run that failed: see `GEPAStats`."""
         prediction = trajectory["prediction"]
         try:
@@ -106,7 +105,7 @@ class CulpritSelector:
             return Responsible()
         try:
             with self._adapter.counting():  # a field metric may ask an LM
-                notes = culprits(run, trajectory["example"], self._metric).notes
+                notes = self._metric._judgement(run, trajectory["example"]).culprits.notes
         except Exception as error:
             if always_raised(error):
                 raise
@@ -117,12 +116,34 @@ class CulpritSelector:
             frozenset(note.cause for note in notes if note.cause is not None),
             frozenset(node for note in notes if note.cause is None for node in note.suspects),
         )
+        if not self._adapter.components.exact:
+            found = self._in_module(found, run, trajectory, signatures)
         self._stats.judged += 1
         for node in found.culprits:
             self._stats.node(node).culprit += 1
         for node in found.suspects - found.culprits:
             self._stats.node(node).suspect += 1
         return found
+
+    def _in_module(
+        self, found: Responsible, run: Run, trajectory: Mapping[str, Any], signatures: Mapping[str, Any]
+    ) -> Responsible:
+        """The same for a module that called the graph, and may have called others.
+
+        If the graph was given what is not of the example, that may be the fault: all else that ran is a suspect, too.
+        """
+        internals, example = internals_of(run), trajectory["example"]
+        own = {id(step.outputs): author_of(step, internals.graph) for step in run.trace_steps}
+        by_node: dict[str, set[str]] = {}
+        for name, signature in signatures.items():
+            for predictor, _, outputs in trajectory["trace"]:
+                if predictor.signature.equals(signature):
+                    by_node.setdefault(own.get(id(outputs), ""), set()).update(self._adapter.components.nodes_of(name))
+        culprits, suspects = (frozenset[str]().union(*(by_node.get(one, {one}) for one in nodes)) for nodes in found)
+        given = {name: thaw(value) for name, value in internals.inputs.raw_items()}
+        if "" not in by_node or all(name in example and same(value, example[name]) for name, value in given.items()):
+            return Responsible(culprits, suspects)
+        return Responsible(suspects=culprits | suspects | by_node[""] if any(found) else frozenset())
 
 
 def _has_record(trajectory: Mapping[str, Any], signature: Any, with_failures: bool) -> bool:

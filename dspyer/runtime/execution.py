@@ -91,7 +91,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
             mark_of_module(error, graph.nodes[name])
             raise
     if completions is not None:
-        session.completions[name] = execution.id, completions
+        session.completions[execution.id] = completions
     if check is None:
         targets = _known_targets(session, name, call, goto, after)
     else:  # the node has a check, or is its fix: the check starts at once, and sees what was sent to the node

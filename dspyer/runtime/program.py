@@ -723,16 +723,12 @@ class CompiledGraph(dspy.Module):
 
 def _completions(session: Session, outputs: dspy.Prediction) -> Any:
     """The completions of the node that has written all outputs; None if several have, or what it wrote was changed."""
-    log, writers = session.run.log, set[str]()
-    for name in outputs.keys() if session.completions else ():
-        commits = (log[at].commit for at in reversed(range(len(log))))
-        writers.add(next((commit.id for commit in commits if name in commit.patch), ""))
-    for execution, found in session.completions.values():
-        if writers == {execution} and all(
-            name in found and same(found[name][0], value) for name, value in outputs.items()
-        ):
-            return found
-    return None
+    log, known = session.run.log, session.completions
+    commits = [log[at].commit for at in reversed(range(len(log)))] if known else []
+    writers = {next((commit.id for commit in commits if name in commit.patch), "") for name, _ in outputs.items()}
+    found = known.get(writers.pop()) if len(writers) == 1 else None
+    is_kept = found and all(name in found and same(found[name][0], value) for name, value in outputs.items())
+    return found if is_kept else None
 
 
 def _settings_inside(session: Session) -> dict[str, Any]:

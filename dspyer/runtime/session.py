@@ -200,7 +200,7 @@ class Session(NotLive):
         self.stopped_by_thread = False
         self.traces: dict[str, Steps] = dict(run_start.kept.traces)
         self.lost: dict[str, list[LostSteps]] = {}
-        self.completions: dict[str, tuple[str, Any]] = {}  # by node, of its last execution
+        self.completions: dict[str, Any] = {}  # by execution
         self.trial_error: tuple[int, Exception] | None = None
         self.failed_attempts: dict[str, list[Failure]] = {}
         self.inner_checks: dict[tuple[str, ...], LoggedChecks] = {}
