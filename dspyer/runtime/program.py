@@ -727,8 +727,8 @@ def _completions(session: Session, outputs: dspy.Prediction) -> Any:
     commits = [log[at].commit for at in reversed(range(len(log)))] if known else []
     writers = {next((commit.id for commit in commits if name in commit.patch), "") for name, _ in outputs.items()}
     found = known.get(writers.pop()) if len(writers) == 1 else None
-    is_kept = found and all(name in found and same(found[name][0], value) for name, value in outputs.items())
-    return found if is_kept else None
+    kept = [] if found is None else [name in found and same(found[name][0], value) for name, value in outputs.items()]
+    return found if kept and all(kept) else None
 
 
 def _settings_inside(session: Session) -> dict[str, Any]:

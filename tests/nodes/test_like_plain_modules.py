@@ -199,6 +199,15 @@ def test_completions_are_those_of_the_node_that_wrote_the_outputs() -> None:
     several = Graph(outputs=["answer", "note"]).add_node("ask", ask).add_node("note", lambda answer: {"note": answer})
     assert completions(several.add_path(START, "ask", "note", END), "a", "b") is None
 
+    class Empty(dspy.Module):
+        def forward(self, question: str) -> dspy.Prediction:
+            made = dspy.Prediction.from_completions({})  # of which DSPy cannot say the length
+            made.answer = question
+            return made
+
+    nothing = Graph(outputs=["answer"]).add_node("ask", Empty(), writes=["answer"])
+    assert completions(nothing.add_path(START, "ask", END)) is None
+
     changed = Graph(outputs=["answer"]).add_node("ask", ask).add_node("loud", lambda answer: {"answer": answer.upper()})
     assert completions(changed.add_path(START, "ask", "loud", END), "a", "b") is None
 
