@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NoReturn
 
 import dspy
@@ -29,13 +30,6 @@ class _NotStored:
         )
 
 
-class _ToolKind(RegisteredKind):
-    """Tools are copied without their function, which is the same in each copy. A store holds what prompts show."""
-
-    def same(self, a: Any, b: Any, same: Any) -> bool:
-        return bool(a.func == b.func) and super().same(a, b, same)
-
-
 def _facts(tool: dspy.Tool) -> dict[str, Any]:
     return {name: getattr(tool, name) for name in _STORED}
 
@@ -44,9 +38,11 @@ def _stored_tool(facts: dict[str, Any]) -> dspy.Tool:
     return dspy.Tool.model_construct(func=_NotStored(facts["name"]), arg_types={}, **facts)
 
 
-register_kind(
-    _ToolKind(_facts, _stored_tool, lambda tool: tool.model_copy(update=copy.deepcopy(_facts(tool))), dspy.Tool)
-)
+def _copied(tool: dspy.Tool) -> dspy.Tool:
+    return tool.model_copy(update=copy.deepcopy(_facts(tool)))  # the function is that of the tool
+
+
+register_kind(RegisteredKind(_facts, _stored_tool, _copied, dspy.Tool, unstored=attrgetter("func")))
 
 
 def register_dspy_types(annotations: Iterable[Any]) -> None:

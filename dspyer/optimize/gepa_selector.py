@@ -11,7 +11,7 @@ from dspy.teleprompt.bootstrap_trace import FailedPrediction
 
 from dspyer.errors import always_raised
 from dspyer.optimize.field_metric import FieldMetric
-from dspyer.optimize.gepa_adapter import ReusingAdapter
+from dspyer.optimize.gepa_adapter import Candidate, ReusingAdapter
 from dspyer.optimize.gepa_stats import GEPAStats
 from dspyer.optimize.run_judge import author_of
 from dspyer.runtime.run import Run, internals_of
@@ -47,6 +47,7 @@ class CulpritSelector:
         self._adapter = adapter
         self._metric = metric
         self._stats = stats
+        self._signatures: Mapping[str, Any] = {}  # of the predictors of the candidate
         self._judged: dict[int, tuple[Any, Responsible]] = {}  # by prediction, which is kept
 
     def __call__(
@@ -54,15 +55,8 @@ class CulpritSelector:
     ) -> list[str]:
         """The names of the components to edit."""
         del subsample_scores
-        inner = self._adapter.inner
-        signatures = {name: one.signature for name, one in inner.build_program(candidate).named_predictors()}
-        ran = [
-            name
-            for name in candidate
-            if name not in signatures  # the code of a `dspy.Flex`: each run is a record
-            or any(_has_record(one, signatures[name], inner.add_format_failure_as_feedback) for one in trajectories)
-        ]
-        found = [self._responsible(trajectory, signatures) for trajectory in trajectories]
+        ran = self._reflectable(candidate, trajectories)
+        found = [self._responsible(trajectory) for trajectory in trajectories]
         culprit_nodes = frozenset[str]().union(*(one.culprits for one in found))
         selected = self._components(culprit_nodes, ran)
         for one in found:
@@ -88,14 +82,26 @@ class CulpritSelector:
         turns[candidate_idx] = (place + 1) % len(names)
         return [names[place]]
 
-    def _responsible(self, trajectory: Mapping[str, Any], signatures: Mapping[str, Any]) -> Responsible:
+    def _reflectable(self, candidate: Candidate, trajectories: list[Any]) -> list[str]:
+        """The components for which a run of the minibatch gives DSPy's adapter a record."""
+        inner = self._adapter.inner
+        signatures = {name: one.signature for name, one in inner.build_program(candidate).named_predictors()}
+        self._signatures = signatures
+        return [
+            name
+            for name in candidate
+            if name not in signatures  # the code of a `dspy.Flex`: each run is a record
+            or any(_has_record(one, signatures[name], inner.add_format_failure_as_feedback) for one in trajectories)
+        ]
+
+    def _responsible(self, trajectory: Mapping[str, Any]) -> Responsible:
         prediction = trajectory["prediction"]
         known = self._judged.get(id(prediction))
         if known is None:
-            known = self._judged[id(prediction)] = (prediction, self._judge(trajectory, signatures))
+            known = self._judged[id(prediction)] = (prediction, self._judge(trajectory))
         return known[1]
 
-    def _judge(self, trajectory: Mapping[str, Any], signatures: Mapping[str, Any]) -> Responsible:
+    def _judge(self, trajectory: Mapping[str, Any]) -> Responsible:
         """The responsible nodes of a run, which are counted; none of a run that failed: see `GEPAStats`."""
         prediction = trajectory["prediction"]
         try:
@@ -117,7 +123,7 @@ class CulpritSelector:
             frozenset(node for note in notes if note.cause is None for node in note.suspects),
         )
         if not self._adapter.components.exact:
-            found = self._in_module(found, run, trajectory, signatures)
+            found = self._in_module(found, run, trajectory)
         self._stats.judged += 1
         for node in found.culprits:
             self._stats.node(node).culprit += 1
@@ -125,9 +131,7 @@ class CulpritSelector:
             self._stats.node(node).suspect += 1
         return found
 
-    def _in_module(
-        self, found: Responsible, run: Run, trajectory: Mapping[str, Any], signatures: Mapping[str, Any]
-    ) -> Responsible:
+    def _in_module(self, found: Responsible, run: Run, trajectory: Mapping[str, Any]) -> Responsible:
         """The same for a module that called the graph, and may have called others.
 
         If the graph was given what is not of the example, that may be the fault: all else that ran is a suspect, too.
@@ -135,7 +139,7 @@ class CulpritSelector:
         internals, example = internals_of(run), trajectory["example"]
         own = {id(step.outputs): author_of(step, internals.graph) for step in run.trace_steps}
         by_node: dict[str, set[str]] = {}
-        for name, signature in signatures.items():
+        for name, signature in self._signatures.items():
             for predictor, _, outputs in trajectory["trace"]:
                 if predictor.signature.equals(signature):
                     by_node.setdefault(own.get(id(outputs), ""), set()).update(self._adapter.components.nodes_of(name))

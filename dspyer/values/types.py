@@ -201,19 +201,18 @@ class _Bundle(_NamedKind):
         return same(a, b)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class RegisteredKind:
-    """The kind of a type that was registered with `register_value_type`."""
+    """The kind of a type that was registered with `register_value_type`; `unstored` is what `encode` leaves out."""
 
     name = "registered"
     freezes_content = False
 
-    def __init__(
-        self, encode: Callable[[Any], Any], decode: Callable[[Any], Any], duplicate: Callable[[Any], Any], cls: type
-    ) -> None:
-        self.encode = encode
-        self.decode = decode
-        self.duplicate = duplicate
-        self.cls = cls
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+    duplicate: Callable[[Any], Any]
+    cls: type
+    unstored: Callable[[Any], Any] = lambda _: None
 
     def pack(self, value: Any) -> Any:
         return self.duplicate(value)
@@ -222,7 +221,7 @@ class RegisteredKind:
         return partial(self.duplicate, content)
 
     def same(self, a: Any, b: Any, same: Same) -> bool:
-        return same(self.encode(a), self.encode(b))
+        return bool(self.unstored(a) == self.unstored(b)) and same(self.encode(a), self.encode(b))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return registered_kind, (self.cls,)

@@ -178,7 +178,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "object": (object, "object.*register_value_type"),
     "lock": (threading.Lock, "lock.*resources"),
     "module": (lambda: dspy.Predict("a -> b"), "Predict.*resources"),
-    "tool": (lambda: dspy.Tool(len, name="len", args={}, desc=""), "function"),
     "bytearray": (lambda: bytearray(b"x"), "bytes"),
     "deque": (lambda: deque([1]), "list"),
     "secret": (lambda: SecretStr("x"), "resources"),
