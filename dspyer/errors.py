@@ -609,7 +609,8 @@ def short_error(error: BaseException, *, step: str = "", action: str = "", limit
     """
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
-    text = " ".join(_ADDRESS.sub("", error_text(error)).encode(errors="replace").decode().split())
+    text = _ADDRESS.sub("", error_text(error)).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    text = " ".join(text.split())
     text = text if len(text) <= limit else f"{text[: limit - 3]}..."
     name = type(error).__name__
     parts = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Generic, TypeVar, get_origin
@@ -20,6 +21,7 @@ from dspyer.patch import DELETE
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList
 from dspyer.values.persistent import SMALL, PersistentMap
+from dspyer.values.unicode import with_valid_text
 
 ROLES = ("user", "assistant", "tool")
 
@@ -104,7 +106,7 @@ def without(messages: FrozenList[Any], key: Any) -> FrozenList[Any]:
 
 
 def assign_ids(update: Any, commit_id: str, current: Any = DELETE) -> list[Any]:
-    """The messages of an update, each with an id; missing ids are derived from the commit's, the same in each replay.
+    """The messages of an update, each valid and with an id; missing ids are derived from the commit's, always the same.
 
     A derived id is never one of `current`, the messages so far: the commits of two runs have the same ids, so in a
     conversation that is passed from run to run, a later message would replace an earlier one.
@@ -113,10 +115,10 @@ def assign_ids(update: Any, commit_id: str, current: Any = DELETE) -> list[Any]:
         >>> assign_ids({"role": "user", "content": "Hi"}, "trunk:3")
         [{'role': 'user', 'content': 'Hi', 'id': 'trunk:3/0'}]
     """
-    messages = _as_list(update)
+    messages = [valid_message(message) for message in _as_list(update)]
     ids = [_id_of(message) for message in messages]
     if None not in ids:
-        return list(messages)
+        return messages
     index = _index_of(current) if isinstance(current, FrozenList) else NO_IDS
     taken = set(ids)
     with_ids = []
@@ -128,6 +130,29 @@ def assign_ids(update: Any, commit_id: str, current: Any = DELETE) -> list[Any]:
         else:
             with_ids.append(message)
     return with_ids
+
+
+def valid_message(message: Any) -> Any:
+    """A message whose texts are valid Unicode, those that the arguments of its calls hold as escapes too."""
+    message = with_valid_text(message)
+    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+    if not calls or not any(_HALF.search(str(call)) for call in calls):
+        return message
+    return {**message, "tool_calls": [_valid_call(call) for call in calls]}
+
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of half of a surrogate pair, in JSON
+
+
+def _valid_call(call: Any) -> Any:
+    try:
+        args = json.loads(call["function"]["arguments"])
+    except (LookupError, TypeError, ValueError):  # of a reducer that takes any message
+        return call
+    valid = with_valid_text(args)
+    if valid is args:
+        return call
+    return {**call, "function": {**call["function"], "arguments": json.dumps(valid, ensure_ascii=False)}}
 
 
 def _free_id(wanted: str, taken: AbstractSet[Any], index: IdIndex) -> str:

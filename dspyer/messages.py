@@ -18,7 +18,7 @@ from collections.abc import Set as AbstractSet
 from typing import Annotated, Any, NamedTuple
 
 from dspyer import reducers
-from dspyer.message_list import TURN, check_chat
+from dspyer.message_list import TURN, check_chat, valid_message
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.views import text_of
 
@@ -40,7 +40,7 @@ def from_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         messages: the dicts; system messages among them are left out.
 
     Returns:
-        The messages, as new dicts.
+        The messages, as new dicts. Half of a surrogate pair in a text becomes U+FFFD.
 
     Raises:
         NodeOutputError: if a dict is no chat message.
@@ -51,7 +51,7 @@ def from_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     found = [dict(message) for message in messages if message.get("role") not in ("system", "developer")]
     check_chat(found)
-    return found
+    return [valid_message(message) for message in found]
 
 
 def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -30,6 +30,7 @@ from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import Filler, filling, plan_templates, warning_of
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.frozen import FrozenList
+from dspyer.values.unicode import with_valid_text
 
 MUST_SUBMIT = {"tool_choice": {"type": "function", "function": {"name": SUBMIT}}, "reasoning_effort": None}
 """The settings of a last turn, which must submit, as `dspy.ReActV2` gives them."""
@@ -243,7 +244,8 @@ def without_tools(count: int) -> None:
 
 def _tool_calls(prediction: dspy.Prediction) -> list[ToolCalls.ToolCall]:
     found = getattr(prediction, "tool_calls", None)
-    return [] if found is None else ToolCalls.model_validate(found).tool_calls
+    calls = [] if found is None else ToolCalls.model_validate(found).tool_calls
+    return [one.model_copy(update=with_valid_text(dict(one))) for one in calls]
 
 
 def with_ids(calls: Sequence[ToolCalls.ToolCall], messages: FrozenList[Any]) -> list[ToolCalls.ToolCall]:

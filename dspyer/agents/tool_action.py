@@ -6,7 +6,6 @@ Parameters that the model does not see (`ctx`, fields of `reads=`, resources) ar
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
@@ -24,6 +23,7 @@ from dspyer.nodes.sync_async import acall_function, acall_module, call_function,
 from dspyer.nodes.template_plans import filling
 from dspyer.templates import Templates
 from dspyer.values.frozen import thaw
+from dspyer.values.unicode import with_valid_text
 
 
 class ToolAction(Protocol):
@@ -158,14 +158,9 @@ def storable(value: object) -> Any:
     """A result as JSON values, in the form in which DSPy shows it to a model.
 
     Models and dataclasses become dicts, dates and numbers of other libraries text. Any other object becomes `str(it)`.
-    What no request can hold, half of a surrogate pair, becomes a question mark.
+    What no request can hold, half of a surrogate pair, becomes U+FFFD.
     """
-    found = serialize_for_json(value)
-    try:
-        (found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)).encode()
-    except UnicodeEncodeError:
-        return json.loads(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
-    return found
+    return with_valid_text(serialize_for_json(with_valid_text(value)))
 
 
 class CallStep(NamedTuple):

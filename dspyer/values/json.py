@@ -43,6 +43,7 @@ from dspyer.values.types import (
     record_kind,
     registered_kind,
 )
+from dspyer.values.unicode import is_valid_text
 
 TAG = "$type"  # the key that marks a value that JSON does not have
 # What reading a malformed JSON form may raise.
@@ -81,7 +82,7 @@ def encode(frozen: Any) -> Any:
     if frozen is None or cls is bool:
         return frozen
     if cls is str:
-        return frozen if _is_text(frozen) else _tagged("str", _pack(frozen.encode("utf-8", "surrogatepass")))
+        return frozen if is_valid_text(frozen) else _tagged("str", _pack(frozen.encode("utf-8", "surrogatepass")))
     if cls is int:
         return frozen if -_LARGE < frozen < _LARGE else _tagged("int", hex(frozen))
     if cls is float:
@@ -119,7 +120,7 @@ def _encode_mapping(frozen: FrozenDict[Any, Any]) -> dict[str, Any]:
     encoded: dict[str, Any] = {}
     plain = True
     for key, value in frozen.raw_items():
-        plain = plain and type(key) is str and key != TAG and _is_text(key)
+        plain = plain and type(key) is str and key != TAG and is_valid_text(key)
         encoded[key] = encode(value)
     if plain:
         return encoded
@@ -183,17 +184,6 @@ def _is_hashable(value: Any) -> bool:
     try:
         hash(value)
     except TypeError:
-        return False
-    return True
-
-
-def _is_text(text: str) -> bool:
-    """Whether a string can be written as UTF-8; one with a lone surrogate cannot."""
-    if text.isascii():
-        return True
-    try:
-        text.encode()
-    except UnicodeEncodeError:
         return False
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from dataclasses import dataclass
 from datetime import date
@@ -13,7 +14,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, Command, Context, Entry, Failure, Retry, agents, reducers, view
+from dspyer import END, Command, Context, Entry, Failure, Retry, agents, from_chat, reducers, view
 from dspyer.errors import (
     BudgetError,
     GraphError,
@@ -623,7 +624,7 @@ HOSTILE: dict[str, tuple[BaseException, str]] = {
     "StopAsyncIteration": (StopAsyncIteration(), "StopAsyncIteration"),
     "an address": (ValueError(f"no {object()}"), "ValueError: no <object object>"),
     "a group of one": (ExceptionGroup("tasks", [ValueError("inner")]), "ValueError: inner"),
-    "half a surrogate pair": (ValueError("\ud800 x"), "ValueError: ? x"),
+    "half a surrogate pair": (ValueError("\ud800 x"), "ValueError: \ufffd x"),
 }
 
 
@@ -641,12 +642,39 @@ def test_any_exception_becomes_one_line(case: str, mode: str) -> None:
     assert results(run)[0][1].startswith(f"step: bad; error: {text}; action: ")
 
 
-def test_a_value_that_no_request_can_hold_is_mended() -> None:
-    def bad() -> Any:
-        """Finds."""
-        return {"a": ["\ud800 x"]}
+HALF, MENDED = "cut \ud83d", "cut \ufffd"
 
-    assert results(run_turn(agent(bad), ("bad", {}))) == [("bad", {"a": ["? x"]}, False)]
+
+@modes
+def test_text_that_is_not_valid_unicode_is_repaired_where_it_enters_a_conversation(mode: str) -> None:
+    """From inputs, an earlier chat, `update`, the model and the tool; two halves of one character become this one."""
+    got: list[Any] = []
+
+    def echo(text: str, more: dict[str, Any]) -> Any:
+        """Echoes."""
+        got.append([text, more])
+        return {HALF: [HALF, "\ud83d\ude00"]}
+
+    asked = {"id": "c", "type": "function", "function": {"name": "echo", "arguments": json.dumps({"text": HALF})}}
+    chat = [
+        {"role": "assistant", "content": HALF, "tool_calls": [asked]},
+        {"role": "tool", "tool_call_id": "c", "name": "echo", "content": HALF},
+    ]
+    thread = agent(echo, store=":memory:").thread("t")
+    call = "echo", {"text": HALF, "more": {"a": [HALF]}}
+    with ScriptedLM([turn(call), turn(("submit", {"answer": HALF})), SUBMIT]):
+        inputs = {"question": HALF, "messages": from_chat(chat)}
+        run = thread.run(inputs) if mode == "sync" else asyncio.run(thread.arun(inputs))
+        assert run.status == "completed", run.error
+        thread.update({"messages": {"role": "user", "content": HALF}})
+        again = start(thread, mode)
+    assert got == [[MENDED, {"a": [MENDED]}]]
+    assert run.state["answer"] == MENDED
+    found = [message for message in run.state["messages"] if message["role"] == "tool"]
+    assert found[0]["content"] == MENDED
+    assert found[1]["value"] == {MENDED: [MENDED, "\U0001f600"]}
+    assert "ud83d" not in ascii(again.state.to_dict()["messages"])
+    assert again.status == "completed"
 
 
 @modes
