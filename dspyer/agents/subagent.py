@@ -99,6 +99,10 @@ class ProgramAction:
         program, inputs, session = self._begun(call, args)
         return self._ended(program, inputs, session, await program._arun_inside(inputs, call.context.delegate))
 
+    def result(self, returned: object) -> object:
+        """The outputs and what it writes: the call has given them as a `Command`."""
+        return returned
+
     def _begun(self, call: Call, args: Mapping[str, Any]) -> tuple[SubgraphProgram, dict[str, Any], str]:
         """The program, its inputs, and the key of its session."""
         program: Any = call.program

@@ -14,7 +14,7 @@ import dspy
 from dspy.adapters.types.tool import Tool as ModelTool
 from dspy.adapters.utils import serialize_for_json
 
-from dspyer.errors import RouteError
+from dspyer.errors import RouteError, short_error
 from dspyer.nodes.binding import Binding
 from dspyer.nodes.module import selected, values_of_prediction
 from dspyer.nodes.node import Call, Command
@@ -22,7 +22,9 @@ from dspyer.nodes.outputs import values_of
 from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
 from dspyer.nodes.template_plans import filling
 from dspyer.templates import Templates
+from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
+from dspyer.values.json import to_json
 from dspyer.values.unicode import with_valid_text
 
 
@@ -30,10 +32,13 @@ class ToolAction(Protocol):
     """What a tool calls. A call of it may ask questions, and may use what `call.context` offers."""
 
     def call(self, call: Call, args: Mapping[str, Any]) -> object:
-        """Call it from sync code with validated arguments; returns a result, or a `Command`."""
+        """Call it from sync code with validated arguments."""
 
     async def acall(self, call: Call, args: Mapping[str, Any]) -> object:
         """The same from async code."""
+
+    def result(self, returned: object) -> object:
+        """The result of a call, or its `Command`, from what it returned. It may raise: the call was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,10 @@ class FunctionAction:
     async def acall(self, call: Call, args: Mapping[str, Any]) -> object:
         """The same from async code."""
         return await acall_function(self.fn, self._arguments(call, args), self.asynchronous)
+
+    def result(self, returned: object) -> object:
+        """What the function returned."""
+        return returned
 
     def _arguments(self, call: Call, args: Mapping[str, Any]) -> dict[str, Any]:
         shown = args if self.takes is None else {name: args[name] for name in args if name in self.takes}
@@ -88,19 +97,20 @@ class ModuleAction:
     def call(self, call: Call, args: Mapping[str, Any]) -> object:
         """Call the module from sync code."""
         with filling(self.templates, call):
-            return self._result(call_module(part_of(call.program, self.path), self._inputs(call, args)))
+            return call_module(part_of(call.program, self.path), self._inputs(call, args))
 
     async def acall(self, call: Call, args: Mapping[str, Any]) -> object:
         """The same from async code."""
         with filling(self.templates, call):
-            return self._result(await acall_module(part_of(call.program, self.path), self._inputs(call, args)))
+            return await acall_module(part_of(call.program, self.path), self._inputs(call, args))
 
     def _inputs(self, call: Call, args: Mapping[str, Any]) -> dict[str, Any]:
         hidden = {name: thaw(value) for name, value in self.binding.bind(call).items()}
         return {**args, **hidden}
 
-    def _result(self, result: object) -> Command[Any]:
-        values = values_of_prediction(result, self.who, self.outputs is not None)
+    def result(self, returned: object) -> Command[Any]:
+        """The outputs, and those that go to fields."""
+        values = values_of_prediction(returned, self.who, self.outputs is not None)
         names = self.outputs
         shown = selected(values, None if names is None else {name: name for name in names}, self.who)
         written = selected(values, {name: name for name in self.writes}, self.who)
@@ -136,22 +146,36 @@ class ToolOutcome(NamedTuple):
         update: the patch for the fields of the state, by the tool's own names.
         whole: whether the values of the patch replace what is there.
         goto: the mode that the tool hands off to; None for none.
+        error: whether the value says why there is no result.
     """
 
     value: Any
     update: Mapping[str, object]
     whole: bool = False
     goto: str | None = None
+    error: bool = False
 
     @classmethod
-    def of(cls, result: object, who: str) -> ToolOutcome:
-        """The outcome of what a tool returned."""
-        if not isinstance(result, Command):
-            return cls(storable(result), {})
-        update, whole = values_of(result.update, who)
-        if result.goto is not None and not isinstance(result.goto, str):
-            raise RouteError(f"{who} returned Command(goto={result.goto!r}): a tool hands off to one mode, by its name")
-        return cls(storable(result.result), update, whole, result.goto)
+    def of(cls, result: object, tool: ModelTool, who: str) -> ToolOutcome:
+        """The outcome of what a tool returned. If its result cannot be a value, no other call is made for one."""
+        command = result if isinstance(result, Command) else Command(result=result)
+        update, whole = values_of(command.update, who)
+        if command.goto is not None and not isinstance(command.goto, str):
+            raise RouteError(
+                f"{who} returned Command(goto={command.goto!r}): a tool hands off to one mode, by its name"
+            )
+        try:
+            value = storable(command.result)
+            freeze(value)
+        except Exception as error:  # noqa: BLE001 - code of the object that the tool returned
+            return cls.without_result(error, tool)._replace(update=update, whole=whole)
+        return cls(value, update, whole, command.goto)
+
+    @classmethod
+    def without_result(cls, error: Exception, tool: ModelTool) -> ToolOutcome:
+        """The outcome of a call that has returned what cannot be kept."""
+        action = "the call was made, and only its result is lost: find out what it did before you make it again"
+        return cls(short_error(error, step=tool.name or "", action=action), {}, error=True)
 
 
 def storable(value: object) -> Any:
@@ -208,10 +232,21 @@ class CallStep(NamedTuple):
         def fn(**args: Any) -> object:
             return self.action.call(call, {**args, **key})
 
-        return ToolOutcome.of(bound(self.tool, fn)(**self.args), self.who)
+        return self._outcome(bound(self.tool, fn)(**self.args))
 
     async def _amade(self, call: Call, key: Mapping[str, str]) -> ToolOutcome:
         async def fn(**args: Any) -> object:
             return await self.action.acall(call, {**args, **key})
 
-        return ToolOutcome.of(await bound(self.tool, fn).acall(**self.args), self.who)
+        return self._outcome(await bound(self.tool, fn).acall(**self.args))
+
+    def _outcome(self, returned: object) -> ToolOutcome:
+        try:
+            outcome = ToolOutcome.of(self.action.result(returned), self.tool, self.who)
+            if self.effect is not None:
+                to_json(freeze(dict(outcome.update)))  # an update that no store can hold could not be recorded
+        except Exception as error:
+            if self.effect is None:
+                raise
+            return ToolOutcome.without_result(error, self.tool)
+        return outcome

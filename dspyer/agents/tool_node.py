@@ -257,7 +257,7 @@ class ToolNode(Node):
         made = yield from self._made(call, args, parsed)
         if isinstance(made, Refusal):
             return self._result(call, made.text, True)
-        if self.check is not None:
+        if self.check is not None and not made.error:
             steps = steps_since(before)
             try:
                 verdict = yield self.check.step(args, made.value, self.parsed), call
@@ -353,7 +353,7 @@ class ToolNode(Node):
 
     def _reply(self, call: Call, outcome: ToolOutcome) -> Reply:
         updates = dict(permitted(outcome.update, self.fields, self.who))
-        message = tool_message(_call_of(call)["id"], self.name, outcome.value)
+        message = tool_message(_call_of(call)["id"], self.name, outcome.value, outcome.error)
         if outcome.goto is None:
             updates[self.messages] = message
         elif self.handoffs is None:

@@ -13,9 +13,10 @@ from typing import Any
 
 import dspy
 import pytest
-from pydantic import BaseModel, field_validator
+from pydantic import BaseModel, computed_field, field_validator
+from tenacity import wait_none
 
-from dspyer import END, START, Command, CompiledGraph, Context, Graph, agents
+from dspyer import END, START, Command, CompiledGraph, Context, Graph, Retry, agents
 from dspyer.agents import Approval
 from dspyer.errors import NodeOutputError
 from dspyer.testing import ScriptedLM, no_pauses
@@ -402,3 +403,83 @@ def test_a_tool_may_use_effects_of_its_own_when_it_is_repeated() -> None:
     run = run_turn(agent(agents.tool(pay, check=never_good)), ("pay", {"amount": 3}))
     assert results(run) == [("pay", "paid", False)]
     assert len({*made}) == 2
+
+
+class Closed:
+    def __str__(self) -> str:
+        raise ConnectionError("the session is closed")
+
+
+class Lazy(BaseModel):
+    id: int
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def total(self) -> int:
+        raise TimeoutError("lazy load")
+
+
+class Work(BaseModel):
+    plan: list[str] = []
+    note: Any = None
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else []
+
+
+UNUSABLE: dict[str, Callable[[], Any]] = {
+    "a text that raises": Closed,
+    "a field that raises": lambda: Lazy(id=1),
+    "a part that raises": lambda: {"parts": [Lazy(id=1)]},
+    "nested too deep": lambda: nested(500),
+    "beside an update": lambda: Command(update={"plan": ["a"]}, result=Closed()),
+    "an update that no store holds": lambda: Command(update={"note": object()}, result="r"),
+    "an update that is no patch": lambda: Command(update=["a"], result="r"),
+    "a handoff to no name": lambda: Command(goto=3, result="r"),  # type: ignore[arg-type]
+}
+
+
+@modes
+@pytest.mark.parametrize("case", UNUSABLE)
+def test_a_call_with_an_effect_is_not_repeated_for_a_result_that_cannot_be_kept(case: str, mode: str) -> None:
+    """Whatever the retries say: it is recorded, and the model is told, that the call was made."""
+    keys: list[str] = []
+
+    def charge(key: str) -> Any:
+        """Charges."""
+        keys.append(key)
+        return UNUSABLE[case]()
+
+    async def acharge(key: str) -> Any:
+        """Charges."""
+        return charge(key)
+
+    again = Retry(3, on=Exception, wait=wait_none())
+    tool = agents.tool(charge if mode == "sync" else acharge, name="charge", effect=True, retry=again, timeout=60)
+    run = run_turn(agent(tool, store=":memory:", schema=Work), ("charge", {}), mode=mode)
+    assert (run.status, len(keys)) == ("completed", 1)
+    ((_, told, error),) = results(run)
+    assert error
+    assert "the call was made" in told
+    assert run.state["plan"] == (["a"] if case == "beside an update" else [])
+
+
+def test_a_module_and_a_call_without_an_effect_are_not_repeated_for_their_results() -> None:
+    calls: list[str] = []
+
+    class Charge(dspy.Module):
+        def forward(self, to: str) -> Any:
+            calls.append(to)
+            return to
+
+    def look(to: str) -> Any:
+        """Looks."""
+        calls.append(to)
+        return Closed()
+
+    again = Retry(3, on=Exception, wait=wait_none())
+    charge = agents.tool(Charge(), name="charge", desc="Charges.", effect=True, retry=again)
+    run = run_turn(agent(charge, agents.tool(look, retry=again)), ("charge", {"to": "A"}), ("look", {"to": "B"}))
+    assert calls == ["A", "B"]
+    assert [("the call was made" in told, error) for _, told, error in results(run)] == [(True, True), (True, True)]
