@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any, Generic, TypeVar, get_origin
@@ -136,12 +135,9 @@ def valid_message(message: Any) -> Any:
     """A message whose texts are valid Unicode, those that the arguments of its calls hold as escapes too."""
     message = with_valid_text(message)
     calls = message.get("tool_calls") if isinstance(message, Mapping) else None
-    if not calls or not any(_HALF.search(str(call)) for call in calls):
-        return message
-    return {**message, "tool_calls": [_valid_call(call) for call in calls]}
-
-
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # the escape of half of a surrogate pair, in JSON
+    return (
+        {**message, "tool_calls": list(map(_valid_call, calls))} if calls and "\\ud" in str(calls).lower() else message
+    )
 
 
 def _valid_call(call: Any) -> Any:
@@ -149,10 +145,8 @@ def _valid_call(call: Any) -> Any:
         args = json.loads(call["function"]["arguments"])
     except (LookupError, TypeError, ValueError):  # of a reducer that takes any message
         return call
-    valid = with_valid_text(args)
-    if valid is args:
-        return call
-    return {**call, "function": {**call["function"], "arguments": json.dumps(valid, ensure_ascii=False)}}
+    text = json.dumps(with_valid_text(args), ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": text}}
 
 
 def _free_id(wanted: str, taken: AbstractSet[Any], index: IdIndex) -> str:

@@ -28,6 +28,7 @@ from dspyer.agents.settle import (
     BeginOptions,
     ModeRules,
     SettleOptions,
+    turn_policies,
 )
 from dspyer.agents.subagent import SESSIONS, Sessions, has_sessions
 from dspyer.agents.tool_node import ToolSpec
@@ -124,6 +125,7 @@ def assemble(plan: AgentPlan) -> Graph:
         inputs, outputs = tuple(task.input_fields), tuple(task.output_fields)
         check = compiled(plan.check, CHECK)
         graph.add_node(CHECK, AgentCheckOptions(check, inputs, outputs, predictors, plan.max_fixes, plan.accept))
+    graph._join_policies[SETTLE] = turn_policies(graph._options.schema)
     return graph.add_edge(START, BEGIN)
 
 

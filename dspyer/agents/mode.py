@@ -186,7 +186,7 @@ class ModeNode(Node):
         if forced:
             message[FORCED] = forced
         sends = [
-            Send(one.name, {"call": {"id": one.id, "name": one.name, "args": one.args}})
+            Send(one.name, {"call": {"id": one.id, "name": one.name, "args": one.args, "alone": len(calls) == 1}})
             for one in calls
             if one.name in self.nodes
         ]

@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dspy.adapters.types.tool import Tool
@@ -25,8 +26,13 @@ from dspyer.nodes.callables import read_signature
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.sync_async import is_async
+from dspyer.patch import DELETE
+from dspyer.policies import Conflict, Policies, Policy, raise_
+from dspyer.scheduler.lineage import is_manual, value_at
 from dspyer.scheduler.topology import END
+from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
+from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenList, thaw
 from dspyer.views import text_of
 
@@ -34,11 +40,16 @@ BEGIN, SETTLE, CHECK = "begin", "settle", "check"
 """The names of the nodes of an agent that are neither modes nor tools."""
 
 MODE, HANDOFFS = "mode", "handoffs"
-"""The field with the name of the current mode, and the one in which tools ask for handoffs."""
+"""The field with the name of the current mode, and the one with results that the end of a turn decides about."""
 
 HAND_OFF = "to_"
 """How the tools begin by which a model hands off: `to_plan`."""
 
+
+FIRST_CALL = "first_call_of_turn"
+"""The name of the merge policy where the calls of a turn join."""
+
+NO_MESSAGE: Mapping[str, Any] = MappingProxyType({})
 
 LEFT_OPEN = (
     "{} has no result: the run was abandoned while this call was open. It may have been made, so find out before you "
@@ -219,10 +230,23 @@ class SettleOptions(KindOptions):
 
 
 class Handoff(NamedTuple):
-    """What a call asks for that hands off: the mode, and the result that its tool gave with it, if it gave one."""
+    """What a call asks for that hands off: the mode, and the message of its tool, if it has one.
 
-    target: str
-    result: Any = None
+    Without a mode, it is a result that may become an error: another call of the turn may have written the same path.
+    """
+
+    target: str | None
+    message: Mapping[str, Any] = NO_MESSAGE
+
+
+def _kept_call(schema: Schema, conflict: Conflict) -> Any:
+    """The value of the first call. Reducers fold all updates, and what they refuse is for the author to mend."""
+    return conflict.left if schema.reducer(conflict.path[0]) is None else raise_(conflict)
+
+
+def turn_policies(schema: Schema) -> Policies:
+    """The merge policies where the calls of a turn join, for paths for which none was chosen."""
+    return Policies((), Policy(FIRST_CALL, partial(_kept_call, schema), built_in=True), given=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -247,7 +271,7 @@ class SettleNode(Node):
         """End the turn."""
         turn = last_turn(call.state.raw("messages"))
         routed = None if turn.forced else self._routed(turn.mode, call)
-        asked = _asked_for(call)
+        asked, lost = _asked_for(call), _lost_updates(call)
         outputs: dict[str, Any] | None = None
         target: str | None = None
         results = []
@@ -260,8 +284,10 @@ class SettleNode(Node):
             elif handoff is None:
                 results.append(tool_message(one.id, one.name, self._without_result(turn.mode, one), True))
             else:
-                refusal = self._refusal(turn.mode, handoff.target, target, routed, call)
-                target = handoff.target if refusal is None else target
+                refusal = lost.get(one.id)
+                if handoff.target is not None:
+                    refusal = refusal or self._refusal(turn.mode, handoff.target, target, routed, call)
+                    target = handoff.target if refusal is None else target
                 results.append(_handoff_message(one, handoff, refusal))
         entered = target if routed is None else routed
         updates: dict[str, Any] = {"messages": results} if results else {}
@@ -319,21 +345,41 @@ class SettleNode(Node):
 
 
 def _asked_for(call: Call) -> dict[str, Handoff]:
-    """The handoffs that tools have asked for in this run, by the ids of their calls."""
-    found: dict[str, Handoff] = {}
-    for entry in call.state.raw(HANDOFFS, FrozenList()).raw_items():
-        message = entry.raw("message")
-        found[message.raw("tool_call_id")] = Handoff(entry.raw("goto"), thaw(message.raw("value")))
+    """What tools have left to the end of a turn in this run, by the ids of their calls."""
+    entries = thaw(call.state.raw(HANDOFFS, FrozenList()))
+    return {entry["message"]["tool_call_id"]: Handoff(entry["goto"], entry["message"]) for entry in entries}
+
+
+def _lost_updates(call: Call) -> dict[str, str]:
+    """Why updates of this turn are not in the state, by the ids of their calls: the join has kept another one's."""
+    session, position = call.runner.session, call.context.delegate.position
+    if session is None or position is None:  # called without a run
+        return {}
+    join = session.run.log[position.head]
+    while is_manual(join.commit) and join.parents:
+        join = session.run.log[join.parents[0]]
+    found: dict[str, str] = {}
+    for conflict in [one for one in join.conflicts if one.policy == FIRST_CALL]:
+        kept, *others = [side if side is DELETE else freeze(side) for _, side in conflict.values]
+        for state in [session.run.log[parent].state for parent in join.parents]:
+            value = value_at(state, conflict.path)
+            if HANDOFFS in state and not same(value, kept) and any(same(value, other) for other in others):
+                path = ".".join(map(str, conflict.path))
+                lost = f"the call was made, but {path!r} is not set: an earlier call of this turn has set another value"
+                found[state.raw(HANDOFFS).raw(-1).raw("message").raw("tool_call_id")] = lost
     return found
 
 
 def _handoff_message(call: RequestedCall, handoff: Handoff, refusal: str | None) -> dict[str, Any]:
-    """The result of a call that asked for a handoff."""
-    if refusal is None:
-        value = f"The next mode is {handoff.target}." if handoff.result is None else handoff.result
-        return tool_message(call.id, call.name, value)
-    before = "" if handoff.result is None else f"{text_of(handoff.result)}; "
-    return tool_message(call.id, call.name, f"{before}no handoff to {handoff.target}: {refusal}", True)
+    """The result of a call that was left to the end of the turn."""
+    value, error = handoff.message.get("value"), handoff.message.get("error", False)
+    if refusal is not None:
+        before = "" if value is None else f"{text_of(value)}; "
+        value = f"{before}{refusal}" if handoff.target is None else f"{before}no handoff to {handoff.target}: {refusal}"
+        error = True
+    elif value is None and handoff.target is not None:
+        value = f"The next mode is {handoff.target}."
+    return {**handoff.message, **tool_message(call.id, call.name, value, error)}
 
 
 def build_settle(settle: SettleOptions, options: NodeOptions) -> Built:

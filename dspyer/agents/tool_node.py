@@ -1,8 +1,9 @@
 """One tool of an agent as a node: a function, a `dspy.Tool`, or a module that a model calls.
 
 A turn of the model sends each of its calls to the node of the tool, as the value `call`. The node commits exactly one
-message with the result, whatever happens: wrong arguments, an exception, a refusal. Only a handoff is left to the node
-that joins the calls of the turn.
+message with the result, whatever happens: wrong arguments, an exception, a refusal. Only where other calls of the turn
+may decide about the result, for a handoff or an update that they may conflict with, the message is left to the node
+that joins the calls.
 
 A call of the node goes through these steps (`ToolNode._script`):
 
@@ -69,7 +70,7 @@ EFFECT = "the call"
 """The key under which the outcome of a call is recorded."""
 
 CALL = "call"
-"""What a turn sends to the node of a tool: {"id": ..., "name": ..., "args": {...}}."""
+"""What a turn sends to the node of a tool: {"id": ..., "name": ..., "args": {...}, "alone": is it the only call}."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +127,8 @@ class ToolOptions(KindOptions):
     Attributes:
         spec: the tool.
         messages: the field for its results.
-        handoffs: the field for its handoffs, each `{"message": the result, "goto": the mode}`; None if the agent has
-            none.
+        handoffs: the field for results that are left to the end of the turn, each `{"message": the result, "goto": the
+            mode, or None}`; None if the agent has none.
     """
 
     spec: ToolSpec
@@ -162,7 +163,8 @@ class ToolNode(Node):
         readable: the fields that its code may read through `ctx`.
         fields: the fields that it may write, by its own names.
         messages: the field for its results.
-        handoffs: the field for its handoffs; None for none.
+        handoffs: the field for results that are left to the end of the turn; None for none.
+        contested: the fields that it may write, and on which calls of one turn may conflict.
     """
 
     kind: ClassVar[str] = "tool"
@@ -182,6 +184,7 @@ class ToolNode(Node):
     fields: FieldNames
     messages: str
     handoffs: str | None
+    contested: frozenset[str]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "who", f"tool {self.name!r}")
@@ -354,7 +357,8 @@ class ToolNode(Node):
     def _reply(self, call: Call, outcome: ToolOutcome) -> Reply:
         updates = dict(permitted(outcome.update, self.fields, self.who))
         message = tool_message(_call_of(call)["id"], self.name, outcome.value, outcome.error)
-        if outcome.goto is None:
+        alone = _call_of(call).get("alone", True) or self.contested.isdisjoint(updates)
+        if outcome.goto is None and (alone or self.handoffs is None):
             updates[self.messages] = message
         elif self.handoffs is None:
             raise RouteError(f"{self.who} returned Command(goto={outcome.goto!r}), and the agent has no other mode")
@@ -442,6 +446,7 @@ def build_tool(given: ToolOptions, options: NodeOptions) -> Built:
         fields=fields,
         messages=given.messages,
         handoffs=given.handoffs,
+        contested=frozenset([field for field in fields.values() if options.schema.reducer(field) is None]),
     )
     if approval.rule is not None:
         node = replace(node, answer=answer_type(node.parsed))

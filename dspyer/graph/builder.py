@@ -377,10 +377,15 @@ class Graph:
         """
         sources, targets = checked_edge_ends(source), checked_edge_ends(target)
         if policy is not None:
-            policies = checked_policies("policy", policy, self._options.schema, self._options.policies)
-            if any(self._join_policies.get(node, policies) != policies for node in targets):
-                raise GraphError(f"joins at {target!r} have another policy already: give it to one of the edges")
-            self._join_policies |= dict.fromkeys(targets, policies)
+            given = {}
+            for node in targets:
+                known = self._join_policies.get(node)
+                of_edge = known is not None and (known.given or bool(known.rules))  # else an agent's, of its `settle`
+                below = known.otherwise if known is not None and of_edge else known
+                given[node] = checked_policies("policy", policy, self._options.schema, below or self._options.policies)
+                if of_edge and given[node] != known:
+                    raise GraphError(f"joins at {target!r} have another policy already: give it to one of the edges")
+            self._join_policies |= given
         self._edges.append(EdgeDeclaration(sources, targets))
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any
 
 from dspyer.values.frozen import FrozenDict, FrozenList
@@ -21,7 +22,7 @@ def is_valid_text(text: str) -> bool:
 def with_valid_text(value: Any) -> Any:
     """A value whose texts are valid: half of a surrogate pair becomes U+FFFD, and two halves become their character.
 
-    The texts are those in dicts, lists and tuples. A value that needs no repair is returned itself.
+    The texts are those in dicts and lists. A value that needs no repair is returned itself.
 
     Example:
         >>> ascii(with_valid_text({"text": "cut \\ud83d"}))
@@ -31,14 +32,11 @@ def with_valid_text(value: Any) -> Any:
         valid = is_valid_text(value)
         return value if valid else value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     if isinstance(value, (dict, FrozenDict)):
-        parts = [part for item in (value.items() if isinstance(value, dict) else value.raw_items()) for part in item]
-    elif type(value) in (list, tuple, FrozenList):  # a named tuple is an object with texts of its own
-        parts = list(value.raw_items() if isinstance(value, FrozenList) else value)
-    else:
-        return value
-    found = [with_valid_text(part) for part in parts]
-    if all(new is old for old, new in zip(parts, found, strict=True)):
-        return value
-    if isinstance(value, (dict, FrozenDict)):
-        return dict(zip(found[::2], found[1::2], strict=True))
-    return tuple(found) if type(value) is tuple else found
+        items = list(value.items() if isinstance(value, dict) else value.raw_items())
+        found: Any = {with_valid_text(key): with_valid_text(inner) for key, inner in items}
+        return value if all(a is c and b is d for (a, b), (c, d) in zip(items, found.items(), strict=False)) else found
+    if isinstance(value, (list, FrozenList)):
+        parts = list(value if isinstance(value, list) else value.raw_items())
+        found = [with_valid_text(part) for part in parts]
+        return value if all(map(is_, parts, found)) else found
+    return value
