@@ -610,9 +610,8 @@ def short_error(error: BaseException, *, step: str = "", action: str = "", limit
     while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     text = _ADDRESS.sub("", error_text(error)).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    text = " ".join(text.split())
+    text, name = " ".join(text.split()), type(error).__name__
     text = text if len(text) <= limit else f"{text[: limit - 3]}..."
-    name = type(error).__name__
     parts = {
         "step": " ".join(step.split()) or _place_of(error),
         "error": f"{name}: {text}" if text else name,

@@ -94,7 +94,7 @@ def to_chat(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             entry["name"] = name
         if calls:
             own = {call["id"]: ids.of(call["id"]) for call in calls}
-            entry["tool_calls"] = [_chat_call(call, own[call["id"]]) for call in calls]
+            entry["tool_calls"] = [_chat_call(call, own[call["id"]], results[place][call["id"]]) for call in calls]
             chat.append(entry)
             for given_id, call_id in own.items():
                 result = results[place][given_id]
@@ -144,10 +144,11 @@ def _accepted_name(name: object) -> str:
     return _NOT_IN_NAMES.sub("_", str(name))[:64] if name else ""
 
 
-def _chat_call(call: Mapping[str, Any], call_id: str) -> dict[str, Any]:
+def _chat_call(call: Mapping[str, Any], call_id: str, result: Mapping[str, Any]) -> dict[str, Any]:
+    edited, arguments = result.get(ARGS), call["function"]["arguments"] or "{}"
     function = {
         "name": _accepted_name(call["function"]["name"]) or "_",
-        "arguments": call["function"]["arguments"] or "{}",
+        "arguments": arguments if edited is None else json.dumps(edited, ensure_ascii=False),
     }
     return {"id": call_id, "type": "function", "function": function}
 
@@ -250,21 +251,37 @@ def task_message(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {"role": "user", "content": text, TURN: dict(inputs)}
 
 
-def tool_message(call_id: str, name: str, value: Any, error: bool = False) -> dict[str, Any]:
+def tool_message(
+    call_id: str, name: str, value: Any, error: bool = False, args: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The result of a tool call: its value, and the value as text for other readers.
+
+    `args` are the arguments of the call if a person has changed them.
 
     Example:
         >>> tool_message("call_0_0", "add", 3)["content"]
         '3'
+        >>> tool_message("call_0_0", "add", 3, args={"to": 2})["content"]
+        '(A person has changed the arguments of this call.) 3'
     """
     return {
         "role": "tool",
         "name": name,
         "tool_call_id": call_id,
-        "content": text_of(value),
+        "content": text_of(value) if args is None else edited_text(value),
         "value": value,
         "error": error,
+        **({} if args is None else {ARGS: args}),
     }
+
+
+ARGS = "args"
+"""A key of a tool's message: the arguments of the call, if a person has changed those of the model."""
+
+
+def edited_text(value: Any) -> str:
+    """A result as it is shown of a call whose arguments a person has changed."""
+    return f"(A person has changed the arguments of this call.) {text_of(value)}"
 
 
 FORCED = "forced"

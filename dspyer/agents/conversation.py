@@ -27,6 +27,7 @@ from dspy.adapters.types.tool import ToolCallResults
 from dspyer.errors import InputError, annotate, brief
 from dspyer.hints import without_none
 from dspyer.message_list import TURN
+from dspyer.messages import ARGS, edited_text
 from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.views import indented, label, text_of
 
@@ -237,6 +238,7 @@ class Piece:
         call_id: of a result, the id of the call; else "".
         value: of a result, its value.
         error: of a result, whether it is an error.
+        args: of a result, the arguments of the call if a person has changed them.
         is_silent: whether it brings no inputs: a result, and a turn without calls, which DSPy does not show.
         text: of any other message its content, with its author if it is another than the user.
     """
@@ -249,6 +251,7 @@ class Piece:
         self.call_id: str = plain["tool_call_id"] if role == "tool" else ""
         self.value = plain.get("value", plain.get("content")) if role == "tool" else None
         self.error = bool(plain.get("error"))
+        self.args: dict[str, Any] | None = plain.get(ARGS) if role == "tool" else None
         self.calls = [
             CallOfTurn(call["id"], call["function"]["name"], call["function"]["arguments"] or "{}")
             for call in plain.get("tool_calls") or ()
@@ -277,7 +280,8 @@ class Piece:
         for call_id, name, arguments in self.calls:
             if call_id not in results:
                 continue
-            args, value, error = json.loads(arguments), results[call_id].value, results[call_id].error
+            value, error, edited = results[call_id].value, results[call_id].error, results[call_id].args
+            args = json.loads(arguments) if edited is None else edited
             if name == SUBMIT and not error and isinstance(value, dict):
                 outputs.update(value)
             if name in how.renders:
@@ -286,6 +290,7 @@ class Piece:
                 if value is None:
                     continue
             calls.append(dspy.ToolCalls.ToolCall(id=call_id, name=name, args=args))
+            value = value if edited is None else edited_text(value)
             values.append(ToolCallResults.ToolCallResult(call_id=call_id, name=name, value=value, is_error=error))
         if not calls:
             return {}

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from dspyer.agents.conversation import SUBMIT
 from dspyer.agents.tool_arguments import refused_by_dspy
 from dspyer.errors import RouteError, always_raised, list_names, short_error, suggestion
-from dspyer.messages import RequestedCall, last_turn, task_message, tool_message, unanswered_calls
+from dspyer.messages import ARGS, RequestedCall, last_turn, task_message, tool_message, unanswered_calls
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.node import Built, Call, Node, Reply
@@ -379,7 +379,7 @@ def _handoff_message(call: RequestedCall, handoff: Handoff, refusal: str | None)
         error = True
     elif value is None and handoff.target is not None:
         value = f"The next mode is {handoff.target}."
-    return {**handoff.message, **tool_message(call.id, call.name, value, error)}
+    return tool_message(call.id, call.name, value, error, handoff.message.get(ARGS))
 
 
 def build_settle(settle: SettleOptions, options: NodeOptions) -> Built:

@@ -27,7 +27,7 @@ import dspy
 from pydantic import ValidationError
 
 from dspyer.agents.subagent import ProgramAction, plan_subagent
-from dspyer.agents.tool_action import CallStep, FunctionAction, ModuleAction, ToolAction, ToolOutcome
+from dspyer.agents.tool_action import CallStep, FunctionAction, ModuleAction, ToolAction, ToolOutcome, storable
 from dspyer.agents.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
 from dspyer.agents.tool_arguments import ArgumentParser, argument_parsers, invalid_argument
 from dspyer.agents.tool_check import CHECK, ToolCheck, plan_tool_check
@@ -261,7 +261,8 @@ class ToolNode(Node):
         if isinstance(made, Refusal):
             return self._result(call, made.text, True)
         if self.check is not None and not made.error:
-            steps = steps_since(before)
+            steps, edited = steps_since(before), call.context.delegate.edited
+            args = args if edited is None else edited
             try:
                 verdict = yield self.check.step(args, made.value, self.parsed), call
             except Exception as error:
@@ -279,7 +280,8 @@ class ToolNode(Node):
             answer = given if isinstance(given, Approval) else Approval(given)
             if not answer.ok:
                 return Refusal(answer.reason)
-            parsed = parsed if answer.args is None else self._ready(call, answer.args)
+            if answer.args is not None and (edited := storable(answer.args)) != args:
+                call.context.delegate.edited, parsed = edited, self._ready(call, edited)
         # The outcome of a call that is checked is recorded, too: a later attempt must not make it a third time. The run
         # of a program has records of its own.
         records = (self.effect or self.check is not None) and not isinstance(self.action, ProgramAction)
@@ -291,12 +293,14 @@ class ToolNode(Node):
         """Make the call again, as an effect of its own. If that is refused, the first outcome stays."""
         parsed = self._ready(call, args)
         outer = call.context.delegate
-        inner = outer.repeated()
+        inner, made = outer.repeated(), None
+        inner.edited = None if outer.edited is None else args
         try:
             made = yield from self._made(call._replace(context=replace(call.context, delegate=inner)), args, parsed)
         finally:
             inner.over = True
             inner.finish()
+            outer.edited = outer.edited if isinstance(made, Refusal) else inner.edited
         if isinstance(made, Refusal):
             return first
         outer.host.withdraw_posts(outer)
@@ -352,11 +356,14 @@ class ToolNode(Node):
         return self._result(call, short_error(error, step=self.name, action=action), True)
 
     def _result(self, call: Call, value: Any, error: bool = False) -> Reply:
-        return Reply({self.messages: tool_message(_call_of(call)["id"], self.name, value, error)})
+        return Reply({self.messages: self._message(call, value, error)})
+
+    def _message(self, call: Call, value: Any, error: bool) -> dict[str, Any]:
+        return tool_message(_call_of(call)["id"], self.name, value, error, call.context.delegate.edited)
 
     def _reply(self, call: Call, outcome: ToolOutcome) -> Reply:
         updates = dict(permitted(outcome.update, self.fields, self.who))
-        message = tool_message(_call_of(call)["id"], self.name, outcome.value, outcome.error)
+        message = self._message(call, outcome.value, outcome.error)
         alone = _call_of(call).get("alone", True) or self.contested.isdisjoint(updates)
         if outcome.goto is None and (alone or self.handoffs is None):
             updates[self.messages] = message

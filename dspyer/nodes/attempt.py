@@ -237,6 +237,7 @@ class Attempt:
         replaced: whether the attempt has failed, and another one follows.
         limit: the time that the attempt has; None for no timeout.
         calls: the programs that it has called; None for none.
+        edited: the arguments of the call of a tool that it makes, if a person has changed them; else None.
         home: the context of the node's function, if programs are bound to it.
     """
 
@@ -246,6 +247,7 @@ class Attempt:
         "_used",
         "branch",
         "calls",
+        "edited",
         "execution",
         "home",
         "host",
@@ -284,6 +286,7 @@ class Attempt:
         self.replaced = False
         self.limit: TimeLimit | None = None
         self.calls: OpenCalls | None = None
+        self.edited: Mapping[str, Any] | None = None
         self.home: ContextVars | None = None
         self._used: dict[tuple[str, str], object] | None = None
         self._open: list[Question] = []
@@ -296,16 +299,13 @@ class Attempt:
 
     def item(self, index: int) -> Attempt:
         """The attempt of one item of a map, which is an execution of its own."""
-        suffix = f"[{index}]"
-        return Attempt(
-            self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix, self.position, index
-        )
+        return self.part(str(index), index)
 
-    def part(self, key: str) -> Attempt:
+    def part(self, key: str, index: int | None = None) -> Attempt:
         """The attempt of a part of this execution, which is an execution of its own."""
         suffix = f"[{key}]"
         place = (self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix)
-        return Attempt(*place, self.position, self.index)
+        return Attempt(*place, self.position, self.index if index is None else index)
 
     def repeated(self) -> Attempt:
         """The attempt of a call that is made again within this one: its effects and questions are its own."""

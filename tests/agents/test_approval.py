@@ -10,8 +10,9 @@ from typing import Any
 import dspy
 import pytest
 from pydantic import BaseModel
+from tenacity import wait_none
 
-from dspyer import Run, Thread, agents
+from dspyer import Retry, Run, Thread, agents, to_chat
 from dspyer.agents import Approval
 from dspyer.errors import InputError, ThreadError
 from dspyer.testing import ScriptedLM, no_pauses
@@ -263,3 +264,108 @@ def test_a_retry_asks_only_once(mode: str) -> None:
         run = run_turn(program, ("pay", {"amount": 3}), mode=mode)
     assert results(run) == [("pay", "paid", False)]
     assert attempts == [1, 2]
+
+
+class Office:
+    """An agent with payments that are checked, or one that delegates them; each process makes one."""
+
+    def __init__(self, path: Path, mode: str, inside: bool, **options: Any) -> None:
+        self.made: list[Any] = []
+        self.checked: list[Any] = []
+        self.fails = options.pop("fails", None)
+        self.problems = options.pop("problems", 0)
+
+        def pay(to: str, amount: int) -> str:
+            """Pays."""
+            self.made.append(amount)
+            if self.fails is not None:
+                raise self.fails
+            return f"paid {amount}"
+
+        async def apay(to: str, amount: int) -> str:
+            """Pays."""
+            return pay(to, amount)
+
+        def check(args: dict[str, Any]) -> list[str]:
+            self.checked.append(args["amount"])
+            return ["again"] if len(self.checked) <= self.problems else []
+
+        checked = {"check": check} if self.problems else {}
+        tool = agents.tool(pay if mode == "sync" else apay, name="pay", approve=True, **checked, **options)
+        self.loop = agents.tool_loop("question -> answer", [tool], name="Office")
+        outer = agents.tool(self.loop, name="office", desc="Pays.")
+        self.program = agent(outer, store=path / "runs.db") if inside else self.loop.compile(store=path / "runs.db")
+        self.thread, self.mode = self.program.thread("t"), mode
+
+    def resume(self, answer: Any, *turns: Any) -> tuple[Run, ScriptedLM]:
+        (question,) = self.thread.questions
+        answers = {question.id: answer}
+        with ScriptedLM(list(turns)) as lm:
+            run = self.thread.resume(answers) if self.mode == "sync" else asyncio.run(self.thread.aresume(answers))
+        return run, lm
+
+
+PAY = ("pay", {"to": "Ada", "amount": 1000})
+FIVE, SEVEN = {"to": "Ada", "amount": 5}, {"to": "Ada", "amount": 7}
+CHANGED = "(A person has changed the arguments of this call.)"
+EDITS: dict[str, tuple[dict[str, Any], list[Any], list[int], dict[str, Any], str]] = {
+    "once": ({}, [Approval(True, args=FIVE)], [5], FIVE, "paid 5"),
+    "with an effect": ({"effect": True}, [{"ok": True, "args": FIVE}], [5], FIVE, "paid 5"),
+    "repeated": ({"problems": 1}, [Approval(True, args=FIVE), True], [5, 5], FIVE, "paid 5"),
+    "twice": ({"problems": 1}, [Approval(True, args=FIVE), Approval(True, args=SEVEN)], [5, 7], SEVEN, "paid 7"),
+    "the repeated call alone": ({"problems": 1}, [True, Approval(True, args=FIVE)], [1000, 5], FIVE, "paid 5"),
+    "the repeated call is refused": ({"problems": 1}, [Approval(True, args=FIVE), False], [5], FIVE, "paid 5"),
+    "an error": (
+        {"fails": ConnectionError("no line"), "retry": Retry(2, wait=wait_none())},
+        [Approval(True, args=FIVE)],
+        [5, 5],
+        FIVE,
+        "step: pay; error: ConnectionError: no line; action: try again, or continue without it",
+    ),
+}
+
+
+@modes
+@pytest.mark.parametrize("inside", [False, True], ids=["agent", "sub-agent"])
+@pytest.mark.parametrize("case", EDITS)
+def test_the_call_that_a_person_has_edited_is_the_call(case: str, inside: bool, mode: str, tmp_path: Path) -> None:
+    """The tool, its check, the repeated call, its question, the conversation and the chat have those arguments.
+
+    Each answer is given in another process.
+    """
+    options, answers, made, args, value = EDITS[case]
+    first = Office(tmp_path, mode, inside, **options)
+    with ScriptedLM([turn(("office", {"question": "Pay."})), turn(PAY)] if inside else [turn(PAY)]):
+        start(first.thread, mode)
+    before: list[Any] = []
+    for number, answer in enumerate(answers):
+        last = number == len(answers) - 1
+        office = Office(tmp_path, mode, inside, **{**options, "problems": options.get("problems", 0)})
+        office.checked = list(before)
+        edited = next((one for one in reversed(answers[:number]) if one is not True), None)
+        amount = 1000 if edited is None else edited.args["amount"]
+        assert office.thread.questions[0].text == f"pay(to='Ada', amount={amount})?"
+        run, lm = office.resume(answer, *[SUBMIT] * (inside + 1) * last)
+        before, made = office.checked, made[len(office.made) :] if office.made == made[: len(office.made)] else [-1]
+    assert (run.status, made) == ("completed", []), run.error
+    assert before[:1] == ([5] if options.get("problems") and answers[0] is not True else before[:1])
+    messages = run.state["sessions"]["office/call_0_0"] if inside else run.state["messages"]
+    result = next(message for message in messages if message["role"] == "tool")
+    assert (result["args"], result["value"]) == (args, value)
+    call, told = to_chat(messages)[1:3]
+    assert json.loads(call["tool_calls"][0]["function"]["arguments"]) == args
+    assert told["content"] == f"{CHANGED} {value}"
+    prompt = str(lm.calls[0].messages)
+    assert f'"amount": {args["amount"]}' in prompt
+    assert CHANGED in prompt
+    assert "1000" not in prompt
+
+
+def test_arguments_that_a_person_leaves_as_they_are_are_not_edited(tmp_path: Path) -> None:
+    office = Office(tmp_path, "sync", inside=False)
+    with ScriptedLM([turn(PAY)]):
+        start(office.thread)
+    run, _ = office.resume(Approval(True, args=PAY[1]), SUBMIT)
+    result = next(message for message in run.state["messages"] if message["role"] == "tool")
+    assert "args" not in result
+    assert result["content"] == "paid 1000"

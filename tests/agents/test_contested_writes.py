@@ -1,0 +1,109 @@
+"""Calls of one turn that write the same path: the first in their order is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import Command, agents, reducers
+from dspyer.errors import MergeConflictError
+from dspyer.testing import ScriptedLM
+from tests.agents.kit import SUBMIT, agent, modes, results, run_one, run_turn, start, turn
+
+
+class Shared(BaseModel):
+    plan: list[str] = []
+    mood: str = "calm"
+    tree: dict[str, Any] = {"a": 1, "b": {"c": 1}}
+    notes: Annotated[list[str], reducers.append] = []
+    votes: Annotated[dict[str, int], reducers.update] = {}
+
+
+ONE, TWO = {"plan": ["one"]}, {"plan": ["two"]}
+WRITES: dict[str, tuple[tuple[dict[str, Any], ...], dict[str, Any], list[str]]] = {
+    "different values": ((ONE, TWO), ONE, ["", "plan"]),
+    "equal values are no conflict": ((ONE, ONE), ONE, ["", ""]),
+    "of four": (
+        (ONE, TWO, ONE, {"plan": ["three"], "mood": "cross"}),
+        {**ONE, "mood": "cross"},
+        ["", "plan", "", "plan"],
+    ),
+    "paths of one field": (
+        ({"tree": {"a": 2}}, {"tree": {"b": 5}}, {"tree": {"b": {"c": 2}}}),
+        {"tree": {"a": 2, "b": 5}},
+        ["", "", "tree.b"],
+    ),
+    "a deletion": (({"tree": {"a": None}}, {"tree": {"a": 2}}), {"tree": {"b": {"c": 1}}}, ["", "tree.a"]),
+    "reducers fold both": (({"notes": "x"}, {"notes": "y"}), {"notes": ["x", "y"]}, ["", ""]),
+}
+
+
+@modes
+@pytest.mark.parametrize("case", WRITES)
+def test_of_calls_that_write_one_path_the_first_is_kept_whichever_ends_first(case: str, mode: str) -> None:
+    updates, state, lost = WRITES[case]
+    ended = [threading.Event() for _ in updates]
+
+    def note(number: int) -> Command[str]:
+        """Notes; the later calls end first."""
+        assert number + 1 == len(updates) or ended[number + 1].wait(20)
+        ended[number].set()
+        return Command(update=updates[number], result="noted")
+
+    async def anote(number: int) -> Command[str]:
+        """Notes."""
+        return await asyncio.to_thread(note, number)
+
+    program = agent(agents.tool(note if mode == "sync" else anote, name="note"), schema=Shared)
+    run = run_turn(program, *[("note", {"number": number}) for number in range(len(updates))], mode=mode)
+    assert run.status == "completed", run.error
+    assert {name: run.state[name] for name in state} == state
+    told = [
+        (f"noted; the call was made, but {path!r} is not set: an earlier call of this turn has set another value", True)
+        if path
+        else ("noted", False)
+        for path in lost
+    ]
+    assert [(value, error) for _, value, error in results(run)] == told
+    assert "plan" not in state or run.blame("plan").node == "note"
+
+
+def test_a_conflict_of_calls_is_told_after_a_stop_an_update_and_a_handoff(tmp_path: Path) -> None:
+    """And a policy that was chosen for the path holds; what a reducer refuses fails the run, as before."""
+
+    def note(steps: list[str], votes: int = 0) -> Command[str]:
+        """Notes."""
+        return Command(update={"plan": steps, **({"votes": {"a": votes}} if votes else {})}, result="noted")
+
+    calls = [("note", {"steps": ["one"]}), ("note", {"steps": ["two"]})]
+    loop = agents.tool_loop("question -> answer", [note], schema=Shared)
+    thread = loop.compile(store=tmp_path / "a.db", interrupt_before=["settle"]).thread("t")
+    with ScriptedLM([turn(*calls)]):
+        assert start(thread).status == "interrupted"
+    thread = loop.compile(store=tmp_path / "a.db", interrupt_before=["settle"]).thread("t")
+    thread.update({"notes": "meanwhile"})
+    with ScriptedLM([SUBMIT]):
+        assert thread.resume().status == "interrupted"
+        run = thread.resume()
+    assert [error for _, _, error in results(run)] == [False, True]
+    assert (run.state["plan"], run.state["notes"]) == (["one"], ["meanwhile"])
+
+    run = run_one(loop.compile(), ("note", {"steps": [], "votes": 1}), ("note", {"steps": [], "votes": 2}))
+    assert isinstance(run.error, MergeConflictError)
+    run = run_turn(loop.add_edge("note", "settle", policy={"plan": "last_write_wins"}).compile(), *calls)
+    assert (run.state["plan"], [error for _, _, error in results(run)]) == (["two"], [False, False])
+
+    def leave(steps: list[str]) -> Command[str]:
+        """Leaves."""
+        return Command(update={"plan": steps}, goto="rest")
+
+    both = {"work": agents.Mode("Work.", tools=[note, leave], to=["rest"]), "rest": agents.Mode("Rest.")}
+    with ScriptedLM([turn(calls[0], ("leave", {"steps": ["two"]})), SUBMIT]):
+        run = agents.modes("question -> answer", both, schema=Shared).compile().run({"question": "Why?"})
+    assert (run.state["mode"], run.state["plan"]) == ("work", ["one"])
+    assert "no handoff to rest: the call was made, but 'plan' is not set" in results(run)[1][1]
