@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, ConfigDict
+from pydantic import AfterValidator, ConfigDict, StrictBool
 from pydantic.config import JsonDict
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
@@ -39,7 +39,7 @@ class Approval:
         Approval(ok=False, reason='too expensive', args=None)
     """
 
-    ok: bool
+    ok: StrictBool
     reason: str = ""
     args: dict[str, Any] | None = None
 

@@ -8,14 +8,18 @@ from functools import lru_cache
 from inspect import isroutine
 from typing import Any, TypeAlias
 
+from jsonschema import Draft202012Validator
+from jsonschema.validators import extend
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
+from pydantic_core import to_json
 
 from dspyer.errors import InputError, brief
 from dspyer.events import Question
 from dspyer.nodes.callables import members
 from dspyer.persistence.execution_records import MISSING, AnswerSource, no_answer
 from dspyer.values.frozen import thaw
+from dspyer.values.unicode import with_valid_text
 
 Answers: TypeAlias = Mapping[str, Any] | Callable[[Question], Any] | None
 """Answers that are given before the questions are asked: by key, or from a function of the question."""
@@ -92,12 +96,46 @@ def validated(answer: Any, frozen: Any, question: Question, shown: str | None = 
             return None
         raise InputError(f"{_named(question)} takes no answer, and was given{shown or ' one'}: give None to resume")
     try:
-        return adapter_of(answer).validate_python(plain)
+        value = _read_strictly(adapter_of(answer), plain)
     except ValidationError as refusal:
         reasons = "; ".join(_reason(problem) for problem in refusal.errors(include_url=False, include_input=False)[:3])
         raise InputError(
             f"the answer{shown} to {_named(question)} is no {type_name(answer)}: {reasons}. The question is open"
         ) from None
+    check_shape(plain, question, shown)
+    return value
+
+
+def check_shape(plain: Any, question: Question, shown: str) -> None:
+    """Raise `InputError` for an answer of JSON values that are of other types than the question's JSON schema says.
+
+    That needs no class, and tells true from 1 also where Python does not: in an enum, or a `Literal`.
+    """
+    if _is_json(plain) and not _Shape(thaw(question.answer)).is_valid(plain):
+        schema = brief(thaw(question.answer))
+        raise InputError(f"the answer{shown} to {_named(question)} does not fit {schema}. The question is open")
+
+
+_KEPT = ("$ref", "type", "enum", "const", "allOf", "anyOf", "properties", "items", "prefixItems")
+_ALL = Draft202012Validator.VALIDATORS
+# Types alone: patterns are of another language than Python's, and fields may have other names than the schema shows.
+_Shape: Any = extend(Draft202012Validator, {name: lambda *_: None for name in _ALL if name not in _KEPT})
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return all(map(_is_json, [*value, *value.values()] if isinstance(value, dict) else value))
+    return type(value) in (str, bool, int, float, type(None))
+
+
+def _read_strictly(adapter: TypeAdapter[Any], plain: Any) -> Any:
+    """The value of an instance of the type, or of JSON: no text or number becomes a yes, no text a number."""
+    try:
+        return adapter.validate_python(plain, strict=True)
+    except ValidationError:
+        adapter.validate_python(plain)  # refuses what fits as JSON alone: a date is no text
+        text = to_json(with_valid_text(plain), inf_nan_mode="constants", fallback=str)
+        return adapter.validate_json(text, strict=True)
 
 
 def type_name(answer: Any) -> str:

@@ -9,9 +9,10 @@ from dspyer.display.redaction import HIDDEN
 from dspyer.errors import InputError, ThreadError, brief, suggestion
 from dspyer.events import Question
 from dspyer.graph.spec import GraphSpec
-from dspyer.nodes.answer_types import validated
+from dspyer.nodes.answer_types import check_shape, validated
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.values.freezing import freeze, same
+from dspyer.values.frozen import thaw
 
 
 def were_given(records: ExecutionRecords, answers: Mapping[str, Any], graph: GraphSpec, completed: bool) -> bool:
@@ -45,8 +46,8 @@ def given_answers(records: ExecutionRecords, answers: Mapping[str, Any], graph: 
     `answers` are by the id of a question, or by its key if only one open question has it. Raises `ThreadError` for an
     answer that fits no open question, several, or one that has another answer; `InputError` for one of the wrong type.
 
-    An answer to a question that a node asks in its own code, or in a graph inside, is validated when the node runs
-    again: before that, the type is not known.
+    Of an answer to a question that a node asks in its own code, or in a graph inside, the class is not known before the
+    node runs again: until then it must have the types of the question's JSON schema.
     """
     if not isinstance(cast(object, answers), Mapping):
         listed = ", ".join(repr(question.key) for question in records.open_questions())
@@ -72,6 +73,8 @@ def given_answers(records: ExecutionRecords, answers: Mapping[str, Any], graph: 
             validated(node.answer_types[question.key], frozen, question, shown)
         elif question.answer is None:
             validated(None, frozen, question, shown)
+        else:
+            check_shape(thaw(frozen), question, f" {shown}")
         given[key] = frozen
     for question in records.open_questions():
         if question.answer is None:
