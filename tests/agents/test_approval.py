@@ -108,6 +108,12 @@ def test_the_answer_decides(case: str, mode: str, tmp_path: Path) -> None:
 
 WRONG: dict[str, tuple[Any, str]] = {
     "a text": ("maybe", "is no bool | Approval"),
+    "a letter for yes": ("y", "is no bool | Approval"),
+    "a text for yes": ("true", "is no bool | Approval"),
+    "a number for yes": (1, "is no bool | Approval"),
+    "a text for ok": ({"ok": "on"}, "Input should be a valid boolean"),
+    "a number for ok": ({"ok": 1}, "Input should be a valid boolean"),
+    "a number as the reason": ({"ok": False, "reason": 3}, "Input should be a valid string"),
     "a missing ok": ({"reason": "no"}, "ok"),
     "an unknown key": ({"ok": True, "why": "no"}, "Unexpected keyword argument"),
     "a missing argument": ({"ok": True, "args": {}}, "the argument 'to' is missing"),
@@ -229,7 +235,8 @@ def test_the_tool_that_asks_the_user(mode: str) -> None:
     assert [(one.key, one.text, one.answer) for one in run.questions] == [
         ("ask_user", "Which boat?", {"type": "string"})
     ]
-    assert isinstance(resume(desk, {"ask_user": 3}, last=False).error, InputError)
+    with pytest.raises(InputError, match="the answer 3 to question 'ask_user'"):
+        resume(desk, {"ask_user": 3}, last=False)
     assert [one.key for one in desk.thread.questions] == ["ask_user"]
     assert results(resume(desk, {"ask_user": "the red one"})) == [("ask_user", "the red one", False)]
     assert results(

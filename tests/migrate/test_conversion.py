@@ -25,7 +25,7 @@ from langgraph.runtime import Runtime
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import Command, Send, interrupt
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from dspyer.errors import GraphError, InputError, LimitError
 from dspyer.events import Emitted
@@ -349,7 +349,7 @@ def test_what_is_wrong_at_run_time_is_said(node: Any, router: Any, text: str) ->
 
 def asking(calls: list[str] | None = None) -> Any:
     class Age(BaseModel):
-        years: int
+        years: int = Field(ge=0)
 
     def ask(state: Any) -> Any:
         (calls if calls is not None else []).append("ask")
@@ -371,7 +371,9 @@ def test_interrupts_are_questions_whose_answers_follow_their_order() -> None:
     assert question.answer is not None
     assert question.answer["properties"]["years"]["type"] == "integer"
     with pytest.raises(InputError, match=r"question 'ask-1' .* does not fit its response_schema"):
-        thread.resume({"ask-1": {"years": "old"}}).raise_error()
+        thread.resume({"ask-1": {"years": -1}}).raise_error()
+    with pytest.raises(InputError, match=r"'old'.* to question 'ask-1'"):
+        thread.resume({"ask-1": {"years": "old"}})
     assert thread.resume({"ask-1": {"years": 36}}).state.to_dict() == {"log": ["Ada 36", "end"]}
     assert len(calls) == 4  # one for the first run, and one for each resume, as in LangGraph
 

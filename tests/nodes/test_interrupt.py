@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
 from enum import Enum
 from typing import Annotated, Any, Literal
 
@@ -91,6 +92,79 @@ def test_the_answer_is_committed_to_its_field(kind: Any, into: str, given: Any, 
     assert (run.status, run.state.to_dict()[into]) == ("completed", stored)
 
 
+class Level(Enum):
+    LOW = "low"
+    ONE = 1
+
+
+class Visit(BaseModel):
+    day: date
+    hours: tuple[int, ...] = ()
+    sure: bool = True
+
+
+TODAY = date(2026, 11, 23)
+READ: dict[str, tuple[Any, Any, Any]] = {
+    "a number": (float, 3, 3.0),
+    "a date as text": (date, "2026-11-23", TODAY),
+    "a date as such": (date, TODAY, TODAY),
+    "a decimal as text": (Decimal, "1.50", Decimal("1.50")),
+    "a decimal as a number": (Decimal, 2, Decimal(2)),
+    "a list for a set": (set[int], [1, 2], {1, 2}),
+    "a list for a tuple": (tuple[int, str], [1, "a"], (1, "a")),
+    "an enum by its value": (Level, "low", Level.LOW),
+    "an enum as such": (Level, Level.ONE, Level.ONE),
+    "a model as JSON": (Visit, {"day": "2026-11-23", "hours": [9]}, Visit(day=TODAY, hours=(9,))),
+    "a model with instances": (Visit, {"day": TODAY}, Visit(day=TODAY)),
+    "a model as such": (Visit, Visit(day=TODAY), Visit(day=TODAY)),
+    "a text that may be a number": (int | str, "1", "1"),
+}
+REFUSED: dict[str, tuple[Any, Any]] = {
+    "a text for yes": (bool, "yes"),
+    "a number for yes": (bool, 1),
+    "a text for a number": (int, "1"),
+    "a text for a decimal": (float, "1.5"),
+    "a whole number with a fraction": (int, 1.0),
+    "a yes for a number": (int, True),
+    "a number for a text": (str, 5),
+    "a number for a date": (date, 5),
+    "a date for a text": (str, TODAY),
+    "a number for the literal true": (Literal[True], 1),
+    "a yes for the literal 1": (Literal[1], True),
+    "a yes for an enum": (Level, True),
+    "within a model": (Visit, {"day": "2026-11-23", "sure": "on"}),
+    "a text in a list": (list[int], ["1"]),
+}
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["node", "function in a graph"])
+@pytest.mark.parametrize("case", [*READ, *REFUSED])
+def test_an_answer_is_read_as_strict_json(case: str, inside: bool) -> None:
+    """Of an interrupt node, and of a question whose class only the function knows, in a graph inside."""
+    kind, answer = (READ.get(case) or REFUSED[case])[:2]
+    got: list[Any] = []
+
+    def ask(ctx: Context) -> None:
+        got.append(ctx.interrupt("approve", "?", answer=kind))
+
+    if inside:
+        graph = Graph().add_node("inner", Graph().add_node("ask", ask).add_path(START, "ask", END), writes=[])
+        graph.add_path(START, "inner", END)
+    else:
+        graph = Graph().add_interrupt("approve", question="?", answer=kind, into="got")
+        graph.add_node("use", lambda state: got.append(state["got"]), writes=[]).add_path(START, "approve", "use", END)
+    thread = graph.compile(store=":memory:").thread("t")
+    thread.run({})
+    if case in READ:
+        assert thread.resume({"approve": answer}).status == "completed"
+        assert got == [READ[case][2]]
+        return
+    with pytest.raises(InputError, match="The question is open"):
+        thread.resume({"approve": answer}).raise_error()
+    assert ([question.key for question in thread.questions], got) == (["approve"], [])
+    assert inside or thread.status == "interrupted"
+
+
 def test_a_resume_calls_no_node_again() -> None:
     calls: list[str] = []
 
@@ -102,7 +176,7 @@ def test_a_resume_calls_no_node_again() -> None:
     graph.add_interrupt("approve", question=text, into="approved").add_path(START, "write", "approve", END)
     thread = graph.compile(store=":memory:").thread("t")
     thread.run({})
-    assert thread.resume({"approve": "yes"}).state["approved"] is True
+    assert thread.resume({"approve": True}).state["approved"] is True
     assert calls == ["write", "text"]
 
 
@@ -291,5 +365,5 @@ def test_errors_of_the_question_are_raised_in_the_run(
 
 def test_a_node_called_without_a_run_asks_too() -> None:
     program: CompiledGraph = asking(question="Send {draft}?", into="approved").compile()
-    assert call_node(program, "approve", {"draft": "x"}, answers={"approve": 0}) == {}
-    assert call_node(program, "approve", {"draft": "x"}, answers={"approve": 1}) == {"approved": True}
+    assert call_node(program, "approve", {"draft": "x"}, answers={"approve": False}) == {}
+    assert call_node(program, "approve", {"draft": "x"}, answers={"approve": True}) == {"approved": True}

@@ -15,7 +15,7 @@ import dspy
 import pytest
 from dspy.teleprompt import BootstrapFewShot
 from dspy.utils import DummyLM
-from pydantic import BaseModel
+from pydantic import BaseModel, PositiveInt
 
 from dspyer import END, START, Command, CompiledGraph, Context, Graph, Retry, Send
 from dspyer.errors import AttemptError, GraphError, InputError, Interrupt, Interrupted, ThreadError
@@ -81,7 +81,6 @@ class Verdict(BaseModel):
 
 ANSWERS: dict[str, tuple[Any, Any, Any]] = {
     "no": (bool, False, False),
-    "a word for yes": (bool, "yes", True),
     "zero": (int, 0, 0),
     "empty text": (str, "", ""),
     "empty list": (list[int], [], []),
@@ -115,12 +114,12 @@ def test_an_answer_of_another_type_leaves_the_question_open() -> None:
     calls: list[str] = []
     thread = approving(calls, store=":memory:").thread("t")
     thread.run({})
-    run = thread.resume({"ok": "perhaps"})
-    assert isinstance(run.error, InputError)
-    assert "the answer to question 'ok' of node 'work' is no bool" in str(run.error)
-    assert thread.resume().status == "interrupted", "asked again, not called again"
+    for answer in ("perhaps", "yes", 1, None, [True]):
+        with pytest.raises(InputError, match=r"to question 'ok' of node 'work' does not fit .*The question is open"):
+            thread.resume({"ok": answer})
+    assert (thread.status, calls) == ("interrupted", ["work"])  # nothing was stored, and the node was not called
     assert thread.resume({"ok": False}).state["ok"] is False
-    assert calls == ["work"] * 3
+    assert calls == ["work"] * 2
 
 
 ASKING: dict[str, Callable[[Graph, Work], Graph]] = {
@@ -141,12 +140,12 @@ def test_no_layer_takes_a_refused_answer_for_a_failure_of_the_work(build: Callab
 
     def ask(ctx: Context) -> dict[str, Any]:
         calls.append("ask")
-        return {"n": ctx.interrupt("n", "How many?", answer=int)}
+        return {"n": ctx.interrupt("n", "How many?", answer=PositiveInt)}
 
     graph = build(Graph(inputs=["items"]), ask).add_path(START, "ask", END)
     thread = graph.compile(store=":memory:").thread("t")
     thread.run({"items": [0]})
-    assert isinstance(thread.resume({"n": "some"}).error, InputError)
+    assert isinstance(thread.resume({"n": -1}).error, InputError)
     assert [question.key for question in thread.questions] == ["n"]
     run = thread.resume({"n": 2})
     assert (run.status, run.commits[1].failure, len(calls)) == ("completed", None, 3)
@@ -330,7 +329,7 @@ def test_finished_and_waiting_siblings_are_not_called_again() -> None:
         thread.resume({"ok": True})
     assert [question.id for question in thread.resume({"t.1/1:0/ok": False}).questions] == ["t.1/0:0/ok"]
     assert sorted(calls) == ["a", "b", "b", "side"]
-    assert thread.resume({"ok": 0}).state.to_dict() == {"a": False, "b": False}
+    assert thread.resume({"ok": False}).state.to_dict() == {"a": False, "b": False}
     assert sorted(calls) == ["a", "a", "b", "b", "side"]
 
 
@@ -460,7 +459,7 @@ def test_inner_graphs_of_items_and_of_graphs_have_questions_of_their_own() -> No
     names = [f"t.1/{branch}:0/trunk:1[{item}]/trunk:2/ok" for branch in (0, 1) for item in (0, 1)]
     assert sorted(question.id for question in run.questions) == names
     for count, name in enumerate(names):
-        run = program.thread("t").resume({name: count % 2})
+        run = program.thread("t").resume({name: count % 2 == 1})
     assert run.status == "completed"
     assert [out["z"][1] for out in (*run.state["out"], *run.state["more"])] == [False, True, False, True]
     assert sorted(calls) == ["a", "a", "b", "b"]
