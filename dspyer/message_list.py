@@ -6,6 +6,7 @@ order in which they were added.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -134,19 +135,15 @@ def assign_ids(update: Any, commit_id: str, current: Any = DELETE) -> list[Any]:
 def valid_message(message: Any) -> Any:
     """A message whose texts are valid Unicode, those that the arguments of its calls hold as escapes too."""
     message = with_valid_text(message)
-    calls = message.get("tool_calls") if isinstance(message, Mapping) else None
-    return (
-        {**message, "tool_calls": list(map(_valid_call, calls))} if calls and "\\ud" in str(calls).lower() else message
-    )
+    if isinstance(message, Mapping) and "\\ud" in str(message.get("tool_calls")).lower():
+        with contextlib.suppress(LookupError, TypeError, ValueError):  # of a reducer that takes any message
+            return {**message, "tool_calls": [_valid_call(call, call["function"]) for call in message["tool_calls"]]}
+    return message
 
 
-def _valid_call(call: Any) -> Any:
-    try:
-        args = json.loads(call["function"]["arguments"])
-    except (LookupError, TypeError, ValueError):  # of a reducer that takes any message
-        return call
-    text = json.dumps(with_valid_text(args), ensure_ascii=False)
-    return {**call, "function": {**call["function"], "arguments": text}}
+def _valid_call(call: Mapping[str, Any], function: Mapping[str, Any]) -> dict[str, Any]:
+    args = with_valid_text(json.loads(function["arguments"]))
+    return {**call, "function": {**function, "arguments": json.dumps(args, ensure_ascii=False)}}
 
 
 def _free_id(wanted: str, taken: AbstractSet[Any], index: IdIndex) -> str:

@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dspy.adapters.types.tool import Tool
@@ -46,10 +45,10 @@ HAND_OFF = "to_"
 """How the tools begin by which a model hands off: `to_plan`."""
 
 
+LOST = "the call was made, but {} was not set: an earlier call of this turn has set another value"
+
 FIRST_CALL = "first_call_of_turn"
 """The name of the merge policy where the calls of a turn join."""
-
-NO_MESSAGE: Mapping[str, Any] = MappingProxyType({})
 
 LEFT_OPEN = (
     "{} has no result: the run was abandoned while this call was open. It may have been made, so find out before you "
@@ -103,10 +102,6 @@ class BeginNode(Node):
         given = {name: thaw(state.raw(name)) for name in self.inputs if name in state}
         given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
         return Reply({"messages": [*left, task_message(given)]}, (current_mode(state, self.goto),), True)
-
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        return self.call(call)
 
 
 def build_begin(begin: BeginOptions, options: NodeOptions) -> Built:
@@ -236,7 +231,7 @@ class Handoff(NamedTuple):
     """
 
     target: str | None
-    message: Mapping[str, Any] = NO_MESSAGE
+    message: Mapping[str, Any] = {}
 
 
 def _kept_call(schema: Schema, conflict: Conflict) -> Any:
@@ -297,10 +292,6 @@ class SettleNode(Node):
         next_node = entered or turn.mode if outputs is None or routed is not None else self.after
         return Reply(updates, (next_node,), True)
 
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        return self.call(call)
-
     def _routed(self, mode: str, call: Call) -> str | None:
         """The mode that the author's function names; None to let the model decide."""
         route = self.routes.get(mode)
@@ -358,16 +349,15 @@ def _lost_updates(call: Call) -> dict[str, str]:
     join = session.run.log[position.head]
     while is_manual(join.commit) and join.parents:
         join = session.run.log[join.parents[0]]
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     for conflict in [one for one in join.conflicts if one.policy == FIRST_CALL]:
         kept, *others = [side if side is DELETE else freeze(side) for _, side in conflict.values]
         for state in [session.run.log[parent].state for parent in join.parents]:
             value = value_at(state, conflict.path)
             if HANDOFFS in state and not same(value, kept) and any(same(value, other) for other in others):
-                path = ".".join(map(str, conflict.path))
-                lost = f"the call was made, but {path!r} is not set: an earlier call of this turn has set another value"
-                found[state.raw(HANDOFFS).raw(-1).raw("message").raw("tool_call_id")] = lost
-    return found
+                lost = found.setdefault(state.raw(HANDOFFS).raw(-1).raw("message").raw("tool_call_id"), [])
+                lost.append(".".join(map(str, conflict.path)))
+    return {call_id: LOST.format(list_names(paths)) for call_id, paths in found.items()}
 
 
 def _handoff_message(call: RequestedCall, handoff: Handoff, refusal: str | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, NamedTuple, cast
 import dspy
 
 from dspyer import reducers
+from dspyer.agents.tool_action import ToolAction
 from dspyer.errors import list_names
 from dspyer.messages import last_turn
 from dspyer.nodes.field_names import FieldNames, check_names
@@ -54,7 +55,7 @@ def arguments_of(program: SubgraphProgram, reads: object = None) -> tuple[str, .
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramAction:
+class ProgramAction(ToolAction):
     """A tool that is a program.
 
     Attributes:
@@ -98,10 +99,6 @@ class ProgramAction:
         """The same from async code."""
         program, inputs, session = self._begun(call, args)
         return self._ended(program, inputs, session, await program._arun_inside(inputs, call.context.delegate))
-
-    def result(self, returned: object) -> object:
-        """The outputs and what it writes: the call has given them as a `Command`."""
-        return returned
 
     def _begun(self, call: Call, args: Mapping[str, Any]) -> tuple[SubgraphProgram, dict[str, Any], str]:
         """The program, its inputs, and the key of its session."""

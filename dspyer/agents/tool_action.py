@@ -14,7 +14,7 @@ import dspy
 from dspy.adapters.types.tool import Tool as ModelTool
 from dspy.adapters.utils import serialize_for_json
 
-from dspyer.errors import RouteError, short_error
+from dspyer.errors import NodeOutputError, RouteError, short_error
 from dspyer.nodes.binding import Binding
 from dspyer.nodes.module import selected, values_of_prediction
 from dspyer.nodes.node import Call, Command
@@ -39,10 +39,11 @@ class ToolAction(Protocol):
 
     def result(self, returned: object) -> object:
         """The result of a call, or its `Command`, from what it returned. It may raise: the call was made."""
+        return returned
 
 
 @dataclass(frozen=True, slots=True)
-class FunctionAction:
+class FunctionAction(ToolAction):
     """A tool that is a function.
 
     Attributes:
@@ -65,17 +66,13 @@ class FunctionAction:
         """The same from async code."""
         return await acall_function(self.fn, self._arguments(call, args), self.asynchronous)
 
-    def result(self, returned: object) -> object:
-        """What the function returned."""
-        return returned
-
     def _arguments(self, call: Call, args: Mapping[str, Any]) -> dict[str, Any]:
         shown = args if self.takes is None else {name: args[name] for name in args if name in self.takes}
         return {**shown, **self.binding.bind(call)}
 
 
 @dataclass(frozen=True, slots=True)
-class ModuleAction:
+class ModuleAction(ToolAction):
     """A tool that is a `dspy.Module`, an attribute of the program. Its outputs are the result, a single one by itself.
 
     Attributes:
@@ -156,26 +153,30 @@ class ToolOutcome(NamedTuple):
     error: bool = False
 
     @classmethod
-    def of(cls, result: object, tool: ModelTool, who: str) -> ToolOutcome:
-        """The outcome of what a tool returned. If its result cannot be a value, no other call is made for one."""
-        command = result if isinstance(result, Command) else Command(result=result)
-        update, whole = values_of(command.update, who)
-        if command.goto is not None and not isinstance(command.goto, str):
-            raise RouteError(
-                f"{who} returned Command(goto={command.goto!r}): a tool hands off to one mode, by its name"
-            )
+    def of(cls, returned: object, step: CallStep) -> ToolOutcome:
+        """The outcome of what a tool returned. If that cannot be kept, no other call is made for a result.
+
+        Without an effect, a `Command` that is none fails the node: nothing needs a record, and the author mends it.
+        """
+        found = cls(None, {})
         try:
+            result = step.action.result(returned)
+            command = result if isinstance(result, Command) else Command(result=result)
+            update, whole = values_of(command.update, step.who)
+            if command.goto is not None and not isinstance(command.goto, str):
+                text = f"{step.who} returned Command(goto={command.goto!r}): a tool hands off to one mode, by its name"
+                raise RouteError(text)
+            if step.effect is not None:
+                to_json(freeze(dict(update)))  # an update that no store can hold could not be recorded
+            found = cls(None, update, whole)
             value = storable(command.result)
             freeze(value)
-        except Exception as error:  # noqa: BLE001 - code of the object that the tool returned
-            return cls.without_result(error, tool)._replace(update=update, whole=whole)
-        return cls(value, update, whole, command.goto)
-
-    @classmethod
-    def without_result(cls, error: Exception, tool: ModelTool) -> ToolOutcome:
-        """The outcome of a call that has returned what cannot be kept."""
-        action = "the call was made, and only its result is lost: find out what it did before you make it again"
-        return cls(short_error(error, step=tool.name or "", action=action), {}, error=True)
+        except Exception as error:
+            if step.effect is None and isinstance(error, (NodeOutputError, RouteError)):
+                raise
+            action = "the call was made, and only its result is lost: find out what it did before you make it again"
+            return found._replace(value=short_error(error, step=step.tool.name or "", action=action), error=True)
+        return found._replace(value=value, goto=command.goto)
 
 
 def storable(value: object) -> Any:
@@ -232,21 +233,10 @@ class CallStep(NamedTuple):
         def fn(**args: Any) -> object:
             return self.action.call(call, {**args, **key})
 
-        return self._outcome(bound(self.tool, fn)(**self.args))
+        return ToolOutcome.of(bound(self.tool, fn)(**self.args), self)
 
     async def _amade(self, call: Call, key: Mapping[str, str]) -> ToolOutcome:
         async def fn(**args: Any) -> object:
             return await self.action.acall(call, {**args, **key})
 
-        return self._outcome(await bound(self.tool, fn).acall(**self.args))
-
-    def _outcome(self, returned: object) -> ToolOutcome:
-        try:
-            outcome = ToolOutcome.of(self.action.result(returned), self.tool, self.who)
-            if self.effect is not None:
-                to_json(freeze(dict(outcome.update)))  # an update that no store can hold could not be recorded
-        except Exception as error:
-            if self.effect is None:
-                raise
-            return ToolOutcome.without_result(error, self.tool)
-        return outcome
+        return ToolOutcome.of(await bound(self.tool, fn).acall(**self.args), self)

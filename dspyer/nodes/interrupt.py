@@ -83,10 +83,6 @@ class InterruptNode(Node):
         value = attempt.interrupt(self.name, self._text(call) if earlier is None else earlier.text, self.answer)
         return Reply({} if self.into is None else {self.into: value}, None, True)
 
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        return self.call(call)
-
     def _text(self, call: Call) -> str:
         text = self.text(**self.binding.bind(call))
         if not isinstance(text, str):

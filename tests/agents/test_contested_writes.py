@@ -33,6 +33,11 @@ WRITES: dict[str, tuple[tuple[dict[str, Any], ...], dict[str, Any], list[str]]] 
         {**ONE, "mood": "cross"},
         ["", "plan", "", "plan"],
     ),
+    "several fields": (
+        ({**ONE, "mood": "sad"}, {**TWO, "mood": "cross"}),
+        {**ONE, "mood": "sad"},
+        ["", "plan', 'mood"],
+    ),
     "paths of one field": (
         ({"tree": {"a": 2}}, {"tree": {"b": 5}}, {"tree": {"b": {"c": 2}}}),
         {"tree": {"a": 2, "b": 5}},
@@ -64,7 +69,10 @@ def test_of_calls_that_write_one_path_the_first_is_kept_whichever_ends_first(cas
     assert run.status == "completed", run.error
     assert {name: run.state[name] for name in state} == state
     told = [
-        (f"noted; the call was made, but {path!r} is not set: an earlier call of this turn has set another value", True)
+        (
+            f"noted; the call was made, but '{path}' was not set: an earlier call of this turn has set another value",
+            True,
+        )
         if path
         else ("noted", False)
         for path in lost
@@ -106,4 +114,4 @@ def test_a_conflict_of_calls_is_told_after_a_stop_an_update_and_a_handoff(tmp_pa
     with ScriptedLM([turn(calls[0], ("leave", {"steps": ["two"]})), SUBMIT]):
         run = agents.modes("question -> answer", both, schema=Shared).compile().run({"question": "Why?"})
     assert (run.state["mode"], run.state["plan"]) == ("work", ["one"])
-    assert "no handoff to rest: the call was made, but 'plan' is not set" in results(run)[1][1]
+    assert "no handoff to rest: the call was made, but 'plan' was not set" in results(run)[1][1]
