@@ -293,7 +293,8 @@ class ToolNode(Node):
         """Make the call again, as an effect of its own. If that is refused, the first outcome stays."""
         parsed = self._ready(call, args)
         outer = call.context.delegate
-        inner, made = outer.repeated(), None
+        inner = outer.repeated()
+        made: ToolOutcome | Refusal | None = None
         inner.edited = None if outer.edited is None else args
         try:
             made = yield from self._made(call._replace(context=replace(call.context, delegate=inner)), args, parsed)
@@ -301,7 +302,7 @@ class ToolNode(Node):
             inner.over = True
             inner.finish()
             outer.edited = outer.edited if isinstance(made, Refusal) else inner.edited
-        if isinstance(made, Refusal):
+        if not isinstance(made, ToolOutcome):
             return first
         outer.host.withdraw_posts(outer)
         outer.posts = inner.posts
