@@ -297,7 +297,7 @@ class Office:
             self.checked.append(args["amount"])
             return ["again"] if len(self.checked) <= self.problems else []
 
-        checked = {"check": check} if self.problems else {}
+        checked: dict[str, Any] = {"check": check} if self.problems else {}
         tool = agents.tool(pay if mode == "sync" else apay, name="pay", approve=True, **checked, **options)
         self.loop = agents.tool_loop("question -> answer", [tool], name="Office")
         outer = agents.tool(self.loop, name="office", desc="Pays.")

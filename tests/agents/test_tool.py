@@ -642,7 +642,7 @@ def test_text_that_is_not_valid_unicode_is_repaired_where_it_enters_a_conversati
         return {HALF: [HALF, "\ud83d\ude00"]}
 
     asked = {"id": "c", "type": "function", "function": {"name": "echo", "arguments": json.dumps({"text": HALF})}}
-    chat = [
+    chat: list[dict[str, Any]] = [
         {"role": "assistant", "content": HALF, "tool_calls": [asked]},
         {"role": "tool", "tool_call_id": "c", "name": "echo", "content": HALF},
     ]
