@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
+from pydantic import Field
 
 from dspyer import END, START, Context, Graph, Run, errors
 from dspyer.runtime.program import CompiledGraph
@@ -25,7 +26,7 @@ def asking(answer: Any) -> CompiledGraph:
 @pytest.mark.parametrize(
     ("answer", "refused", "given", "kept"),
     [
-        (bool, "perhaps", "no", False),
+        (bool, "no", False, False),
         (int, "many", 0, 0),
         (Literal["a", "b"], "c", "b", "b"),
         (str, 7, "", ""),
@@ -269,10 +270,14 @@ def test_answers_without_their_questions_are_refused(completed: bool) -> None:
 
 def test_an_answer_to_a_graph_inside_is_not_in_the_error_that_refuses_it() -> None:
     """The graph around it may redact the answer, which the one inside does not know."""
-    inner = Graph(inputs=["q"]).add_interrupt("pin", question="Which?", answer=int, into="token")
+    inner = Graph(inputs=["q"]).add_interrupt(
+        "pin", question="Which?", answer=Annotated[int, Field(multiple_of=2)], into="token"
+    )
     graph = Graph(inputs=["q"]).add_node("inner", inner.add_path(START, "pin", END).compile())
     thread = graph.add_path(START, "inner", END).compile(store=":memory:", redact=["token"]).thread("t")
     (question,) = thread.run({"q": "x"}).questions
-    run = thread.resume({question.id: "no number: 4711"})
-    assert "is no int" in str(run.error)
-    assert "4711" not in f"{run.error} {thread.error}"
+    with pytest.raises(errors.InputError, match="does not fit") as caught:
+        thread.resume({question.id: "no number: 4711"})
+    run = thread.resume({question.id: 4711})
+    assert "is no int: Input should be a multiple of 2" in str(run.error)
+    assert "4711" not in f"{caught.value} {run.error} {thread.error}"

@@ -525,7 +525,7 @@ def test_errors_about_answers_show_none(redacts: bool) -> None:
     t = graph.add_path(START, "pin", END).compile(store=Memory(), redact=["token"] if redacts else None).thread("t")
     asked = t.run({"q": "x"}).questions[0].id
     texts = []
-    for answers in ({asked: "no number: 4711"}, {asked: "4711", "pin": "4712"}, {asked: "4711"}, {asked: "4713"}):
+    for answers in ({asked: "no number: 4711"}, {asked: 4711, "pin": 4712}, {asked: 4711}, {asked: 4713}):
         try:
             t.resume(answers)
         except DspyerError as error:
