@@ -386,10 +386,10 @@ def test_it_is_silent_without_a_terminal(stderr: Any, monkeypatch: pytest.Monkey
     assert stderr is None or stderr.getvalue() == ""
 
 
-def test_without_rich_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rich_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "dspyer.runtime.progress_screen")
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    with pytest.raises(ImportError, match=r"pip install 'dspyer\[progress\]'"), dspyer.progress():
+    with pytest.raises(ImportError, match=r"pip install rich"), dspyer.progress():
         pass
 
 
