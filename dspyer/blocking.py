@@ -9,10 +9,11 @@ cancellation in `cancellation_count()`: it must compare the number before and af
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
 from contextvars import copy_context
+from queue import SimpleQueue
 from threading import Event, Lock, Thread
 from typing import Any, Generic, Self, TypeVar
 
@@ -20,6 +21,8 @@ import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import anyio.to_thread
+
+from dspyer.ctrl_c import at_fork
 
 T = TypeVar("T")
 
@@ -94,6 +97,13 @@ def _take_result(work: DaemonCall[T] | _Work[T]) -> T:
     finally:
         del outcome  # the traceback of an error refers to this frame: its variables would close a cycle
     return found
+
+
+def end_of(future: Future[Any]) -> SimpleQueue[Any]:
+    """Return a queue that gets the future when it has ended. To wait for it holds no lock, as `may_raise` asks."""
+    ended: SimpleQueue[Any] = SimpleQueue()
+    future.add_done_callback(ended.put)
+    return ended
 
 
 class DaemonCall(Generic[T]):
@@ -237,8 +247,7 @@ class _LentLoop:
 
 
 _lent_loop = _LentLoop()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_lent_loop.__init__)  # type: ignore[misc]  # the thread is in the parent only
+at_fork(_lent_loop.__init__)  # type: ignore[misc]  # the thread is in the parent only
 
 
 class AsyncCalls:

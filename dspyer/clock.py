@@ -6,8 +6,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from queue import Empty, SimpleQueue
 from typing import Protocol
+
+from dspyer.ctrl_c import may_raise
 
 
 class Stop(Protocol):
@@ -66,17 +69,15 @@ def wall() -> float:
     return time.time() if _fake is None else time.time() + _fake.now() - time.monotonic()
 
 
+@may_raise
 def pause(seconds: float, stop: Stop | None = None) -> None:
     """Waits in sync code. A stop ends the wait at once."""
     if _fake is not None:
         _fake.advance(seconds)
         return
-    ended = threading.Event()
-    if stop is None:
-        ended.wait(seconds)
-        return
-    with stop.on_stop(lambda _reason: ended.set()):
-        ended.wait(seconds)
+    ended: SimpleQueue[str] = SimpleQueue()
+    with nullcontext() if stop is None else stop.on_stop(ended.put), suppress(Empty):
+        ended.get(timeout=seconds)
 
 
 async def apause(seconds: float, stop: Stop | None = None) -> None:

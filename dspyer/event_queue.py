@@ -18,6 +18,8 @@ from functools import partial
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
+from dspyer.ctrl_c import may_raise
+
 T = TypeVar("T")
 
 LIMIT: Final = 1000
@@ -133,6 +135,7 @@ class _Waiters:
             with suppress(IndexError):  # another thread has woken the last one
                 self._waiting.popleft()()
 
+    @may_raise
     def wait(self, done: Callable[[], bool]) -> None:
         """Wait in this thread."""
         while not done():

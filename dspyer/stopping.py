@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from _thread import start_new_thread
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from threading import Lock
 from typing import Final
@@ -21,8 +22,8 @@ class StopSignal:
 
     Attributes:
         reason: why the run stops; None as long as it does not. The first reason is kept.
-        error: what the run ends with if a budget stops it: then the nodes that run are finished, async ones too. None
-            for any other stop.
+        error: what the run ends with if a budget stops it, or a failure beside it: then the nodes that run are
+            finished, async ones too. None for any other stop.
     """
 
     def __init__(self) -> None:
@@ -31,16 +32,26 @@ class StopSignal:
         self._lock = Lock()
         self._callbacks: dict[int, Callable[[str], object]] = {}
         self._last = 0
+        self._called = False
 
     def stop(self, reason: str, error: Exception | None = None) -> None:
         """Stops the runs: nothing new starts, and the callbacks are called. A second call does nothing."""
         with self._lock:
-            if self.reason is not None:
+            if self._called:
                 return
-            self.reason, self.error = reason, error
+            self._called = True
+            if self.reason is None:
+                self.reason, self.error = reason, error
             callbacks = list(self._callbacks.values())
         for callback in callbacks:  # without the lock: a callback may wait, or register another one
             callback(reason)
+
+    def stop_from_handler(self, reason: str) -> None:
+        """The same from the handler of a signal, which must take no lock: the callbacks are called in a thread."""
+        if self.reason is None:
+            self.reason = reason
+        with suppress(RuntimeError):  # the system has no thread left: what waits goes on to wait
+            start_new_thread(self.stop, (reason,))
 
     @contextmanager
     def on_stop(self, callback: Callable[[str], object]) -> Iterator[None]:
@@ -48,7 +59,7 @@ class StopSignal:
         with self._lock:
             # Reading the reason and registering under one lock: a stop in between would be missed, or called twice.
             self._last += 1
-            key, reason = self._last, self.reason
+            key, reason = self._last, self.reason if self._called else None
             self._callbacks[key] = callback
         try:
             if reason is not None:

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
-    {"errors", "removed_names", "hints", "blocking", "clock", "failure", "stopping", "event_queue"},
+    {"errors", "removed_names", "hints", "blocking", "clock", "ctrl_c", "failure", "stopping", "event_queue"},
     {"values", "patch", "events"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},
@@ -38,6 +38,7 @@ DSPY_FROM = 10  # the first group that may know DSPy
 WAITING = {
     "blocking",
     "clock",
+    "ctrl_c",
     "event_queue",
     "stopping",
     "stores",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from dspyer import clock
+from dspyer.ctrl_c import at_fork
 from dspyer.dspy_module.request_gate import current_gate
 from dspyer.errors import AttemptOverError
 from dspyer.stopping import OVER, current_limit
@@ -335,5 +335,4 @@ def _after_fork() -> None:
         Gate.__init__(gate, gate.limits)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+at_fork(_after_fork)

@@ -31,6 +31,7 @@ from dspyer.blocking import (
     result_of,
     run_in_thread,
 )
+from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.nodes.call_interceptor import call_interceptor
@@ -50,6 +51,7 @@ def is_async(fn: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(own_call(fn))
 
 
+@may_raise
 def call_function(fn: Callable[..., Any], kwargs: Mapping[str, Any], asynchronous: bool) -> Any:
     """Call a sync or async function from sync code."""
     if asynchronous:
@@ -88,6 +90,7 @@ async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     return await called(module, inputs)
 
 
+@may_raise
 def module_called(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a module from sync code."""
     if "sync" in call_modes(module) or "async" not in call_modes(module):

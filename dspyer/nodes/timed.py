@@ -14,6 +14,7 @@ from threading import Event
 from typing import NamedTuple
 
 from dspyer.blocking import DaemonCall
+from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.executing import execute_apart
 from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
@@ -35,6 +36,7 @@ class Timed(NamedTuple):
     step: Step
     seconds: float
 
+    @may_raise
     def call(self, call: Call) -> Reply:
         """Make the call from sync code, in a thread of its own."""
         attempt = call.context.delegate

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from dspyer.ctrl_c import held_back
 from dspyer.errors import DspyerError, StoreError
 from dspyer.stores.base import Change, Store, thread_names
 
@@ -35,7 +36,8 @@ def _delegated(
         try:
             if checked and self.check is not None:
                 self.check(cast("Change", args[0]))
-            found: T = (getattr(self.store, name) if work is None else partial(work, self.store))(*args, **kwargs)
+            with held_back():
+                found: T = (getattr(self.store, name) if work is None else partial(work, self.store))(*args, **kwargs)
         except DspyerError:
             raise
         except Exception as error:

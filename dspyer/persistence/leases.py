@@ -20,6 +20,7 @@ from secrets import token_hex
 from threading import Event, Lock, Thread
 from typing import Any
 
+from dspyer.ctrl_c import at_fork
 from dspyer.persistence.journal import Journal
 from dspyer.stores.base import Owner, ThreadRow
 
@@ -218,5 +219,4 @@ class _Renewer:
 
 
 leases = Leases()
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=leases.forget)
+at_fork(leases.forget)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from dspyer import clock
+from dspyer.ctrl_c import at_fork
 from dspyer.errors import StoreError
 from dspyer.patch import decode_update, encode_update
 
@@ -295,5 +295,4 @@ def _after_fork() -> None:
     _caches.clear()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+at_fork(_after_fork)

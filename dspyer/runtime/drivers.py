@@ -25,14 +25,15 @@ from typing import Any, NoReturn
 import anyio
 
 from dspyer.blocking import cancellation_count
+from dspyer.ctrl_c import gives_up
 from dspyer.dspy_module.executing import Executing, executing, executing_here
 from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import count_calls, recording
-from dspyer.errors import DspyerError, Interrupt
+from dspyer.errors import DspyerError, Interrupt, RunStoppedError
 from dspyer.nodes.steps import arun_script, run_script
 from dspyer.nodes.sync_async import async_bridge
 from dspyer.runtime.execution import script
-from dspyer.runtime.request import CANCELLED
+from dspyer.runtime.request import CANCELLED, INTERRUPTED
 from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome, run_here
 from dspyer.scheduler.run_state import Execution
@@ -57,7 +58,8 @@ def drive(session: Session, **overrides: Any) -> None:
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too is raised after what runs has finished
             raised.append(error)
             session.stop(f"{type(error).__name__} was raised")
-            _drive(session, threads, steps, here)
+            if not gives_up():
+                _drive(session, threads, steps, here)
     if session.pending is not None:
         _write_end(session)
     if raised:
@@ -89,7 +91,7 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Exe
 
 
 def _cancel_async(session: Session, cancel: Callable[[str], None], reason: str) -> None:
-    """Cancels the async nodes of a stopped run, unless a budget has stopped it: then they are finished."""
+    """Cancels the async nodes of a stopped run, unless they are to be finished."""
     if session.stop_signal.error is None:
         cancel(reason)
 
@@ -108,7 +110,7 @@ def _write(session: Session) -> bool:
     except DspyerError as error:
         session.write_failed(error)
         return False
-    except BaseException:  # Ctrl-C
+    except BaseException:  # the handler of a signal
         if accepted:
             session.written()
         raise
@@ -124,6 +126,8 @@ def _write_end(session: Session) -> None:
         rows = session.end_rows()
         session.journal.write(rows, session.snapshot_state(rows), flush=True, release=True)
         session.end_written = True
+        if gives_up():  # nodes may be left running: nothing that they do counts any more
+            session.journal.broken = RunStoppedError.of(INTERRUPTED, session.graph.name, "Its end is written")
     except DspyerError as error:
         session.write_failed(error)
 
@@ -257,13 +261,11 @@ def _settle(session: Session, execution: Execution | None, outcome: WorkOutcome)
     if execution is None:
         return  # a wake-up
     transition, error, steps = outcome
-    if isinstance(error, asyncio.CancelledError) and session.stopped:
+    if isinstance(error, asyncio.CancelledError) and (session.stopped or session.cuts_off):
         session.leave_open(execution)
         return
     if error is not None and not isinstance(error, (Exception, Interrupt)):
         session.leave_open(execution)
-        if session.pending is not None:
-            _write(session)  # what the other executions have committed
         raise error
     if steps and error is None:
         transition = transition._replace(calls=count_calls(steps))

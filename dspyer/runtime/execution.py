@@ -575,7 +575,7 @@ class Batch(Generic[T]):
     ) -> None:
         limit = session.max_concurrency
         self.limit = min(limit, max_concurrency or limit)
-        self._stop_signal, self._spending = session.stop_signal, session.spending
+        self._session, self._spending = session, session.spending
         self._count = count
         self._rule = rule
         self._started = 0
@@ -588,7 +588,7 @@ class Batch(Generic[T]):
         may = may and (self._rule is None or self._rule.may_start)
         if may and self._spending is not None:
             self._spending.check()
-        return may and self._stop_signal.reason is None
+        return may and not self._session.cuts_off
 
     def start(self) -> int:
         """Counts one more call as started, and returns its index."""
@@ -599,7 +599,7 @@ class Batch(Generic[T]):
         """Keeps an outcome; raises at once what is no error of a call, such as Ctrl-C."""
         result, error, _ = outcome
         if error is not None and not isinstance(error, Interrupt):
-            cancelled_by_stop = isinstance(error, asyncio.CancelledError) and self._stop_signal.reason is not None
+            cancelled_by_stop = isinstance(error, asyncio.CancelledError) and self._session.cuts_off
             if not isinstance(error, Exception) and not cancelled_by_stop:
                 raise error
             self._failed = True
@@ -619,7 +619,7 @@ class Batch(Generic[T]):
         for _, _, steps in ordered:
             append_to_trace(steps)
         ended = self._rule is not None and self._rule.ended
-        cut_off = self._stop_signal.reason is not None and len(ordered) < self._count and not ended
+        cut_off = self._session.cuts_off and len(ordered) < self._count and not ended
         errors = [error for _, error, _ in ordered if error is not None]
         results = [result for result, _, _ in ordered]
         del ordered  # the traceback of an error refers to this frame, which should not refer to the error

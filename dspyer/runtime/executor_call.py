@@ -12,7 +12,8 @@ from uuid import uuid4
 
 import dspy
 
-from dspyer.blocking import Outcome, result_of
+from dspyer.blocking import Outcome, end_of, result_of
+from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.executing import Executing, executing, executing_id
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import LMRecorder, current_recorder, pass_on_lm_calls
@@ -203,18 +204,18 @@ class ExecutorCall:
 
     # --- waiting
 
+    @may_raise
     def run(self) -> dspy.Prediction:
         """Makes the call, and returns its prediction or raises what it has raised."""
-        future = self._submit()
-        # A run around this one that is stopped waits for a call that a worker has begun, as for a sync node.
-        with self._request.stop_signal.on_stop(lambda _: future.cancel()):
-            try:
-                with suppress(FutureCancelledError):
-                    future.exception()
-            except BaseException:  # Ctrl-C
-                future.cancel()
-                raise
-        found: dspy.Prediction = result_of(self._settled(future))
+        with self._request.until_ctrl_c():
+            future = self._submit()
+            # A run that is stopped waits for a call that a worker has begun, as for a sync node.
+            with self._request.stop_signal.on_stop(lambda _: future.cancel()):
+                try:
+                    end_of(future).get()
+                finally:
+                    future.cancel()  # it has ended, unless an exception has ended the wait
+            found: dspy.Prediction = result_of(self._settled(future))
         return found
 
     async def arun(self) -> dspy.Prediction:

@@ -8,7 +8,6 @@ for the loss of the call.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError as FutureCancelledError
@@ -23,6 +22,7 @@ from dspy.utils.usage_tracker import UsageTracker
 
 from dspyer.blocking import Outcome, result_of
 from dspyer.budget import Budget
+from dspyer.ctrl_c import at_fork
 from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import record_lm_calls
@@ -295,8 +295,7 @@ class _WorkerLoop:
 
 
 _loop = _WorkerLoop()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_loop.__init__)  # type: ignore[misc]  # the thread is in the parent only
+at_fork(_loop.__init__)  # type: ignore[misc]  # the thread is in the parent only
 
 
 def _nodes(run: Run) -> dict[str, str]:

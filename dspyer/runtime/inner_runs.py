@@ -119,15 +119,16 @@ def _escaped(key: str) -> str:
 def part_of_run(attempt: Attempt, request: Request) -> Iterator[None]:
     """A context in which a run inside a node stops with the run around it, and its questions are those of the node.
 
-    It also stops if the node times out.
+    It also stops if the node times out, or a branch beside it has failed.
     """
     around = _session_of(attempt)
-    stopped_with = StopSignal() if around is None else around.stop_signal
+    stopped_with, failed = (StopSignal(), StopSignal()) if around is None else (around.stop_signal, around.failed)
     limit = request.limit
     # The inner run has a signal of its own. If it has no reason, another program that an inner node has called was
     # stopped, and its error is an error of that node.
     with (
         stopped_with.on_stop(lambda reason: request.stop_signal.stop(reason, stopped_with.error)),
+        failed.on_stop(lambda reason: request.stop_signal.stop(reason, failed.error)),
         nullcontext() if limit is None else limit.signal.on_stop(request.stop),
         dspy.context(**{REQUEST: request}),
     ):
@@ -142,7 +143,7 @@ def part_of_run(attempt: Attempt, request: Request) -> Iterator[None]:
                 raise
             raise Interrupt(interruption.questions) from None
         except (RunStoppedError, asyncio.CancelledError) as error:
-            if stopped_with.reason is not None:
+            if stopped_with.reason is not None or failed.reason is not None:
                 attempt.open_calls().cut_off = True  # also if the code of the node catches what is raised here
             if isinstance(error, asyncio.CancelledError) or request.stop_signal.reason is None:
                 raise

@@ -421,13 +421,15 @@ class CompiledGraph(dspy.Module):
         """
         if self._executor is not None:
             return self._executor_call(args, inputs, is_async=False).run()
-        request, session = self._open(args, inputs)
-        with run_span(session, request.outcome):
-            try:
-                drive(session, **_settings_inside(session))
-            finally:
-                self._close(request, session)
-        return self._result(request, session)
+        asked = self._asked(args)
+        with asked.until_ctrl_c():
+            request, session = self._open(asked, inputs)
+            with run_span(session, request.outcome):
+                try:
+                    drive(session, **_settings_inside(session))
+                finally:
+                    self._close(request, session)
+            return self._result(request, session)
 
     async def aforward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
         """Runs the graph for DSPy in async code. Await `acall`, not this; otherwise like `forward`.
@@ -441,7 +443,7 @@ class CompiledGraph(dspy.Module):
         """
         if self._executor is not None:
             return await self._executor_call(args, inputs, is_async=True).arun()
-        request, session = self._open(args, inputs)
+        request, session = self._open(self._asked(args), inputs)
         with run_span(session, request.outcome):
             try:
                 await adrive(session, **_settings_inside(session))
@@ -624,10 +626,10 @@ class CompiledGraph(dspy.Module):
                 self._result(request, session)
         return Run(*outcome.take(), recorder)
 
-    def _open(self, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> tuple[Request, Session]:
+    def _open(self, asked: Request, inputs: Mapping[str, Any]) -> tuple[Request, Session]:
         """Checks the inputs, and makes the session of a call."""
         graph = self._graph
-        request = self._asked(args).with_spending(graph.budget)
+        request = asked.with_spending(graph.budget)
         run_start = request.run_start or self._run_start(inputs, request)
         request = request.with_spans(run_spans(graph, request, run_start.run_id, run_start.label))
         return request, self._session(request, run_start)

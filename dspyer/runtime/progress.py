@@ -14,7 +14,6 @@ then ends, gives back the terminal, and logs the error with its traceback.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from threading import Event as Flag
 from threading import Lock, Thread
 from typing import Protocol
 
+from dspyer.ctrl_c import at_fork
 from dspyer.display.running import LMUse, RunningRuns
 from dspyer.events import Emitted, Event, Forked, Heard, Joined, LiveConflict, Posted, Token, Withdrawn
 from dspyer.runtime.session_events import watching
@@ -193,5 +193,4 @@ class _SharedDisplay:
 
 
 _shared = _SharedDisplay()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_shared.forget)
+at_fork(_shared.forget)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import dspy
 
 from dspyer.budget import Budget, Spending
+from dspyer.ctrl_c import held_back
 from dspyer.dspy_module.lm_records import NO_PRICES, LMRecorder, record_lm_calls
 from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import CallLimitError, Interrupted, unwrap_stop_iteration
@@ -95,6 +96,8 @@ CLOSED = "its stream was closed"
 DROPPED = "the reader of its stream went away"
 EXITING = "its process ended"
 CANCELLED = "its task was cancelled"
+INTERRUPTED = "Ctrl-C was pressed"
+FAILED_BESIDE = "a branch beside it failed"
 
 
 class Outcome:
@@ -288,3 +291,7 @@ class Request:
     def stop(self, reason: str) -> None:
         """Stops the runs of the request. May be called from any thread."""
         self.stop_signal.stop(reason)
+
+    def until_ctrl_c(self) -> held_back:
+        """A block in which sync code runs the request: Ctrl-C stops it, and is raised at the end."""
+        return held_back(lambda: self.stop_signal.stop_from_handler(INTERRUPTED))

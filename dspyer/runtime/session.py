@@ -66,7 +66,7 @@ from dspyer.runtime.lineage_order import unfinished_branches
 from dspyer.runtime.optimizer_layers import NO_LAYERS, optimizer_layers
 from dspyer.runtime.pending_rows import PendingRows
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
-from dspyer.runtime.request import CallCount, Request, RunStart
+from dspyer.runtime.request import FAILED_BESIDE, CallCount, Request, RunStart
 from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of, uncredited
 from dspyer.runtime.session_events import SessionEvents
 from dspyer.runtime.session_views import Fields, SessionViews
@@ -85,6 +85,7 @@ from dspyer.scheduler.run_state import (
 from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left, plan
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
+from dspyer.stopping import StopSignal
 from dspyer.stores.base import Row
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenList
@@ -141,6 +142,7 @@ class Session(NotLive):
         queue: where the events of the outermost run wait for their reader; None for no reader.
         live: whether nodes that run at once read each other's posts to live fields.
         stop_signal: says whether the run is to stop, and why.
+        failed: stops what runs inside of nodes, once a branch has failed.
         limit: the time that the node has in which the run is; None for no limit.
         spans: its OpenTelemetry spans; None if the program does not trace.
         tokens: how the tokens of its predictors are published; None for not at all.
@@ -175,6 +177,7 @@ class Session(NotLive):
         self.live = request.live
         self.queue = request.queue
         self.stop_signal = request.stop_signal
+        self.failed = StopSignal()
         self.limit = request.limit
         self.spending = request.spending
         self.spans = request.spans
@@ -242,6 +245,8 @@ class Session(NotLive):
             del events  # the traceback of a join that failed refers to this frame
             if execution is not None and (not self.call_counts or self._within_limits(execution)):
                 started.append(execution)
+        if self.run.failures:
+            self.failed.stop(FAILED_BESIDE, RunStoppedError(FAILED_BESIDE, FAILED_BESIDE))
         return started
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
@@ -333,6 +338,11 @@ class Session(NotLive):
     def stopped(self) -> bool:
         """Whether no further execution starts: the run was stopped, or a write has failed."""
         return self.stop_signal.reason is not None or self.write_error is not None
+
+    @property
+    def cuts_off(self) -> bool:
+        """Whether the runs inside of nodes, and maps, end before their next node or item."""
+        return self.stop_signal.reason is not None or self.failed.reason is not None
 
     @property
     def _may_start(self) -> bool:
@@ -713,7 +723,8 @@ class Session(NotLive):
             return None
         stored = self.journal is not None and bool(self.journal.thread)
         fix = CAN_RESUME if stored else CANNOT_RESUME
-        if self.spending is not None and self.stop_signal.error is not None:
+        beside = self.stop_signal.reason == FAILED_BESIDE
+        if self.spending is not None and self.stop_signal.error is not None and not beside:
             return self.spending.error(f". The run of graph {self.graph.name!r} was stopped. {fix}")
         return RunStoppedError.of(self.stop_signal.reason or "", self.graph.name, fix)
 

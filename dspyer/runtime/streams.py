@@ -11,7 +11,6 @@ import asyncio
 import atexit
 import concurrent.futures.thread  # noqa: F401 - it registers its exit handler when imported: ours must come later, to run first
 import gc
-import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
@@ -26,7 +25,8 @@ import anyio
 import dspy
 from anyio.lowlevel import EventLoopToken
 
-from dspyer.blocking import join_loop, loop_of_worker
+from dspyer.blocking import end_of, join_loop, loop_of_worker
+from dspyer.ctrl_c import at_fork, held_back, may_raise
 from dspyer.errors import RunStoppedError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
@@ -127,25 +127,26 @@ class Events(Iterator[Event]):
         return self
 
     def __next__(self) -> Event:
-        self._reader = threading.current_thread()
-        with self._start_lock:  # two readers must not begin two runs
-            if self._future is None and not self._exhausted:
-                self._future = Future()
-                _start(self._work, self._request, self._queue, self._future)
-        if self._future is None or self._exhausted:
+        with self._request.until_ctrl_c():
+            self._reader = threading.current_thread()
+            with self._start_lock:  # two readers must not begin two runs
+                if self._future is None and not self._exhausted:
+                    self._future = Future()
+                    _start(self._work, self._request, self._queue, self._future)
+            if self._future is None or self._exhausted:
+                raise StopIteration
+            if _is_elsewhere(self._future):
+                raise RuntimeError(_NOT_HERE)
+            event = self._queue.get()
+            if event is not None:
+                return event
+            if not self._exhausted:
+                self._exhausted = True
+                try:
+                    _raise_failure(self._future.result())
+                finally:
+                    del self  # the traceback refers to this frame, and the stream to the run with its error: a cycle
             raise StopIteration
-        if _is_elsewhere(self._future):
-            raise RuntimeError(_NOT_HERE)
-        event = self._queue.get()
-        if event is not None:
-            return event
-        if not self._exhausted:
-            self._exhausted = True
-            try:
-                _raise_failure(self._future.result())
-            finally:
-                del self  # the traceback refers to this frame, and the stream to the run with its error: a cycle
-        raise StopIteration
 
     def close(self) -> None:
         """Stops the run, unless it has ended, and waits for its end.
@@ -160,14 +161,16 @@ class Events(Iterator[Event]):
         """
         self._end(CLOSED)
 
+    @may_raise
     def _end(self, reason: str) -> None:
         with self._start_lock:
             self._exhausted = True
         if self._future is not None and _is_elsewhere(self._future):
             return
-        _stop(self._request, reason, self._queue)
-        if self._future is not None:
-            self._future.exception()
+        with held_back():
+            _stop(self._request, reason, self._queue)
+            if self._future is not None:
+                end_of(self._future).get()
 
     def __enter__(self) -> Self:
         return self
@@ -251,8 +254,7 @@ def _stop_all() -> None:
 # Python joins its threads before it calls `atexit` handlers, and would wait for runs that have no reader any more. The
 # private hook runs before that; where it is missing, `atexit` is the next best.
 getattr(threading, "_register_atexit", atexit.register)(_stop_all)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_open.clear)  # the threads exist in the parent only
+at_fork(_open.clear)  # the threads exist in the parent only
 
 
 class AsyncEvents(AsyncIterator[Event]):
@@ -636,5 +638,4 @@ class _Dropped:
 
 
 _dropped = _Dropped()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_dropped.__init__)  # type: ignore[misc]  # the thread is in the parent only
+at_fork(_dropped.__init__)  # type: ignore[misc]  # the thread is in the parent only

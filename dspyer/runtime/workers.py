@@ -27,6 +27,7 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 
+from dspyer.ctrl_c import gives_up, may_raise
 from dspyer.dspy_module.tracing import Steps, recording
 
 WorkOutcome = tuple[Any, BaseException | None, Steps]
@@ -140,9 +141,12 @@ class ThreadWorkers:
         """Whether `next` returns an outcome at once."""
         return self._taken < len(self._outcomes)
 
+    @may_raise
     def next(self) -> tuple[Any, WorkOutcome]:
         """Waits for the next outcome; its key is None for a wake-up."""
         while self._taken == len(self._outcomes):
+            if gives_up():
+                raise KeyboardInterrupt
             if not self._arrived.get():
                 return _WAKE_UP
         found = self._outcomes[self._taken]
@@ -164,7 +168,7 @@ class ThreadWorkers:
         if self._threads:
             self._jobs.put(None)
         for thread in self._threads:
-            if thread.is_alive():
+            if thread.is_alive() and not gives_up():  # else it is left running
                 thread.join()
 
 

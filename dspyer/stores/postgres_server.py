@@ -20,6 +20,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
+from dspyer.ctrl_c import at_fork
 from dspyer.errors import StoreError
 from dspyer.stores.base import COMMIT, END, Row, RunRow, ending_of, start_of
 from dspyer.stores.columns import decode_json, encode_text
@@ -174,8 +175,7 @@ def _after_fork() -> None:
         connections.after_fork()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+at_fork(_after_fork)
 
 
 # --- addresses

@@ -34,6 +34,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from dspyer.ctrl_c import at_fork, gives_up, held_back
 from dspyer.errors import StoreError
 from dspyer.stores.sqlite_tables import APPLICATION, application_and_version, check_version, migrate
 
@@ -153,25 +154,27 @@ class FileConnections:
         """Empty the log and close all connections, each as soon as it is idle."""
         if self.closed:
             return
-        with self.checkpoint_lock, self.write_lock:
-            if self._has_written:
-                self._checkpoint("TRUNCATE")
-            self.closed = True
-        with _all_idle([self.pool]):
-            self.pool.close()
+        with held_back():
+            with self.checkpoint_lock, self.write_lock:
+                if self._has_written:
+                    self._checkpoint("TRUNCATE")
+                self.closed = True
+            with _all_idle([self.pool]):
+                self.pool.close()
 
     @contextmanager
     def _only_writer(self) -> Iterator[None]:
         """Keep other threads of this process from writing."""
-        if not self.write_lock.acquire(timeout=self._patience):
-            raise StoreError(
-                f"other threads of this process have been writing to {self.path} for {self._patience:g} s: nothing was "
-                "written. See what delays them, or allow more: SQLite(path, patience=...)"
-            )
-        try:
-            yield
-        finally:
-            self.write_lock.release()
+        with held_back():
+            if not self.write_lock.acquire(timeout=self._patience):
+                raise StoreError(
+                    f"other threads of this process have been writing to {self.path} for {self._patience:g} s: nothing "
+                    "was written. See what delays them, or allow more: SQLite(path, patience=...)"
+                )
+            try:
+                yield
+            finally:
+                self.write_lock.release()
 
     def _retry(self, action: Work[T]) -> T:
         """Call `action` with this thread's connection, again and again while another process holds the file's lock.
@@ -408,7 +411,7 @@ def _backoff(patience: float) -> Iterator[bool]:
     pause = 0.0005
     while True:
         yield True
-        if time.monotonic() > end:
+        if time.monotonic() > end or gives_up():
             return
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)
@@ -447,27 +450,20 @@ def _all_idle(pools: Sequence[Pool]) -> Iterator[None]:
 
 def _before_fork() -> None:
     """Close every connection, as soon as it is idle, and keep the locks until the fork is done."""
-    _ALL_LOCK.acquire()
+    _HELD_FOR_FORK.enter_context(_ALL_LOCK)
     pools = [connections.pool for connections in list(_ALL)]
     _HELD_FOR_FORK.enter_context(_all_idle(pools))
     for pool in pools:
         pool.close()
 
 
-def _after_fork_in_parent() -> None:
-    _HELD_FOR_FORK.close()
-    _ALL_LOCK.release()
-
-
 def _after_fork_in_child() -> None:
     _HELD_FOR_FORK.close()
     for connections in list(_ALL):
         connections.reset()  # other threads of the parent may have held `write_lock`; they are not in this process
-    _ALL_LOCK.release()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
+at_fork(_after_fork_in_child, _before_fork, _HELD_FOR_FORK.close)
 
 
 # --- opening the file

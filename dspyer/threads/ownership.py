@@ -63,6 +63,7 @@ class ThreadLock:
     no thread (`threads.merge_on_finish`).
 
     Attributes:
+        request: what asks for the run.
         patience: seconds to wait, here and for a merge at the end; 0 for `"raise"`.
         owned: the run, once it was started.
         stored: the run, if it is returned as it is stored.
@@ -74,7 +75,7 @@ class ThreadLock:
         if on_conflict not in ("raise", "wait", "merge"):
             raise ThreadError(f'on_conflict={on_conflict!r}: it is "raise", "wait" or "merge"')
         self._acquire_run = acquire
-        self._request = request
+        self.request = request
         self.patience = 0.0 if on_conflict == "raise" else lock_timeout
         self.owned: OwnedRun | None = None
         self.stored: StoredRun | None = None
@@ -147,7 +148,7 @@ class ThreadLock:
     def _pauses(self) -> Iterator[float]:
         """The pauses between attempts; raises if the run was stopped meanwhile."""
         for pause in pauses(self.patience):
-            reason = self._request.stop_signal.reason
+            reason = self.request.stop_signal.reason
             if reason is not None:
                 raise RunStoppedError(
                     f"the run was stopped while it waited for its thread: {reason}. Nothing was started", reason

@@ -137,7 +137,7 @@ class RunPlayer:
         return await self._afinish(await self._aplay_held(inputs, lock, queue), lock)
 
     def _play_held(self, inputs: Mapping[str, Any], lock: ThreadLock, queue: EventQueue[Event] | None) -> Run:
-        with lock.held() as held:
+        with lock.request.until_ctrl_c(), lock.held() as held:
             if isinstance(held, StoredRun):
                 return self._program._as_stored(held.request, queue)
             return self._program._run(inputs, held.request, queue)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future
 from pathlib import Path
@@ -197,27 +198,25 @@ def test_a_time_limit_of_the_caller_is_a_timeout(caplog: pytest.LogCaptureFixtur
     assert caplog.records == []
 
 
-class Interrupted(Future[Any]):
-    """Ctrl-C while the caller waits for it."""
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        raise KeyboardInterrupt
-
-
 class InterruptedExecutor(Executor):
-    """Never starts its only task."""
+    """Never starts its only task; Ctrl-C comes while the caller waits for it."""
 
     def __init__(self) -> None:
-        self.future = Interrupted()
+        self.future: Future[Any] = Future()
 
     def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        signal.raise_signal(signal.SIGINT)
         return self.future
 
 
 def test_ctrl_c_ends_the_wait_and_drops_the_call() -> None:
     pool = InterruptedExecutor()
-    with dspy.context(lm=WordLM()), pytest.raises(KeyboardInterrupt):
-        chain().compile().with_executor(pool)(q="why")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with dspy.context(lm=WordLM()), pytest.raises(KeyboardInterrupt):
+            chain().compile().with_executor(pool)(q="why")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert pool.future.cancelled()
 
 
