@@ -8,11 +8,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
+from tenacity import wait_fixed
 
 import dspyer
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry
@@ -97,7 +99,7 @@ def test_wherever_it_comes_the_run_is_stopped_and_the_store_works(kind: str, tmp
     for number in range(places := 8):
         thread, pressed = program.thread(f"t{number}"), PressedAt(1 + count.lines * number // places, names)
         try:
-            pressed.during(lambda thread=thread: start(thread))
+            pressed.during(partial(start, thread))
         except KeyboardInterrupt:
             assert thread.status in ("new", "stopped", "completed")
         else:
@@ -173,7 +175,7 @@ def test_it_ends_a_pause_between_attempts() -> None:
         press()
         raise ConnectionError("no line")
 
-    graph = Graph().add_node("fails", fails, retry=Retry(2, wait=lambda *_: 3600, max_wait=3600))
+    graph = Graph().add_node("fails", fails, retry=Retry(2, wait=wait_fixed(3600), max_wait=3600))
     thread = graph.add_path(START, "fails", END).compile(store=Memory()).thread("t")
     with pytest.raises(KeyboardInterrupt):
         thread.run({})
@@ -273,6 +275,7 @@ def test_just_after_a_fork_it_leaves_no_lock_taken(tmp_path: Path) -> None:
     parent, at, behind = os.getpid(), 0, 99
 
     def child(pressed: PressedAt) -> None:
+        sys.settrace(None)
         signal.alarm(5)
         try:
             forked(SQLite(tmp_path / "runs.db")).thread(f"t{at}").run({"x": 1})
@@ -285,7 +288,7 @@ def test_just_after_a_fork_it_leaves_no_lock_taken(tmp_path: Path) -> None:
         at += 1 + at // 3
         pressed, before = PressedAt(at), sys.gettrace()
         sys.settrace(lambda *event: None if os.getpid() == parent else pressed(*event))
-        pid = fork(lambda: None if sys.settrace(before) else child(pressed))
+        pid = fork(partial(child, pressed))
         sys.settrace(before)
         codes.append(end_of(pid))
     assert set(codes) == {0, behind}
