@@ -89,12 +89,14 @@ losing = Graph(Order, name="Losing").add_node("lose", _lose).add_path(START, "lo
 
 
 def _slow() -> CompiledGraph:
-    """Says through a pipe when it works, and then works for a minute."""
+    """Says through a pipe when it works, and then works for a minute, or until there is a file `enough`."""
 
     def wait(text: str) -> dict[str, Any]:
         Path(text).write_text("working")
-        for _ in range(600):
-            time.sleep(0.1)
+        for _ in range(3000):
+            if Path("enough").exists():
+                break
+            time.sleep(0.02)
         return {"amount": 1.0}
 
     return Graph(Order, name="Slow").add_node("wait", wait).add_path(START, "wait", END).compile()

@@ -215,6 +215,7 @@ def test_a_signal_stops_the_run(cli: Command, number: int) -> None:
     child = in_a_process("run", "tests.cli.orders:slow", "--input", '{"text": "working"}', "--thread", "t")
     Path("working").read_text()  # the node has begun
     os.kill(child, number)
+    Path("enough").touch()  # the node is finished
     assert end_of(child) == 4
     assert "stopped by a signal" in Path("printed.txt").read_text()
     assert cli("show", "t", "--json").record["status"] == "stopped"
