@@ -60,8 +60,8 @@ from dspyer.stores.postgres_server import (
     MAX_SEQ,
     PATIENCE,
     Connection,
-    ServerConnections,
     check_tables,
+    connections_to,
     ending_column,
     graph_column,
     prepare,
@@ -106,7 +106,8 @@ class Postgres(Store):
         address: as in `postgresql://user:password@host/database`. The password may also be where PostgreSQL's own
             programs look for it: the variable PGPASSWORD, a password file or a service file.
         schema: the schema of the tables; `?schema=` in the address names it as well.
-        connections: how many connections the threads of this process may use at once.
+        connections: how many connections this process may have at once. Stores with the same server, user and number
+            share them, whatever their schemas are.
         read_only: reads the tables and writes nothing: they are not created.
 
     Raises:
@@ -124,7 +125,7 @@ class Postgres(Store):
         whole, self._public, named = split_address(address)
         self._schema = schema or named or SCHEMA
         self._max_connections = connections
-        self._connections = ServerConnections(whole, connections)
+        self._connections = connections_to(whole, connections, self)
         self._writer = ChangeWriter(self._sql)
         self._prepared = False
         self._read_only = read_only
@@ -202,7 +203,7 @@ class Postgres(Store):
         self._run(lambda connection: connection.execute(statement))
 
     def close(self) -> None:
-        self._connections.close()
+        self._connections.close(self)
 
     def _check_writable(self) -> None:
         if self._read_only:
@@ -220,7 +221,7 @@ class Postgres(Store):
                 self._prepared = True
             return work(connection)
 
-        return self._connections.run(prepared)
+        return self._connections.run(self, prepared)
 
     def _fetch(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         query = self._sql(statement)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
-from weakref import WeakSet, finalize
+from weakref import WeakSet, WeakValueDictionary, finalize
 
 import psycopg
 from psycopg import sql
@@ -30,6 +31,9 @@ T = TypeVar("T")
 
 PATIENCE = 15.0
 """Seconds that a call waits for a connection, or for a lock: half of a lease, so that a waiting owner keeps its own."""
+
+PAUSE = 1.0
+"""Seconds for which a server that has refused a connection is not asked for another, while there are some."""
 
 LIMITS: Mapping[str, int] = MappingProxyType(
     {
@@ -48,45 +52,46 @@ milliseconds. These are settings of the client; they are sent to no server or po
 
 
 class ServerConnections:
-    """The connections of this process to one server.
+    """The connections of this process to one server, for all stores that have this address and limit.
 
     They use no prepared statements and set nothing in a session, so a pooler that gives each transaction another
-    connection may be in between. At most `max_in_use` connections are in use at once; further threads wait.
+    connection may be in between. At most `limit` connections are open at once; further calls wait. So does a call for
+    which the server opens no further one while there are others: it gets the next one that is given back.
     """
 
-    def __init__(self, address: str, max_in_use: int) -> None:
+    def __init__(self, address: str, limit: int) -> None:
         self._address = address
-        self._max_in_use = max_in_use
-        self._closed = False
+        self._limit = limit
+        self.users: WeakSet[object] = WeakSet()  # the stores that are not closed
         self._reset()
         _ALL.add(self)
 
-    def run(self, work: Callable[[Connection], T]) -> T:
+    def run(self, store: object, work: Callable[[Connection], T]) -> T:
         """Call `work` with a connection, and once more with a new one if the first connection was lost.
 
         The server may have committed what was done before the connection was lost, so `work` must do no harm when it
         is done twice.
         """
-        with self._one_in_use():
-            if self._closed:
-                raise StoreError("the store is closed: open it again")
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                connection = self._open()
-            try:
-                return self._work(connection, work)
-            except psycopg.Error as error:
-                if not (connection.closed or _is_lost(error)):
-                    raise
-            connection.close()
+        connection = self._take(store)
+        try:
+            return self._work(connection, work)
+        except psycopg.Error as error:
+            if not (connection.closed or _is_lost(error)):
+                raise
+        with self._changed:
             _close_all(self._idle)  # most likely lost as well, as after a restart of the server
-            return self._work(self._open(), work)
+        return self._work(self._take(store), work)
 
-    def close(self) -> None:
-        """Close idle connections now, and those in use when their work is done."""
-        self._closed = True
-        _close_all(self._idle)
+    def close(self, store: object) -> None:
+        """Close a store: its calls that wait are refused. With the last store, idle connections are closed.
+
+        Those in use are closed when their work is done.
+        """
+        with self._changed:
+            self.users.discard(store)
+            if not self.users:
+                _close_all(self._idle)
+            self._changed.notify_all()
 
     def after_fork(self) -> None:
         """Start without connections in a child process.
@@ -99,24 +104,69 @@ class ServerConnections:
         self._reset()
 
     def _reset(self) -> None:
-        self._free = threading.BoundedSemaphore(self._max_in_use)
+        self._changed = threading.Condition()
+        self._waiting = 0
         self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
+        self._busy: set[object] = set()  # connections in use, and a mark for each that is being opened
+        self._refusal = ""  # why the server has opened none when it was last asked
+        self._ask_again = 0.0
         self._finish = finalize(self, _close_all, self._idle)
 
-    @contextmanager
-    def _one_in_use(self) -> Iterator[None]:
-        """Count one more connection in use; wait while there are too many."""
-        free = self._free
-        if not free.acquire(timeout=PATIENCE):
-            raise StoreError(
-                f"all {self._max_in_use} connections have been in use for {PATIENCE:g} s: nothing was done. Allow more "
-                "with Postgres(address, connections=...)"
-            )
+    def _take(self, store: object) -> Connection:
+        """An idle connection, or a new one. While there is neither, wait for the next one that is given back.
+
+        `notify` wakes the call that has waited longest, and later ones leave an idle connection to it.
+        """
+        end, has_waited = time.monotonic() + PATIENCE, False
+        with self._changed:
+            while store in self.users:
+                if len(self._idle) > (0 if has_waited else self._waiting):
+                    self._busy.add(connection := self._idle.pop())
+                    return connection
+                if self._may_open():
+                    try:
+                        return self._add()
+                    except psycopg.OperationalError as error:
+                        if not (self._idle or self._busy):
+                            raise
+                        self._refusal = f"It opens no further one: {error}"
+                        self._ask_again = time.monotonic() + PAUSE
+                        continue
+                if time.monotonic() >= end:
+                    raise StoreError(
+                        f"all {len(self._busy)} connections of this process have been in use for {PATIENCE:g} s: "
+                        "nothing was done. Allow more with Postgres(address, connections=...) and with max_connections "
+                        f"of the server. {self._refusal}".rstrip()
+                    )
+                has_waited, self._waiting = True, self._waiting + 1
+                try:
+                    self._changed.wait(end - time.monotonic())
+                except BaseException:
+                    self._changed.notify()  # this call may have been woken
+                    raise
+                finally:
+                    self._waiting -= 1
+            self._changed.notify()
+        raise StoreError("the store is closed: open it again")
+
+    def _add(self) -> Connection:
+        """Open a connection, without the lock meanwhile."""
+        mark = object()
+        self._busy.add(mark)
+        self._changed.release()
         try:
-            yield
+            connection = self._open()
         finally:
-            free.release()
+            self._changed.acquire()
+            self._busy.discard(mark)
+            self._refusal = ""
+            self._changed.notify()
+        self._busy.add(connection)
+        return connection
+
+    def _may_open(self) -> bool:
+        held = len(self._idle) + len(self._busy)
+        return not held or (held < self._limit and not (self._refusal and time.monotonic() < self._ask_again))
 
     def _open(self) -> Connection:
         options: dict[str, Any] = {**LIMITS, **conninfo_to_dict(self._address)}
@@ -127,27 +177,28 @@ class ServerConnections:
         return connection
 
     def _work(self, connection: Connection, work: Callable[[Connection], T]) -> T:
-        self._busy.add(connection)
         try:
-            result = work(connection)
+            return work(connection)
         except BaseException as error:
             # An interrupt may come in the middle of a transaction: such a connection is not used again.
-            if connection.info.transaction_status == TransactionStatus.IDLE and not _is_lost(error):
-                self._give_back(connection)
-            else:
+            if connection.info.transaction_status != TransactionStatus.IDLE or _is_lost(error):
                 connection.close()
             raise
-        else:
-            self._give_back(connection)
-            return result
         finally:
-            self._busy.discard(connection)
+            with self._changed:
+                self._busy.discard(connection)
+                if not self.users:
+                    connection.close()
+                elif not connection.closed:
+                    self._idle.append(connection)
+                self._changed.notify()
 
-    def _give_back(self, connection: Connection) -> None:
-        if self._closed:
-            connection.close()
-        else:
-            self._idle.append(connection)
+
+def connections_to(address: str, limit: int, store: object) -> ServerConnections:
+    """The connections of this process to a server, for a store that uses them until it is closed."""
+    found = _SHARED.setdefault((address, limit), ServerConnections(address, limit))
+    found.users.add(store)
+    return found
 
 
 def _close_all(connections: list[Connection]) -> None:
@@ -167,7 +218,8 @@ def _is_lost(error: BaseException) -> bool:
 
 
 _ALL: WeakSet[ServerConnections] = WeakSet()
-_INHERITED: list[Connection] = []  # of the parent process, kept so that they are never collected
+_SHARED: WeakValueDictionary[tuple[str, int], ServerConnections] = WeakValueDictionary()
+_INHERITED: list[object] = []  # of the parent process, kept so that they are never collected
 
 
 def _after_fork() -> None:

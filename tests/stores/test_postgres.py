@@ -237,7 +237,7 @@ def test_no_state_is_kept_in_a_session(store: Postgres, postgres: str, monkeypat
             opened.append(left)
             connection.close()
 
-    store._connections._idle = Nothing()
+    monkeypatch.setattr(store._connections, "_idle", Nothing())
     store.write(begin("t", "r", 2))
     store.write(append("t", "r", 2, 3)._replace(flush=True))
     store.write(append("t", "r", 5, value=BLOB))
@@ -540,16 +540,26 @@ def test_an_interrupted_transaction_is_not_reused(store: Postgres) -> None:
 
 
 FORK = """
-import os, sys
+import os, sys, threading
 from dspyer.stores.postgres import Postgres
 from dspyer.testing.store_samples import append, begin
 store = Postgres(sys.argv[1])
 store.write(begin("t", "r", 1))
+
+def takes_a_connection():  # in the middle of which the process is forked
+    with store._connections._changed:
+        taking.set()
+        forked.wait()
+
+taking, forked = threading.Event(), threading.Event()
+threading.Thread(target=takes_a_connection).start()
+taking.wait()
 child = os.fork()
 if not child:
     store.write(append("t", "r", 1))
     store.close()
     os._exit(0)
+forked.set()
 assert os.waitpid(child, 0)[1] == 0
 store.write(append("t", "r", 2))
 child = os.fork()

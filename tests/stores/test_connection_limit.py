@@ -1,0 +1,264 @@
+"""PostgreSQL at its limit of connections: calls wait for those that this process has."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from threading import Semaphore
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from dspyer import END, START, Graph
+from dspyer.errors import StoreError
+from dspyer.stores.postgres import Postgres
+from dspyer.stores.postgres_server import split_address, with_schema
+from dspyer.testing.store_samples import append, begin, rows
+
+LONG = 20.0  # seconds after which a test gives up
+
+
+class Server(NamedTuple):
+    """A real server that allows a role few connections."""
+
+    whole: str
+    schema: str
+    role: str
+    refused: Semaphore
+    on_refusal: list[Callable[[], object]]
+
+    def allow(self, count: int) -> None:
+        """How many connections the role may have."""
+        self.execute(sql.SQL("ALTER ROLE {} CONNECTION LIMIT {}").format(sql.Identifier(self.role), sql.Literal(count)))
+
+    def address(self, suffix: str = "") -> str:
+        return with_schema(f"{self.whole}&user={self.role}", self.schema + suffix)
+
+    def execute(self, statement: Any) -> list[Any]:
+        with psycopg.connect(self.whole, autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def sessions(self, where: str = "true") -> list[int]:
+        """The sessions of the role."""
+        found = self.execute(f"SELECT pid FROM pg_stat_activity WHERE usename = '{self.role}' AND {where}")
+        return [pid for (pid,) in found]
+
+    def wait_for_sessions(self, count: int, where: str = "true") -> None:
+        end = time.monotonic() + LONG
+        while len(self.sessions(where)) != count:
+            assert time.monotonic() < end
+
+    @contextmanager
+    def locked(self) -> Iterator[Any]:
+        """Nothing can be written meanwhile, so that a write keeps its connection."""
+        with psycopg.connect(self.whole) as other:
+            other.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(sql.Identifier(self.schema, "entry")))
+            yield other
+
+
+@pytest.fixture
+def server(postgres: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    whole, _, schema = split_address(postgres)
+    assert schema is not None
+    refused, connect = Semaphore(0), psycopg.connect
+    on_refusal: list[Callable[[], object]] = []
+
+    def noting(*args: Any, **options: Any) -> Any:
+        try:
+            return connect(*args, **options)
+        except psycopg.OperationalError:
+            while on_refusal:
+                on_refusal.pop(0)()
+            refused.release()
+            raise
+
+    monkeypatch.setattr(psycopg, "connect", noting)
+    found = Server(whole, schema, f"few_{schema}", refused, on_refusal)
+    names = {"r": sql.Identifier(found.role), "d": sql.Identifier(psycopg.conninfo.conninfo_to_dict(whole)["dbname"])}
+    found.execute(sql.SQL("CREATE ROLE {r} LOGIN; GRANT CREATE ON DATABASE {d} TO {r}").format(**names))
+    yield found
+    found.execute(sql.SQL("DROP OWNED BY {r}; DROP ROLE {r}").format(**names))
+
+
+@pytest.fixture
+def store(server: Server) -> Iterator[Postgres]:
+    with Postgres(server.address()) as opened:
+        opened.write(begin("t", "r", 1))
+        yield opened
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+@contextmanager
+def one_in_use(server: Server, store: Postgres, threads: ThreadPoolExecutor) -> Iterator[tuple[Future[int], Any]]:
+    """A write that waits for a lock with the only connection, and what has the lock."""
+    with server.locked() as lock:
+        written = threads.submit(store.write, append("t", "r", 1))
+        server.wait_for_sessions(1, "wait_event_type = 'Lock'")
+        yield written, lock
+
+
+@pytest.mark.parametrize("comes", ["back", "lost"])
+def test_a_call_takes_the_next_connection_given_back(
+    server: Server, store: Postgres, threads: ThreadPoolExecutor, comes: str
+) -> None:
+    server.allow(1)
+    with Postgres(server.address("_other")) as other, one_in_use(server, store, threads) as (written, lock):
+        waiting: list[Future[Any]] = [threads.submit(other.threads), threads.submit(store.rows, "r", 0, 0)]
+        assert server.refused.acquire(timeout=LONG)
+        assert not written.done()
+        if comes == "lost":
+            server.execute(f"SELECT pg_terminate_backend({server.sessions()[0]}, 10000)")
+        lock.rollback()
+        assert [one.result(LONG) for one in waiting] == [[], rows(1)]
+        written.result(LONG)
+        assert store.rows("r") == rows(2)
+        assert len(server.sessions()) == 1  # of two stores
+
+
+def test_a_connection_that_comes_back_while_another_is_asked_for_is_taken(
+    server: Server, store: Postgres, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dspyer.stores.postgres_server.PATIENCE", 10 * LONG)
+    server.allow(1)
+    with one_in_use(server, store, threads) as (written, lock):
+        server.on_refusal[:] = [lock.rollback, lambda: written.result(LONG)]
+        assert threads.submit(store.rows, "r").result(LONG) == rows(2)
+
+
+def test_one_idle_connection_serves_all_stores(server: Server, store: Postgres) -> None:
+    server.allow(1)
+    for schema in ("", "_second", "_third"):
+        with Postgres(server.address(schema)) as other:
+            assert other.threads() == (["t"] if not schema else [])
+    assert len(server.sessions()) == 1  # closed stores leave it to the one that is open
+    store.close()
+    server.wait_for_sessions(0)
+    with pytest.raises(StoreError, match="closed"):
+        store.threads()
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_async_runs_wait(server: Server, limit: int) -> None:
+    """All write at once; one at least finds no connection."""
+
+    async def runs() -> list[Any]:
+        together = asyncio.Barrier(8)
+
+        async def node(x: int) -> dict[str, int]:
+            async with together:
+                return {"y": x}
+
+        graph = Graph().add_node("node", node, writes=["y"]).add_path(START, "node", END)
+        program = graph.compile(store=store)
+        return await asyncio.gather(*[program.thread(f"t{i}").arun({"x": i}) for i in range(8)])
+
+    with Postgres(server.address()) as store:
+        store.threads()
+        server.allow(limit)
+        assert [(run.status, run.state["y"]) for run in asyncio.run(runs())] == [("completed", i) for i in range(8)]
+
+
+def test_the_servers_error_is_raised_in_the_end(
+    server: Server, store: Postgres, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.allow(1)
+    with one_in_use(server, store, threads) as (written, lock):
+        monkeypatch.setattr("dspyer.stores.postgres_server.PATIENCE", 0.01)
+        with pytest.raises(StoreError, match=r"all 1 connections .*max_connections .*too many connections for role"):
+            store.rows("r")
+        lock.rollback()
+        written.result(LONG)
+
+
+def test_without_a_connection_the_servers_error_is_raised_at_once(server: Server, store: Postgres) -> None:
+    store.close()
+    server.allow(1)
+    program = (
+        Graph()
+        .add_node("n", lambda x: {"y": x}, writes=["y"])
+        .add_path(START, "n", END)
+        .compile(store=server.address())
+    )
+    with psycopg.connect(f"{server.whole}&user={server.role}"):  # as another process
+        with pytest.raises(StoreError, match="too many connections for role"):
+            program.thread("u").run({"x": 1})
+        assert server.refused.acquire(blocking=False)
+    server.wait_for_sessions(0)
+    assert program.thread("u").run({"x": 1}).status == "completed"
+
+
+def test_connections_that_become_free_elsewhere_are_used(
+    server: Server, store: Postgres, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.allow(2)
+    elsewhere = psycopg.connect(f"{server.whole}&user={server.role}")
+    with one_in_use(server, store, threads) as (written, lock):
+        waiting = threads.submit(store.rows, "r")
+        assert server.refused.acquire(timeout=LONG)
+        monkeypatch.setattr("dspyer.stores.postgres_server.PAUSE", 0.0)
+        elsewhere.close()
+        server.wait_for_sessions(1)
+        store._connections._ask_again = 0.0  # the pause is over
+        assert store.rows("r") == waiting.result(LONG) == rows(1)
+        assert not written.done()
+        lock.rollback()
+
+
+@pytest.mark.parametrize("ends", ["the store is closed", "Ctrl-C"])
+def test_a_call_may_stop_waiting(
+    server: Server, store: Postgres, threads: ThreadPoolExecutor, ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.allow(1)
+    with Postgres(server.address("_other")) as other, one_in_use(server, store, threads) as (written, lock):
+        if ends == "Ctrl-C":
+            with monkeypatch.context() as patched:
+                patched.setattr(store._connections._changed, "wait", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    other.threads()
+        else:
+            waiting = threads.submit(other.threads)
+            assert server.refused.acquire(timeout=LONG)
+            other.close()
+            with pytest.raises(StoreError, match="closed"):
+                waiting.result(LONG)
+        lock.rollback()
+        written.result(LONG)
+        assert store.rows("r") == rows(2)
+
+
+def interrupted(timeout: float) -> None:
+    raise KeyboardInterrupt
+
+
+def test_who_waits_comes_before_who_comes_later(server: Server, threads: ThreadPoolExecutor) -> None:
+    order: list[str] = []
+
+    def work(name: str) -> Callable[[Any], None]:
+        return lambda connection: order.append(name)
+
+    with Postgres(server.address(), connections=1) as store:
+
+        def first(connection: Any) -> None:
+            nonlocal waiting
+            waiting = threads.submit(store._run, work("waiting"))
+            end = time.monotonic() + LONG
+            while not store._connections._waiting:
+                assert time.monotonic() < end
+            order.append("first")
+
+        waiting: Future[None] = Future()
+        store._run(first)
+        store._run(work("later"))
+        waiting.result(LONG)
+    assert order == ["first", "waiting", "later"]
