@@ -26,7 +26,7 @@ from dspyer.nodes.binding import find_resource
 from dspyer.nodes.module_key import is_own_setting
 from dspyer.persistence.execution_records import no_answer
 from dspyer.runtime.executor_bytes import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
-from dspyer.runtime.executor_task import Returned, SentCall, SentProgram, result_parts, work
+from dspyer.runtime.executor_task import CACHES, Returned, SentCall, SentProgram, result_parts, work
 from dspyer.runtime.optimizer_layers import optimizer_layers
 from dspyer.runtime.request import FAILED_RUNS, Request
 from dspyer.runtime.run import Run
@@ -178,6 +178,8 @@ class ExecutorCall:
             recorder is not None and recorder.wants_texts,
             None if layers.results is None else layers.results.folder,
             layers.rollouts,
+            # Not `dspy.cache`, which would be made now, with all switches on.
+            tuple([switch for switch in CACHES if not getattr(vars(dspy).get("cache"), switch, True)]),
         )
         self._bytes: tuple[bytes, ...] = (self._encoded(sent), self._encoded(call))
 

@@ -72,6 +72,7 @@ class SentCall(NamedTuple):
         wants_texts: whether the run around the call stores the messages and responses of LM calls.
         folder: the folder of the `optimize.cache` block around the call; None for none.
         rollouts: what decides which nodes are asked again, for `optimize.FewShot`; None for nothing.
+        caches_off: the switches of DSPy's cache that are off for the caller.
     """
 
     id: bytes
@@ -91,6 +92,7 @@ class SentCall(NamedTuple):
     wants_texts: bool
     folder: str | None
     rollouts: Any
+    caches_off: tuple[str, ...]
 
 
 class Returned(NamedTuple):
@@ -200,12 +202,15 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         **sent.settings,
         REQUEST: request,
         FAILED_RUNS: failures,
+        _CACHES_OFF: call.caches_off,
         "trace": steps,
         "usage_tracker": tracker,
     }
     if call.caller[0]:  # a node, which may be attempted again
         callbacks = noting_lm_retries(dspy.settings.callbacks or [])
         settings["callbacks"] = with_own_adapters(callbacks, sent.settings.get("adapter"))
+    if any(getattr(dspy.cache, switch, False) for switch in call.caches_off):
+        _limit_cache()
     with ExitStack() as stack:
         stack.enter_context(dspy.context(**settings))
         if call.prices or call.wants_texts:
@@ -245,6 +250,29 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()]) if call.inside else (),
     )
     return returned, run
+
+
+# --- the cache of DSPy
+
+CACHES = ("enable_memory_cache", "enable_disk_cache")
+"""The switches of DSPy's cache of LM responses."""
+
+_CACHES_OFF = "dspyer_caches_off"
+
+
+def _limit_cache() -> None:
+    """Lets each call in this process use DSPy's cache only as its caller does.
+
+    There is one cache for all calls, and several may be made at once: a switch is off for those whose settings name it.
+    """
+    cache, kind = dspy.cache, type(dspy.cache)
+
+    def get(self: Any, name: str) -> Any:
+        is_off = name in CACHES and name in (dspy.settings.get(_CACHES_OFF) or ())
+        return False if is_off else kind.__getattribute__(self, name)
+
+    if not hasattr(kind, _CACHES_OFF):
+        cache.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, _CACHES_OFF: True})
 
 
 class _WorkerLoop:
