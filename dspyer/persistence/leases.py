@@ -1,6 +1,6 @@
 """Leases: who owns a thread, and whether that owner is alive. It is decided in this order:
 
-- on this host and among processes that this one can see: whether the process, or the run in this process, is there;
+- on this host and among processes that this one can ask: whether the process, or the run in this process, is there;
 - anywhere else: whether the lease has ended, by the clock of the store.
 
 A background thread renews the leases of the runs of this process while they work.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,6 +30,8 @@ LEASE = 30.0
 
 AT = "@"
 """Separates when a process started from the place in which its process id is unique."""
+
+_THIS_PROCESS = token_hex(8)
 
 MARK = "worker"
 """Where the header of a run that owns no thread has the mark of its process."""
@@ -95,11 +98,12 @@ def _started(pid: int) -> str:
 def _pid_namespace() -> str:
     """The boot and the PID namespace in which process ids are unique; `""` where the system does not say.
 
-    Containers may share a host name, and each has process ids of its own.
+    Containers may share a host name, and each has process ids of its own. On Windows each process counts as a place of
+    its own: another one cannot be asked, since `os.kill(pid, 0)` would send it a Ctrl-C.
     """
     with suppress(OSError):
         return f"{_boot_id()} {Path('/proc/self/ns/pid').readlink()}"
-    return ""
+    return _THIS_PROCESS if sys.platform == "win32" else ""
 
 
 @cache

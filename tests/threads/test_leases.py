@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 
 from dspyer.errors import ConcurrentRunError
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.leases import Leases, leases
+from dspyer.persistence.leases import Leases, _started, is_marked_alive, leases, mark_of, new_owner
 from dspyer.persistence.rows import end_row
 from dspyer.stores.base import Change, Owner, Store
 from dspyer.stores.memory import Memory
@@ -71,6 +73,38 @@ def test_an_owner_in_another_container_of_the_same_host_name_is_alive(monkeypatc
 
 def no_such_process(pid: int, number: int) -> None:
     raise ProcessLookupError(pid, number)
+
+
+@pytest.mark.parametrize("system", ["posix", "win32"])
+def test_no_process_of_windows_gets_a_signal(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There `os.kill(pid, 0)` is Ctrl-C, so only the lease says whether another process is at work."""
+    clock = Clock()
+    store, gate = Memory(clock=clock), Gate()
+    gate.opened.set()
+    thread = gated(gate, store).thread("t")
+    thread.run({"n": 1})
+    row, ended = store.thread("t"), subprocess.Popen([sys.executable, "-c", ""])
+    assert row is not None
+    ended.wait()
+    monkeypatch.setattr("os.readlink", no_proc)
+    if system == "win32":
+        monkeypatch.setattr("sys.platform", system)
+        monkeypatch.setattr("os.kill", lambda pid, number: pytest.fail("a process has got a signal"))
+    with monkeypatch.context() as elsewhere:  # what the other process has written before it ended
+        elsewhere.setattr("dspyer.persistence.leases._THIS_PROCESS", "another one", raising=False)
+        owner = new_owner()._replace(pid=ended.pid, started=_started(ended.pid))
+        mark = mark_of(owner)
+    store.write(Change("t", row.epoch, row.epoch + 1, owner, 30.0))
+    assert is_marked_alive(mark) is (None if system == "win32" else False)
+    if system == "win32":
+        with pytest.raises(ConcurrentRunError, match="its lease ends in 30 s"):
+            thread.run({"n": 2})
+        clock.now += 31
+    assert thread.run({"n": 2}).status == "completed"
+
+
+def no_proc(path: object) -> str:
+    raise FileNotFoundError(path)
 
 
 def test_a_lease_is_renewed_while_a_run_works(monkeypatch: pytest.MonkeyPatch) -> None:
