@@ -59,9 +59,10 @@ from dspyer.stores.postgres_server import (
     LAST_ENDING,
     MAX_SEQ,
     PATIENCE,
+    SHARED,
     Connection,
+    ServerConnections,
     check_tables,
-    connections_to,
     ending_column,
     graph_column,
     prepare,
@@ -125,7 +126,8 @@ class Postgres(Store):
         whole, self._public, named = split_address(address)
         self._schema = schema or named or SCHEMA
         self._max_connections = connections
-        self._connections = connections_to(whole, connections, self)
+        self._connections = SHARED.setdefault((whole, connections), ServerConnections(whole, connections))
+        self._connections.users.add(self)
         self._writer = ChangeWriter(self._sql)
         self._prepared = False
         self._read_only = read_only

@@ -52,7 +52,7 @@ milliseconds. These are settings of the client; they are sent to no server or po
 
 
 class ServerConnections:
-    """The connections of this process to one server, for all stores that have this address and limit.
+    """The connections of this process to one server. Stores with an equal address and limit share them (`SHARED`).
 
     They use no prepared statements and set nothing in a session, so a pooler that gives each transaction another
     connection may be in between. At most `limit` connections are open at once; further calls wait. So does a call for
@@ -108,8 +108,7 @@ class ServerConnections:
         self._waiting = 0
         self._idle: list[Connection] = []
         self._busy: set[object] = set()  # connections in use, and a mark for each that is being opened
-        self._refusal = ""  # why the server has opened none when it was last asked
-        self._ask_again = 0.0
+        self._refusal, self._ask_again = "", 0.0  # why the server opened none when it was last asked, and until when
         self._finish = finalize(self, _close_all, self._idle)
 
     def _take(self, store: object) -> Connection:
@@ -123,20 +122,20 @@ class ServerConnections:
                 if len(self._idle) > (0 if has_waited else self._waiting):
                     self._busy.add(connection := self._idle.pop())
                     return connection
-                if self._may_open():
+                held = len(self._idle) + len(self._busy)
+                if not held or (held < self._limit and time.monotonic() >= self._ask_again):
                     try:
                         return self._add()
                     except psycopg.OperationalError as error:
                         if not (self._idle or self._busy):
                             raise
-                        self._refusal = f"It opens no further one: {error}"
-                        self._ask_again = time.monotonic() + PAUSE
+                        why = f", and the server opens no further one ({error})"
+                        self._refusal, self._ask_again = why, time.monotonic() + PAUSE
                         continue
                 if time.monotonic() >= end:
                     raise StoreError(
-                        f"all {len(self._busy)} connections of this process have been in use for {PATIENCE:g} s: "
-                        "nothing was done. Allow more with Postgres(address, connections=...) and with max_connections "
-                        f"of the server. {self._refusal}".rstrip()
+                        f"all {held} connections have been in use for {PATIENCE:g} s{self._refusal}: "
+                        "nothing was done. Allow more with Postgres(address, connections=...) or max_connections"
                     )
                 has_waited, self._waiting = True, self._waiting + 1
                 try:
@@ -151,22 +150,17 @@ class ServerConnections:
 
     def _add(self) -> Connection:
         """Open a connection, without the lock meanwhile."""
-        mark = object()
-        self._busy.add(mark)
+        self._busy.add(mark := object())
         self._changed.release()
         try:
             connection = self._open()
         finally:
             self._changed.acquire()
             self._busy.discard(mark)
-            self._refusal = ""
+            self._refusal, self._ask_again = "", 0.0
             self._changed.notify()
         self._busy.add(connection)
         return connection
-
-    def _may_open(self) -> bool:
-        held = len(self._idle) + len(self._busy)
-        return not held or (held < self._limit and not (self._refusal and time.monotonic() < self._ask_again))
 
     def _open(self) -> Connection:
         options: dict[str, Any] = {**LIMITS, **conninfo_to_dict(self._address)}
@@ -194,13 +188,6 @@ class ServerConnections:
                 self._changed.notify()
 
 
-def connections_to(address: str, limit: int, store: object) -> ServerConnections:
-    """The connections of this process to a server, for a store that uses them until it is closed."""
-    found = _SHARED.setdefault((address, limit), ServerConnections(address, limit))
-    found.users.add(store)
-    return found
-
-
 def _close_all(connections: list[Connection]) -> None:
     while connections:
         with suppress(IndexError):  # another thread has taken the last one
@@ -218,7 +205,8 @@ def _is_lost(error: BaseException) -> bool:
 
 
 _ALL: WeakSet[ServerConnections] = WeakSet()
-_SHARED: WeakValueDictionary[tuple[str, int], ServerConnections] = WeakValueDictionary()
+SHARED: WeakValueDictionary[tuple[str, int], ServerConnections] = WeakValueDictionary()
+"""Those of the stores that are in use, by address and limit."""
 _INHERITED: list[object] = []  # of the parent process, kept so that they are never collected
 
 

@@ -175,7 +175,7 @@ def test_the_servers_error_is_raised_in_the_end(
     server.allow(1)
     with one_in_use(server, store, threads) as (written, lock):
         monkeypatch.setattr("dspyer.stores.postgres_server.PATIENCE", 0.01)
-        with pytest.raises(StoreError, match=r"all 1 connections .*max_connections .*too many connections for role"):
+        with pytest.raises(StoreError, match=r"all 1 connections .*too many connections for role.*max_connections"):
             store.rows("r")
         lock.rollback()
         written.result(LONG)
