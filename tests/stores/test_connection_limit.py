@@ -80,7 +80,10 @@ def server(postgres: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
     monkeypatch.setattr(psycopg, "connect", noting)
     found = Server(whole, schema, f"few_{schema}", refused, on_refusal)
-    names = {"r": sql.Identifier(found.role), "d": sql.Identifier(psycopg.conninfo.conninfo_to_dict(whole)["dbname"])}
+    names = {
+        "r": sql.Identifier(found.role),
+        "d": sql.Identifier(str(psycopg.conninfo.conninfo_to_dict(whole)["dbname"])),
+    }
     found.execute(sql.SQL("CREATE ROLE {r} LOGIN; GRANT CREATE ON DATABASE {d} TO {r}").format(**names))
     yield found
     found.execute(sql.SQL("DROP OWNED BY {r}; DROP ROLE {r}").format(**names))
@@ -152,7 +155,7 @@ def test_one_idle_connection_serves_all_stores(server: Server, store: Postgres) 
 def test_async_runs_wait(server: Server, limit: int) -> None:
     """All write at once; one at least finds no connection."""
 
-    async def runs() -> list[Any]:
+    async def runs(store: Postgres) -> list[Any]:
         together = asyncio.Barrier(8)
 
         async def node(x: int) -> dict[str, int]:
@@ -166,7 +169,9 @@ def test_async_runs_wait(server: Server, limit: int) -> None:
     with Postgres(server.address()) as store:
         store.threads()
         server.allow(limit)
-        assert [(run.status, run.state["y"]) for run in asyncio.run(runs())] == [("completed", i) for i in range(8)]
+        assert [(run.status, run.state["y"]) for run in asyncio.run(runs(store))] == [
+            ("completed", i) for i in range(8)
+        ]
 
 
 def test_the_servers_error_is_raised_in_the_end(
@@ -250,15 +255,14 @@ def test_who_waits_comes_before_who_comes_later(server: Server, threads: ThreadP
     with Postgres(server.address(), connections=1) as store:
 
         def first(connection: Any) -> None:
-            nonlocal waiting
-            waiting = threads.submit(store._run, work("waiting"))
+            waiting.append(threads.submit(store._run, work("waiting")))
             end = time.monotonic() + LONG
             while not store._connections._waiting:
                 assert time.monotonic() < end
             order.append("first")
 
-        waiting: Future[None] = Future()
+        waiting: list[Future[None]] = []
         store._run(first)
         store._run(work("later"))
-        waiting.result(LONG)
+        waiting[0].result(LONG)
     assert order == ["first", "waiting", "later"]
