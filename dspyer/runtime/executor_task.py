@@ -269,7 +269,7 @@ def _limit_cache() -> None:
 
     def get(self: Any, name: str) -> Any:
         is_off = name in CACHES and name in (dspy.settings.get(_CACHES_OFF) or ())
-        return False if is_off else kind.__getattribute__(self, name)
+        return False if is_off else kind.__getattribute__(self, name)  # type: ignore[call-arg]  # an object's
 
     if not hasattr(kind, _CACHES_OFF):
         cache.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, _CACHES_OFF: True})
