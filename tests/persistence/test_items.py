@@ -172,7 +172,7 @@ def test_a_map_inside_a_graph_inside_an_item(opened: Open) -> None:
     run = program().thread("t").run({"words": ["ab", "c"]})
     names = [f"t.1/trunk:1[{one}]/trunk:2[{two}]/ok" for one, two in ((0, 0), (0, 1), (1, 0))]
     assert sorted(question.id for question in run.questions) == names
-    for name, answer in zip(names, (0, 1, True), strict=True):
+    for name, answer in zip(names, (False, True, True), strict=True):
         run = program().thread("t").resume({name: answer})
     assert (run.status, run.error) == ("completed", None)
     assert run.state["all"] == [[["a", False], ["b", True]], [["c", True]]]
