@@ -188,5 +188,5 @@ def test_a_router_that_is_not_retried_is_noted() -> None:
 def test_without_langgraph_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.delitem(sys.modules, "dspyer.migrate")
-    with pytest.raises(ImportError, match=r"pip install 'dspyer\[langgraph\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'langgraph>=1.2,<1.3'"):
         importlib.import_module("dspyer.migrate")
