@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, final
+from typing import Any, NamedTuple, NoReturn, final
 
 from dspyer.errors import ImmutableError, PatchError, with_article
 from dspyer.values import json as encoding
@@ -283,6 +283,8 @@ def _updated(old: Any, update: Any, path: KeyPath, levels_left: int, net: dict[A
         if isinstance(old, FrozenDict):
             return _apply(old, update, path, levels_left, net)
         return _apply(_EMPTY, update, path, levels_left, None)
+    if cls is Tail:
+        return (old if update.kept == len(old) else old[: update.kept]).plus(update.items.raw_items())
     new = update.frozen if cls is Replace else freeze_within(update, path, levels_left)
     return old if old is not _ABSENT and same(old, new) else new
 
@@ -335,6 +337,27 @@ def diff_value(old: Any, new: Any) -> Any:
     if isinstance(new, FrozenDict):
         return diff(old, new) if isinstance(old, FrozenDict) else Replace(new)
     return Replace(None) if new is None else new
+
+
+class Tail(NamedTuple):
+    """The change of a list: its first `kept` items stay, and `items` follow them."""
+
+    kept: int
+    items: FrozenList[Any]
+
+
+def change_between(old: Any, new: Any) -> Any:
+    """Return the update that makes `new` of `old`, as `diff_value`; of two lists, what follows their equal beginning.
+
+    Example:
+        >>> change_between(freeze(["a", "b"]), freeze(["a", "b", "c"]))
+        Tail(kept=2, items=FrozenList(['c']))
+    """
+    if not isinstance(old, FrozenList) or not isinstance(new, FrozenList):
+        return diff_value(old, new)
+    pairs = enumerate(zip(old.raw_items(), new.raw_items(), strict=False))
+    kept = next((at for at, (one, two) in pairs if one is not two and not same(one, two)), min(len(old), len(new)))
+    return Tail(kept, new[kept:])
 
 
 def plain_patch(patch: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -391,6 +414,8 @@ def encode_update(update: Any) -> Any:
         return {TAG: "replace", "value": encoding.encode(freeze(update.value))}
     if isinstance(update, Updates):
         return {TAG: "updates", "value": [encode_update(part) for part in update.updates]}
+    if isinstance(update, Tail):
+        return {TAG: "tail", "value": [update.kept, encoding.encode(update.items)]}
     if type(update) in (dict, SealedPatch):
         return {TAG: "patch", "value": [[encoding.encode(key), encode_update(part)] for key, part in update.items()]}
     return encoding.encode(freeze(update))
@@ -405,6 +430,8 @@ def decode_update(found: Any, decode: Callable[[Any], Any] = encoding.decode) ->
         return Replace(decode(found["value"]))
     if tag == "updates":
         return Updates(*[decode_update(part, decode) for part in found["value"]])
+    if tag == "tail":
+        return Tail(found["value"][0], decode(found["value"][1]))
     if tag == "patch":
         return {decode(key): decode_update(part, decode) for key, part in found["value"]}
     return decode(found)

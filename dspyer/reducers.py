@@ -549,6 +549,12 @@ BUILT_IN: Mapping[str, Reducer] = types.MappingProxyType(
 """The built-in reducers by name."""
 
 
+def built_in(name: str) -> Reducer | None:
+    """Return the reducer of the library with this name, such as `each(append)`; None for that of a function."""
+    inner = built_in(name[5:-1]) if name.startswith("each(") else None
+    return each(inner) if inner is not None and inner.folds and inner.keyed is None else BUILT_IN.get(name)
+
+
 # --- shared by the checks and types above
 
 

@@ -252,6 +252,7 @@ def test_no_file_stem_is_there_twice() -> None:
 # A class in another file than its only subclass -> why it is not a part of that class.
 ONE_SUBCLASS: dict[str, str] = {
     "errors.ScriptError": "users catch it without importing `dspyer.testing`",
+    "errors.StoreError": "stores and readers raise it; the subclass says that the store was closed",
     "errors.UnsupportedValueError": "users catch it; the subclass carries how deep the value is",
     "patch.SealedPatch": "the subclass is what a reader without the classes of the values gets instead",
     "retry.Retry": "a node of LangGraph has several policies, of which the first that accepts an error counts",

@@ -12,13 +12,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dspyer.errors import InputError
+from pydantic import TypeAdapter
+
+from dspyer.errors import InputError, StateError, brief
 from dspyer.events import Question
 from dspyer.persistence.lm_call_log import LMCallLog
+from dspyer.persistence.lm_calls import calls_in
 from dspyer.persistence.rows import (
     COMMITS,
     CommitHeader,
     Decode,
+    EndHeader,
     NewRow,
     PostHeader,
     RowKind,
@@ -303,3 +307,20 @@ def _no_blobs(ids: Collection[str]) -> Mapping[str, bytes]:
     """Return no blobs: a run that is not stored has none."""
     del ids
     return {}
+
+
+_HEADERS = {header: TypeAdapter(header) for header in (CommitHeader, EndHeader)}
+
+
+def check_row(row: Row, fetch: Fetch, decode: Decode) -> None:
+    """Read all of a row; raises what that raises, or `StateError`, for one that no run has written."""
+    numbered = row.kind in (*COMMITS, RowKind.RESUME, RowKind.TRACE)  # the headers of others begin with a text
+    if row.kind not in vars(RowKind).values() or not (numbered or isinstance(next(iter(row.header), None), str)):
+        raise StateError(f"this dspyer writes no row of kind {row.kind!r} with the header {brief(list(row.header))}")
+    if row.kind in (RowKind.END, *COMMITS):
+        header: type[CommitHeader | EndHeader] = EndHeader if row.kind == RowKind.END else CommitHeader
+        _HEADERS[header].validate_python(header.parse(row.header), strict=True)
+    if row.kind in (RowKind.OPEN, *COMMITS):
+        read_commit_content(row.content, fetch, decode)
+    ExecutionRecords().read([row], fetch, decode)
+    calls_in(row, fetch)

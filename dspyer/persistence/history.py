@@ -189,7 +189,8 @@ class History:
         if row.kind == RowKind.MERGE and len(heads) > 1 and not run_rows.run.header.get("base"):
             content = read_commit_content(row.content, self.reader.fetch, self.reader.decode)
             node = commit.node.removeprefix("join:")
-            join = Join(self.log, node, self.reader.schema, RecordedResolutions(content.resolutions), len(self.log))
+            recorded = RecordedResolutions(content.resolutions, content.made)
+            join = Join(self.log, node, self.reader.schema, recorded, len(self.log))
             merged = join.merge(heads, [self.log[head].state for head in heads])
             return entry._replace(
                 commit=commit._replace(patch=merged.patch),

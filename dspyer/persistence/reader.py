@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from pydantic.fields import FieldInfo
+from pydantic import create_model
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit
-from dspyer.patch import DELETE, seal
+from dspyer.patch import seal
 from dspyer.persistence.rows import (
     COMMITS,
     CommitContent,
@@ -34,11 +37,11 @@ from dspyer.persistence.rows import (
     read_commit_content,
     run_label,
 )
-from dspyer.reducers import BUILT_IN, Reducer
+from dspyer.reducers import BUILT_IN, Reducer, built_in
 from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.run_state import outermost_execution
-from dspyer.schema.fields import STARTS, Field
+from dspyer.schema.fields import STARTS, Field, read_model
 from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -46,7 +49,6 @@ from dspyer.stores.base import Point, Row, RunRow, Store
 from dspyer.stores.content import Fetch
 from dspyer.values import json as encoding
 from dspyer.values.persistent import PersistentMap
-from dspyer.values.types import Opaque
 
 PAGE = 16
 """Rows that `newest_rows` reads first; each further page is twice as long."""
@@ -356,7 +358,9 @@ class HistoryReader:
             before: the state that it continues from.
             broken: why that state cannot be read; then no commit of the run can.
         """
-        opening = self._try_opening_patch(run_rows.rows)
+        opening = None
+        with suppress(Exception):  # `_entry` reads it again for the first commit, which then is unreadable
+            opening = self.opening(run_rows.rows)
         schema_at = self.schema_by_row(run_rows)
         entries: list[LogEntry] = []
         last_settled = -1
@@ -379,19 +383,12 @@ class HistoryReader:
             last_settled = 0
         return FoldedRun(entries, before, last_settled, broken)
 
-    def opening_patch(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
-        """Return node and patch of the open row; None without one."""
+    def opening(self, rows: Iterable[Row]) -> tuple[str, CommitContent] | None:
+        """Return the author of a run's first commit, and its content in the open row; None without one."""
         for row in rows:
             if row.kind == RowKind.OPEN:
-                patch = read_commit_content(row.content, self.fetch, self.decode).patch
-                return str(row.header[0]), patch or {}
+                return str(row.header[0]), read_commit_content(row.content, self.fetch, self.decode)
         return None
-
-    def _try_opening_patch(self, rows: Iterable[Row]) -> tuple[str, Mapping[str, Any]] | None:
-        try:
-            return self.opening_patch(rows)
-        except Exception:  # noqa: BLE001 - `_entry` reads it again for the first commit, which then is unreadable
-            return None
 
     def schema_of(self, fingerprint: str) -> Schema:
         """Return the schema that folds what a graph has written, by the id of its fingerprint; "" is this graph."""
@@ -420,31 +417,32 @@ class HistoryReader:
         parents: tuple[int, ...],
         entries: list[LogEntry],
         before: ImmutableState,
-        opening: tuple[str, Mapping[str, Any]] | None,
+        opening: tuple[str, CommitContent] | None,
         run_rows: RunRows,
         schema: Schema,
     ) -> LogEntry:
         content = read_commit_content(row.content, self.fetch, self.decode)
         if content.patch is None:
             if opening is None:
-                self.opening_patch(run_rows.rows)  # raises what is wrong with it
-            content = content._replace(patch=opening[1] if opening else {})
+                self.opening(run_rows.rows)  # raises what is wrong with it
+            content = content._replace(patch=opening[1].patch, made=opening[1].made) if opening else CommitContent({})
             header = _with_creation_time(header, run_rows.rows)
         if row.kind == RowKind.JOIN:
             return self._join(entries, header, content, parents, schema)
         state = entries[parents[0]].state if parents else before
         patch = content.patch or {}
-        after = schema.replay(state, patch)
+        after = schema.replay(state, patch, content.made)
         commit = schema.with_sizes(self._commit(header, content, parents, entries), state, (patch,), after)
         return LogEntry(commit, after, parents, _NO_COUNTS, sends=content.overlays)
 
     def _manual_opening(
-        self, node: str, patch: Mapping[str, Any], before: ImmutableState, rows: Sequence[Row]
+        self, node: str, content: CommitContent, before: ImmutableState, rows: Sequence[Row]
     ) -> LogEntry:
         """Return the manual commit of an open row whose run was not resumed yet: it has no commit row."""
+        patch = content.patch or {}
         header = _with_creation_time(CommitHeader("trunk:0", node, 0, 1, True, (), None, (), 0, 0), rows)
-        after = self.schema.replay(before, patch)
-        commit = self.schema.with_sizes(self._commit(header, CommitContent(patch), (), []), before, (patch,), after)
+        after = self.schema.replay(before, patch, content.made)
+        commit = self.schema.with_sizes(self._commit(header, content, (), []), before, (patch,), after)
         return LogEntry(commit, after, (), _NO_COUNTS)
 
     def _join(
@@ -457,7 +455,7 @@ class HistoryReader:
     ) -> LogEntry:
         """Merge again, with the recorded resolutions instead of the merge policies."""
         node = header.node.removeprefix("join:")
-        join = Join(log, node, schema, RecordedResolutions(content.resolutions), len(log))
+        join = Join(log, node, schema, RecordedResolutions(content.resolutions, content.made), len(log))
         merged = join.merge(parents, [log[parent].state for parent in parents])
         commit = self._commit(header, content, parents, log)._replace(patch=merged.patch)
         commit = join.with_sizes(commit, merged)
@@ -580,10 +578,13 @@ def earlier_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
     """Return the schema that folds the updates that another graph has written, from that graph's fingerprint.
 
     Nothing is validated again. A field that the schema still has is folded by its reducer if that has the same name,
-    any other by the built-in reducer of the name; a field whose reducer no longer exists gets an opaque value.
+    any other by the built-in reducer of the name. What a function has made, which may be gone, is in the rows.
     """
     if facts.get("open"):
         return Schema.of(None, state_limit=now.state_limit)
+    if any(reducer == "langgraph.add_messages" for _, reducer, *_ in facts.get("fields", {}).values()):
+        with suppress(ImportError):  # with LangGraph installed, the classes of its messages are known
+            import_module("dspyer.migrate.channel_reducers")
     fields = {
         name: _field(name, text, reducer, Limit(*rest[0]) if rest else None, now.fields.get(name))
         for name, (text, reducer, *rest) in facts.get("fields", {}).items()
@@ -595,46 +596,17 @@ def earlier_schema(facts: Mapping[str, Any], now: Schema) -> Schema:
 def _field(name: str, type_text: str, reducer: str, limit: Limit | None, now: Field | None) -> Field:
     if now is not None and now.reducer is not None and now.reducer.name == reducer:
         return replace(now, checks_result=False, limit=limit)
-    found = BUILT_IN.get(reducer) or _of_langgraph(reducer) or Reducer(reducer, _opaque(name, reducer), None)
+    found = built_in(reducer) or Reducer(reducer, partial(_gone, reducer))
     start = found.empty
     if found is BUILT_IN["union"]:
         kind = type_text.partition("[")[0].partition(" ")[0]
         start = next((value for cls, value in STARTS.items() if cls.__name__ == kind), start)
-    return Field(
-        name=name,
-        annotation=Any,
-        info=FieldInfo(annotation=Any),
-        required=False,
-        reducer=found,
-        always_replaces=False,
-        hint="",
-        inputs_only=False,
-        exact_types=frozenset(),
-        validate=lambda value, _others: value,
-        validate_update=None,
-        validate_entries=None,
-        unvalidated_mapping=True,
-        patches_by_key=True,
-        model=None,
-        checks_result=False,
-        reads_other_fields=False,
-        fold_start=start,
-        fixed_default=DELETE,
-        limit=limit,
-    )
+    return replace(_ANY, name=name, reducer=found, fold_start=start, limit=limit)
 
 
-def _of_langgraph(reducer: str) -> Reducer | None:
-    """Return the reducer of messages in a converted graph, if LangGraph is installed; its classes are known then."""
-    if reducer != "langgraph.add_messages":
-        return None
-    try:
-        from dspyer.migrate.channel_reducers import MESSAGES
-    except ImportError:
-        return None
-    return MESSAGES
+_ANY = replace(read_model(create_model("Stored", value=(Any, ...)))["value"], required=False, plain_config=None)
+"""A field of which only the name of its reducer is known, and not the type."""
 
 
-def _opaque(name: str, reducer: str) -> Any:
-    value = Opaque(f"value of field {name!r}", f"it was folded by reducer {reducer!r}, which is not there", "null")
-    return lambda _current, _update: value
+def _gone(reducer: str, _current: Any, _update: Any) -> NoReturn:
+    raise StoreError(f"the reducer {reducer!r} is not there, and the store has not kept what it made of its updates")

@@ -84,7 +84,8 @@ def _replay_commit(run: RunState, header: CommitHeader, content: CommitContent, 
     if content.patch is None:
         patch, state = opening
     else:
-        patch, state = content.patch, run.topology.schema.replay(execution.branch.state, content.patch)
+        state = run.topology.schema.replay(execution.branch.state, content.patch, content.made)
+        patch = content.patch
     allowed = run.topology.targets(header.node)
     gone = [name for name in header.route if name not in allowed]
     if gone:
@@ -123,7 +124,7 @@ def _replay_join(run: RunState, header: CommitHeader, content: CommitContent) ->
     run, index = _ready_index(run, joins)
     if index is None:
         raise _impossible(header)
-    run, _, _ = begin(run, index, RecordedResolutions(content.resolutions))
+    run, _, _ = begin(run, index, RecordedResolutions(content.resolutions, content.made))
     if run.failures:
         raise run.failures[0].error
     return run
@@ -149,7 +150,7 @@ def _replay_update(run: RunState, header: CommitHeader, content: CommitContent) 
     patch = content.patch or {}
     times = (header.started / 1_000, header.duration / 1_000_000)
     commit = update_commit(branch, run.first + len(run.log), header.node, patch, *times)
-    return append_commit(run, commit, run.topology.schema.replay(branch.state, patch))
+    return append_commit(run, commit, run.topology.schema.replay(branch.state, patch, content.made))
 
 
 def update_commit(

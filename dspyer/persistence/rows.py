@@ -54,6 +54,7 @@ from dspyer.failure import Failure
 from dspyer.patch import SealedPatch, decode_update, encode_update
 from dspyer.scheduler.lineage import LogEntry, Resolution
 from dspyer.scheduler.run_state import path_of_id
+from dspyer.schema.schema import NOTHING_MADE
 from dspyer.stores.base import Row, RunRow
 from dspyer.stores.content import Content, Fetch
 from dspyer.values import json as encoding
@@ -285,24 +286,25 @@ def _pack_rare(header: CommitHeader) -> list[Any]:
 
 
 def open_row(
-    node: str, patch: Mapping[str, Any], created: float | None = None, graph_blobs: Mapping[str, bytes] = NO_BLOBS
+    node: str, content: CommitContent, created: float | None = None, graph_blobs: Mapping[str, bytes] = NO_BLOBS
 ) -> NewRow:
     """Build the row of the patch with which a run begins.
 
     Args:
         node: `START` for inputs, or the node that a manual commit is attributed to.
-        patch: the patch.
+        content: its patch, and what it made of fields.
         created: when a manual commit was made, seconds since the Unix epoch.
         graph_blobs: what is stored of the graph, by id.
     """
     header = (node,) if created is None else (node, int(created * 1_000))
-    return NewRow(RowKind.OPEN, header, Content(CommitContent(patch), encode_commit_content, graph_blobs))
+    return NewRow(RowKind.OPEN, header, Content(content, encode_commit_content, graph_blobs))
 
 
 def commit_row(
     entry: LogEntry,
     index: int,
     scope: tuple[str, ...],
+    made: Mapping[str, Any],
     is_opening: bool = False,
     items: MapItems | None = None,
     lm_calls: tuple[Any, ...] = (),
@@ -314,6 +316,7 @@ def commit_row(
         entry: the commit in the log of its run.
         index: its index there.
         scope: local ids of the executions around it.
+        made: how it has changed the fields that functions of the user fold.
         is_opening: whether its patch is in the run's open row already, and is not written again.
         items: of a map, which item rows hold its results; None if its own row does.
         lm_calls: the LM calls of the execution, packed.
@@ -346,6 +349,7 @@ def commit_row(
         commit.failure,
         commit.failed_attempts,
         lm_calls,
+        made,
     )
     kind = RowKind.JOIN if len(entry.parents) > 1 else RowKind.COMMIT
     encode = encode_commit_content if items is None else partial(_encode_without, items.field)
@@ -550,6 +554,7 @@ class CommitContent(NamedTuple):
         failure: the failure after which the branch went along an error edge.
         failed_attempts: the attempts that raised before the one that was committed.
         lm_calls: the LM calls of the execution, packed (see `lm_calls`).
+        made: how the fields have changed that functions of the user fold; readers call none of these.
     """
 
     patch: Mapping[str, Any] | None
@@ -559,28 +564,34 @@ class CommitContent(NamedTuple):
     failure: Failure | None = None
     failed_attempts: tuple[Failure, ...] = ()
     lm_calls: tuple[Any, ...] = ()
+    made: Mapping[str, Any] = NOTHING_MADE
 
 
 LM_CALLS_INDEX: Final = 5
 """Where the JSON form of a commit's content has its LM calls."""
 
 _NO_FAILURES: Final[tuple[Any, ...]] = (None, ())
+_NO_MORE: Final[tuple[Any, ...]] = ((), None, (), _NO_FAILURES, (), NOTHING_MADE)
 
 
 def encode_commit_content(content: CommitContent) -> Any:
     """Return the JSON form of a commit's content. Most commits have a patch and nothing else: a list of one item."""
-    patch, overlays, reason, resolutions, failure, failed, lm_calls = content
-    encoded = None if patch is None else {name: encode_update(update) for name, update in patch.items()}
+    patch, overlays, reason, resolutions, failure, failed, lm_calls, made = content
+    encoded = None if patch is None else _encode_updates(patch)
     failures = (
         None if failure is None and not failed else [failure and _plain(failure), [_plain(one) for one in failed]]
     )
-    if not overlays and reason is None and not resolutions and failures is None and not lm_calls:
+    if not overlays and reason is None and not resolutions and failures is None and not lm_calls and not made:
         return [encoded]
     sent = [None if overlay is None else encoding.encode(overlay) for overlay in overlays]
     full = [encoded, sent, reason, [_encode_resolution(resolution) for resolution in resolutions]]
-    if lm_calls:
-        return [*full, failures or _NO_FAILURES, lm_calls]
+    if lm_calls or made:
+        return [*full, failures or _NO_FAILURES, lm_calls, *([_encode_updates(made)] if made else ())]
     return full if failures is None else [*full, failures]
+
+
+def _encode_updates(updates: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: encode_update(update) for name, update in updates.items()}
 
 
 def _encode_without(field: str, content: CommitContent) -> Any:
@@ -592,13 +603,10 @@ def _encode_without(field: str, content: CommitContent) -> Any:
 def decode_commit_content(encoded: list[Any], decode: Decode = encoding.decode) -> CommitContent:
     """Return the content of a commit from its JSON form."""
     encoded_patch, *more = encoded
-    patch = None
-    if encoded_patch is not None:
-        patch = {name: decode_update(update, decode) for name, update in encoded_patch.items()}
+    patch = None if encoded_patch is None else _decode_updates(encoded_patch, decode)
     if not more:
         return CommitContent(patch)
-    sent, reason, resolved, *failures = more  # after them LM calls: `lm_calls` reads these
-    failure, failed = failures[0] if failures else (None, ())
+    sent, reason, resolved, (failure, failed), _, made = (*more, *_NO_MORE[len(more) :])  # _: `lm_calls` reads these
     return CommitContent(
         patch,
         tuple([None if overlay is None else decode(overlay) for overlay in sent]),
@@ -606,7 +614,12 @@ def decode_commit_content(encoded: list[Any], decode: Decode = encoding.decode) 
         tuple([_decode_resolution(resolution, decode) for resolution in resolved]),
         None if failure is None else Failure(**failure),
         tuple([Failure(**one) for one in failed]),
+        made=_decode_updates(made, decode),
     )
+
+
+def _decode_updates(encoded: Mapping[str, Any], decode: Decode) -> dict[str, Any]:
+    return {name: decode_update(update, decode) for name, update in encoded.items()}
 
 
 def _plain(failure: Failure) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from dspyer.errors import StoreError, ThreadError
 from dspyer.events import BranchPath, Commit, LMCall
-from dspyer.patch import Replace
+from dspyer.patch import DELETE, Replace
 from dspyer.persistence.history import CommitListing, History, inner_commits
 from dspyer.persistence.history_parts import (
     Block,
@@ -46,6 +46,7 @@ from dspyer.scheduler.lineage import (
 from dspyer.scheduler.run_state import COMMIT_NAME
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
+from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict
 
 Moment = int | str | Mapping[str, Any]
@@ -216,6 +217,19 @@ class ThreadReader:
     def _differences(self, history: History, run: RunRows) -> Iterator[tuple[int, str]]:
         """The commits of a run whose computed state is not the stored one, with where that is stored; oldest first."""
         reader, of_run = self._reader, history.runs[run.points[-1]]
+        # What functions of the user have made is stored, and only here they are called again.
+        schema, then = reader.schema, [reader.schema_of(one) for one in run.fingerprints.values()]
+        names = {name for name in schema.user_folded if all(one.reducer(name) is schema.reducer(name) for one in then)}
+        for at_log in of_run.log_indexes:
+            commit, state, parents, *_ = history.log[at_log]
+            for name in commit.patch.keys() & names if len(parents) < 2 else ():
+                before = history.state(parents[0] if parents else None).raw(name, DELETE)
+                try:
+                    folded = schema.fold(name, before, commit.patch[name])
+                except Exception as error:  # noqa: BLE001 - a function that refuses now what it folded then
+                    folded = error
+                if not same(folded, state.raw(name, DELETE)):
+                    yield at_log, f"that the reducer of field {name!r} makes"
         snapshots = []
         at = run.points[-1]
         pruned = at in history.roots  # then its state was read from the snapshot: there is nothing to compare

@@ -50,7 +50,11 @@ class PendingRows:
                 found += lm_calls.rows_inside(execution, self.lm_calls)
                 calls = lm_calls.packed(execution, int(commit.started * 1_000), self.lm_calls)
             is_first = commit.patch is first_patch
-            found.append(commit_row(entry, index, scope, is_first, items_of(commit), *calls))
+            made, schema = {}, run.topology.schema
+            if schema.user_folded and entry.parents:  # a join may have changed each of these fields
+                written = commit.patch if len(entry.parents) == 1 else schema.user_folded
+                made = schema.made(run.log[entry.parents[0]].state, entry.state, written)
+            found.append(commit_row(entry, index, scope, made, is_first, items_of(commit), *calls))
         return found
 
     def written(self, run: RunState) -> list[Event]:

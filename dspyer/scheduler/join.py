@@ -41,7 +41,7 @@ from dspyer.scheduler.lineage import (
     merge_base,
     value_at,
 )
-from dspyer.schema.schema import Schema
+from dspyer.schema.schema import NOTHING_MADE, Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
@@ -56,23 +56,20 @@ PolicyLookup = Callable[[KeyPath], tuple[str, Callable[[Conflict], Any]]]
 
 
 class RecordedResolutions:
-    """A `PolicyLookup` that repeats the resolutions of a join, in their order, instead of calling policies again."""
+    """A `PolicyLookup` that repeats the resolutions of a join, in their order, instead of calling policies again.
 
-    def __init__(self, resolutions: Iterable[Resolution]) -> None:
-        self.resolutions = tuple(resolutions)
-        self._remaining = iter(self.resolutions)
+    `made` has what functions of the user made of their fields, as changes of the first branch's state.
+    """
+
+    def __init__(self, resolutions: Iterable[Resolution], made: Mapping[str, Any]) -> None:
+        self.made = made
+        self._remaining = iter(tuple(resolutions))
 
     def __call__(self, path: KeyPath) -> tuple[str, Callable[[Conflict], Any]]:
         resolution = next(self._remaining, None)
         if resolution is None:
-            raise _UnresolvedError(
-                f"the log has no resolution for the conflict at {path!r}: it is not the log of this join"
-            )
+            raise StoreError(f"the log has no resolution for the conflict at {path!r}: it is not the log of this join")
         return resolution.policy, resolution.value_of
-
-
-class _UnresolvedError(StoreError):
-    """A log has fewer resolutions than its join has conflicts."""
 
 
 class JoinResult(NamedTuple):
@@ -110,37 +107,21 @@ def value_at_key(keyed: Keyed, value: Any, key: Any) -> Any:
 
 
 class Join:
-    """One join. Its result is committed at `index` of the log, under the name of `node`.
+    """One join. Its result is committed at `index` of the log, under the name of `node`."""
 
-    `by_key=False` merges as version 0.4 did, which knew no conflicts under single keys.
-    """
-
-    def __init__(
-        self, log: Log, node: str, schema: Schema, policies: PolicyLookup, index: int, by_key: bool = True
-    ) -> None:
+    def __init__(self, log: Log, node: str, schema: Schema, policies: PolicyLookup, index: int) -> None:
         self.log = log
         self.node = node
         self.author = f"join:{node}"
         self.schema = schema
         self.policies = policies
         self.index = index
-        self.by_key = by_key
+        self.made = policies.made if isinstance(policies, RecordedResolutions) else NOTHING_MADE
         self.resolutions: list[Resolution] = []
         self.conflicts: dict[KeyPath, MergedConflict] = {}
         self.winners: dict[KeyPath, int] = {}
         self.resolved: dict[KeyPath, Any] = {}  # the value that was kept at each path of `winners`
         self.merged: set[str] = set()  # fields that more than one branch changed
-
-    def merge(self, heads: Sequence[int], states: Sequence[ImmutableState]) -> JoinResult:
-        """Merges branches, given the log index of each head and its state, in path order."""
-        try:
-            return self._merge(heads, states)
-        except _UnresolvedError:
-            # A log written by version 0.4: two values under one key were no conflict, the later branch's was kept.
-            assert isinstance(self.policies, RecordedResolutions)
-            again = RecordedResolutions(self.policies.resolutions)
-            earlier = Join(self.log, self.node, self.schema, again, self.index, by_key=False)
-            return earlier._merge(heads, states)
 
     def with_sizes(self, commit: Commit, result: JoinResult) -> Commit:
         """The commit of this join with the sizes of the fields that have limits."""
@@ -169,7 +150,8 @@ class Join:
 
     # --- the merge
 
-    def _merge(self, heads: Sequence[int], states: Sequence[ImmutableState]) -> JoinResult:
+    def merge(self, heads: Sequence[int], states: Sequence[ImmutableState]) -> JoinResult:
+        """Merges branches, given the log index of each head and its state, in path order."""
         base, commits = merge_base(self.log, heads)
         self.base = self.log[base]
         self.heads = heads
@@ -202,6 +184,9 @@ class Join:
         state = self._validated(state)
         for field, updates in live.items():
             state = state.set(field, self._fold_by_arrival(field, updates))
+        for field, change in self.made.items():
+            value = apply_value(states[0].raw(field, DELETE), change)
+            state = state.discard(field) if value is DELETE else state.set(field, value)
         self._drop_stale_resolutions(state)
         conflicts, resolutions = tuple(self.conflicts.values()), tuple(self.resolutions)
         return JoinResult(state, self._patch(state), conflicts, self.winners, self._counts(), resolutions)
@@ -272,6 +257,8 @@ class Join:
         try:
             return self.schema.fold(field, value, update)
         except Exception as error:
+            if field in self.made:  # by a function that has changed since; `merge` sets what it made then
+                return value
             raise self._failed(error, field) from error
 
     def _resets(self, items: list[ReachableCommit], field: str) -> list[ReachableCommit]:
@@ -323,7 +310,7 @@ class Join:
 
     def _keyed(self, field: str) -> Keyed | None:
         reducer = self.schema.reducer(field)
-        return None if reducer is None or not self.by_key else reducer.keyed
+        return None if reducer is None else reducer.keyed
 
     def _keys_of(self, field: str, item: ReachableCommit) -> Iterator[Any]:
         """The keys that a commit's updates of a field set, in order."""

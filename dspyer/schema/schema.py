@@ -23,8 +23,8 @@ from dspyer.errors import (
     suggestion,
 )
 from dspyer.events import Commit, FieldShape
-from dspyer.patch import DELETE, Replace, apply, apply_value, diff_value
-from dspyer.reducers import Reducer, Updates
+from dspyer.patch import DELETE, Replace, apply, apply_value, change_between, diff_value
+from dspyer.reducers import Reducer, Updates, built_in
 from dspyer.schema.fields import (
     NO_OTHER_FIELDS,
     Field,
@@ -42,6 +42,7 @@ from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.values.scalars import SCALARS
 
 NONE_VALID: Mapping[str, Any] = MappingProxyType({})
+NOTHING_MADE: Mapping[str, Any] = MappingProxyType({})
 _NEVER_MERGED = (SCALARS - {type(None)}) | {type(DELETE)}  # types that a patch takes as they are
 
 
@@ -57,6 +58,7 @@ class Schema:
         field_shapes: the description of the fields in events.
         show_value: how errors show a value.
         state_limit: the limit on the whole state; None for none.
+        user_folded: names of the fields that a function of the user folds.
 
     Example:
         >>> from pydantic import BaseModel
@@ -80,6 +82,7 @@ class Schema:
         "none_by_default",
         "show_value",
         "state_limit",
+        "user_folded",
     )
 
     def __init__(
@@ -102,6 +105,9 @@ class Schema:
         self.field_shapes = tuple([_shape(field) for field in fields.values()])
         self._read_only_class = view
         self._reducers = {name: field.reducer for name, field in fields.items()}
+        self.user_folded = frozenset(
+            name for name, reducer in self._reducers.items() if reducer and built_in(reducer.name) is not reducer
+        )
 
     @classmethod
     def of(
@@ -190,13 +196,27 @@ class Schema:
                 patch[name] = parts[0] if len(parts) == 1 else Updates(*parts)
         return patch, self.replay(before, patch)
 
-    def replay(self, state: ImmutableState, patch: Mapping[str, Any]) -> ImmutableState:
-        """Return the state after a patch of `commit` or `begin`: reducers fold, nothing is validated again."""
+    def replay(
+        self, state: ImmutableState, patch: Mapping[str, Any], made: Mapping[str, Any] = NOTHING_MADE
+    ) -> ImmutableState:
+        """Return the state after a patch of `commit` or `begin`: reducers fold, nothing is validated again.
+
+        A field of `made` is not folded: it gets the value that it had then.
+        """
         for name, update in patch.items():
             old = state.raw(name, DELETE)
-            new = apply_value(old, update) if self.reducer(name) is None else self.fold(name, old, update)
+            plain = name in made or self.reducer(name) is None
+            new = apply_value(old, made.get(name, update)) if plain else self.fold(name, old, update)
             state = state.discard(name) if new is DELETE else state.set(name, new)
         return state
+
+    def made(self, before: ImmutableState, after: ImmutableState, written: Iterable[str]) -> dict[str, Any]:
+        """Return how the written fields have changed that functions of the user fold, for `replay`.
+
+        Stores hold it, since a reader of the field may have another function, or none.
+        """
+        names = sorted(self.user_folded.intersection(written))
+        return {name: change_between(before.raw(name, DELETE), after.raw(name, DELETE)) for name in names}
 
     def as_replacements(self, inputs: Mapping[str, object], commit_id: str = "inputs") -> dict[str, object]:
         """Wrap inputs that are values of another state: none is folded into the default of its field.

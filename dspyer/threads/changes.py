@@ -40,7 +40,7 @@ from dspyer.persistence.snapshots import state_digest
 from dspyer.persistence.time_travel import ThreadReader
 from dspyer.scheduler.lineage import UPDATE_AUTHOR
 from dspyer.scheduler.run_state import Branch, active_branches, execution_id, outermost_execution
-from dspyer.scheduler.topology import END
+from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Change, Point, RunRow, Snapshot, Store, ThreadRow
 from dspyer.threads.start import FirstWrite, RunStarter, ThreadHead, names_of_next
@@ -68,16 +68,17 @@ def copy_thread(
         return
     new_row = ThreadRow(target.thread, None, 0, root=row.root)
     prefix = prefix_at_head(store, row.head) if at is None else prefix_at(store, thread_reader.commits_around(at), at)
-    if prefix.unfinished:
+    node = None if patch is None else _only_made_as(source, prefix)
+    if patch is not None and (node is not None or not prefix.unfinished):
+        head, parents = target.head_at(new_row, prefix.last_row), (prefix.last_row,)
+        write_manual_commit(store, new_row, commit_alone(target, head, parents, patch, node))
+    elif prefix.unfinished:
         new_head = ThreadHead(new_row, None, ImmutableState(), 0)
         part = target.next_part(new_head, prefix.run.run, prefix.last_row, prefix.excluded)
         rows = [end_row("stopped", None, ())]
         if patch is not None:
             rows = commit_in_open_run(target, thread_reader.cache.listed, prefix, part.header["label"], patch)
         write_manual_commit(store, new_row, ManualCommit(part, rows))
-    elif patch is not None:
-        head = target.head_at(new_row, prefix.last_row)
-        write_manual_commit(store, new_row, commit_after_run(target, head, (prefix.last_row,), patch))
     else:
         store.write(Change(target.thread, 0, head=prefix.last_row, root=row.root, flush=True))
 
@@ -90,16 +91,15 @@ def update_thread(
     head = starter.load_head_without_owner()
     row, last_row = head.row, head.row.head
     parents = () if last_row is None else (last_row,)
-    if as_node is not None:
-        if last_row is not None and head.open:
-            only_branch(starter, thread_reader.cache.listed, prefix_at_head(starter.store, last_row))
-        commit = commit_as_node(starter, head, parents, patch, as_node)
-    elif last_row is None or not head.open:
-        commit = commit_after_run(starter, head, parents, patch)
-    else:
-        prefix = prefix_at_head(starter.store, last_row)
+    prefix = None if last_row is None or not head.open else prefix_at_head(starter.store, last_row)
+    node = None if prefix is None else _only_made_as(starter, prefix)
+    if prefix is not None and as_node is None and node is None:
         rows = commit_in_open_run(starter, thread_reader.cache.listed, prefix, starter.next_label(head), patch)
-        commit = ManualCommit(starter.next_part(head, prefix.run.run, last_row), rows)
+        commit = ManualCommit(starter.next_part(head, prefix.run.run, prefix.last_row), rows)
+    else:
+        if prefix is not None and node is None:
+            only_branch(starter, thread_reader.cache.listed, prefix)
+        commit = commit_alone(starter, head, parents, patch, as_node or node)
     write_manual_commit(starter.store, row, commit)
 
 
@@ -197,10 +197,18 @@ class ManualCommit(NamedTuple):
     rows: list[NewRow]
 
 
-def commit_after_run(
-    starter: RunStarter, head: ThreadHead, parents: tuple[Point, ...], patch: Mapping[str, Any]
+def _only_made_as(starter: RunStarter, prefix: HistoryPrefix) -> str | None:
+    """The node as which the only commit of an open run was made, manually; None if a node was called since."""
+    opening = None if any(prefix.run.own_commits()) else starter.reader.opening(prefix.run.rows)
+    return opening[0] if opening is not None and opening[0] != START and prefix.unfinished else None
+
+
+def commit_alone(
+    starter: RunStarter, head: ThreadHead, parents: tuple[Point, ...], patch: Mapping[str, Any], node: str | None
 ) -> ManualCommit:
-    """A commit after a finished run: a run of this one commit, which continues the row in `parents`."""
+    """A run of one manual commit, which continues the row in `parents`; with a node it is open."""
+    if node is not None:
+        return commit_as_node(starter, head, parents, patch, node)
     label = starter.next_label(head)
     update, state = _adapted_update(starter, head, patch, UPDATE_AUTHOR, f"{label}/trunk:0", new_thread=not parents)
     commit = Commit(
@@ -219,8 +227,10 @@ def one_commit_run(
 ) -> ManualCommit:
     """A completed run of one manual commit, with the state after it; `head` is None for a thread without runs."""
     blob, first = starter.compatibility.graph_blobs, 0 if head is None else head.next_version
+    before = ImmutableState() if head is None else head.state
+    made = starter.graph.topology.schema.made(before, state, commit.patch)
     rows = [
-        manual_commit_row(RowKind.UPDATE, commit, CommitContent(commit.patch), blob),
+        manual_commit_row(RowKind.UPDATE, commit, CommitContent(commit.patch, made=made), blob),
         end_row("completed", state_digest(state), ()),
     ]
     return ManualCommit(RunRow(token_hex(16), starter.thread, parents, starter.run_header(head, first, label)), rows)
@@ -242,9 +252,10 @@ def commit_in_open_run(
     branch = only_branch(starter, listed, prefix)
     _check_next_node_not_started(starter, prefix, branch)
     commit = update_commit(branch, 0, UPDATE_AUTHOR, {}, time.time())
-    update, _ = _validated(starter, branch.state, patch, UPDATE_AUTHOR, f"{label}/{commit.id}")
+    update, after = _validated(starter, branch.state, patch, UPDATE_AUTHOR, f"{label}/{commit.id}")
+    made = starter.graph.topology.schema.made(branch.state, after, update)
     return [
-        manual_commit_row(RowKind.UPDATE, commit._replace(patch=update), CommitContent(update)),
+        manual_commit_row(RowKind.UPDATE, commit._replace(patch=update), CommitContent(update, made=made)),
         end_row(prefix.run.status or "stopped", None, ()),
     ]
 
@@ -267,9 +278,10 @@ def commit_as_node(
             "be asked. Pass the node before it, or call t.update(...) without as_node"
         )
     label = starter.next_label(head)
-    update, _ = _adapted_update(starter, head, patch, node, f"{label}/trunk:0", new_thread=not parents)
+    update, state = _adapted_update(starter, head, patch, node, f"{label}/trunk:0", new_thread=not parents)
+    made = graph.topology.schema.made(head.state, state, update)
     blob = starter.compatibility.graph_blobs
-    rows = [open_row(node, update, time.time(), blob), end_row("stopped", None, ())]
+    rows = [open_row(node, CommitContent(update, made=made), time.time(), blob), end_row("stopped", None, ())]
     run = RunRow(token_hex(16), starter.thread, parents, starter.run_header(head, head.next_version, label))
     return ManualCommit(run, rows)
 

@@ -20,8 +20,11 @@ from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
 
+from dspyer.archive.archived_thread import ArchivedThread
 from dspyer.display.redaction import HIDDEN, Redaction
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, ThreadError
+from dspyer.persistence.checked_store import CheckedStore
+from dspyer.persistence.execution_records import check_row
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import LEASE, leases, new_owner
 from dspyer.persistence.lm_calls import usage_alone
@@ -29,8 +32,10 @@ from dspyer.persistence.reader import HistoryReader, cyclic_history
 from dspyer.persistence.rows import COMMITS, CommitContent, RowKind, encode_commit_content, read_commit_content
 from dspyer.persistence.snapshots import check_snapshot, chunk_id
 from dspyer.persistence.time_travel import check_thread_name
+from dspyer.schema.schema import Schema
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
 from dspyer.stores.content import Content, ReadBudget, blob_id
+from dspyer.stores.memory import Memory
 from dspyer.stores.reachability import RunSummary, ThreadBounds, reachable_rows
 from dspyer.stores.writes import same_row, same_run
 from dspyer.values import json as encoding
@@ -206,12 +211,30 @@ BATCH = 500
 def load(store: Store, name: str, path: str | os.PathLike[str]) -> None:
     """Write an exported thread to a store, under a name that no thread has.
 
-    The thread is owned while it is written, so that no run starts on a part of it; if writing fails it is deleted.
+    Each line is checked, then all together in memory, before anything is written. The thread is owned while it is
+    written, so that no run starts on a part of it; if writing fails it is deleted.
     """
     check_thread_name(name)
     if store.thread(name) is not None:
         raise ThreadError(f"there is a thread {name!r} already: load into another name, or delete it first")
     exported = read(path)
+    try:
+        _write(memory := Memory(), name, exported)
+        reader = HistoryReader(CheckedStore(memory), Schema.of(None), encoding.decoder((), Opaque.of))
+        thread = ArchivedThread(reader, name)
+        for run in (None, *[run.id for run in memory.runs(name)]):
+            thread.history(run=run)
+            thread.failures(run)
+            thread.info(run).to_dict()
+        with suppress(StoreError):  # for a commit whose values cannot be read: the others can
+            thread.state()
+    except Exception as error:
+        raise _refused(path, "its lines do not fit together", error) from error
+    _write(store, name, exported)
+
+
+def _write(store: Store, name: str, exported: Exported) -> None:
+    """Write a thread that the store does not have, and own it meanwhile."""
     owner, journal = new_owner(), Journal(store, name, 0, "", 0)
     offsets = {str(line["run"]): _offset_of(store, line, rows, exported) for line, rows in exported.runs}
     try:
@@ -238,7 +261,7 @@ def _fill(store: Store, name: str, epoch: int, exported: Exported, offsets: Mapp
         store.write(Change(name, epoch, run=run, lease=LEASE))
         count += is_new
         last = -1 if is_new else max((row.seq for row in store.rows(own.run)), default=-1)
-        fresh = [row for row in (_row(part, own, exported) for part in rows) if row.seq > last]
+        fresh = [row for row in (_row(part, own, exported.blobs) for part in rows) if row.seq > last]
         for start in range(0, len(fresh), BATCH):
             store.write(Change(name, epoch, lease=LEASE, rows_of=own.run, rows=fresh[start : start + BATCH]))
     root, head = _point(exported.thread["root"], offsets), _point(exported.thread["head"], offsets)
@@ -268,7 +291,7 @@ def _offset_of(store: Store, line: Mapping[str, Any], rows: list[Mapping[str, An
         return _RunOffset(token_hex(16) if shift else name, shift)
     parents = tuple([Point(run, seq) for run, seq in line["parents"]])
     stored_rows = {row.seq: row for row in store.rows(name)}
-    own = [_row(part, _RunOffset(name, 0), exported) for part in rows]
+    own = [_row(part, _RunOffset(name, 0), exported.blobs) for part in rows]
     if same_run(stored, RunRow(name, "", parents, line["header"])) and (
         not stored_rows or not own or own[0].seq <= max(stored_rows) + 1
     ):
@@ -278,9 +301,9 @@ def _offset_of(store: Store, line: Mapping[str, Any], rows: list[Mapping[str, An
     return _RunOffset(token_hex(16), shift)
 
 
-def _row(line: Mapping[str, Any], offset: _RunOffset, exported: Exported) -> Row:
+def _row(line: Mapping[str, Any], offset: _RunOffset, blobs: Mapping[str, bytes]) -> Row:
     has_content = "content" in line or "base64" in line
-    content = content_of(line, exported.blobs) if has_content else None
+    content = content_of(line, blobs) if has_content else None
     return Row(int(line["row"]) - offset.shift, line["kind"], tuple(line["head"]), content)
 
 
@@ -330,7 +353,6 @@ class Exported(NamedTuple):
 
 def read(path: str | os.PathLike[str]) -> Exported:
     """Read an exported thread; raise `StoreError` if the file is incomplete, malformed or larger than a limit."""
-    name = repr(os.fspath(path))
     digest, lines, number = blake2b(digest_size=16), _Lines(), 0
     with Path(path).open("rb") as file:
         while data := file.readline(LONGEST + 1):
@@ -343,12 +365,18 @@ def read(path: str | os.PathLike[str]) -> Exported:
                     return lines.exported()
                 lines.add(line)
             except _MALFORMED as error:
-                reason = f"{type(error).__name__}: {error}" if not isinstance(error, DspyerError) else error
-                raise StoreError(
-                    f"{name} is no thread that this dspyer has exported: line {number}: {reason}. Nothing was loaded"
-                ) from error
+                raise _refused(path, f"line {number}", error) from error
             digest.update(data)
-    raise StoreError(f"{name} is not what was exported: its digest differs, or its end is missing. Nothing was loaded")
+    raise _refused(path, f"line {number}", StateError("its digest differs, or its end is missing"))
+
+
+def _refused(path: str | os.PathLike[str], where: str, error: Exception) -> StoreError:
+    """The error for a file that is not as it was exported."""
+    reason = error if isinstance(error, DspyerError) else " ".join(f"{type(error).__name__}: {error}".split())
+    return StoreError(
+        f"{os.fspath(path)!r} is no thread that this dspyer has exported, or was changed since: {where}: {reason}. "
+        "Nothing was loaded; export the thread again"
+    )
 
 
 def content_of(line: Mapping[str, Any], blobs: Mapping[str, bytes]) -> Content:
@@ -380,6 +408,7 @@ class _Lines:
         self._unseen_parents: set[str] = set()  # a run whose line comes after a child of it is an error
         self._values = VALUES
         self._budget = ReadBudget()  # for the chunks of snapshots, together
+        self._decode = encoding.decoder((), Opaque.of)
 
     def parsed(self, data: bytes) -> dict[str, Any]:
         """A line as JSON, if it is within the limits. Commas and brackets bound the number of its values."""
@@ -407,14 +436,16 @@ class _Lines:
             follows = not self._rows or line["row"] == self._rows[-1]["row"] + 1
             _require(bool(self._runs) and follows, f"row {line['row']} does not follow what is before it")
             _require(isinstance(line["kind"], str) and isinstance(line["head"], list), "it is no row")
+            self._require_blobs(line)
+            check_row(_row(line, _RunOffset("", 0), self._blobs), lambda _: self._blobs, self._decode)
             self._rows.append(line)
         elif "blob" in line:
             self._add_blob(line["blob"], bytes_of(line))
         else:
-            at, names = line["snapshot"], line.get("refs", ())
+            at = line["snapshot"]
             _require(at == self._thread["root"] and self._snapshot is None, "its snapshot is not at its root")
-            _require(all(name in self._blobs for name in names), "it refers to large values that are not there")
-            check_snapshot(content_of(line, self._blobs), lambda _: self._blobs, encoding.decoder((), Opaque.of))
+            self._require_blobs(line)
+            check_snapshot(content_of(line, self._blobs), lambda _: self._blobs, self._decode)
             self._snapshot = line
 
     def exported(self) -> Exported:
@@ -436,6 +467,10 @@ class _Lines:
         self._unseen_parents |= parents - self._runs.keys()
         self._rows = []
         self._runs[name] = line, self._rows
+
+    def _require_blobs(self, line: dict[str, Any]) -> None:
+        missing = [name for name in line.get("refs", ()) if name not in self._blobs]
+        _require(not missing, f"it refers to large values that are not there: {missing}")
 
     def _add_blob(self, name: str, data: bytes) -> None:
         if name != blob_id(data):

@@ -193,8 +193,11 @@ class GraphCompatibility:
                 [f"field {name!r} has changed" for name in fields],
             )
         commit = update_commit(branches[0], run.first + len(run.log), MIGRATION_AUTHOR, patches[0], time.time())
-        migrated = append_commit(run, commit, schema.replay(branches[0].state, patches[0]))
-        return run_start._replace(run=migrated), [manual_commit_row(RowKind.UPDATE, commit, CommitContent(patches[0]))]
+        before = branches[0].state
+        after = schema.replay(before, patches[0])
+        content = CommitContent(patches[0], made=schema.made(before, after, patches[0]))
+        rows = [manual_commit_row(RowKind.UPDATE, commit, content)]
+        return run_start._replace(run=append_commit(run, commit, after)), rows
 
     def _made_by(self, last: RunRows) -> GraphFingerprint | None:
         """The fingerprint of the graph that made a run; None if it is not stored."""

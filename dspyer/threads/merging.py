@@ -135,7 +135,8 @@ class ThreadMerger:
         commit = Commit(
             "trunk:0", version, f"join:{name}", (), 1, 0, merged.patch, (), route=(END,), started=time.time()
         )
-        content = CommitContent(merged.patch, resolutions=merged.resolutions)
+        made = starter.graph.topology.schema.made(head.state, merged.state, merged.patch)
+        content = CommitContent(merged.patch, resolutions=merged.resolutions, made=made)
         rows = [manual_commit_row(RowKind.MERGE, commit, content), end_row("completed", state_digest(merged.state), ())]
         return ManualCommit(RunRow(token_hex(16), starter.thread, heads, header), rows)
 

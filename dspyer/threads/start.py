@@ -30,6 +30,7 @@ from dspyer.persistence.recovery import RecoveredState, recover_state
 from dspyer.persistence.replay import replay
 from dspyer.persistence.rows import (
     COMMITS,
+    CommitContent,
     CommitHeader,
     NewRow,
     RowKind,
@@ -212,7 +213,8 @@ class RunStarter:
         recovered = None if head.broken else head.recovered
         earlier = self._earlier_runs(parents, head.state, head.next_version, head.row, recovered)
         run_start = RunStart(run_state, patch, state, run.id, (label,), earlier)
-        rows = [open_row(START, patch, graph_blobs=self.compatibility.graph_blobs)]
+        content = CommitContent(patch, made=schema.made(head.state, state, patch))
+        rows = [open_row(START, content, graph_blobs=self.compatibility.graph_blobs)]
         return FirstWrite(run, 0, rows, run_start, ExecutionRecords())
 
     def resumed_run(
@@ -317,15 +319,18 @@ class RunStarter:
     def rebuild(self, last: RunRows, records: ExecutionRecords) -> RunStart:
         """A run as its log left it: every commit is replayed, no node is called."""
         before, first = self._state_before(last)
-        opening = self.reader.opening_patch(last.rows)
+        opening = self.reader.opening(last.rows)
         if opening is None:
             raise ThreadError(
                 f"the log of the last run of thread {self.thread!r} lacks its first commit: abandon the run with "
                 "t.run(..., abandon=True)"
             )
-        node, patch = opening
+        node, patch, made = opening[0], opening[1].patch or {}, opening[1].made
+        if node != START and node not in self.graph.nodes:
+            why = f"its first commit was made as node {node!r}, which is gone: map it to its new name"
+            raise ChangedGraphError(f"thread {self.thread!r}: {why}", [f"node {node!r} is gone"])
         schema_at = self.reader.schema_by_row(last)
-        state = schema_at(next(row for row in last.rows if row.kind == RowKind.OPEN)).replay(before, patch)
+        state = schema_at(next(row for row in last.rows if row.kind == RowKind.OPEN)).replay(before, patch, made)
         fresh: RunState = start(self.graph.topology, before, first, node)
         try:
             rows = records.commits(())

@@ -419,8 +419,7 @@ class Opaque:
         return cls(name, reason, json.dumps(tagged, ensure_ascii=False, allow_nan=False))
 
     def __repr__(self) -> str:
-        stored = json.loads(self.text)  # null if the value was never read: its reducer is not there
-        return f"<opaque {self.name}>" if stored is None else f"<opaque {self.name}: {brief(stored.get('value'))}>"
+        return f"<opaque {self.name}: {brief(json.loads(self.text).get('value'))}>"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Opaque) and self.text == other.text

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import copy
+import gzip
 import json
+import random
 import sqlite3
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -15,8 +18,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, reducers
-from dspyer.errors import StateError, StoreError
+from dspyer import END, START, Archive, CompiledGraph, Context, Graph, reducers
+from dspyer.errors import DspyerError, StateError, StoreError
 from dspyer.persistence.snapshots import chunk_id
 from dspyer.stores import Memory, content
 from dspyer.stores.base import Change, Point, RunRow, Snapshot
@@ -42,6 +45,11 @@ def spoil(path: Path, change: Callable[[list[Line]], None]) -> None:
     """Changes the lines of an exported file, and gives it the digest that it has then."""
     lines = [json.loads(line) for line in path.read_bytes().splitlines()][:-1]
     change(lines)
+    write(path, lines)
+
+
+def write(path: Path, lines: list[Line]) -> None:
+    """Writes lines with their digest."""
     data = b"".join(json.dumps(line, ensure_ascii=False, separators=(",", ":")).encode() + b"\n" for line in lines)
     digest = blake2b(data, digest_size=16).hexdigest()
     path.write_bytes(data + json.dumps({"digest": digest}).encode() + b"\n")
@@ -134,6 +142,108 @@ FILES: list[tuple[Callable[[list[Line]], None], str]] = [
     (long_bomb, "hold more than the 100,000 bytes"),
     (many_pieces, "about 1.* values; 10,000 are"),
 ]
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of each value inside of a line."""
+    if at:
+        yield at
+    for key, one in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(one, (*at, key))
+
+
+WRONG: list[Any] = ["x", -5, None, {"a": 1}, [], 10**30]
+
+
+def damages(lines: list[Line]) -> Iterator[list[Line]]:
+    """Lines that are missing, twice or in another order, lack a key, or have another value somewhere."""
+    for number, line in enumerate(lines):
+        rest = lines[:number], lines[number + 1 :]
+        yield [*rest[0], *rest[1]]
+        yield [*rest[0], line, line, *rest[1]]
+        yield [*rest[0], *rest[1][:1], line, *rest[1][1:]]
+        yield from ([*rest[0], {name: line[name] for name in line if name != key}, *rest[1]] for key in line)
+        for place in places(line):
+            for value in WRONG:
+                damaged = copy.deepcopy(line)
+                inner = damaged
+                for key in place[:-1]:
+                    inner = inner[key]
+                inner[place[-1]] = value
+                yield [*rest[0], damaged, *rest[1]]
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An open run with what rows can hold: a join, a map, an effect, an answer, a question, a large value."""
+
+    def add(old: list[str], new: list[str]) -> list[str]:
+        return old + new
+
+    class Rich(BaseModel):
+        xs: Annotated[list[str], add] = []
+        big: str = ""
+        parts: list[str] = []
+        ok: bool = False
+
+    def ask(ctx: Context) -> dict[str, bool]:
+        return {"ok": ctx.interrupt("one", "really?") and ctx.interrupt("two", "fine?")}
+
+    graph = Graph(Rich).add_node("l", lambda: {"xs": ["l"]}, writes=["xs"])
+    graph.add_node("r", lambda: {"xs": ["r"]}, writes=["xs"]).add_node(ask, writes=["ok"])
+    graph.add_node("work", lambda ctx: {"big": ctx.once("k", lambda: "b" * 20_000)}, writes=["big"])
+    graph.add_map("each", lambda item: {"parts": item}, over="xs", item="item", into="parts")
+    graph.add_edge(START, ["l", "r"]).add_edge(["l", "r"], "work").add_path("work", "each", "ask", END)
+    thread = graph.compile(store=Memory()).thread("t")
+    thread.run({})
+    thread.resume({"one": True})
+    path = tmp_path_factory.mktemp("rich") / "t.jsonl"
+    thread.export(path)
+    return path
+
+
+def test_each_damage_is_one_error_of_the_library(rich: Path, tmp_path: Path) -> None:
+    """Of all damages, some at random. What is loaded all the same is readable, or says which commit is not."""
+    lines = [json.loads(line) for line in rich.read_bytes().splitlines()][:-1]
+    found, path = list(damages(lines)), tmp_path / "t.jsonl"
+    for damaged in (lines, *random.Random(7).sample(found, 60)):
+        write(path, damaged)
+        store = Memory()
+        thread, refused = program(store).thread("t"), ""
+        try:
+            thread.load(path)
+        except StoreError as error:
+            refused = str(error)
+        if refused:
+            assert "Nothing was loaded; export the thread again" in refused
+            assert (damaged is not lines, store.threads(), store.runs("t")) == (True, [], [])
+            continue
+        looks = (lambda: thread.status, lambda: thread.state, thread.history, lambda: thread.questions, thread.replay)
+        for look in (*looks, lambda: [run.to_dict() for run in Archive(store).runs()]):
+            with suppress(DspyerError):
+                look()
+
+
+BYTES: list[Callable[[bytes], bytes]] = [
+    lambda data: b"",
+    gzip.compress,
+    lambda data: data.decode().encode("utf-16"),
+    lambda data: data.decode().encode("utf-8-sig"),
+    lambda data: data[: len(data) // 2],
+    lambda data: data.replace(b"trunk", b"tr\xffnk", 1),
+    lambda data: b"null\n",
+    lambda data: b"[" * 100_000,
+]
+
+
+@pytest.mark.parametrize("change", BYTES)
+def test_other_bytes_are_one_error_of_the_library(change: Callable[[bytes], bytes], rich: Path, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(change(rich.read_bytes()))
+    store = Memory()
+    with pytest.raises(StoreError, match=r"t.jsonl' is no thread .*line \d+: .*Nothing was loaded; export .* again"):
+        program(store).thread("t").load(path)
+    assert store.threads() == []
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from dspyer import DELETE, END, START, CompiledGraph, Context, Graph, Run, reducers
 from dspyer.errors import ConcurrentRunError, NodeOutputError, OpenRunError, ThreadError
 from dspyer.stores import Memory
-from dspyer.threads.changes import ManualCommit, commit_after_run, write_manual_commit
+from dspyer.threads.changes import ManualCommit, commit_alone, write_manual_commit
 from dspyer.threads.thread import Thread
 
 
@@ -245,7 +245,7 @@ def test_of_two_concurrent_manual_commits_the_first_wins() -> None:
 def _change(thread: Thread) -> ManualCommit:
     head = thread._starter.load_head()
     assert head.row.head is not None
-    return commit_after_run(thread._starter, head, (head.row.head,), {"n": 10})
+    return commit_alone(thread._starter, head, (head.row.head,), {"n": 10}, None)
 
 
 def test_a_run_that_forks_at_once_has_no_version_to_change() -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from dspyer import END, START, CompiledGraph, Graph
 from dspyer.events import Commit
+from dspyer.stores import Memory
 
 
-def counting() -> CompiledGraph:
+def counting(store: Memory | None = None, route: Callable[[], object] = lambda: "two") -> CompiledGraph:
     graph = Graph(inputs=["n"]).add_node("one", lambda n: {"n": n + 1}, writes=["n"])
     graph.add_node("two", lambda n: {"n": n * 2}, writes=["n"])
-    return graph.add_path(START, "one", "two", END).compile(store=":memory:")
+    graph.add_edge(START, "one").add_conditional_edges("one", route, ["two"]).add_edge("two", END)
+    return graph.compile(store=store or Memory())
 
 
 def listed(commits: Iterable[Commit]) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
@@ -71,3 +73,27 @@ def test_an_opening_that_was_read_before_the_resume_has_its_route_afterwards() -
     other.resume()
     assert thread.history()[0].route == ("two",)
     assert thread._thread_reader.entry(commit.id).commit.route == ("two",)
+
+
+@pytest.mark.parametrize("resumed_once", [False, True])
+@pytest.mark.parametrize(("as_node", "doubled"), [(None, 14), ("one", 14), ("two", 7)])
+def test_an_opening_can_be_corrected_until_it_is_resumed(
+    as_node: str | None,
+    doubled: int,
+    resumed_once: bool,
+) -> None:
+    memory = Memory()
+    broken = counting(memory, lambda: 1 / 0)
+    thread = broken.thread("t")
+    thread.run({"n": 1}, abandon=True)
+    thread.update({"n": 5}, as_node="one")
+    if resumed_once:
+        assert thread.resume().status == "failed"  # in its router: nothing is committed
+    thread = counting(memory).thread("t")
+    assert thread.update({"n": 7}, as_node=as_node).node == (as_node or "one")
+    assert (thread.status, thread.state["n"]) == ("stopped", 7)
+    changed = thread.copy("changed", patch={"n": 8})
+    assert (changed.state["n"], changed.resume().state["n"], thread.state["n"]) == (8, doubled + doubled // 7, 7)
+    first = thread.copy("first", at=thread.history()[-2].id, patch={"n": 9})
+    assert (first.resume().state["n"], thread.resume().state["n"]) == (18, doubled)
+    assert thread.replay() == thread.state

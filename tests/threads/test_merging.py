@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Graph, ImmutableState, reducers
 from dspyer.errors import ConcurrentRunError, MergeConflictError, OpenRunError, ThreadError
 from dspyer.persistence.leases import LEASE
-from dspyer.scheduler.join import Join
 from dspyer.stores import Memory
 from dspyer.stores.base import Owner, Store
 from dspyer.threads.thread import Thread
@@ -111,26 +110,6 @@ def test_two_values_under_one_key_conflict() -> None:
     do(right, files={"s": "1"})  # the merge put single keys, so that the fold continues
     assert left.merge(right) is not None
     assert left.state["files"] == {"k": "left", "l": "1", "r": "1", "s": "1"}
-
-
-def test_a_log_of_a_version_without_conflicts_under_one_key_stays_readable(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As 0.4 wrote it: the value of the later branch was kept, and nothing says so."""
-
-    def graph() -> Graph:
-        found = Graph(Board, merge={"a": "first_write_wins"}, inputs=["do"])
-        found.add_node("l", lambda: {"files": {"k": "l"}, "a": "l"}, writes=["files", "a"])
-        found.add_node("r", lambda: {"files": {"k": "r"}, "a": "r"}, writes=["files", "a"])
-        return found.add_edge(START, ["l", "r"]).add_edge(["l", "r"], END)
-
-    store = Memory()
-    with monkeypatch.context() as patched:
-        patched.setattr(Join, "_keyed", lambda self, field: None)
-        graph().compile(store=store).thread("t").run({})
-    read = graph().compile(store=store).thread("t")
-    for state in (read.state, read.replay(), read.at(read.history()[-1].id)):
-        assert (state["files"], state["a"]) == ({"k": "r"}, "l")
 
 
 def test_a_conflict_is_decided_by_the_policy_or_writes_nothing() -> None:
