@@ -10,30 +10,34 @@ The order of a dict counts, since a function may iterate over it; the order of a
 
 from __future__ import annotations
 
+import builtins
 import json
 import logging
 import sys
 import threading
 import types
+from abc import ABC
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from dataclasses import replace
-from functools import lru_cache, partial
+from dataclasses import is_dataclass, replace
+from functools import lru_cache, partial, reduce
 from hashlib import blake2b
 from re import Pattern
 from textwrap import dedent
 from tokenize import TokenError
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
 
 from dspyer.dspy_module.source import source_of
 from dspyer.errors import StateError, list_names, with_article
 from dspyer.nodes.callables import own_call, plain_function
 from dspyer.nodes.function import FunctionNode
-from dspyer.nodes.hidden_modules import used_objects
+from dspyer.nodes.hidden_modules import names_of, used_objects
 from dspyer.nodes.node import Call, Node
 from dspyer.nodes.node_policy import CachePlan
 from dspyer.nodes.options import NodeOptions
@@ -130,11 +134,13 @@ class Identity:
         self._objects = objects
         self._describe = describe
         self._seen: dict[int, tuple[int, Any]] = {}  # with the object, so that no other one gets its id
+        self._home = ""  # the module of the function, whose parts another module may hold
 
     def of_callable(self, fn: Any) -> Any:
         """Describe a callable; one that was described before by its number."""
         home = plain_function(fn)
-        return self._of(fn, "the function", getattr(home, "__module__", None) or type(home).__module__)
+        self._home = getattr(home, "__module__", None) or type(home).__module__
+        return self._of(fn, "the function", self._home)
 
     def _of(self, value: Any, name: str, module: str) -> Any:
         """Describe a value that code of a module holds or names."""
@@ -144,15 +150,22 @@ class Identity:
         if id(value) in self._seen and kind not in (tuple, frozenset):  # of which the compiler may share equal ones
             return ["again", self._seen[id(value)][0]]
         self._seen[id(value)] = len(self._seen), value
-        if (place := _elsewhere(value, module)) is not None:
+        if (place := _elsewhere(value, (module, self._home))) is not None:
             return ["from", *place]
         described = self._describe(value) if isinstance(value, self._objects) else None
         if not isinstance(value, self._objects) and (parts := _parts(value, module)) is not None:
             home = value.__module__ if isinstance(value, types.FunctionType) else module
             code = _code(getattr(value, "__code__", value)) if isinstance(value, types.FunctionType | type) else ()
+            if isinstance(value, types.FunctionType):
+                named = {*names_of(value.__code__)[0], *value.__code__.co_freevars}
+                missing = sorted(named.difference(used_objects(value), vars(builtins)))
+                self.unknown += [f"{part!r} (not defined yet)" for part in missing]
             if code and code[0] is None and isinstance(value, type) and issubclass(value, BaseModel):
                 self.unknown.append(f"{name!r} (a model without source text, where the rules of its fields are)")
-            described = [[self._of(key, "", module), self._of(part, str(key) or name, home)] for key, part in parts]
+            described = [
+                [self._of(key, "", module), self._of(part, key if key and isinstance(key, str) else name, home)]
+                for key, part in parts
+            ]
             return [class_name(kind), getattr(value, "__qualname__", ""), code, described]
         if described is None and not isinstance(value, _WITHOUT_STATE) and kind is not object:
             with suppress(StateError, RuntimeError):  # `RuntimeError`: changed by another thread meanwhile
@@ -162,21 +175,24 @@ class Identity:
 
 
 _ATOMS = frozenset({str, int, float, complex, bool, bytes, types.NoneType})
-_WITHOUT_STATE = (logging.Logger, type(threading.Lock()), type(threading.RLock()), type(DELETE))
+_OF_ATTRIBUTES = (BaseModel, FieldInfo, types.SimpleNamespace)
+_PARTLESS = (type(...), type(PydanticUndefined), type(vars(ABC)["_abc_impl"]))
+_WITHOUT_STATE = (logging.Logger, type(threading.Lock()), type(threading.RLock()), type(DELETE), *_PARTLESS)
 
 
-def _elsewhere(value: Any, module: str) -> tuple[str, str] | None:
+def _elsewhere(value: Any, modules: tuple[str, str]) -> tuple[str, str] | None:
     """The module and the name of what comes from another file; None for what is followed.
 
-    A function that its module does not have under its name is a part of another one: behind a decorator, in a closure.
+    What its module does not have under its name is a part of another one: behind a decorator, in a closure.
     """
     if isinstance(value, types.ModuleType):
         return value.__name__, ""
     home, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
-    known = bool(name) and type(value).__module__ not in ("types", "typing")  # `list[int]` has the name of `list`
-    if isinstance(value, types.FunctionType | types.MethodType | types.BuiltinMethodType):
-        known = getattr(sys.modules.get(home), name, None) is value
-    return (home, name) if known and home != module else None
+    # `list[int]` has the name of `list`, and a client may have any attribute.
+    known = name != "" and isinstance(name, str) and type(value).__module__ not in ("types", "typing")
+    if isinstance(value, types.BuiltinMethodType) or (known and home and not isinstance(value, type)):
+        known = reduce(lambda owner, part: getattr(owner, part, None), name.split("."), sys.modules.get(home)) is value
+    return (home, name) if known and home not in modules else None
 
 
 def _parts(value: Any, module: str) -> list[tuple[Any, Any]] | None:
@@ -185,36 +201,35 @@ def _parts(value: Any, module: str) -> list[tuple[Any, Any]] | None:
     if isinstance(value, partial):
         return [("", value.func), *enumerate(value.args), *value.keywords.items()]
     if isinstance(value, types.MethodType | types.BuiltinMethodType):
-        return [("", getattr(value, "__func__", None)), *_attributes(value.__self__)]
+        owner = value.__self__
+        whole = isinstance(owner, type | types.ModuleType) or type(owner).__module__ in ("builtins", "collections")
+        return [("", getattr(value, "__func__", None)), *([("", owner)] if whole else _attributes(owner))]
     if isinstance(value, types.FunctionType):
-        used = [(name, part) for name, part in used_objects(value).items() if "." not in name]
-        return [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items(), *sorted(used)]
+        used = {name: part for name, part in used_objects(value).items() if "." not in name} | vars(value)
+        return [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items(), *sorted(used.items())]
     if isinstance(value, type):
         return [*enumerate(value.__bases__), *_members(value)]
-    if callable(value) and isinstance(call := own_call(value), types.FunctionType):
-        return [("", call), *_attributes(value)]
+    if kind.__module__ in ("types", "typing"):
+        arguments = get_args(value)
+        return [("", get_origin(value)), *enumerate(arguments)] if arguments else [(repr(value), None)]
+    if is_dataclass(value) or isinstance(value, _OF_ATTRIBUTES) or isinstance(own_call(value), types.FunctionType):
+        return _attributes(value)
     if callable(value) and hasattr(value, "__wrapped__"):  # of `functools.lru_cache`
         return [("", value.__wrapped__)]
     if isinstance(value, Pattern):
         return [(value.pattern, value.flags)]
-    if isinstance(value, types.SimpleNamespace):
-        return sorted(vars(value).items())
-    if kind.__module__ in ("types", "typing"):
-        return [(repr(value), None)]
     if kind.__module__ in ("builtins", "collections", module):  # others may hold more than their items
         if isinstance(value, Mapping):
-            return [("", kind), ("", getattr(value, "default_factory", None)), *list(value.items())]
+            return [*_attributes(value), *list(value.items())]
         if isinstance(value, list | tuple | deque | AbstractSet):
-            items = sorted(value, key=repr) if isinstance(value, AbstractSet) else list(value)
-            return [("", kind), ("", getattr(value, "maxlen", None)), *[("", item) for item in items]]
+            items = sorted(value, key=_rank) if isinstance(value, AbstractSet) else list(value)
+            return [*_attributes(value), ("", getattr(value, "maxlen", None)), *[("", item) for item in items]]
     return None
 
 
 def _attributes(owner: Any) -> list[tuple[Any, Any]]:
-    """The object of a method: its class and its attributes."""
+    """The class and the attributes of an object."""
     kind = type(owner)
-    if isinstance(owner, type | types.ModuleType) or kind.__module__ in ("builtins", "collections"):
-        return [("", owner)]
     slots = {
         name for base in kind.__mro__ for name, one in vars(base).items() if isinstance(one, types.MemberDescriptorType)
     }
@@ -223,15 +238,29 @@ def _attributes(owner: Any) -> list[tuple[Any, Any]]:
 
 
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """The classes that a class names for its fields, its functions, for what they name, and constants of the class."""
+    """What a class names in its text and for its fields, its functions, for what they name, and its other attributes.
+
+    Defaults, annotations and decorators run when the class is made: its functions do not name them.
+    """
     yield from (("", named) for named in classes_in([cls]) if named is not cls)
+    known = getattr(sys.modules.get(cls.__module__), "__dict__", {})
+    with suppress(SyntaxError):  # a part of a statement
+        names = names_of(compile(_code(cls)[0] or "", "<class>", "exec", dont_inherit=True))[0]
+        yield from ((name, known[name]) for name in names if name in known and known[name] is not cls)
     for name, member in sorted(vars(cls).items()):
         for one in (member, *[getattr(member, part, None) for part in ("__func__", "fget", "func", "__wrapped__")]):
             if isinstance(one, types.FunctionType):
                 if one.__code__.co_filename != "<string>" or _code(cls)[0] is None:  # else `dataclass` made it
                     yield name, one
-            elif one is member and not name.startswith("__") and type(one) in (*_ATOMS, list, tuple, dict, set):
+            elif one is member and not name.startswith("__") and not hasattr(type(one), "__get__"):
                 yield name, one
+
+
+def _rank(item: Any) -> str:
+    """The place of an item of a set: the same in every process, as `repr` and hashes of texts are not."""
+    with suppress(StateError):
+        return json.dumps(encoding.encode(freeze(item)))
+    return f"{getattr(item, '__module__', '')}.{getattr(item, '__qualname__', '')}"
 
 
 @lru_cache(2048)

@@ -108,7 +108,7 @@ class _Search:
 
 def used_objects(fn: FunctionType) -> dict[str, Any]:
     """The globals and closure cells that a function's code uses, and attributes of modules and objects among them."""
-    loaded, attributes = _names_of(fn.__code__)
+    loaded, attributes = names_of(fn.__code__)
     found = {name: fn.__globals__[name] for name in loaded if name in fn.__globals__}
     for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=False):
         try:
@@ -123,7 +123,7 @@ def used_objects(fn: FunctionType) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=1024)
-def _names_of(code: CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
+def names_of(code: CodeType) -> tuple[tuple[str, ...], frozenset[str]]:
     """The globals that code loads, in their order, and all names in it; equal code has equal ones."""
     loaded: dict[str, None] = {}
     names: set[str] = set()

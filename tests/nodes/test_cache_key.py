@@ -494,6 +494,69 @@ def test_an_object_that_decides_nothing_needs_no_version(value: str) -> None:
     assert plan_of(naming(value)) == plan_of(naming(value))
 
 
+CLASSES = """
+    import collections, dataclasses, decimal, enum, functools, re, typing
+    from typing import Annotated
+    from pydantic import AfterValidator, BaseModel, Field
+
+    ONE = 1
+    RATE = decimal.Decimal("1")
+    def check(value):
+        return value + 1
+    class Other:
+        def look(self):
+            return 1
+    class Listed(BaseModel):
+        a: int = 1
+    class Table(dict):
+        pass
+    @dataclasses.dataclass
+    class Rule:
+        run: typing.Any
+    {}
+    def fn(value):
+        return {"found": VALUE}
+"""
+
+PARTS = {
+    "a default of a model": ("class VALUE(BaseModel): a: int = ONE", "ONE = 1"),
+    "a limit of a field": ("class VALUE(BaseModel): a: int = Field(0, gt=ONE)", "ONE = 1"),
+    "a factory": ("class VALUE(BaseModel): a: int = Field(default_factory=lambda: ONE)", "ONE = 1"),
+    "a validator in a type": ("class VALUE(BaseModel): a: Annotated[int, AfterValidator(check)]", "value + 1"),
+    "a validator in an alias": ("VALUE = Annotated[int, AfterValidator(check)]", "value + 1"),
+    "a limit in an alias": ("VALUE = Annotated[int, Field(gt=ONE)]", "ONE = 1"),
+    "a model in a type": ("VALUE = list[Listed]", "a: int = 1"),
+    "a constant of a class": ("class VALUE: rate = RATE", '"1"'),
+    "a pattern of a class": ("class VALUE: words = re.compile(str(ONE))", "ONE = 1"),
+    "a class of a class": ("class VALUE: kind = Other", "return 1"),
+    "a method of a class in a class": ("class VALUE:\n        class Inner:\n            f = lambda s: ONE", "ONE = 1"),
+    "a bound argument of a class": ("class VALUE: f = functools.partial(int, ONE)", "ONE = 1"),
+    "an argument of a class": ("class VALUE(Other, metaclass=functools.partial(type)): rate = RATE", '"1"'),
+    "a default of a dataclass": ("@dataclasses.dataclass\n    class VALUE: rate: object = RATE", '"1"'),
+    "what a class gets later": ("class VALUE: pass\n    VALUE.rate = decimal.Decimal('7' + str(ONE))", "ONE = 1"),
+    "an attribute of a dict": ("VALUE = Table()\n    VALUE.size = ONE", "ONE = 1"),
+    "an attribute of a function": ("def VALUE(): return 0\n    VALUE.size = ONE", "ONE = 1"),
+    "a function in a dataclass": ("VALUE = Rule(check)", "value + 1"),
+    "the name of another function": (
+        "VALUE = functools.wraps(len)(functools.partial(check))",
+        "value + 1",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "old"), PARTS.values(), ids=PARTS.keys())
+def test_what_is_behind_a_class_type_or_object_is_in_the_key(text: str, old: str) -> None:
+    text = CLASSES.replace("{}", text, 1)
+    assert text.count(old) == 1
+    assert plan_of(compiled(text)) == plan_of(compiled(text))
+    assert plan_of(compiled(text)) != plan_of(compiled(text.replace(old, old.replace("1", "2"))))
+
+
+def test_a_function_that_is_defined_later_is_not_in_the_key() -> None:
+    with pytest.raises(GraphError, match=r"cannot tell .* for 'later' \(not defined yet\).*version="):
+        plan_of(compiled("def fn(value): return {'found': later(value)}"))
+
+
 def test_what_a_class_is_counts_for_its_objects() -> None:
     base = plan_of(naming("Part(1)"))
     for old, new in [("self.size * 2", "self.size * 3"), ("most: int", "most: float")]:
