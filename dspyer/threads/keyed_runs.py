@@ -42,11 +42,13 @@ class RunKey(NamedTuple):
         inputs: the digests of the inputs that came with it: as they were given, and as the graph reads them. Deliveries
             with one in common have the same inputs: a value that validation makes anew each time, such as an id by
             `default_factory`, is in the second one alone.
+        first: one more for the first run of a thread, which has no earlier value that a field could keep.
         refusal: why a validator refuses the inputs; None if none does.
     """
 
     text: str
     inputs: tuple[str, ...]
+    first: str = ""
     refusal: Exception | None = None
 
     @classmethod
@@ -77,14 +79,16 @@ class RunKey(NamedTuple):
         try:
             read = schema.initial_state(inputs)
         except Exception as error:  # noqa: BLE001 - a validator may read what the thread has: it decides at the start
-            return cls(key, (given,), error)
+            return cls(key, (given,), refusal=error)
         default = schema.initial_state({})
-        lasting = graph.keep or ()  # without it, a field has the value of the run before: that is no default
+        lasting = schema.fields if graph.keep is None else graph.keep  # left out, they have the value of the run before
         values = {name: _comparable(read.raw(name)) for name in inputs if name in read}
-        same = [name for name in values if name in default and values[name] == _comparable(default.raw(name))]
-        return cls(
-            key, (given, _digest({name: values[name] for name in values if name in lasting or name not in same}))
+        same = {name for name in values if name in default and values[name] == _comparable(default.raw(name))}
+        first, later = (
+            _digest([when, {name: values[name] for name in values if name not in left_out}])
+            for when, left_out in (("first", same), ("later", same.difference(lasting)))
         )
+        return cls(key, (given, later), first)
 
 
 class KeyedRuns:
@@ -126,7 +130,7 @@ class KeyedRuns:
             run_id = run_id or self._id_of(key, salt)
             return first._replace(
                 run=first.run._replace(id=run_id, header={**first.run.header, "keys": salt}),
-                rows=[*first.rows, effect_row(INPUTS, key.inputs)],
+                rows=[*first.rows, effect_row(INPUTS, key.inputs if head.row.head else (*key.inputs, key.first))],
                 start=first.start._replace(run_id=run_id),
             )
 
@@ -179,7 +183,7 @@ class KeyedRuns:
         records = ExecutionRecords()
         records.read(self._store.rows(run.id, 0, 1), self._starter.reader.fetch)
         known = records.effects.get(INPUTS)
-        if known is not None and not set(known) & set(key.inputs):
+        if known is not None and not {*key.inputs, key.first}.intersection(known):
             raise key.refusal or ThreadError(
                 f"key {key.text!r} identifies a run of thread {self._thread!r} that began with other inputs: a key "
                 "stands for one request. Give another request another key"

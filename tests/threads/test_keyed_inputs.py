@@ -99,7 +99,6 @@ PARIS = NOON.replace(tzinfo=ZoneInfo("Europe/Paris"))
         ({}, {"id": "7"}, False),
         ({"size": 7}, {"size": "7"}, True),
         ({"size": 7}, {"size": 8}, False),
-        ({"lasts": ""}, {}, False),  # it is left as the run before has it
     ],
 )
 def test_inputs_are_compared_as_the_graph_reads_them(first: dict[str, Any], later: dict[str, Any], same: bool) -> None:
@@ -113,6 +112,24 @@ def test_inputs_are_compared_as_the_graph_reads_them(first: dict[str, Any], late
         else:
             with pytest.raises(ThreadError, match="other inputs"):
                 t.run(other, key=str(one))
+
+
+@pytest.mark.parametrize(("keep", "lasts"), [(None, True), (["amount"], True), (["lasts"], False), ([], False)])
+def test_a_default_is_no_input_left_out_where_a_run_before_has_another_value(keep: Any, lasts: bool) -> None:
+    graph = Graph(Order, inputs=["amount"], keep=keep).add_node("note", lambda amount: {"out": f"{amount}"})
+    program = graph.add_path(START, "note", END).compile(store=":memory:")
+    for key, (one, other) in enumerate([({}, {"amount": 0}), ({"amount": 0}, {})]):
+        first, t = program.thread(f"first {key}"), program.thread("t")
+        assert first.run(one, key="a").run_id == first.run(other, key="a").run_id
+        t.run({"amount": 5})
+        run = t.run(one, key=str(key))
+        assert float(run.state["out"]) == (5 if lasts and not one else 0)
+        assert t.run(one, key=str(key)).run_id == run.run_id
+        if lasts:
+            with pytest.raises(ThreadError, match="other inputs"):
+                t.run(other, key=str(key))
+        else:
+            assert t.run(other, key=str(key)).run_id == run.run_id
 
 
 @pytest.mark.parametrize("deliver", FORMS)
