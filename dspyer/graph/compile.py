@@ -6,6 +6,7 @@ node that was not built may write any field, and a router without known targets 
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -563,6 +564,9 @@ def _live_problems(schema: Schema, parts: GraphParts) -> Iterator[str]:
                 )
 
 
+_NUMBER = re.compile(r"_?\d+$|_[a-z]$")  # `draft_2` beside `draft`, `price_a` beside `price_b`: no slip of a key
+
+
 def _template_problems(parts: GraphParts, facts: GraphFacts, schema: Schema, inputs: Collection[str]) -> Iterator[str]:
     """Run values that do not exist, and fields of templates that are not set when the template is filled in.
 
@@ -577,7 +581,8 @@ def _template_problems(parts: GraphParts, facts: GraphFacts, schema: Schema, inp
         known = sorted({name for fields in (*reads, *written, inputs) for name in fields or ()})
         for place, part in readers:
             for name in part.templates.typed if place in (START, *facts.reads) else ():  # not what a `Send` may bring
-                if name not in known and (near := suggestion(name, known, 0.8)):
+                others = [one for one in known if _NUMBER.sub("", one) != _NUMBER.sub("", name)]
+                if name not in known and (near := suggestion(name, others, 0.8)):
                     yield f"{part.who} names {name!r}, which no node writes.{near} Else name all inputs, Graph(inputs=)"
     for place, part in readers:
         for name in part.templates.names:

@@ -84,6 +84,7 @@ def sent() -> Graph:
 
 MEANT: dict[str, Callable[[], Graph]] = {
     "an input of its own": lambda: noted({"text": fill("{title}")}),
+    "one of a series": lambda: noted({"text": fill("{draft_2} {draft3} {topic_a}")}),
     "a declared input": lambda: noted({"text": fill("{drafft}")}, inputs=["topic", "drafft"]),
     "read by another node": lambda: (
         noted({"text": fill("{drafft}")})
