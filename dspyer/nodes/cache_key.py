@@ -24,6 +24,7 @@ from contextlib import suppress
 from dataclasses import is_dataclass, replace
 from functools import lru_cache, partial, reduce
 from hashlib import blake2b
+from inspect import getattr_static
 from re import Pattern
 from textwrap import dedent
 from tokenize import TokenError
@@ -166,7 +167,7 @@ class Identity:
                 [self._of(key, "", module), self._of(part, key if key and isinstance(key, str) else name, home)]
                 for key, part in parts
             ]
-            return [class_name(kind), getattr(value, "__qualname__", ""), code, described]
+            return [class_name(kind), _own_name(value), code, described]
         if described is None and not isinstance(value, _WITHOUT_STATE) and kind is not object:
             with suppress(StateError, RuntimeError):  # `RuntimeError`: changed by another thread meanwhile
                 return [self._of(kind, "", module), encoding.encode(freeze(value))]
@@ -180,6 +181,11 @@ _PARTLESS = (type(...), type(PydanticUndefined), type(vars(ABC)["_abc_impl"]))
 _WITHOUT_STATE = (logging.Logger, type(threading.Lock()), type(threading.RLock()), type(DELETE), *_PARTLESS)
 
 
+def _own_name(value: Any) -> str:
+    """The name of a function or class; "" for an object, which is not asked: a client may have any attribute."""
+    return "" if getattr_static(value, "__qualname__", None) is None else value.__qualname__
+
+
 def _elsewhere(value: Any, modules: tuple[str, str]) -> tuple[str, str] | None:
     """The module and the name of what comes from another file; None for what is followed.
 
@@ -187,9 +193,9 @@ def _elsewhere(value: Any, modules: tuple[str, str]) -> tuple[str, str] | None:
     """
     if isinstance(value, types.ModuleType):
         return value.__name__, ""
-    home, name = getattr(value, "__module__", None) or "", getattr(value, "__qualname__", "")
-    # `list[int]` has the name of `list`, and a client may have any attribute.
-    known = name != "" and isinstance(name, str) and type(value).__module__ not in ("types", "typing")
+    name = _own_name(value)
+    home = (name and getattr(value, "__module__", None)) or ""
+    known = bool(name) and type(value).__module__ not in ("types", "typing")  # `list[int]` has the name of `list`
     if isinstance(value, types.BuiltinMethodType) or (known and home and not isinstance(value, type)):
         known = reduce(lambda owner, part: getattr(owner, part, None), name.split("."), sys.modules.get(home)) is value
     return (home, name) if known and home not in modules else None

@@ -552,6 +552,21 @@ def test_what_is_behind_a_class_type_or_object_is_in_the_key(text: str, old: str
     assert plan_of(compiled(text)) != plan_of(compiled(text.replace(old, old.replace("1", "2"))))
 
 
+@pytest.mark.parametrize("answer", ["return self", "raise RuntimeError('no request')"])
+def test_a_client_that_has_any_attribute_is_not_asked_for_a_name(answer: str) -> None:
+    text = f"""
+        class Client:
+            def __getattr__(self, name):
+                {answer}
+        VALUE = Client()
+        def fn(value):
+            return {{"found": VALUE.search(value)}}
+    """
+    with pytest.raises(GraphError, match=r"for 'VALUE' \(a Client\).*version="):
+        plan_of(compiled(text))
+    assert plan_of(compiled(text), cache=Cache(version="1")) != plan_of(compiled(text), cache=Cache(version="2"))
+
+
 def test_a_function_that_is_defined_later_is_not_in_the_key() -> None:
     with pytest.raises(GraphError, match=r"cannot tell .* for 'later' \(not defined yet\).*version="):
         plan_of(compiled("def fn(value): return {'found': later(value)}"))
