@@ -222,6 +222,8 @@ def _parts(value: Any, module: str) -> list[tuple[Any, Any]] | None:
         return _attributes(value)
     if callable(value) and hasattr(value, "__wrapped__"):  # of `functools.lru_cache`
         return [("", value.__wrapped__)]
+    if kind.__module__ == "operator":  # `itemgetter`, which hashes frozen models, and its kind
+        return [("", value.__reduce__())]
     if isinstance(value, Pattern):
         return [(value.pattern, value.flags)]
     if kind.__module__ in ("builtins", "collections", module):  # others may hold more than their items

@@ -495,7 +495,7 @@ def test_an_object_that_decides_nothing_needs_no_version(value: str) -> None:
 
 
 CLASSES = """
-    import collections, dataclasses, decimal, enum, functools, re, typing
+    import collections, dataclasses, decimal, enum, functools, operator, re, typing
     from typing import Annotated
     from pydantic import AfterValidator, BaseModel, Field
 
@@ -520,6 +520,8 @@ CLASSES = """
 
 PARTS = {
     "a default of a model": ("class VALUE(BaseModel): a: int = ONE", "ONE = 1"),
+    "a default of a frozen model": ("class VALUE(BaseModel, frozen=True): a: int = ONE", "ONE = 1"),
+    "an item getter": ("VALUE = operator.itemgetter(ONE)", "ONE = 1"),
     "a limit of a field": ("class VALUE(BaseModel): a: int = Field(0, gt=ONE)", "ONE = 1"),
     "a factory": ("class VALUE(BaseModel): a: int = Field(default_factory=lambda: ONE)", "ONE = 1"),
     "a validator in a type": ("class VALUE(BaseModel): a: Annotated[int, AfterValidator(check)]", "value + 1"),
