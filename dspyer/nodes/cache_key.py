@@ -16,23 +16,15 @@ import logging
 import sys
 import threading
 import types
-from abc import ABC
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import is_dataclass, replace
-from functools import lru_cache, partial, reduce
+from functools import lru_cache
 from hashlib import blake2b
-from inspect import getattr_static
 from re import Pattern
 from textwrap import dedent
 from tokenize import TokenError
 from typing import Any, get_args, get_origin
-
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from dspyer.dspy_module.source import source_of
 from dspyer.errors import StateError, list_names, with_article
@@ -45,7 +37,6 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.patch import DELETE
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
-from dspyer.values.named_classes import classes_in
 from dspyer.values.types import class_name
 
 
@@ -123,7 +114,8 @@ def digest(described: Any) -> str:
 class Identity:
     """Describes functions as JSON: their code, what they hold, and the functions, classes and constants that they name.
 
-    `unknown` names what has no description: it may be different where the description is equal.
+    Functions and classes of other files count by their names. `unknown` names what has no description: it may be
+    different where the description is equal.
 
     Args:
         objects: classes of objects that count although they are no data.
@@ -135,133 +127,112 @@ class Identity:
         self._objects = objects
         self._describe = describe
         self._seen: dict[int, tuple[int, Any]] = {}  # with the object, so that no other one gets its id
-        self._home = ""  # the module of the function, whose parts another module may hold
+        self._home: str | None = None
 
     def of_callable(self, fn: Any) -> Any:
         """Describe a callable; one that was described before by its number."""
         home = plain_function(fn)
         self._home = getattr(home, "__module__", None) or type(home).__module__
-        return self._of(fn, "the function", self._home)
+        return self._of(fn, "the function")
 
-    def _of(self, value: Any, name: str, module: str) -> Any:
-        """Describe a value that code of a module holds or names."""
+    def _of(self, value: Any, name: str) -> Any:
         kind = type(value)
         if kind in _ATOMS:
             return [kind.__name__, repr(value)]
         if id(value) in self._seen and kind not in (tuple, frozenset):  # of which the compiler may share equal ones
             return ["again", self._seen[id(value)][0]]
         self._seen[id(value)] = len(self._seen), value
-        if (place := _elsewhere(value, (module, self._home))) is not None:
-            return ["from", *place]
-        described = self._describe(value) if isinstance(value, self._objects) else None
-        if not isinstance(value, self._objects) and (parts := _parts(value, module)) is not None:
-            home = value.__module__ if isinstance(value, types.FunctionType) else module
-            code = _code(getattr(value, "__code__", value)) if isinstance(value, types.FunctionType | type) else ()
-            if isinstance(value, types.FunctionType):
-                named = {*names_of(value.__code__)[0], *value.__code__.co_freevars}
-                missing = sorted(named.difference(used_objects(value), vars(builtins)))
-                self.unknown += [f"{part!r} (not defined yet)" for part in missing]
-            if code and code[0] is None and isinstance(value, type) and issubclass(value, BaseModel):
-                self.unknown.append(f"{name!r} (a model without source text, where the rules of its fields are)")
-            described = [
-                [self._of(key, "", module), self._of(part, key if key and isinstance(key, str) else name, home)]
-                for key, part in parts
-            ]
-            return [class_name(kind), _own_name(value), code, described]
-        if described is None and not isinstance(value, _WITHOUT_STATE) and kind is not object:
-            with suppress(StateError, RuntimeError):  # `RuntimeError`: changed by another thread meanwhile
-                return [self._of(kind, "", module), encoding.encode(freeze(value))]
-            self.unknown.append(f"{name!r} ({with_article(kind.__name__)})")
-        return [class_name(kind), described]
+        if isinstance(value, types.ModuleType):
+            return ["module", value.__name__]
+        if isinstance(value, self._objects):
+            if (described := self._describe(value)) is None:
+                self._refuse(name, with_article(kind.__name__))
+            return [class_name(kind), described]
+        if isinstance(value, types.FunctionType):
+            return [value.__module__, value.__qualname__, *self._of_function(value)]
+        if isinstance(value, type):
+            return ["class", class_name(value), self._of_class(value, name)]
+        if (parts := _parts_of(value)) is not None:
+            return [class_name(kind), self._parts(parts)]
+        with suppress(StateError, RuntimeError):  # `RuntimeError`: changed by another thread meanwhile
+            return [self._of(kind, name), encoding.encode(freeze(value))]
+        if not isinstance(value, _WITHOUT_STATE) and kind is not object:
+            self._refuse(name, with_article(kind.__name__))
+        return [class_name(kind)]
+
+    def _parts(self, parts: list[tuple[str, Any]]) -> list[Any]:
+        return [[name, self._of(part, name or "a part of it")] for name, part in parts]
+
+    def _of_function(self, fn: types.FunctionType) -> list[Any]:
+        """The code of a function of this file, with what it names and holds; of another one, only its closure."""
+        named = {name: one for name, one in used_objects(fn).items() if "." not in name}
+        if fn.__globals__.get("__name__") != self._home:
+            return [self._parts([(name, named[name]) for name in fn.__code__.co_freevars if name in named])]
+        missing = {*names_of(fn.__code__)[0], *fn.__code__.co_freevars}.difference(named, vars(builtins))
+        for name in sorted(missing):
+            self._refuse(name, "not defined yet")
+        defaults = [(f"default {at}", one) for at, one in enumerate(fn.__defaults__ or ())]
+        held = {**named, **(fn.__kwdefaults__ or {}), **vars(fn)}
+        return [_code(fn.__code__), self._parts([*defaults, *sorted(held.items())])]
+
+    def _of_class(self, cls: type, name: str) -> Any:
+        """The text of a class of this file, what it and its methods name, and its attributes as they are now."""
+        if cls.__module__ != self._home:
+            return None
+        (text,) = _code(cls)
+        if text is None:
+            self._refuse(name, "a class without source text")
+            return None
+        known = vars(sys.modules[cls.__module__]) if cls.__module__ in sys.modules else {}
+        names = names_of(compile(text, "<class>", "exec", dont_inherit=True))[0]
+        own = [(one, part) for one, part in sorted(vars(cls).items()) if type(part) in (*_ATOMS, *_CONTAINERS)]
+        data = [(one, part) for one, part in own if not one.startswith("__")]
+        return [text, self._parts([*((one, known[one]) for one in names if one in known), *data])]
+
+    def _refuse(self, name: str, why: str) -> None:
+        self.unknown.append(f"{name!r} ({why})")
 
 
 _ATOMS = frozenset({str, int, float, complex, bool, bytes, types.NoneType})
-_OF_ATTRIBUTES = (BaseModel, FieldInfo, types.SimpleNamespace)
-_PARTLESS = (type(...), type(PydanticUndefined), type(vars(ABC)["_abc_impl"]))
-_WITHOUT_STATE = (logging.Logger, type(threading.Lock()), type(threading.RLock()), type(DELETE), *_PARTLESS)
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+_WITHOUT_STATE = (logging.Logger, type(threading.Lock()), type(threading.RLock()), type(DELETE))
 
 
-def _own_name(value: Any) -> str:
-    """The name of a function or class; "" for an object, which is not asked: a client may have any attribute."""
-    return "" if getattr_static(value, "__qualname__", None) is None else value.__qualname__
-
-
-def _elsewhere(value: Any, modules: tuple[str, str]) -> tuple[str, str] | None:
-    """The module and the name of what comes from another file; None for what is followed.
-
-    What its module does not have under its name is a part of another one: behind a decorator, in a closure.
-    """
-    if isinstance(value, types.ModuleType):
-        return value.__name__, ""
-    name = _own_name(value)
-    home = (name and getattr(value, "__module__", None)) or ""
-    known = bool(name) and type(value).__module__ not in ("types", "typing")  # `list[int]` has the name of `list`
-    if isinstance(value, types.BuiltinMethodType) or (known and home and not isinstance(value, type)):
-        known = reduce(lambda owner, part: getattr(owner, part, None), name.split("."), sys.modules.get(home)) is value
-    return (home, name) if known and home not in modules else None
-
-
-def _parts(value: Any, module: str) -> list[tuple[Any, Any]] | None:
-    """What a function, class or container is made of; None for what counts as a whole."""
+def _parts_of(value: Any) -> list[tuple[str, Any]] | None:
+    """What a container or a callable object is made of; None for what counts as a whole."""
     kind = type(value)
-    if isinstance(value, partial):
-        return [("", value.func), *enumerate(value.args), *value.keywords.items()]
-    if isinstance(value, types.MethodType | types.BuiltinMethodType):
-        owner = value.__self__
-        whole = isinstance(owner, type | types.ModuleType) or type(owner).__module__ in ("builtins", "collections")
-        return [("", getattr(value, "__func__", None)), *([("", owner)] if whole else _attributes(owner))]
-    if isinstance(value, types.FunctionType):
-        used = {name: part for name, part in used_objects(value).items() if "." not in name} | vars(value)
-        return [*enumerate(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).items(), *sorted(used.items())]
-    if isinstance(value, type):
-        return [*enumerate(value.__bases__), *_members(value)]
-    if kind.__module__ in ("types", "typing"):
-        arguments = get_args(value)
-        return [("", get_origin(value)), *enumerate(arguments)] if arguments else [(repr(value), None)]
-    if is_dataclass(value) or isinstance(value, _OF_ATTRIBUTES) or isinstance(own_call(value), types.FunctionType):
-        return _attributes(value)
-    if callable(value) and hasattr(value, "__wrapped__"):  # of `functools.lru_cache`
-        return [("", value.__wrapped__)]
-    if kind.__module__ == "operator":  # `itemgetter`, which hashes frozen models, and its kind
-        return [("", value.__reduce__())]
+    if kind in (set, frozenset):
+        return [("", item) for item in sorted(value, key=_rank)]
+    if kind in (list, tuple):
+        return [("", item) for item in value]
+    if kind in (dict, types.MappingProxyType):
+        return [(str(key), part) for key, value_of in value.items() for part in (key, value_of)]
     if isinstance(value, Pattern):
-        return [(value.pattern, value.flags)]
-    if kind.__module__ in ("builtins", "collections", module):  # others may hold more than their items
-        if isinstance(value, Mapping):
-            return [*_attributes(value), *list(value.items())]
-        if isinstance(value, list | tuple | deque | AbstractSet):
-            items = sorted(value, key=_rank) if isinstance(value, AbstractSet) else list(value)
-            return [*_attributes(value), ("", getattr(value, "maxlen", None)), *[("", item) for item in items]]
+        return [("", value.pattern), ("", value.flags)]
+    if isinstance(value, types.MethodDescriptorType):
+        return [("", value.__objclass__), ("", value.__name__)]
+    if isinstance(value, types.MethodType | types.BuiltinMethodType):
+        owner = [value.__self__] if isinstance(value.__self__, type | types.ModuleType) else _state(value.__self__)
+        return [("", getattr(value, "__func__", value.__name__)), *[("", one) for one in owner or [value.__self__]]]
+    if kind.__module__ == "typing" or isinstance(value, types.GenericAlias | types.UnionType):
+        arguments = get_args(value)
+        return [("", str(get_origin(value)) if arguments else repr(value)), *[("", one) for one in arguments]]
+    held = isinstance(value, _CONTAINERS) or is_dataclass(value) or isinstance(own_call(value), types.FunctionType)
+    if held or kind.__module__ in ("collections", "functools", "operator", "types"):
+        state = _state(value)
+        return None if state is None else [("", one) for one in state]
     return None
 
 
-def _attributes(owner: Any) -> list[tuple[Any, Any]]:
-    """The class and the attributes of an object."""
-    kind = type(owner)
-    slots = {
-        name for base in kind.__mro__ for name, one in vars(base).items() if isinstance(one, types.MemberDescriptorType)
-    }
-    attributes = {name: getattr(owner, name) for name in slots if hasattr(owner, name)} | getattr(owner, "__dict__", {})
-    return [("", kind), *sorted(attributes.items())]
-
-
-def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """What a class names in its text and for its fields, its functions, for what they name, and its other attributes.
-
-    Defaults, annotations and decorators run when the class is made: its functions do not name them.
-    """
-    yield from (("", named) for named in classes_in([cls]) if named is not cls)
-    known = getattr(sys.modules.get(cls.__module__), "__dict__", {})
-    with suppress(SyntaxError):  # a part of a statement
-        names = names_of(compile(_code(cls)[0] or "", "<class>", "exec", dont_inherit=True))[0]
-        yield from ((name, known[name]) for name in names if name in known and known[name] is not cls)
-    for name, member in sorted(vars(cls).items()):
-        for one in (member, *[getattr(member, part, None) for part in ("__func__", "fget", "func", "__wrapped__")]):
-            if isinstance(one, types.FunctionType):
-                if one.__code__.co_filename != "<string>" or _code(cls)[0] is None:  # else `dataclass` made it
-                    yield name, one
-            elif one is member and not name.startswith("__") and not hasattr(type(one), "__get__"):
-                yield name, one
+def _state(value: Any) -> list[Any] | None:
+    """What pickle would make an object of; None for one that it cannot."""
+    try:
+        found = value.__reduce_ex__(4)
+    except TypeError:
+        return None
+    if isinstance(found, str):  # a function of `functools.lru_cache`
+        return [value.__wrapped__] if hasattr(value, "__wrapped__") else None
+    return [list(part) if isinstance(part, Iterator) else part for part in found]
 
 
 def _rank(item: Any) -> str:

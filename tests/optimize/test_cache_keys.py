@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,12 +12,13 @@ import dspy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import AfterValidator, BaseModel, create_model, field_validator
+from pydantic import AfterValidator, BaseModel, create_model
 
 from dspyer import END, START, Graph, Send, fill, messages, optimize, view
 from dspyer.dspy_module.lm_requests import in_rollout, with_new_responses
 from dspyer.nodes.module_key import ModuleDescriber
 from dspyer.runtime.optimizer_layers import asking_for
+from tests.nodes.test_cache_key import compiled
 from tests.optimize.cached import answers, caching, caching_lm, ending, facts, look
 
 pytestmark = pytest.mark.usefixtures("no_dspy_cache")
@@ -71,46 +71,32 @@ def with_model(**fields: Any) -> Any:
     return program(dspy.Predict(dspy.Signature("question -> answer").with_updated_fields("answer", type_=made)))
 
 
-def checked(end: int) -> Any:
-    """A model of one name and form whose code changes what an LM says."""
-
-    def ended(cls: Any, a: int) -> int:
-        return a + end
-
-    made: Any = create_model("Answer", a=(int, 1), __validators__={"ended": field_validator("a")(ended)})
-    return program(dspy.Predict(dspy.Signature("question -> answer").with_updated_fields("answer", type_=made)))
-
-
 def constrained(end: str) -> Any:
     made = Annotated[str, AfterValidator(ending(end))]
     return program(dspy.Predict(dspy.Signature("question -> answer").with_updated_fields("answer", type_=list[made])))
 
 
-def coded(source: str, **used: Any) -> Any:
-    """A module whose code is given, with the global variables that it uses."""
-    space: dict[str, Any] = {"dspy": dspy, "__name__": "of_the_test", **used}
-    exec(
-        textwrap.dedent(
-            f"""
-            class Own(dspy.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.ask = dspy.Predict("question -> answer")
-                    self.limit = 3
-                def forward(self, question):
-                    {source}
-            """
-        ),
-        space,
-    )
-    return program(space["Own"](), writes=["answer"])
+def coded(source: str, file: str = "", **used: Any) -> Any:
+    """A module whose code is given, in a file of its own, with the global variables that it uses."""
+    text = f"""
+        class Own(dspy.Module):
+            def __init__(self):
+                super().__init__()
+                self.ask = dspy.Predict("question -> answer")
+                self.limit = 3
+            def forward(self, question):
+                {source}
+    """
+    made: Any = compiled(text, "Own", f"of_the_test_{hash((source, file))}", dspy=dspy, **used)
+    return program(made(), writes=["answer"])
 
 
 def with_other_lm(model: str) -> Any:
     """A module that asks an LM behind a global variable."""
     return coded(
         """with dspy.context(lm=OTHER):
-                        return self.ask(question=question)""",
+                    return self.ask(question=question)""",
+        file=model,
         OTHER=caching_lm(model=model),
     )
 
@@ -119,8 +105,9 @@ def with_judge(instructions: str) -> Any:
     """A module that asks a predictor behind a global variable, outside of the trace."""
     return coded(
         """found = self.ask(question=question)
-                    with dspy.context(trace=[]):
-                        return dspy.Prediction(answer=found.answer + JUDGE(question="fair?").answer)""",
+                with dspy.context(trace=[]):
+                    return dspy.Prediction(answer=found.answer + JUDGE(question="fair?").answer)""",
+        file=instructions,
         JUDGE=dspy.Predict(dspy.Signature("question -> answer", instructions)),
     )
 
@@ -192,7 +179,6 @@ DIFFERENT: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
     "attribute of a module": (lambda: limited(3), lambda: limited(4)),
     "an LM that code uses": (lambda: with_other_lm("a"), lambda: with_other_lm("b")),
     "a predictor that code uses": (lambda: with_judge("Be kind."), lambda: with_judge("Be strict.")),
-    "code of a type": (lambda: checked(1), lambda: checked(2)),
     "code of a constraint": (lambda: constrained("1"), lambda: constrained("2")),
     "code of a tool": (lambda: tooled(look), lambda: tooled(look_twice)),
     "description of a tool": (lambda: tooled(look), lambda: tooled(look, "looks well")),
@@ -455,6 +441,7 @@ def test_any_order_of_candidates_and_questions_gives_what_calls_would(tmp_path_f
 OTHER_PROCESS = """
 import sys, dspy
 from dspyer import optimize
+from tests.nodes.test_cache_key import compiled
 from tests.optimize.cached import caching, look
 from tests.optimize.test_cache_keys import ASK, as_asked, constrained, pair, tooled
 dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)
