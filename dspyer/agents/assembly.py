@@ -21,6 +21,7 @@ from dspyer.agents.rendering import CONTEXT
 from dspyer.agents.settle import (
     BEGIN,
     CHECK,
+    FIRST_CALL,
     HAND_OFF,
     HANDOFFS,
     MODE,
@@ -28,7 +29,6 @@ from dspyer.agents.settle import (
     BeginOptions,
     ModeRules,
     SettleOptions,
-    turn_policies,
 )
 from dspyer.agents.subagent import SESSIONS, Sessions, has_sessions
 from dspyer.agents.tool_node import ToolSpec
@@ -40,6 +40,7 @@ from dspyer.nodes.callables import literals, members, read_signature
 from dspyer.nodes.check import PROBLEMS
 from dspyer.nodes.node import Command
 from dspyer.nodes.program_calls import is_program
+from dspyer.policies import Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.values.scalars import flag_problems, is_whole_number
 from dspyer.views import View
@@ -125,7 +126,7 @@ def assemble(plan: AgentPlan) -> Graph:
         inputs, outputs = tuple(task.input_fields), tuple(task.output_fields)
         check = compiled(plan.check, CHECK)
         graph.add_node(CHECK, AgentCheckOptions(check, inputs, outputs, predictors, plan.max_fixes, plan.accept))
-    graph._join_policies[SETTLE] = turn_policies(graph._options.schema)
+    graph._join_policies[SETTLE] = Policies((), FIRST_CALL, given=False)
     return graph.add_edge(START, BEGIN)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,10 +26,10 @@ from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.sync_async import is_async
 from dspyer.patch import DELETE
-from dspyer.policies import Conflict, Policies, Policy, raise_
-from dspyer.scheduler.lineage import is_manual, value_at
+from dspyer.policies import first_write_wins
+from dspyer.scheduler.join import value_in
+from dspyer.scheduler.lineage import is_manual
 from dspyer.scheduler.topology import END
-from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenList, thaw
@@ -47,8 +47,8 @@ HAND_OFF = "to_"
 
 LOST = "the call was made, but {} was not set: an earlier call of this turn has set another value"
 
-FIRST_CALL = "first_call_of_turn"
-"""The name of the merge policy where the calls of a turn join."""
+FIRST_CALL = replace(first_write_wins, name="first_call_of_turn")
+"""The merge policy where the calls of a turn join, for paths for which none was chosen."""
 
 LEFT_OPEN = (
     "{} has no result: the run was abandoned while this call was open. It may have been made, so find out before you "
@@ -234,16 +234,6 @@ class Handoff(NamedTuple):
     message: Mapping[str, Any] = {}
 
 
-def _kept_call(schema: Schema, conflict: Conflict) -> Any:
-    """The value of the first call. Reducers fold all updates, and what they refuse is for the author to mend."""
-    return conflict.left if schema.reducer(conflict.path[0]) is None else raise_(conflict)
-
-
-def turn_policies(schema: Schema) -> Policies:
-    """The merge policies where the calls of a turn join, for paths for which none was chosen."""
-    return Policies((), Policy(FIRST_CALL, partial(_kept_call, schema), built_in=True), given=False)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SettleNode(Node):
     """A node that ends a turn.
@@ -350,10 +340,10 @@ def _lost_updates(call: Call) -> dict[str, str]:
     while is_manual(join.commit) and join.parents:
         join = session.run.log[join.parents[0]]
     found: dict[str, list[str]] = {}
-    for conflict in [one for one in join.conflicts if one.policy == FIRST_CALL]:
+    for conflict in [one for one in join.conflicts if one.policy == FIRST_CALL.name]:
         kept, *others = [side if side is DELETE else freeze(side) for _, side in conflict.values]
         for state in [session.run.log[parent].state for parent in join.parents]:
-            value = value_at(state, conflict.path)
+            value = value_in(session.graph.topology.schema, state, conflict.path)
             if HANDOFFS in state and not same(value, kept) and any(same(value, other) for other in others):
                 lost = found.setdefault(state.raw(HANDOFFS).raw(-1).raw("message").raw("tool_call_id"), [])
                 lost.append(".".join(map(str, conflict.path)))

@@ -164,7 +164,7 @@ class ToolNode(Node):
         fields: the fields that it may write, by its own names.
         messages: the field for its results.
         handoffs: the field for results that are left to the end of the turn; None for none.
-        contested: the fields that it may write, and on which calls of one turn may conflict.
+        contested: the fields on which calls of one turn may conflict: those that it may write, without its sessions.
     """
 
     kind: ClassVar[str] = "tool"
@@ -365,7 +365,8 @@ class ToolNode(Node):
     def _reply(self, call: Call, outcome: ToolOutcome) -> Reply:
         updates = dict(permitted(outcome.update, self.fields, self.who))
         message = self._message(call, outcome.value, outcome.error)
-        alone = _call_of(call).get("alone", True) or self.contested.isdisjoint(updates)
+        posted = [field for field, _ in call.context.delegate.posts or ()]
+        alone = _call_of(call).get("alone", True) or self.contested.isdisjoint([*posted, *updates])
         if outcome.goto is None and (alone or self.handoffs is None):
             updates[self.messages] = message
         elif self.handoffs is None:
@@ -454,7 +455,7 @@ def build_tool(given: ToolOptions, options: NodeOptions) -> Built:
         fields=fields,
         messages=given.messages,
         handoffs=given.handoffs,
-        contested=frozenset([field for field in fields.values() if options.schema.reducer(field) is None]),
+        contested=frozenset((options.writes or {}).values()),
     )
     if approval.rule is not None:
         node = replace(node, answer=answer_type(node.parsed))

@@ -106,6 +106,14 @@ def value_at_key(keyed: Keyed, value: Any, key: Any) -> Any:
     return keyed.find(value, key) if isinstance(value, (FrozenDict, FrozenList)) else DELETE
 
 
+def value_in(schema: Schema, state: ImmutableState, path: KeyPath) -> Any:
+    """The frozen value at a path, which may be a key of a keyed field."""
+    reducer = schema.reducer(path[0]) if len(path) == 2 else None
+    if reducer is None or reducer.keyed is None:
+        return value_at(state, path)
+    return value_at_key(reducer.keyed, state.raw(path[0], DELETE), path[1])
+
+
 class Join:
     """One join. Its result is committed at `index` of the log, under the name of `node`."""
 
@@ -418,11 +426,6 @@ class Join:
         written = field in self.log[item.log_index].commit.patch
         return written and (bool(self._resets([item], field)) or key in self._keys_of(field, item))
 
-    def _value_at(self, state: ImmutableState, path: KeyPath) -> Any:
-        """The frozen value at a path, which may be a key of a keyed field."""
-        keyed = self._keyed(path[0]) if len(path) == 2 else None
-        return value_at(state, path) if keyed is None else value_at_key(keyed, state.raw(path[0], DELETE), path[1])
-
     # --- live fields
 
     def _live_updates(self) -> dict[str, list[tuple[int, Any]]]:
@@ -523,7 +526,7 @@ class Join:
         """
         paths = set(self.winners)
         for path, value in self.resolved.items():
-            final = self._value_at(state, path)
+            final = value_in(self.schema, state, path)
             if same(final, value) or any(path[:length] in paths for length in range(1, len(path))):
                 continue  # as it was decided, or decided again by a conflict above the path
             at = path
@@ -562,7 +565,7 @@ class Join:
             if any(path[:length] in self.winners for length in range(1, len(path))):
                 continue
             if self._is_key(path):
-                by_key.setdefault(path[0], {})[path[1]] = self._value_at(state, path)
+                by_key.setdefault(path[0], {})[path[1]] = value_in(self.schema, state, path)
                 continue
             value = value_at(state, path)
             inner: dict[Any, Any] = patch

@@ -10,10 +10,9 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import Command, agents, reducers
-from dspyer.errors import MergeConflictError
+from dspyer import Command, Replace, agents, reducers
 from dspyer.testing import ScriptedLM
-from tests.agents.kit import SUBMIT, agent, modes, results, run_one, run_turn, start, turn
+from tests.agents.kit import SUBMIT, agent, modes, results, run_turn, start, turn
 
 
 class Shared(BaseModel):
@@ -22,6 +21,7 @@ class Shared(BaseModel):
     tree: dict[str, Any] = {"a": 1, "b": {"c": 1}}
     notes: Annotated[list[str], reducers.append] = []
     votes: Annotated[dict[str, int], reducers.update] = {}
+    log: Annotated[list[dict[str, Any]], reducers.add_messages] = []
 
 
 ONE, TWO = {"plan": ["one"]}, {"plan": ["two"]}
@@ -45,6 +45,21 @@ WRITES: dict[str, tuple[tuple[dict[str, Any], ...], dict[str, Any], list[str]]] 
     ),
     "a deletion": (({"tree": {"a": None}}, {"tree": {"a": 2}}), {"tree": {"b": {"c": 1}}}, ["", "tree.a"]),
     "reducers fold both": (({"notes": "x"}, {"notes": "y"}), {"notes": ["x", "y"]}, ["", ""]),
+    "a key of a reducer": (
+        ({"votes": {"a": 1, "b": 1}}, {"votes": {"a": 2, "c": 2}}, {"votes": {"a": 1}}),
+        {"votes": {"a": 1, "b": 1, "c": 2}},
+        ["", "votes.a", ""],
+    ),
+    "an item of a reducer": (
+        ({"log": {"id": "x", "role": "user", "content": "1"}}, {"log": {"id": "x", "role": "user", "content": "2"}}),
+        {"log": [{"id": "x", "role": "user", "content": "1"}]},
+        ["", "log.x"],
+    ),
+    "a reset": (
+        ({"notes": Replace(["x"])}, {"notes": "y"}, {"notes": Replace(["x"])}),
+        {"notes": ["x"]},
+        ["", "notes", ""],
+    ),
 }
 
 
@@ -82,11 +97,11 @@ def test_of_calls_that_write_one_path_the_first_is_kept_whichever_ends_first(cas
 
 
 def test_a_conflict_of_calls_is_told_after_a_stop_an_update_and_a_handoff(tmp_path: Path) -> None:
-    """And a policy that was chosen for the path holds; what a reducer refuses fails the run, as before."""
+    """And a policy that was chosen for the path holds."""
 
-    def note(steps: list[str], votes: int = 0) -> Command[str]:
+    def note(steps: list[str]) -> Command[str]:
         """Notes."""
-        return Command(update={"plan": steps, **({"votes": {"a": votes}} if votes else {})}, result="noted")
+        return Command(update={"plan": steps}, result="noted")
 
     calls = [("note", {"steps": ["one"]}), ("note", {"steps": ["two"]})]
     loop = agents.tool_loop("question -> answer", [note], schema=Shared)
@@ -101,8 +116,6 @@ def test_a_conflict_of_calls_is_told_after_a_stop_an_update_and_a_handoff(tmp_pa
     assert [error for _, _, error in results(run)] == [False, True]
     assert (run.state["plan"], run.state["notes"]) == (["one"], ["meanwhile"])
 
-    run = run_one(loop.compile(), ("note", {"steps": [], "votes": 1}), ("note", {"steps": [], "votes": 2}))
-    assert isinstance(run.error, MergeConflictError)
     run = run_turn(loop.add_edge("note", "settle", policy={"plan": "last_write_wins"}).compile(), *calls)
     assert (run.state["plan"], [error for _, _, error in results(run)]) == (["two"], [False, False])
 
