@@ -21,6 +21,8 @@ import dspy
 from dspy.adapters.chat_adapter import field_header_pattern
 from pydantic_core import from_json, to_json
 
+from dspyer.values.unicode import with_valid_text
+
 Show = Callable[[str, str, bool], None]
 """Called with a field, the next piece of its text, and whether that is the last one."""
 
@@ -196,7 +198,7 @@ class JSONText:
 def partial_json(text: str) -> Any:
     """The value of a JSON text that may not have ended; None if it is no JSON."""
     try:
-        return from_json(text, allow_partial="trailing-strings")
+        return from_json(with_valid_text(text), allow_partial="trailing-strings")
     except ValueError:
         return None
 

@@ -22,6 +22,7 @@ from dspy.utils.callback import BaseCallback
 from dspyer.blocking import lend_loop, reachable_loop, take_back_loop
 from dspyer.dspy_module.field_texts import SUBMIT, ResponseReader, SubmitText, reader_for, text_of_value
 from dspyer.event_queue import EventQueue
+from dspyer.values.unicode import with_valid_text
 
 ShowToken = Callable[[dspy.Predict, str, str, bool], None]
 """Called with a predictor, a field, the next piece of its text, and whether that is the last one."""
@@ -137,6 +138,7 @@ class PredictorCall:
         self._make_reader: Callable[[], ResponseReader | None] = _no_reader
         self._reader: ResponseReader | None = None
         self._ended = False  # whether the first of several responses to one request has ended
+        self._half = ""  # the first half of a surrogate pair, of which the next chunk may bring the other one
         self._native: dict[str, Any] = {}  # fields that the adapter leaves to the LM, by name, with their types
         calls = [name for name, field in self._outputs.items() if field.annotation is dspy.ToolCalls]
         self._calls_field, self._final = _submit_of(calls, inputs)
@@ -174,7 +176,7 @@ class PredictorCall:
 
     def begin_response(self) -> None:
         """What is received from now on is another response."""
-        self._reader, self._ended = self._make_reader(), False
+        self._reader, self._ended, self._half = self._make_reader(), False, ""
         self._submit = SubmitText(self._final, self._show)
 
     def _receive(self, chunk: Any) -> None:
@@ -183,7 +185,9 @@ class PredictorCall:
             return
         self._ended = choices[0].finish_reason is not None
         delta = choices[0].delta
-        text = getattr(delta, "content", None)
+        text = self._half + (getattr(delta, "content", None) or "")
+        self._half = text[-1:] if "\ud800" <= text[-1:] < "\udc00" and not self._ended else ""
+        text = with_valid_text(text.removesuffix(self._half))
         if text and self._reader is not None:
             self._reader.feed(text)
         for name, kind in self._native.items():
@@ -237,7 +241,7 @@ class PredictorCall:
         for field, value in values.items():
             if field in self._done:
                 continue
-            whole, shown = text_of_value(value), "".join(self._shown.get(field, ()))
+            whole, shown = with_valid_text(text_of_value(value)), "".join(self._shown.get(field, ()))
             if self._redaction is not None and self._redaction.may_hide(field):
                 self._show_token(self._predictor, field, self._redaction.output(field, whole), True)
                 continue

@@ -50,6 +50,23 @@ def streamed(program: Any, how: str, **inputs: Any) -> tuple[list[Any], Any]:
     return list(stream), stream.run
 
 
+HALF = "\ud83c"  # the first half of a surrogate pair
+
+
+@modes
+@adapters
+@pytest.mark.parametrize("text", [f"cut {HALF}", f"{HALF}\udf0a", f"{HALF} and"])
+def test_half_of_a_surrogate_pair_in_a_response_is_repaired_in_the_stream(adapter: str, how: str, text: str) -> None:
+    """A reader of JSON refuses such a text, and the halves may be in two chunks."""
+    program = agents.tool_loop("question -> report", [look_up]).compile()
+    script = [turn(("look_up", {"topic": text}), thought=""), turn(("submit", {"report": text}), thought="")]
+    with dspy.context(adapter=ADAPTERS[adapter]()), ScriptedLM(script):
+        events, run = streamed(program, how, question="?")
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    assert (run.status, run.state["report"]) == ("completed", whole)
+    assert by_place(events)["react", 2, "report"] == whole
+
+
 def by_place(events: list[Any]) -> dict[tuple[str, int, str], str]:
     found: dict[tuple[str, int, str], str] = {}
     for one in events:
