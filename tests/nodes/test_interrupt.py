@@ -103,6 +103,10 @@ class Visit(BaseModel):
     sure: bool = True
 
 
+class Sum(BaseModel, extra="forbid", populate_by_name=True):
+    value: int = Field(alias="amount")
+
+
 TODAY = date(2026, 11, 23)
 READ: dict[str, tuple[Any, Any, Any]] = {
     "a number": (float, 3, 3.0),
@@ -116,6 +120,7 @@ READ: dict[str, tuple[Any, Any, Any]] = {
     "an enum as such": (Level, Level.ONE, Level.ONE),
     "a model as JSON": (Visit, {"day": "2026-11-23", "hours": [9]}, Visit(day=TODAY, hours=(9,))),
     "a model with instances": (Visit, {"day": TODAY}, Visit(day=TODAY)),
+    "a model by the names of its fields": (Sum, {"value": 1}, Sum(value=1)),
     "a model as such": (Visit, Visit(day=TODAY), Visit(day=TODAY)),
     "a text that may be a number": (int | str, "1", "1"),
 }
@@ -130,6 +135,7 @@ REFUSED: dict[str, tuple[Any, Any]] = {
     "a number for a date": (date, 5),
     "a date for a text": (str, TODAY),
     "a number for the literal true": (Literal[True], 1),
+    "a number for the literal true of a mapping": (dict[str, Literal[True]], {"a": 1}),
     "a yes for the literal 1": (Literal[1], True),
     "a yes for an enum": (Level, True),
     "within a model": (Visit, {"day": "2026-11-23", "sure": "on"}),
