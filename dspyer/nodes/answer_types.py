@@ -119,11 +119,9 @@ def check_shape(plain: Any, question: Question, shown: str) -> None:
 _KEPT = ("$ref", "type", "enum", "const", "allOf", "anyOf", "properties", "items", "prefixItems")
 _ALL = Draft202012Validator.VALIDATORS
 # Types alone: patterns are of another language than Python's, and fields may have other names than the schema shows.
-_Shape: Any = extend(
-    Draft202012Validator,
-    {name: lambda *_: None for name in _ALL if name not in _KEPT}
-    | {"additionalProperties": lambda it, extra, *of: extra and _ALL["additionalProperties"](it, extra, *of)},
-)
+_SHAPES: dict[str, Any] = {name: lambda *_: None for name in _ALL if name not in _KEPT}
+_SHAPES["additionalProperties"] = lambda it, extra, *of: extra and _ALL["additionalProperties"](it, extra, *of)
+_Shape: Any = extend(Draft202012Validator, _SHAPES)
 
 
 def _is_json(value: Any) -> bool:
