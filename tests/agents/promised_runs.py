@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 MODES = ("a", "b")
 TOOLS = frozenset({"look", "later", "boom", "mail", "report", "go", "summarize", "research"})
+WRITERS = frozenset({"report", "research"})  # their results count at the end of a turn of several calls
 
 
 class DrawnCall(NamedTuple):
@@ -172,7 +173,8 @@ class PromisedThread:
             held = wanted == "b" and routed is None and self.agent.guarded and not self.plan
             target = wanted if allowed and not held else target
             failed[number] = not allowed or held
-        settled = [n for n, (name, _) in enumerate(calls) if name not in TOOLS or n in handoffs]
+        late = {n for n in failed if calls[n][0] in WRITERS and len(calls) > 1 and not failed[n]}
+        settled = [n for n, (name, _) in enumerate(calls) if name not in TOOLS or n in handoffs or n in late]
         for number in [n for n in failed if n not in settled] + settled:
             self.messages.append(("tool", calls[number][0], failed[number]))
         self.mode = routed or target or mode

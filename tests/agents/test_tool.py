@@ -347,7 +347,7 @@ def test_a_command_updates_fields_and_says_what_the_model_is_shown(mode: str) ->
     assert (run.state["plan"], run.state["notes"]) == (["a", "b"], ["a note"])
     assert run.blame("plan").node == "report"
     named = [message["name"] for message in run.state["messages"] if message["role"] == "tool"]
-    assert named == ["quiet", "report", "submit"]  # an update that another call may contest counts at the end of a turn
+    assert named == ["report", "quiet", "submit"]  # an update that another call may contest counts at the end of a turn
 
 
 OUTSIDE: dict[str, tuple[Any, str]] = {
