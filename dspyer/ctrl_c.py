@@ -2,8 +2,9 @@
 
 Python raises `KeyboardInterrupt` in the main thread between any two instructions: between a commit of the store and the
 bookkeeping of it, or between taking a lock and the block that releases it. So while the library works in the main
-thread, `held_back` takes the signal, and raises `KeyboardInterrupt` once at its end. Meanwhile it is raised only in the
-functions that `may_raise` marks, and of a run only when Ctrl-C is pressed again: the first time stops the run.
+thread, `held_back` takes the signal, and raises `KeyboardInterrupt` once at its end. Meanwhile it is raised only in
+code that the library calls, and where it waits; and of a run only when Ctrl-C is pressed again: the first time stops
+the run.
 
 Nothing is taken from a handler that is not Python's own: of the caller, of `asyncio.run`, of a block around this one.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from _thread import interrupt_main, start_new_thread
 from collections.abc import Callable
@@ -27,16 +29,16 @@ _signal: Any = vars(signal)["_signal"]  # the functions of `signal` look for enu
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """The signals that are held back where they raise `KeyboardInterrupt`: SIGTERM does so under the command line."""
 
-_PACKAGE = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - compared with the names of files in code objects
 _raising: set[CodeType] = set()
 _active: list[held_back] = []
+"""The outermost block, while it has the signals."""
 
 
 def may_raise(function: F) -> F:
-    """Marks a function in which Ctrl-C may be raised, and in what it calls, if that is no code of the library.
+    """Marks a function of the library in which Ctrl-C may be raised: it waits.
 
-    It calls code of the user, or waits by a call of the interpreter, such as `SimpleQueue.get`: one of Python's own
-    functions that wait holds a lock before and after.
+    It does so by a call of the interpreter, such as `SimpleQueue.get`: one of Python's own functions that wait holds a
+    lock before and after.
     """
     _raising.add(function.__code__)
     return function
@@ -49,46 +51,58 @@ class held_back:  # noqa: N801 - used as a function: `with held_back()`
     it, the first time is like the second one.
     """
 
-    __slots__ = ("_numbers", "_pressed", "_stop")
+    __slots__ = ("_pressed", "_stop")
 
     def __init__(self, stop: Callable[[], object] | None = None) -> None:
         self._stop, self._pressed = stop, 0
-        self._numbers: list[signal.Signals] = []
 
     def __enter__(self) -> Self:
-        if not _active and threading.get_ident() == threading.main_thread().ident:
-            self._numbers = [number for number in SIGNALS if _signal.getsignal(number) is signal.default_int_handler]
-            for number in self._numbers:
-                _signal.signal(number, self._note)
-            _active.extend([self] if self._numbers else ())
+        if threading.get_ident() == threading.main_thread().ident:
+            # Without a block, `_note` is Python's own: the code of a node had replaced it, and gave it back later.
+            own = (signal.default_int_handler,) if _active else (signal.default_int_handler, _note)
+            taken = [number for number in SIGNALS if _signal.getsignal(number) in own]
+            if taken:
+                _active[:] = [self]  # first, since Ctrl-C may be raised here: the next block replaces it
+            for number in taken:
+                _signal.signal(number, _note)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        if self._numbers and self.release() and kind is not KeyboardInterrupt:
+        if self.release() and kind is not KeyboardInterrupt:
             raise KeyboardInterrupt
 
     def release(self) -> bool:
-        """Gives the signals back; returns whether one has arrived."""
-        if self in _active:
-            _active.remove(self)
-        for number in self._numbers:
-            if _signal.getsignal(number) == self._note:  # else the code of a node has set a handler of its own
+        """Gives the signals back, if this block has them; returns whether one has arrived."""
+        if self not in _active:
+            return False
+        _active.clear()
+        for number in SIGNALS:
+            if _signal.getsignal(number) is _note:  # else the code of a node has set a handler of its own
                 _signal.signal(number, signal.default_int_handler)
         return self._pressed > 0
 
-    def _note(self, _number: int, frame: FrameType | None) -> None:
-        self._pressed += 1
-        if self._pressed == 1 and self._stop is not None:
-            self._stop()
-        elif _is_raised_in(frame):
-            raise KeyboardInterrupt
+
+def _note(number: int, frame: FrameType | None) -> None:
+    if not _active:
+        signal.default_int_handler(number, frame)
+    block = _active[0]
+    block._pressed += 1
+    if block._pressed == 1 and block._stop is not None:
+        block._stop()
+    elif _is_raised_in(frame):
+        raise KeyboardInterrupt
 
 
 def _is_raised_in(frame: FrameType | None) -> bool:
-    """Whether no code of the library works on top of a function that `may_raise` has marked."""
-    while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return frame is not None and frame.f_code in _raising
+    """Whether code of others works, as a node, a store or an LM, or a function that `may_raise` has marked."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if name == "dspyer":
+            return frame.f_code in _raising
+        if name not in sys.stdlib_module_names and not name.startswith("namedtuple_"):
+            return True
+        frame = frame.f_back  # of Python's own functions, the caller decides
+    return False
 
 
 def gives_up() -> bool:

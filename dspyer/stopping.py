@@ -32,18 +32,14 @@ class StopSignal:
         self._lock = Lock()
         self._callbacks: dict[int, Callable[[str], object]] = {}
         self._last = 0
-        self._called = False
 
     def stop(self, reason: str, error: Exception | None = None) -> None:
         """Stops the runs: nothing new starts, and the callbacks are called. A second call does nothing."""
         with self._lock:
-            if self._called:
-                return
-            self._called = True
             if self.reason is None:
                 self.reason, self.error = reason, error
-            callbacks = list(self._callbacks.values())
-        for callback in callbacks:  # without the lock: a callback may wait, or register another one
+            callbacks, self._callbacks = self._callbacks, {}
+        for callback in callbacks.values():  # without the lock: a callback may wait, or register another one
             callback(reason)
 
     def stop_from_handler(self, reason: str) -> None:
@@ -59,15 +55,16 @@ class StopSignal:
         with self._lock:
             # Reading the reason and registering under one lock: a stop in between would be missed, or called twice.
             self._last += 1
-            key, reason = self._last, self.reason if self._called else None
-            self._callbacks[key] = callback
+            key, reason = self._last, self.reason
+            if reason is None:
+                self._callbacks[key] = callback
         try:
             if reason is not None:
                 callback(reason)
             yield
         finally:
             with self._lock:
-                del self._callbacks[key]
+                self._callbacks.pop(key, None)
 
 
 class TimeLimit:

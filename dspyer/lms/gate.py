@@ -16,13 +16,15 @@ import heapq
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from queue import Empty
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from dspyer import clock
-from dspyer.ctrl_c import at_fork
+from dspyer.blocking import end_of
+from dspyer.ctrl_c import at_fork, may_raise
 from dspyer.dspy_module.request_gate import current_gate
 from dspyer.errors import AttemptOverError
 from dspyer.stopping import OVER, current_limit
@@ -303,13 +305,13 @@ class Gate:
             self._cooling_until = 0.0
 
 
+@may_raise
 def _granted(slot: Future[None], seconds: float | None) -> bool:
     """Whether a slot is granted within so many seconds; False once it is cancelled."""
     try:
-        slot.result(seconds)
-    except (TimeoutError, CancelledError):
+        return not end_of(slot).get(timeout=seconds).cancelled()
+    except Empty:
         return False
-    return True
 
 
 async def _granted_here(slot: asyncio.Future[None], seconds: float | None) -> bool:

@@ -38,7 +38,6 @@ from dspy.utils.exceptions import (
 )
 
 from dspyer import clock
-from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.lm_prices import responses_asked, token_counts
 from dspyer.dspy_module.lm_records import FALLBACK
 from dspyer.errors import (
@@ -386,7 +385,6 @@ class RequestStep(NamedTuple):
     lm: Any
     passed: PassedCall
 
-    @may_raise
     def call(self, _call: object) -> Any:
         """In sync code."""
         raise_if_over()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
+from _thread import start_new_thread
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from concurrent import futures
 from contextlib import ExitStack
@@ -31,7 +32,7 @@ from dspyer.blocking import (
     result_of,
     run_in_thread,
 )
-from dspyer.ctrl_c import may_raise
+from dspyer.ctrl_c import gives_up, may_raise
 from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.nodes.call_interceptor import call_interceptor
@@ -90,7 +91,6 @@ async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     return await called(module, inputs)
 
 
-@may_raise
 def module_called(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a module from sync code."""
     if "sync" in call_modes(module) or "async" not in call_modes(module):
@@ -250,7 +250,10 @@ class _LoopThread:
 
     def stop(self) -> None:
         self._stopped = True
-        self._stack.close()
+        if gives_up():  # async code that does not end is left running
+            start_new_thread(self._stack.close, ())
+        else:
+            self._stack.close()
 
 
 _loop_thread: ContextVar[_LoopThread | None] = ContextVar("dspyer_loop_thread", default=None)

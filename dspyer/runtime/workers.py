@@ -80,20 +80,11 @@ class ThreadWorkers:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._jobs: SimpleQueue[tuple[Context, Any, Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
-        # Outcomes stay in a list until they are taken, and `busy` is a difference of counts: if Ctrl-C is raised while
-        # `next` takes one, that outcome may be lost, but nothing waits for it.
-        self._outcomes: list[tuple[Any, WorkOutcome] | None] = []
-        self._arrived: SimpleQueue[bool] = SimpleQueue()  # True for an outcome, False for a wake-up
-        self._started = 0
-        self._taken = 0
+        self._arrived: SimpleQueue[tuple[Any, WorkOutcome]] = SimpleQueue()
+        self.busy = 0  # how many outcomes of started work `next` has not returned
         self._threads: list[Thread] = []
         self._limiter: anyio.CapacityLimiter | None = None
         self._on_loop: bool | None = None
-
-    @property
-    def busy(self) -> int:
-        """How many outcomes of started work `next` has not returned."""
-        return self._started - self._taken
 
     def start(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
         """Starts work; `next` returns its outcome under `key`."""
@@ -101,14 +92,14 @@ class ThreadWorkers:
             self._on_loop = in_worker_thread()
         if self._on_loop:
             anyio.from_thread.run_sync(self._spawn, key, work, *args)
-            self._started += 1
+            self.busy += 1
             return
         if len(self._threads) < min(self.busy + 1, self._limit):
             thread = Thread(target=self._serve, name=f"dspyer_{len(self._threads)}")
-            self._threads.append(thread)  # before it starts, so that `__exit__` ends it whenever Ctrl-C is raised
+            self._threads.append(thread)  # before it starts: the handler of a signal may raise, and `__exit__` ends it
             thread.start()
         self._jobs.put((copy_context(), key, work, args))
-        self._started += 1  # after the job is there: nothing waits for a job that Ctrl-C has kept from starting
+        self.busy += 1  # after the job is there: nothing waits for one that has not started
 
     def _serve(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -117,8 +108,7 @@ class ThreadWorkers:
         self._jobs.put(None)  # the end marker, for the next thread
 
     def _put(self, key: Any, outcome: WorkOutcome) -> None:
-        self._outcomes.append((key, outcome))
-        self._arrived.put(True)
+        self._arrived.put((key, outcome))
 
     def _spawn(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
         """Starts work in a worker thread of AnyIO. Called on the event loop."""
@@ -139,25 +129,20 @@ class ThreadWorkers:
     @property
     def done(self) -> bool:
         """Whether `next` returns an outcome at once."""
-        return self._taken < len(self._outcomes)
+        return not self._arrived.empty()
 
     @may_raise
     def next(self) -> tuple[Any, WorkOutcome]:
         """Waits for the next outcome; its key is None for a wake-up."""
-        while self._taken == len(self._outcomes):
-            if gives_up():
-                raise KeyboardInterrupt
-            if not self._arrived.get():
-                return _WAKE_UP
-        found = self._outcomes[self._taken]
-        assert found is not None
-        self._taken += 1
-        self._outcomes[self._taken - 1] = None  # it holds the result of a node
+        if gives_up() and not self.done:
+            raise KeyboardInterrupt
+        found = self._arrived.get()
+        self.busy -= found is not _WAKE_UP
         return found
 
     def wake(self) -> None:
         """Makes `next` return at once, with None as the key. May be called from any thread."""
-        self._arrived.put(False)
+        self._arrived.put(_WAKE_UP)
 
     def __enter__(self) -> Self:
         return self

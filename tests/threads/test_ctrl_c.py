@@ -8,9 +8,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from tenacity import wait_fixed
 import dspyer
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry
 from dspyer.errors import RunStoppedError
-from dspyer.stores.base import Store
+from dspyer.stores.base import Store, ThreadRow
 from dspyer.stores.memory import Memory
 from dspyer.stores.sqlite import SQLite
 from dspyer.threads.thread import Thread
@@ -59,12 +60,13 @@ class PressedAt:
         if event == "line" and (not self.names or frame.f_code.co_name in self.names):
             self.lines += 1
             if self.lines == self.at:
-                press()
-        return self
+                os.kill(os.getpid(), signal.SIGINT)
+        return sys.gettrace()
 
     def during(self, work: Callable[[], object]) -> None:
         before = sys.gettrace()
-        sys.settrace(self)
+        # With the name of a module of Python's: the signal is to come in the line that is traced, not in this class.
+        sys.settrace(partial(FunctionType(PressedAt.__call__.__code__, {**globals(), "__name__": "trace"}), self))
         try:
             work()
         finally:
@@ -198,6 +200,71 @@ def test_pressed_again_it_is_raised_in_the_code_of_a_node() -> None:
     with pytest.raises(KeyboardInterrupt):
         thread.run({})
     assert (passed, thread.status, [commit.node for commit in thread.history()]) == (["first"], "stopped", ["START"])
+
+
+@pytest.mark.parametrize("place", ["effect", "router", "retry", "store"])
+def test_pressed_again_it_is_raised_in_whatever_code_the_library_calls(place: str) -> None:
+    passed: list[str] = []
+
+    def twice() -> Any:
+        press()
+        passed.append("first")
+        press()
+        passed.append("second")
+        return END
+
+    class Stuck(Memory):
+        def thread(self, name: str) -> ThreadRow | None:
+            if not passed:
+                twice()
+            return super().thread(name)
+
+    def node(ctx: Context) -> None:
+        if place == "effect":
+            ctx.once("pay", twice)
+        elif place == "retry":
+            raise ConnectionError("no line")
+
+    graph = Graph().add_node("node", node, retry=Retry(2, on=lambda error: twice()) if place == "retry" else None)
+    graph.add_edge(START, "node").add_conditional_edges("node", twice if place == "router" else lambda: END, [END])
+    thread = graph.compile(store=Stuck() if place == "store" else Memory()).thread("t")
+    with pytest.raises(KeyboardInterrupt):
+        thread.run({})
+    assert (passed, thread.status) == (["first"], "new" if place == "store" else "stopped")
+
+
+def test_pressed_again_async_code_that_does_not_end_is_left_running() -> None:
+    go_on, left = threading.Event(), threading.Event()
+
+    async def stuck() -> None:
+        press()
+        with suppress(asyncio.CancelledError):  # by the first time
+            await asyncio.sleep(3600)
+        press()
+        go_on.wait(20)
+        left.set()
+
+    thread = Graph().add_node("stuck", stuck).add_path(START, "stuck", END).compile(store=Memory()).thread("t")
+    with pytest.raises(KeyboardInterrupt):
+        thread.run({})
+    assert (thread.status, go_on.is_set(), left.is_set()) == ("stopped", False, False)
+    go_on.set()
+    assert left.wait(20)
+
+
+def test_a_handler_that_is_given_back_after_the_run_is_pythons_own() -> None:
+    found: list[Any] = []
+
+    def node() -> None:
+        found.append(signal.signal(signal.SIGINT, signal.SIG_IGN))
+
+    program = Graph().add_node("node", node).add_path(START, "node", END).compile()
+    program()
+    signal.signal(signal.SIGINT, found[0])
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    forked(None)(x=1)  # gives back what it has found, as Python's own
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_pressed_again_nodes_in_threads_are_left_running(store: Store) -> None:
