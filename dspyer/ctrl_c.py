@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import threading
-from _thread import interrupt_main, start_new_thread
+from _thread import start_new_thread
 from collections.abc import Callable
 from functools import partial
 from types import CodeType, FrameType
@@ -126,7 +126,8 @@ def at_fork(in_child: Hook, before: Hook | None = None, in_parent: Hook | None =
 def _before_fork() -> None:
     # The mask holds in the child, which has one thread. In the parent another thread may get the signal, for which
     # Python calls the handler in the main thread.
-    _forking.block, _forking.mask = held_back().__enter__(), signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    # The block is one that the first signal does not end: what the hooks of others raise is dropped.
+    _forking.block, _forking.mask = held_back(int).__enter__(), signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     for hook in _hooks[0]:
         hook()
 
@@ -138,7 +139,8 @@ def _after_fork(hooks: list[Hook]) -> None:
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
         if _forking.block.release():
-            start_new_thread(interrupt_main, ())  # what is raised here would be dropped
+            # What is raised here would be dropped. A real signal ends also what this thread waits for by then.
+            start_new_thread(signal.pthread_kill, (threading.get_ident(), signal.SIGINT))
 
 
 def _after_fork_in_child() -> None:

@@ -723,8 +723,7 @@ class Session(NotLive):
             return None
         stored = self.journal is not None and bool(self.journal.thread)
         fix = CAN_RESUME if stored else CANNOT_RESUME
-        beside = self.stop_signal.reason == FAILED_BESIDE
-        if self.spending is not None and self.stop_signal.error is not None and not beside:
+        if self.spending is not None and isinstance(self.stop_signal.error, BudgetError):
             return self.spending.error(f". The run of graph {self.graph.name!r} was stopped. {fix}")
         return RunStoppedError.of(self.stop_signal.reason or "", self.graph.name, fix)
 

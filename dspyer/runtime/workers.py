@@ -80,7 +80,8 @@ class ThreadWorkers:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._jobs: SimpleQueue[tuple[Context, Any, Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
-        self._arrived: SimpleQueue[tuple[Any, WorkOutcome]] = SimpleQueue()
+        self._outcomes: deque[tuple[Any, WorkOutcome]] = deque()
+        self._arrived: SimpleQueue[bool] = SimpleQueue()  # True for an outcome, False for a wake-up
         self.busy = 0  # how many outcomes of started work `next` has not returned
         self._threads: list[Thread] = []
         self._limiter: anyio.CapacityLimiter | None = None
@@ -108,7 +109,8 @@ class ThreadWorkers:
         self._jobs.put(None)  # the end marker, for the next thread
 
     def _put(self, key: Any, outcome: WorkOutcome) -> None:
-        self._arrived.put((key, outcome))
+        self._outcomes.append((key, outcome))
+        self._arrived.put(True)
 
     def _spawn(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
         """Starts work in a worker thread of AnyIO. Called on the event loop."""
@@ -129,20 +131,22 @@ class ThreadWorkers:
     @property
     def done(self) -> bool:
         """Whether `next` returns an outcome at once."""
-        return not self._arrived.empty()
+        return bool(self._outcomes)
 
     @may_raise
     def next(self) -> tuple[Any, WorkOutcome]:
         """Waits for the next outcome; its key is None for a wake-up."""
-        if gives_up() and not self.done:
-            raise KeyboardInterrupt
-        found = self._arrived.get()
-        self.busy -= found is not _WAKE_UP
-        return found
+        while not self._outcomes:
+            if gives_up():
+                raise KeyboardInterrupt
+            if not self._arrived.get():
+                return _WAKE_UP
+        self.busy -= 1  # first: where the handler of a signal raises, an outcome may be lost, but nothing waits for it
+        return self._outcomes.popleft()
 
     def wake(self) -> None:
         """Makes `next` return at once, with None as the key. May be called from any thread."""
-        self._arrived.put(_WAKE_UP)
+        self._arrived.put(False)
 
     def __enter__(self) -> Self:
         return self

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
@@ -335,6 +337,39 @@ def test_a_handler_of_the_user_stays() -> None:
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     assert (run.status, seen) == ("completed", [signal.SIGINT, handler])
+
+
+def test_in_the_hooks_of_others_a_fork_does_not_drop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What such a hook raises is dropped. Another thread takes the signal, which the thread that forks has blocked."""
+    lock, ended = vars(logging)["_lock"], threading.Event()
+    other = threading.Thread(target=ended.wait, args=(20,))
+    released: list[bool] = []
+    begun = time.monotonic()
+
+    class Lock:
+        acquire = lock.acquire
+
+        def release(self) -> None:
+            assert other.ident is not None
+            signal.pthread_kill(other.ident, signal.SIGINT)
+            time.sleep(0.05)  # Python calls the handler at its end, in this thread
+            released.append(True)
+            lock.release()
+
+    def fork_and_wait() -> None:
+        if not (child := os.fork()):
+            os._exit(0)
+        assert end_of(child) == 0
+        ended.wait(20)
+
+    other.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(logging, "_lock", Lock())
+        with pytest.raises(KeyboardInterrupt):
+            fork_and_wait()
+    assert time.monotonic() - begun < 10  # it ends a wait
+    ended.set()
+    assert released == [True]
 
 
 def test_just_after_a_fork_it_leaves_no_lock_taken(tmp_path: Path) -> None:
