@@ -10,6 +10,7 @@ import contextlib
 import io
 from html import escape
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -349,7 +350,8 @@ def drawn(page: str, blocks: int, name: str) -> str:
     """What `to_svg()` of a page's object gives."""
     fences = (OUT.parent.parent / page).read_text().split("```python\n")[1 : blocks + 1]
     namespace: dict[str, Any] = {}
-    with contextlib.redirect_stdout(io.StringIO()):
+    # In a new folder: some pages keep a store in the current one.
+    with TemporaryDirectory() as folder, contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
         for fence in fences:
             exec(fence.split("```")[0], namespace)
     picture: str = eval(f"{name}.to_svg()", namespace)
