@@ -8,8 +8,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dspyer.removed_names import missing as _missing
-
 if TYPE_CHECKING:
     from dspyer import agents, errors, events, inspector, lms, optimize, policies, reducers, search, stores
     from dspyer.archive.archive import Archive
@@ -127,9 +125,13 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 
 # PEP 562. Each name is imported when it is first asked for: a program that only reads a store imports no DSPy.
+_ON_THEIR_OWN = ("migrate", "serve", "testing")  # they need more than dspyer does
+
+
 def __getattr__(name: str) -> Any:
     if name not in __all__:
-        raise _missing(name)
+        hint = f" before this line: import dspyer.{name}" if name in _ON_THEIR_OWN else ""
+        raise AttributeError(f"module 'dspyer' has no attribute {name!r}{hint}")
     home = _HOME_OF.get(name)
     value = import_module(f"dspyer.{name}") if home is None else getattr(import_module(home), name)
     globals()[name] = value

@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
-    {"errors", "removed_names", "hints", "blocking", "clock", "ctrl_c", "failure", "stopping", "event_queue"},
+    {"errors", "hints", "blocking", "clock", "ctrl_c", "failure", "stopping", "event_queue"},
     {"values", "patch", "events"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},

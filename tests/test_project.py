@@ -183,9 +183,8 @@ def test_contributing_shows_the_whole_layout() -> None:
 
 def test_one_word_per_thing() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "dspyer").rglob("*.py")]
-    # `AgentTranspiler` is a name of dspyer 0.3.
     # The names of a span and of an attribute of OpenTelemetry's conventions have another word for a run.
-    stray = re.compile(r"(?<!Agent)transpil|superstep|(?<!invoke_)(?<!gen_ai\.)workflow", re.IGNORECASE)
+    stray = re.compile(r"transpil|superstep|(?<!invoke_)(?<!gen_ai\.)workflow", re.IGNORECASE)
     assert not [page.name for page in pages if stray.search(page.read_text())]
 
 

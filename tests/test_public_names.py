@@ -190,3 +190,17 @@ def test_each_function_and_method_has_an_example(name: str) -> None:
     owner, _, method = name.rpartition(".")
     value = getattr(PUBLIC[owner], method) if owner in PUBLIC else PUBLIC[name]
     assert ">>>" in (inspect.getdoc(value) or ""), "give it an example that runs"
+
+
+@pytest.mark.parametrize("name", ["StatefulNode", "unheard_of", "__wrapped__", "__path_hooks__"])
+def test_a_name_that_is_not_there_is_a_missing_attribute(name: str) -> None:
+    assert not hasattr(dspyer, name)
+    assert getattr(dspyer, name, 7) == 7
+    assert name not in dict(inspect.getmembers(dspyer))
+
+
+@pytest.mark.parametrize("name", ["migrate", "testing", "serve"])
+def test_a_module_that_is_imported_on_its_own_says_so(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(dspyer, name, raising=False)
+    with pytest.raises(AttributeError, match=rf"has no attribute '{name}' before this line: import dspyer\.{name}$"):
+        getattr(dspyer, name)
