@@ -153,15 +153,15 @@ class Identity:
         if isinstance(value, type):
             return ["class", class_name(value), self._of_class(value, name)]
         if (parts := _parts_of(value)) is not None:
-            return [class_name(kind), self._parts(parts)]
+            return [class_name(kind), self._parts(parts, name)]
         with suppress(StateError, RuntimeError):  # `RuntimeError`: changed by another thread meanwhile
             return [self._of(kind, name), encoding.encode(freeze(value))]
         if not isinstance(value, _WITHOUT_STATE) and kind is not object:
             self._refuse(name, with_article(kind.__name__))
         return [class_name(kind)]
 
-    def _parts(self, parts: list[tuple[str, Any]]) -> list[Any]:
-        return [[name, self._of(part, name or "a part of it")] for name, part in parts]
+    def _parts(self, parts: list[tuple[str, Any]], owner: str = "") -> list[Any]:
+        return [[name, self._of(part, name or owner)] for name, part in parts]
 
     def _of_function(self, fn: types.FunctionType) -> list[Any]:
         """The code of a function of this file, with what it names and holds; of another one, only its closure."""
@@ -171,7 +171,8 @@ class Identity:
         missing = {*names_of(fn.__code__)[0], *fn.__code__.co_freevars}.difference(named, vars(builtins))
         for name in sorted(missing):
             self._refuse(name, "not defined yet")
-        defaults = [(f"default {at}", one) for at, one in enumerate(fn.__defaults__ or ())]
+        names = reversed(fn.__code__.co_varnames[: fn.__code__.co_argcount])
+        defaults = zip(names, reversed(fn.__defaults__ or ()), strict=False)
         held = {**named, **(fn.__kwdefaults__ or {}), **vars(fn)}
         return [_code(fn.__code__), self._parts([*defaults, *sorted(held.items())])]
 

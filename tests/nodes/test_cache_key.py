@@ -15,6 +15,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from hashlib import blake2b
@@ -487,6 +488,12 @@ def test_an_object_that_the_function_names_needs_a_version(value: str) -> None:
     with pytest.raises(GraphError, match=r"cannot tell one object from another for '.*' \(an? \w+\).*version="):
         plan_of(naming(value))
     assert plan_of(naming(value), cache=Cache(version="1")) == plan_of(naming(value), cache=Cache(version="1"))
+
+
+@pytest.mark.parametrize("fn", [lambda value, index=ContextVar("a"): {}, lambda value, *, index=[ContextVar("a")]: {}])
+def test_the_error_names_the_variable_that_holds_the_object(fn: Any) -> None:
+    with pytest.raises(GraphError, match=r"for 'index' \(a ContextVar\): "):
+        plan_of(fn)
 
 
 @pytest.mark.parametrize(
