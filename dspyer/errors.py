@@ -125,7 +125,7 @@ class LMCallError(StateError):
         super().__init__(
             f"the function given as record_lm_calls= failed with {type(cause).__name__} for an LM call of node "
             f"{call.node!r} (execution {call.execution}); the exception is the __cause__ of this one. Of the call, "
-            "usage alone is stored, and the run has failed: mend the function, then t.resume() continues"
+            "usage alone is stored, and the run has failed: mend the function, then thread.resume() continues"
         )
         self.call = call
         self.cause = cause
@@ -392,7 +392,7 @@ class Interrupted(DspyerError):  # noqa: N818 - named after the status "interrup
         """
         asked = "; ".join(f"{one.key!r} of node {one.node!r}: {brief(one.text)}" for one in questions)
         fix = (
-            "give the answers with t.resume(answers={...})"
+            "give the answers with thread.resume(answers={...})"
             if stored
             else "run it on a thread, program.thread('a name'), whose resume(answers={...}) takes the answers; under "
             "an optimizer, Evaluate or in a test supply them with compile(answers={...}) or run(answers={...})"

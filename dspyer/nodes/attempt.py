@@ -568,7 +568,7 @@ class Attempt:
     def _refuse(self, text: str) -> None:
         text += (
             ". Each attempt must ask the same: keep what decides about a question with ctx.once, or leave the run with "
-            "t.run(..., abandon=True)"
+            "thread.run(..., abandon=True)"
         )
         self._refusal = (AttemptError, text)
         raise AttemptError(text)

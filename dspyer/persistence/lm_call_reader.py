@@ -42,7 +42,7 @@ def lm_calls_of(store: Store, thread: str, name: str) -> tuple[LMCall, ...]:
             return tuple(calls)
     raise LookupError(
         f"thread {thread!r} has no commit {name!r}, no execution of that id has failed, or made an LM call: "
-        "ids are those of t.history(), and Failure.execution"
+        "ids are those of thread.history(), and Failure.execution"
     )
 
 

@@ -175,7 +175,7 @@ class ThreadReader:
         if not_joined:
             raise LookupError(
                 f"{name!r} was written by {not_joined[-1].node!r} (commit {not_joined[-1].id!r}), but its branch never "
-                "joined, or its run was abandoned: see t.at(id)"
+                "joined, or its run was abandoned: see thread.at(id)"
             )
         raise LookupError(f"no commit has written {name!r}; fields of the state: {', '.join(state) or 'none'}")
 
@@ -239,7 +239,7 @@ class ThreadReader:
         for snapshot in reversed(snapshots):
             index = of_run.log_indexes[snapshot.commit_index] if snapshot.commit_index >= 0 else of_run.trunk_index
             if index is not None and history.log[index].state != snapshot.state:
-                yield index, "in its snapshot (t.resume() and t.run() continue from that one)"
+                yield index, "in its snapshot (thread.resume() and thread.run() continue from that one)"
         digests = {end.header[1] for end in run.rows if end.kind == RowKind.END and len(end.header) > 1} - {None}
         if of_run.trunk_index is not None and digests and digests != {state_digest(history.state(of_run.trunk_index))}:
             yield of_run.trunk_index, "that its run ended with"

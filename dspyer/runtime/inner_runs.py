@@ -166,7 +166,7 @@ def check_same_inputs(
             raise AttemptError(
                 f"the inputs of ctx.call (execution {place.execution}) differ from those that an earlier attempt gave: "
                 "each attempt must give the same. Keep what decides about them with ctx.once, or leave the run with "
-                "t.run(..., abandon=True)"
+                "thread.run(..., abandon=True)"
             )
         return None
     records.effects[place] = digest

@@ -334,7 +334,7 @@ class Run:
             )
         name = ".".join(map(str, keys))
         if not keys or keys[0] in self.state:
-            raise LookupError(f"no commit of this run has written {name!r}: ask its thread, t.blame({name!r})")
+            raise LookupError(f"no commit of this run has written {name!r}: ask its thread, thread.blame({name!r})")
         raise LookupError(f"no commit has written {name!r}; fields of the state: {known}")
 
     def sources(self, version: int | str) -> dict[str, tuple[str, ...]]:

@@ -97,12 +97,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dspyer")
 _lock = Lock()  # guards `Session.trial_error`: trials may fail in several threads at once
 
-CAN_RESUME = "What it has committed is kept: continue it with t.resume()"
+CAN_RESUME = "What it has committed is kept: continue it with thread.resume()"
 CANNOT_RESUME = (
     "Start it again; a run on a thread, program.thread('a name'), could be continued with resume(), but not one with "
     'on_conflict="merge"'
 )
-STOPPED_BY_THREAD = "t.stop() was called"
+STOPPED_BY_THREAD = "thread.stop() was called"
 _NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 

@@ -60,7 +60,7 @@ def copy_thread(
     """
     store, row = source.store, source.store.thread(source.thread)
     if store.thread(target.thread) is not None:
-        raise ThreadError(f"there is a thread {target.thread!r} already: take another name, or merge with t.merge(...)")
+        raise ThreadError(f"there is a thread {target.thread!r} already: take another name, or use thread.merge(...)")
     if row is None or row.head is None:
         raise ThreadError(f"thread {source.thread!r} has no run yet: there is nothing to copy")
     if at is None and patch is None:
@@ -111,7 +111,7 @@ def first_write_of_rerun(
     if not prefix.unfinished:
         raise ThreadError(
             f"version {version!r} of thread {starter.thread!r} is the end of a run, nothing comes after it: to repeat "
-            "a run with its inputs, rerun from its START; to continue differently, t.copy(to=..., at=...)"
+            "a run with its inputs, rerun from its START; to continue differently, thread.copy(to=..., at=...)"
         )
     records = starter.read_records(prefix.run)
     records.resumes = 0
@@ -275,7 +275,7 @@ def commit_as_node(
     if not graph.exits.get(node):
         raise ThreadError(
             f"no edge leads on from node {node!r}: it chooses its targets itself, with Command(goto=...), and cannot "
-            "be asked. Pass the node before it, or call t.update(...) without as_node"
+            "be asked. Pass the node before it, or call thread.update(...) without as_node"
         )
     label = starter.next_label(head)
     update, state = _adapted_update(starter, head, patch, node, f"{label}/trunk:0", new_thread=not parents)
@@ -324,8 +324,8 @@ def only_branch(starter: RunStarter, listed: Callable[[], CommitListing], prefix
     (branch,) = branches
     if branch.head < 0:
         raise ThreadError(
-            f"the last run of thread {starter.thread!r} has no commit yet: call t.resume(), or start another run with "
-            "t.run(..., abandon=True)"
+            f"the last run of thread {starter.thread!r} has no commit yet: call thread.resume(), or start another "
+            "run with thread.run(..., abandon=True)"
         )
     return branch
 
@@ -342,7 +342,7 @@ def nearest_single_branch(listed: CommitListing, number: int) -> str:
     after = next((listed.commits[i].version for i in range(number + 1, len(listed.commits)) if has_one_branch(i)), None)
     found = [str(version) for version in (before, after) if version is not None]
     if not found:
-        return "No version has one branch alone: to change the inputs, start another run with t.run(...)"
+        return "No version has one branch alone: to change the inputs, start another run with thread.run(...)"
     return f"Nearest versions with one branch: {' and '.join(found)}"
 
 
@@ -355,7 +355,7 @@ def _check_next_node_not_started(starter: RunStarter, prefix: HistoryPrefix, bra
     if any(outermost_execution(name) == upcoming for name in started):
         raise ThreadError(
             f"the next node of thread {starter.thread!r} has done a part of its work already, with the state as it is. "
-            "Let it finish with t.resume(), or commit in its place with t.update(..., as_node=...)"
+            "Let it finish with thread.resume(), or commit in its place with thread.update(..., as_node=...)"
         )
 
 

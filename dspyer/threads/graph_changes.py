@@ -158,7 +158,7 @@ class GraphCompatibility:
         return ChangedGraphError(
             f"thread {self.thread!r} cannot continue with this graph: {error}.{lines}\nNothing was called. If a node "
             "has another name now, pass allow_changed_graph={'old name': 'new name'}; else abandon the run with "
-            "t.run(..., abandon=True)",
+            "thread.run(..., abandon=True)",
             (*error.changes, *found),
         )
 
@@ -189,7 +189,7 @@ class GraphCompatibility:
             raise ChangedGraphError(
                 f"in the open run of thread {self.thread!r} {where}, and fields have to change that all branches would "
                 f"have to share: {', '.join(map(repr, fields))}. Finish the run with the graph that made it, or "
-                "abandon it with t.run(..., abandon=True)",
+                "abandon it with thread.run(..., abandon=True)",
                 [f"field {name!r} has changed" for name in fields],
             )
         commit = update_commit(branches[0], run.first + len(run.log), MIGRATION_AUTHOR, patches[0], time.time())
@@ -356,8 +356,8 @@ def changed_graph(thread: str, made_by: GraphFingerprint | None, now: GraphFinge
     lines = "\n".join(f"  - {change}" for change in found)
     return ChangedGraphError(
         f"the graph has changed since the open run of thread {thread!r} was made:\n{lines}\n"
-        "Nothing was called. Continue as far as the log fits with t.resume(allow_changed_graph=True), or with a "
-        "mapping {'old name': 'new name'} of nodes; or abandon the run with t.run(..., abandon=True)",
+        "Nothing was called. Continue as far as the log fits with thread.resume(allow_changed_graph=True), or with a "
+        "mapping {'old name': 'new name'} of nodes; or abandon the run with thread.run(..., abandon=True)",
         found,
     )
 

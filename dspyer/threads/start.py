@@ -99,17 +99,18 @@ class ThreadHead(NamedTuple):
         """The error for a call that needs a finished last run."""
         status = self.last_run.status if self.last_run else None
         ended = {"failed": "failed", "interrupted": "waits for answers", "stopped": "was stopped"}
+        answers = "{'key': answer}" if status == "interrupted" else ""
         return OpenRunError(
-            f"the last run of thread {self.row.name!r} {ended.get(str(status), 'crashed')}: resume it with t.resume(), "
-            "or abandon it with t.run(..., abandon=True)"
+            f"the last run of thread {self.row.name!r} {ended.get(str(status), 'crashed')}: resume it with "
+            f"thread.resume({answers}), or abandon it with thread.run(..., abandon=True)"
         )
 
     def broken_error(self) -> StoreError:
         """The error for a call that needs commits that cannot be read."""
         last = self.next_version - 1
         remedy = (
-            f". What came before it can be read with t.history() and t.at(...); continue from version {last} with "
-            f"t.run(..., abandon=True), or on a copy, t.copy(to=..., at={last})"
+            f". What came before it can be read with thread.history() and thread.at(...); continue from version "
+            f"{last} with thread.run(..., abandon=True), or on a copy, thread.copy(to=..., at={last})"
         )
         return StoreError(f"thread {self.row.name!r}: {self.broken}{remedy if last >= 0 else ''}")
 
@@ -224,7 +225,7 @@ class RunStarter:
         if not head.open or head.row.head is None:
             found = "has no run yet" if head.last_run is None else "has finished its last run"
             raise ThreadError(
-                f"thread {self.thread!r} {found}: there is nothing to resume; start a run with t.run(...)"
+                f"thread {self.thread!r} {found}: there is nothing to resume; start a run with thread.run(...)"
             )
         if head.broken:
             raise head.broken_error()
@@ -242,7 +243,7 @@ class RunStarter:
             raise ThreadError(
                 f"the last run of thread {self.thread!r} was resumed {max_resumes} times without progress; open: "
                 f"{', '.join(running)}. Find out what kills its process, then allow more resumes with "
-                f"resume(max_resumes={2 * max_resumes}), or abandon the run with t.run(..., abandon=True)"
+                f"resume(max_resumes={2 * max_resumes}), or abandon the run with thread.run(..., abandon=True)"
             )
         blob = None if names is None else self.compatibility.graph_blobs
         rows += [resume_row(count, running, blob), *migration]
@@ -323,7 +324,7 @@ class RunStarter:
         if opening is None:
             raise ThreadError(
                 f"the log of the last run of thread {self.thread!r} lacks its first commit: abandon the run with "
-                "t.run(..., abandon=True)"
+                "thread.run(..., abandon=True)"
             )
         node, patch, made = opening[0], opening[1].patch or {}, opening[1].made
         if node != START and node not in self.graph.nodes:

@@ -92,7 +92,7 @@ def test_a_run_stops_at_a_limit_and_a_resume_makes_the_other_requests(
         "requests": "requests: 5 of 5. The run of graph 'Talk' was stopped",
     }
     assert str(error).startswith(told[limit])
-    assert "t.resume()" in str(error)
+    assert "thread.resume()" in str(error)
     with pytest.raises(BudgetError):
         _ = found.prediction
     while found.status == "stopped":

@@ -37,7 +37,7 @@ def test_a_run_with_any_error_can_be_resumed_once_the_cause_is_gone(kind: str, m
         assert isinstance(run.error, Fault)
         assert thread.status == "failed"
         assert thread.state == run.state
-        with pytest.raises(OpenRunError, match=r"failed.*t.resume\(\).*abandon=True"):
+        with pytest.raises(OpenRunError, match=r"failed.*thread.resume\(\).*abandon=True"):
             thread.run({})
         assert not CALLS.made
         assert nodes(made) <= nodes(place.whole.calls)

@@ -78,7 +78,7 @@ def test_stop_ends_the_run_and_a_resume_continues_it(kind: str, monkeypatch: pyt
     (run,) = stage.runs
     assert (run.status, list(run.state["log"])) == ("stopped", ["first"])
     assert isinstance(run.error, RunStoppedError)
-    assert "t.stop() was called" in str(run.error)
+    assert "thread.stop() was called" in str(run.error)
     assert (t.status, t.state["log"]) == ("stopped", ["first"])
     assert t.resume().state["log"] == ["first", "slow", "late"]
     assert stage.calls == ["first", "slow", "slow"]

@@ -98,7 +98,7 @@ def leaves_the_block(stage: Stage) -> None:
         reaches(stage, stream)
     assert isinstance(stream.run.error, RunStoppedError)
     assert stream.run.error.reason == "its stream was closed"
-    with pytest.raises(RunStoppedError, match=r"its stream was closed. .* t.resume\(\)"):
+    with pytest.raises(RunStoppedError, match=r"its stream was closed. .* thread.resume\(\)"):
         _ = stream.run.prediction
 
 
