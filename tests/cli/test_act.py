@@ -45,7 +45,7 @@ CODES: list[tuple[list[str], int, str]] = [
     (["resume", "t-1", "--answer", "=1"], 2, "key=value"),
     (["resume", "t-1", "--answer", "pya=true"], 2, "Did you mean 'pay'"),
     (["resume", "t-1", "--answer", "pay=true", "--answer", "pay=false"], 2, "two answers"),
-    (["run", GRAPH, "--input", '{"text": "x"}', "--thread", "t-1"], 2, "t.resume()"),
+    (["run", GRAPH, "--input", '{"text": "x"}', "--thread", "t-1"], 2, "thread.resume("),
     (["run", GRAPH, "--input", '{"text": "x"}', "--thread", "t-1", "--abandon"], 3, "Pay 1.0 USD?"),
     (["rerun", "t-2", "17"], 2, "17"),
     (["copy", "t-2", "t-1"], 2, "t-1"),

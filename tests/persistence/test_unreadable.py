@@ -116,7 +116,7 @@ def test_the_history_is_readable_up_to_the_unreadable_row(spoil: Any, spoiled: C
 @pytest.mark.parametrize("spoil", SPOIL)
 def test_a_new_run_can_start_before_the_unreadable_row(spoil: Any, spoiled: Callable[[Any], Thread]) -> None:
     t = spoiled(spoil)
-    with pytest.raises(StoreError, match=r"continue from version 5 with t.run\(..., abandon=True\)"):
+    with pytest.raises(StoreError, match=r"continue from version 5 with thread.run\(..., abandon=True\)"):
         t.run({"q": "c"})
     twin = t.copy("twin", at=3)
     assert twin.run({"q": "d"}).state["log"] == ["a", "aa", "end", "d", "dd", "end"]

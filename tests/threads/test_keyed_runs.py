@@ -226,9 +226,11 @@ def test_a_run_that_waits_for_an_answer_is_returned_as_stored(deliver: Callable[
     writes = store.writes
     again = deliver(t, {"n": 1}, key="a")
     assert (again.status, again.questions, again.run_id) == ("interrupted", first.questions, first.run_id)
+    with pytest.raises(OpenRunError, match=r"waits for answers: .*thread.resume\({'key': answer}\)"):
+        t.run({})
     assert (again.state, again.branches, store.writes) == (first.state, first.branches, writes)
     assert [type(event).__name__ for event in again.events] == ["RunStarted", "Asked", "RunEnded"]
-    with pytest.raises(Interrupted, match=r"t\.resume\(answers="):
+    with pytest.raises(Interrupted, match=r"thread\.resume\(answers="):
         again.raise_error()
     t.resume({first.questions[0].id: True})
     done = deliver(t, {"n": 1}, key="a")
