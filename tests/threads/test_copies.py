@@ -60,7 +60,7 @@ def test_every_commit_can_be_read_copied_and_resumed(name: str, mode: str) -> No
                 assert commit is first.commits[-1]
                 continue
             left = left_to_call(calls, finished(store, twin.name))
-            with pytest.raises(ThreadError, match=r"t\.resume"):
+            with pytest.raises(ThreadError, match=r"thread\.resume"):
                 twin.run(INPUTS)
             assert outcome(resume(twin, mode)) == outcome(first)
             made = CALLS.take()

@@ -67,7 +67,7 @@ def test_the_history_says_who_changed_what_in_which_order() -> None:
         thread.at("x")
     with pytest.raises(LookupError, match="no commit has written 'nobody'"):
         thread.blame("nobody")
-    with pytest.raises(LookupError, match=r"no commit of this run has written 'user.a': ask its thread, t.blame\("):
+    with pytest.raises(LookupError, match=r"has written .user.a.: ask its thread, thread.blame\("):
         second.blame("user.a")
 
 

@@ -255,5 +255,5 @@ def test_a_run_that_forks_at_once_has_no_version_to_change() -> None:
     graph.add_edge(START, ["bad", "good"]).add_edge(["bad", "good"], END)
     thread = graph.compile(store=Memory()).thread("t")
     assert thread.run({"n": 1}).status == "failed"
-    with pytest.raises(ThreadError, match=r"No version has one branch alone: .*start another run with t\.run"):
+    with pytest.raises(ThreadError, match=r"No version has one branch alone: .*start another run with thread\.run"):
         thread.copy("c", at=0, patch={"n": 2})
