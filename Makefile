@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
-# One more than the two cores of a small machine: tests wait for processes, servers and a browser.
-WORKERS ?= 3
+# One for each core of a small machine.
+WORKERS ?= 2
 
 # DSPy's LiteLLM asks the network for a price list when it is imported; nothing here needs it.
 export LITELLM_LOCAL_MODEL_COST_MAP := True

@@ -6,11 +6,9 @@ import ast
 import functools
 import gc
 import inspect
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Iterator
-from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,13 +26,25 @@ from pydantic import TypeAdapter
 
 from dspyer.dspy_module.executing import executing_id
 from tests.browser import chromium, page  # noqa: F401 - fixtures for every folder
+from tests.budget import Budget, deep
+from tests.children import fork_server  # noqa: F401 - as these
 from tests.timeouts import time_is_over  # noqa: F401 - as these
 
 # No property is judged by how fast a busy machine draws its examples. In CI the examples are the same in every run.
-settings.register_profile(
-    "dspyer", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI"))
-)
-settings.load_profile("dspyer")
+for _profile, _examples in {"ci": 25, "deep": 500}.items():
+    settings.register_profile(
+        _profile,
+        max_examples=_examples,
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=bool(os.environ.get("CI")),
+    )
+settings.load_profile("deep" if deep else "ci")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measures what the suite costs."""
+    config.pluginmanager.register(Budget(config))
 
 
 _kept_tree = functools.lru_cache(maxsize=4)(ast.parse)
@@ -90,27 +100,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.fail(f"{before} has left DSPy without a part of its cache of LM calls")
         if executing_id():
             pytest.fail(f"a node seems to run here, since {before}")
-
-
-PRELOADED = [
-    "dspy",
-    "dspyer.agents",
-    "dspyer.optimize",
-    "dspyer.search",
-    "dspyer.stores.encrypted",
-    "dspyer.stores.postgres",
-    "dspyer.testing.store_processes",
-    "tests.fleet.fleet",
-    "tests.test_examples",
-]
-
-
-@pytest.fixture(scope="session")
-def fork_server() -> None:
-    """Starts the process that others are forked from, with what they need: each would import it for a second."""
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        forkserver.set_forkserver_preload(PRELOADED)
-        forkserver.ensure_running()
 
 
 @pytest.fixture

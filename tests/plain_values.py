@@ -1,0 +1,22 @@
+"""Values as a state holds them, and back, by public names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dspyer import ImmutableState
+
+
+def frozen(value: object) -> Any:
+    """`value` as a state holds it."""
+    return ImmutableState({"value": value}).raw("value")
+
+
+def plain(value: object) -> Any:
+    """`value` in dicts, lists and sets that may be changed."""
+    return ImmutableState({"value": value}).to_dict()["value"]
+
+
+def same(left: object, right: object) -> bool:
+    """Whether a state that holds `left` need not be changed to hold `right`: 1, 1.0 and True are three values."""
+    return not ImmutableState({"value": left}).diff({"value": right})
