@@ -86,7 +86,7 @@ class Budget:
                     ' or mark it slow("reason")'
                 )
         self.costs.append(Cost(cost, item.nodeid))
-        return result  # type: ignore[return-value]  # pytest's hook has a result, its protocol for typing has none
+        return result
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """A worker hands over what it has found; a run that breaks a rule fails."""
