@@ -12,11 +12,14 @@ export LITELLM_LOCAL_MODEL_COST_MAP := True
 export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo browser test lint types docs docs-serve check bench format clean
+.PHONY: help setup demo browser test test-core test-deep test-faults lint types docs docs-serve check bench format clean
 
 help:
 	@echo "make demo        graphs run, are tuned, converted from LangGraph, killed and resumed; an agent works; offline"
 	@echo "make test        all tests and doctests"
+	@echo "make test-core   the tests of the core alone: values, schema, scheduler, nodes, graph, runtime, stores, threads"
+	@echo "make test-deep   all tests with 500 examples of each law and whole products; an hour"
+	@echo "make test-faults seeds 60 faults, one at a time, and asks the tests which they find; half an hour"
 	@echo "make check       lint, types, strict docs build and tests"
 	@echo "make docs        build the site into site/, opens from disk"
 	@echo "make docs-serve  the site with live reload on http://127.0.0.1:8000"
@@ -63,9 +66,20 @@ CLIENT := tests/serve/agui_client/node_modules/.package-lock.json
 $(CLIENT): tests/serve/agui_client/package-lock.json
 	@! command -v npm >/dev/null || (cd tests/serve/agui_client && npm ci --ignore-scripts --no-audit --no-fund --silent) || echo "tests/serve/agui_client/node_modules could not be installed"
 
-# The many processes that tests start find the modules compiled, also where the environment asks for no bytecode.
+# The processes that tests start find the modules compiled, also where the environment asks for no bytecode.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 test: $(READY) browser $(PAGE) $(CLIENT)
-	env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	$(PYTEST)
+
+CORE := dspy_module graph nodes persistence runtime scheduler schema stores threads values
+test-core: $(READY)
+	$(PYTEST) $(CORE:%=tests/%) tests/test_state.py tests/test_patch.py tests/test_merge.py tests/test_policies.py tests/test_reducers.py
+
+test-deep: $(READY) browser $(PAGE) $(CLIENT)
+	DSPYER_DEEP=1 $(PYTEST)
+
+test-faults: $(READY)
+	$(BIN)/python -m tests.faults
 
 lint: $(READY)
 	$(BIN)/ruff check .

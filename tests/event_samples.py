@@ -6,9 +6,8 @@ import types
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
+from dspyer import Failure, Replace
 from dspyer.events import Commit, Event, Exchange, LMCall, MergedConflict, Question, TraceStep
-from dspyer.failure import Failure
-from dspyer.patch import Replace
 
 RECORDS: tuple[type, ...] = (Commit, MergedConflict, Question, Exchange, TraceStep, LMCall)
 

@@ -24,7 +24,7 @@ from typing import Any, Self
 
 import dspy
 
-from dspyer.testing.prompt import Prompt, Turn, read_prompt
+from dspyer.testing import Prompt, ScriptedLM
 from tests.http_faults import Fault
 from tests.timeouts import PATIENCE
 
@@ -185,7 +185,20 @@ def text_of(message: dict[str, Any]) -> str:
 
 def prompt_of(messages: Messages) -> Prompt:
     """What the messages of a request say: fields, demonstrations, inputs."""
-    return read_prompt([Turn(message["role"], text_of(message)) for message in messages])
+    reader = ScriptedLM(lambda prompt: "read")
+    text_by(reader, messages)
+    return reader.calls[0].prompt
+
+
+def answer_text(messages: Messages, answer: dict[str, Any] | Callable[[Prompt], dict[str, Any]]) -> str:
+    """Output fields, in the form that the messages ask for."""
+    return text_by(ScriptedLM([answer]), messages)
+
+
+def text_by(lm: dspy.LM, messages: Messages) -> str:
+    """What an LM of this process answers."""
+    texts = [{"role": message["role"], "content": text_of(message)} for message in messages]
+    return str(lm(dspy.lm15.request_from_openai_chat({"model": lm.model, "messages": texts})).text)
 
 
 @dataclass

@@ -20,3 +20,8 @@ def plain(value: object) -> Any:
 def same(left: object, right: object) -> bool:
     """Whether a state that holds `left` need not be changed to hold `right`: 1, 1.0 and True are three values."""
     return not ImmutableState({"value": left}).diff({"value": right})
+
+
+FrozenDict = type(frozen({}))
+FrozenList = type(frozen([]))
+MAX_DEPTH = 100  # levels of a value, as errors and the page about states tell

@@ -75,14 +75,9 @@ LOCAL_IMPORTS: dict[tuple[str, str], str] = {
     ("serve", "dspyer.serve.agui_route"): "it needs Starlette and the protocol's package, which only an extra installs",
     ("inspector.web_app", "dspyer.inspector.acting"): "it imports DSPy, which reading does not need",
     ("archive.opening", "dspyer.stores.encrypted"): "it needs a cipher that only an extra installs",
-    (
-        "persistence.reader",
-        "dspyer.migrate.channel_reducers",
-    ): "a thread of a converted graph is read without its program, where LangGraph is installed",
 }
 
 MODULES = sorted(PACKAGE.rglob("*.py"))
-IDS = [str(path.relative_to(PACKAGE)) for path in MODULES]
 
 
 def name_of(path: Path) -> str:
@@ -91,6 +86,9 @@ def name_of(path: Path) -> str:
     if len(parts) > 1 and parts[-1] == "__init__":
         parts.pop()
     return ".".join(parts)
+
+
+NAMES = {name_of(path): path for path in MODULES}
 
 
 def layer_of(name: str) -> int:
@@ -127,6 +125,11 @@ def tree_of(path: Path) -> ast.Module:
 
 
 @functools.cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
+
+
+@functools.cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """What a module imports when it runs, as absolute dotted names, with whether inside a function."""
     return [(name, inside) for node, inside in statements(tree_of(path).body) for name in imported(node, path)]
@@ -146,10 +149,7 @@ def imported(node: ast.AST, path: Path) -> Iterator[str]:
 
 
 def is_module(dotted: str) -> bool:
-    if not dotted.startswith("dspyer."):
-        return False
-    path = PACKAGE.joinpath(*dotted.split(".")[1:])
-    return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
+    return dotted.removeprefix("dspyer.") in NAMES
 
 
 def own_imports(path: Path) -> set[str]:
@@ -161,15 +161,15 @@ def own_imports(path: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_imports_point_down(path: Path) -> None:
-    name = name_of(path)
-    too_high = {other for other in own_imports(path) if layer_of(other) > layer_of(name)}
-    assert not too_high, f"{name} imports from a layer above its own"
+def test_imports_point_down() -> None:
+    too_high = [
+        (name, other) for name, path in NAMES.items() for other in own_imports(path) if layer_of(other) > layer_of(name)
+    ]
+    assert not too_high, "the first imports from a layer above its own"
 
 
 def test_no_import_cycle() -> None:
-    graph = {name_of(path): own_imports(path) - {name_of(path)} for path in MODULES}
+    graph = {name: own_imports(path) - {name} for name, path in NAMES.items()}
     done: set[str] = set()
     while ready := {name for name in graph.keys() - done if graph[name] & graph.keys() <= done}:
         done |= ready
@@ -186,17 +186,14 @@ def test_the_core_knows_no_dspy_clock_or_thread() -> None:
     assert not {name: found for name, found in impure.items() if found}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_pyrsistent_has_one_importer(path: Path) -> None:
-    roots = {imported.split(".")[0] for imported, _ in imports(path)}
-    assert "pyrsistent" not in roots or name_of(path) == "values.persistent"
+def test_pyrsistent_has_one_importer() -> None:
+    importers = {name for name, path in NAMES.items() for found, _ in imports(path) if found.startswith("pyrsistent")}
+    assert importers == {"values.persistent"}
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_imports_inside_functions_have_a_reason(path: Path) -> None:
-    name = name_of(path)
-    hidden = {(name, imported) for imported, inside in imports(path) if inside}
-    assert hidden <= LOCAL_IMPORTS.keys(), "move the import to the top, or give its reason in LOCAL_IMPORTS"
+def test_imports_inside_functions_have_a_reason() -> None:
+    hidden = {(name, found) for name, path in NAMES.items() for found, inside in imports(path) if inside}
+    assert not hidden - LOCAL_IMPORTS.keys(), "move the import to the top, or give its reason in LOCAL_IMPORTS"
 
 
 def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
@@ -207,11 +204,10 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     return (function.end_lineno or start) - start + 1
 
 
-@pytest.mark.parametrize("path", MODULES, ids=IDS)
-def test_functions_are_short(path: Path) -> None:
+def test_functions_are_short() -> None:
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    found = {node.name: lines_of(node) for node in ast.walk(tree_of(path)) if isinstance(node, kinds)}
-    long = {name: lines for name, lines in found.items() if lines > 80}
+    functions = [(name, node) for name, path in NAMES.items() for node in nodes_of(path) if isinstance(node, kinds)]
+    long = {f"{name}.{node.name}": lines for name, node in functions if (lines := lines_of(node)) > 80}
     assert not long, "split these functions"
 
 
@@ -233,7 +229,7 @@ def classes() -> dict[str, list[tuple[str, ast.ClassDef]]]:
     """Every class of the package by its name, with the modules that define one of that name."""
     found: dict[str, list[tuple[str, ast.ClassDef]]] = {}
     for path in MODULES:
-        for node in ast.walk(tree_of(path)):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append((name_of(path), node))
     return found
@@ -289,7 +285,7 @@ def test_no_class_is_spread_over_files(classes: dict[str, list[tuple[str, ast.Cl
 
 def all_imports(path: Path) -> set[str]:
     """The modules of dspyer that a module names anywhere, for type checkers alone too."""
-    found = {name for node in ast.walk(tree_of(path)) for name in imported(node, path)}
+    found = {name for node in nodes_of(path) for name in imported(node, path)}
     return {name.removeprefix("dspyer.") for name in found if name.startswith("dspyer.")}
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 import pytest
 from pydantic import create_model
 
 from dspyer import END, START, Graph
-from dspyer.hints import signature_of, typed_dict_keys
 
 LATE = """
 def node(question: Unknown) -> Unknown:
@@ -30,23 +29,12 @@ def choose(conflict: Unknown) -> Unknown:
 """
 
 
-class Base(TypedDict, total=False):
-    title: Unknown  # type: ignore[name-defined]  # noqa: F821
-
-
-class Found(Base):
-    tags: list[Unknown]  # type: ignore[name-defined]  # noqa: F821
-
-
-def test_keys_of_a_typed_dict() -> None:
-    assert typed_dict_keys(Found) == ["title", "tags"]
-
-
-def test_annotations_of_a_signature_may_be_strings() -> None:
+def test_annotations_may_be_strings_that_name_nothing() -> None:
     def node(question: Unknown, limit: int = 3) -> Unknown:  # type: ignore[name-defined]  # noqa: F821
-        ...
+        return {"answer": f"{question} {limit}"}
 
-    assert list(signature_of(node).parameters) == ["question", "limit"]
+    graph = Graph().add_node("node", node, writes=["answer"]).add_path(START, "node", END)
+    assert graph.compile()(question="q").answer == "q 3"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="annotations are evaluated when a function is made")

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspyer.patch import DELETE
+from dspyer import DELETE
 from dspyer.policies import Conflict, merge_values
-from dspyer.values.freezing import freeze, same
-from dspyer.values.frozen import FrozenDict, thaw
-from dspyer.values.refusals import MAX_DEPTH
+from tests.plain_values import MAX_DEPTH, FrozenDict, frozen, plain, same
 
 scalars = st.sampled_from([0, 1, True, 1.0, "", "x", None])
 keys = st.sampled_from("abcd")
@@ -21,7 +19,7 @@ values = st.recursive(
     lambda inner: st.dictionaries(keys, inner, max_size=3),
     max_leaves=8,
 )
-states = st.dictionaries(keys, values, max_size=4).map(freeze)
+states = st.dictionaries(keys, values, max_size=4).map(frozen)
 
 
 def left_wins(path: tuple[Any, ...], base: Any, left: Any, right: Any) -> Any:
@@ -37,9 +35,9 @@ def never(path: tuple[Any, ...], base: Any, left: Any, right: Any) -> Any:
 
 
 def merged(base: Any, left: Any, right: Any, resolve: Any = never) -> Any:
-    base, left, right = (value if value is DELETE else freeze(value) for value in (base, left, right))
+    base, left, right = (value if value is DELETE else frozen(value) for value in (base, left, right))
     result = merge_values(base, left, right, (), resolve)
-    return result if result is DELETE else thaw(result)
+    return result if result is DELETE else plain(result)
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
@@ -105,7 +103,7 @@ def test_conflict(base: Any, left: Any, right: Any, path: tuple[str, ...], sides
     assert len(asked) == 1
     assert asked[0][0] == path
     assert all(
-        same(got, want if want is DELETE else freeze(want)) for got, want in zip(asked[0][1:], sides, strict=True)
+        same(got, want if want is DELETE else frozen(want)) for got, want in zip(asked[0][1:], sides, strict=True)
     )
 
 
@@ -125,8 +123,8 @@ def test_key_order_is_left_then_new_keys_of_right() -> None:
 
 
 def test_untouched_values_keep_their_identity() -> None:
-    base = freeze({"big": {"x": [1]}, "n": 1})
-    left, right = base.set("l", 1), base.set("r", freeze({"k": 1}))
+    base = frozen({"big": {"x": [1]}, "n": 1})
+    left, right = base.set("l", 1), base.set("r", frozen({"k": 1}))
     result = merge_values(base, left, right, (), never)
     assert result.raw("big") is base.raw("big")
     assert result.raw("r") is right.raw("r")
@@ -171,17 +169,17 @@ def test_law_nothing_is_resurrected_lost_or_doubled(base: Any, left: Any, right:
         before, mine, other = (side.raw(key, DELETE) for side in top)
         if same(before, mine):
             assert same(
-                result_of(result, key), result_of(leaves(freeze({}) if other is DELETE else freeze({key: other})), key)
+                result_of(result, key), result_of(leaves(frozen({}) if other is DELETE else frozen({key: other})), key)
             )
         elif same(before, other):
             assert same(
-                result_of(result, key), result_of(leaves(freeze({}) if mine is DELETE else freeze({key: mine})), key)
+                result_of(result, key), result_of(leaves(frozen({}) if mine is DELETE else frozen({key: mine})), key)
             )
     assert old == leaves(base)
 
 
 def result_of(found: dict[tuple[Any, ...], Any], key: str) -> Any:
-    return freeze([[list(path), value] for path, value in sorted(found.items(), key=repr) if path[:1] == (key,)])
+    return frozen([[list(path), value] for path, value in sorted(found.items(), key=repr) if path[:1] == (key,)])
 
 
 @settings(max_examples=100)

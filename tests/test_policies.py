@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dspyer import DELETE
 from dspyer.errors import MergeConflictError
-from dspyer.patch import DELETE
 from dspyer.policies import (
     Conflict,
     Policies,
@@ -26,8 +26,8 @@ from dspyer.policies import (
     raise_,
     resolve_conflict,
 )
-from dspyer.values.freezing import freeze, same
-from dspyer.values.frozen import thaw
+from tests.plain_values import frozen as freeze
+from tests.plain_values import plain, same
 
 
 def longest(conflict: Conflict) -> Any:
@@ -61,7 +61,7 @@ keyed = st.dictionaries(st.sampled_from("abc"), st.integers(0, 2) | items, max_s
 def merge(base: Any, left: Any, right: Any, spec: Any) -> Any:
     resolve = Policies.of(spec).resolver("left", "right")
     result = merge_values(freeze(base), freeze(left), freeze(right), (), resolve)
-    return result if result is DELETE else thaw(result)
+    return result if result is DELETE else plain(result)
 
 
 def outcome(base: Any, left: Any, right: Any, spec: Any) -> Any:
@@ -113,7 +113,7 @@ def test_policies_can_be_copied_and_pickled(spec: Any) -> None:
 @settings(max_examples=200)
 @given(items, items, items)
 def test_law_combine_lists_counts_base_items_once(base: list[Any], left: list[Any], right: list[Any]) -> None:
-    result = thaw(resolve_conflict(combine_lists, Conflict(("k",), freeze(base), freeze(left), freeze(right))))
+    result = plain(resolve_conflict(combine_lists, Conflict(("k",), freeze(base), freeze(left), freeze(right))))
 
     def count(values: list[Any], item: Any) -> int:
         return sum(same(value, item) for value in values)

@@ -19,11 +19,9 @@ from dspy.streaming import StreamListener, StreamResponse
 from dspy.utils.exceptions import LMError, LMInvalidRequestError, LMServerError
 
 from dspyer import END, START, Graph
-from dspyer.testing.nearest import NearestWriter
-from dspyer.testing.prompt import write_answer
-from dspyer.testing.text_engine import Sampling
+from dspyer.testing import NearestLM, Prompt
 from tests.dspy_contract.gates import PATIENCE
-from tests.openai_server import HTTPFailureError, Messages, OpenAIServer, prompt_of, usage
+from tests.openai_server import HTTPFailureError, Messages, OpenAIServer, answer_text, prompt_of, text_by, usage
 from tests.persistence.processes import end_of
 from tests.persistence.processes import fork as process
 from tests.test_examples import run_as_a_program
@@ -49,8 +47,7 @@ def fork() -> Any:
 
 
 def texts(messages: Messages) -> str:
-    prompt = prompt_of(messages)
-    return write_answer(prompt, {name: TEXTS[name] for name in prompt.asks})
+    return answer_text(messages, lambda prompt: {name: TEXTS[name] for name in prompt.asks})
 
 
 def asked(server: OpenAIServer) -> Counter[str]:
@@ -270,13 +267,12 @@ def not_train_1(example: dspy.Example, prediction: dspy.Prediction, trace: Any =
 def test_demonstrations_reach_the_server() -> None:
     """What an optimizer has found is in the prompts of the tuned program, each node with its own."""
 
-    def answer(messages: Messages) -> str:
-        prompt = prompt_of(messages)
+    def answer(prompt: Prompt) -> dict[str, str]:
         said = prompt.inputs.get("question") or " and ".join(prompt.inputs.values())
-        return write_answer(prompt, {name: f"{name} of {said}" for name in prompt.asks})
+        return {name: f"{name} of {said}" for name in prompt.asks}
 
     examples = [dspy.Example(question=f"Train {n}?").with_inputs("question") for n in range(3)]
-    with OpenAIServer(answer) as server:
+    with OpenAIServer(lambda messages: answer_text(messages, answer)) as server:
         lm = server.lm()
         optimizer = dspy.BootstrapFewShot(metric=not_train_1, max_bootstrapped_demos=2, max_labeled_demos=0)
         with dspy.context(lm=lm):
@@ -316,8 +312,8 @@ def test_an_equal_run_asks_nothing(way: Way, served: Serve, memory_cache: None) 
 
 def test_an_example_runs_with_a_model_that_the_environment_names(tmp_path: Path) -> None:
     """`DSPYER_MODEL=openai/... python examples/quickstart.py`: the desk asks that model, and no other."""
-    writer = NearestWriter()
-    with OpenAIServer(lambda messages: writer.write(prompt_of(messages), Sampling()).text) as server:
+    writer = NearestLM()
+    with OpenAIServer(lambda messages: text_by(writer, messages)) as server:
         environment = {"DSPYER_MODEL": "openai/desk", "OPENAI_API_BASE": server.url, "OPENAI_API_KEY": "test"}
         output = tmp_path / "output.txt"
 

@@ -15,13 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, reducers
-from dspyer import message_list as messages
+from dspyer import DELETE, END, START, Graph, Replace, reducers
 from dspyer.errors import ImmutableError, NodeOutputError, UnsupportedValueError
-from dspyer.patch import DELETE, Replace
 from dspyer.reducers import Reducer, Updates
-from dspyer.values.freezing import freeze, same
-from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from tests.plain_values import FrozenDict, FrozenList, plain, same
+from tests.plain_values import frozen as freeze
 
 words = st.sampled_from(["a", "b", "c", ""])
 numbers = st.integers(-5, 5)
@@ -138,7 +136,7 @@ def test_law_updates_can_be_combined_where_the_row_claims_it(row: Row, data: st.
     value, one, two = data.draw(row.values), data.draw(row.updates), data.draw(row.updates)
     in_turn = row.reducer(row.reducer(value, one), two)
     if row.reducer is reducers.add_messages:  # an update may hold one id twice, a value may not
-        one = thaw(row.reducer([], one))
+        one = plain(row.reducer([], one))
     at_once = row.reducer(value, row.reducer(one, two))
     assert same(in_turn, at_once)
 
@@ -213,7 +211,7 @@ def test_each_in_a_graph_two_branches_write_one_key_and_new_keys() -> None:
     ],
 )
 def test_the_start_value_of_a_field_without_a_value(reducer: Reducer, update: Any, value: Any) -> None:
-    assert thaw(reducer(DELETE, update)) == value
+    assert plain(reducer(DELETE, update)) == value
 
 
 @pytest.mark.parametrize(
@@ -234,7 +232,7 @@ def test_the_start_value_of_a_field_without_a_value(reducer: Reducer, update: An
     ],
 )
 def test_each_reducer_folds_as_documented(reducer: Reducer, current: Any, update: Any, expected: Any) -> None:
-    result = thaw(reducer(current, update))
+    result = plain(reducer(current, update))
     assert result == expected
     assert type(result) is type(expected)
 
@@ -287,16 +285,22 @@ def test_a_message_with_a_known_id_replaces_the_earlier_one() -> None:
     after = reducers.add_messages(
         before, [{"id": "3", "text": "c"}, {"id": "1", "text": "A"}, {"id": "3", "text": "C"}]
     )
-    assert thaw(after) == [{"id": "1", "text": "A"}, {"id": "2", "text": "b"}, {"id": "3", "text": "C"}]
+    assert plain(after) == [{"id": "1", "text": "A"}, {"id": "2", "text": "b"}, {"id": "3", "text": "C"}]
+
+
+def assign_ids(update: Any, commit_id: str, current: Any = DELETE) -> Any:
+    """An update of `add_messages` with the ids that a commit gives it."""
+    assert reducers.add_messages.assign_ids is not None
+    return reducers.add_messages.assign_ids(update, commit_id, current)
 
 
 def test_missing_ids_are_derived_from_the_commit() -> None:
     given_message = {"text": "hi"}
-    with_ids = messages.assign_ids([given_message, {"id": "own"}], "0.1:4")
+    with_ids = assign_ids([given_message, {"id": "own"}], "0.1:4")
     assert [each["id"] for each in with_ids] == ["0.1:4/0", "own"]
-    assert with_ids == messages.assign_ids([given_message, {"id": "own"}], "0.1:4")
+    assert with_ids == assign_ids([given_message, {"id": "own"}], "0.1:4")
     assert given_message == {"text": "hi"}
-    frozen = messages.assign_ids(freeze({"text": "hi"}), "c")
+    frozen = assign_ids(freeze({"text": "hi"}), "c")
     assert isinstance(frozen[0], FrozenDict)
     assert frozen == [{"text": "hi", "id": "c/0"}]
 
@@ -304,7 +308,7 @@ def test_missing_ids_are_derived_from_the_commit() -> None:
 def test_a_derived_id_is_never_in_use() -> None:
     """A conversation handed from run to run, whose commits have the same ids, loses no message."""
     current = freeze([{"id": "c/0"}, {"id": "c/0~2"}])
-    with_ids = messages.assign_ids([{"text": "a"}, {"text": "b"}, {"id": "c/1"}], "c", current)
+    with_ids = assign_ids([{"text": "a"}, {"text": "b"}, {"id": "c/1"}], "c", current)
     assert [each["id"] for each in with_ids] == ["c/0~3", "c/1~2", "c/1"]
     assert len(reducers.add_messages(current, {"text": "new"})) == 3
 
@@ -321,13 +325,13 @@ def test_messages_as_objects() -> None:
 
     for kind in (Message, Note):
         one = kind(text="a")
-        with_ids = messages.assign_ids(one, "c")
+        with_ids = assign_ids(one, "c")
         assert [each.id for each in with_ids] == ["c/0"]
         assert one.id is None
         both = reducers.add_messages(reducers.add_messages([], with_ids), kind(text="A", id="c/0"))
         assert [(each.id, each.text) for each in both] == [("c/0", "A")]
     with pytest.raises(NodeOutputError, match="without an id"):
-        messages.assign_ids(type("Odd", (), {"id": None})(), "c")
+        assign_ids(type("Odd", (), {"id": None})(), "c")
 
 
 class Anonymous(TypedDict):
@@ -355,7 +359,6 @@ def test_ids_in_long_lists_are_found_by_an_index() -> None:
     assert len(old) == 151
     assert old[70]["n"] == -1
     assert history[150][70]["n"] == 70
-    assert len(messages.index_cache) <= messages.CACHED
 
 
 def test_a_function_that_mutates_is_caught() -> None:

@@ -17,8 +17,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, StreamingResponse
 
 from dspyer import END, START, Graph
-from dspyer.testing import ScriptedLM
-from dspyer.testing.prompt import Prompt
+from dspyer.testing import Prompt, ScriptedLM
 from tests.asgi_server import PATIENCE, served
 from tests.test_serving import PAGE, app_of, ended
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
+from dspyer import DELETE, ImmutableState, Replace
 from dspyer.errors import (
     ImmutableError,
     MergeConflictError,
@@ -25,11 +26,7 @@ from dspyer.errors import (
     UnsetFieldError,
     UnsupportedValueError,
 )
-from dspyer.patch import DELETE, Replace
-from dspyer.state import ImmutableState
-from dspyer.values.freezing import freeze, same
-from dspyer.values.frozen import FrozenDict, FrozenList
-from dspyer.values.refusals import MAX_DEPTH
+from tests.plain_values import MAX_DEPTH, FrozenDict, FrozenList, frozen, same
 from tests.value_samples import SAMPLES, TYPES, spoil
 
 
@@ -49,7 +46,7 @@ def test_a_state_is_a_mapping() -> None:
     assert isinstance(state, Mapping)
     assert state == {"a": 1, "b": [1]}
     assert dict(a=1, b=[1]) == state  # noqa: C408  # a plain dict on the left
-    assert state == ImmutableState({"b": [1], "a": 1}) == freeze({"a": 1, "b": [1]})
+    assert state == ImmutableState({"b": [1], "a": 1}) == frozen({"a": 1, "b": [1]})
     assert state != {"a": 1}
     assert state.get("a") == 1
     assert state.get("z", 5) == 5
@@ -105,7 +102,7 @@ def test_keys_are_plain_strings() -> None:
     [
         lambda: ImmutableState({1: "a"}),  # type: ignore[arg-type]
         lambda: ImmutableState({None: "a"}),  # type: ignore[arg-type]
-        lambda: ImmutableState(freeze({(1, 2): "a"})),
+        lambda: ImmutableState(frozen({(1, 2): "a"})),
         lambda: ImmutableState({"a": 1}) | {2: "b"},  # type: ignore[dict-item]
         lambda: ImmutableState({"a": 1}).set(b"x", 1),
     ],
@@ -178,7 +175,7 @@ def test_a_state_inside_a_value_becomes_a_mapping() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [dict, OrderedDict, MappingProxyType, freeze], ids=["dict", "OrderedDict", "proxy", "frozen"]
+    "kind", [dict, OrderedDict, MappingProxyType, frozen], ids=["dict", "OrderedDict", "proxy", "frozen"]
 )
 def test_built_from_any_mapping(kind: Any) -> None:
     plain = {"b": 1, "a": {"c": [2]}}
@@ -252,7 +249,7 @@ def test_order_is_the_same_under_every_hash_seed() -> None:
 
 def test_hashable_where_the_values_are() -> None:
     a, b = ImmutableState({"a": [1, {"b": (2,)}], "c": {1}}), ImmutableState({"c": {1}, "a": [1, {"b": (2,)}]})
-    assert len({a, b, freeze(a.to_dict())}) == 1
+    assert len({a, b, frozen(a.to_dict())}) == 1
 
 
 leaves = st.none() | st.integers(-2, 2) | st.booleans() | st.text(max_size=2) | st.lists(st.integers(0, 3), max_size=2)
