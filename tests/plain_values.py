@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspyer import ImmutableState
+from dspyer import DELETE, ImmutableState
 
 
 def frozen(value: object) -> Any:
@@ -19,6 +19,8 @@ def plain(value: object) -> Any:
 
 def same(left: object, right: object) -> bool:
     """Whether a state that holds `left` need not be changed to hold `right`: 1, 1.0 and True are three values."""
+    if left is DELETE or right is DELETE:
+        return left is right
     return not ImmutableState({"value": left}).diff({"value": right})
 
 

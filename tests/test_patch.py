@@ -10,12 +10,13 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from dspyer import DELETE, Replace
 from dspyer.errors import ImmutableError, PatchError, UnsupportedValueError, brief
-from dspyer.patch import DELETE, Replace, apply, apply_value, diff, diff_value, plain_patch, seal, written_paths
+from dspyer.patch import apply, apply_value, diff, diff_value, plain_patch, seal, written_paths
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.refusals import MAX_DEPTH
@@ -71,7 +72,6 @@ documents = st.dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(target=documents, patch=documents, extra=st.sampled_from([0, 100]))
 def test_apply_follows_the_rfc(target: dict[str, Any], patch: dict[str, Any], extra: int) -> None:
     target |= {f"n{i}": i for i in range(extra)}  # above the size of small maps
@@ -85,7 +85,6 @@ def test_apply_follows_the_rfc(target: dict[str, Any], patch: dict[str, Any], ex
     assert patch == given_patch
 
 
-@settings(max_examples=200, deadline=None)
 @given(old=documents, new=documents, extra=st.sampled_from([0, 100]))
 def test_applying_the_diff_gives_the_new_value(old: dict[str, Any], new: dict[str, Any], extra: int) -> None:
     old |= {f"n{i}": i for i in range(extra)}
@@ -95,7 +94,6 @@ def test_applying_the_diff_gives_the_new_value(old: dict[str, Any], new: dict[st
     assert same(apply(a, plain_patch(patch)), b)
 
 
-@settings(max_examples=100, deadline=None)
 @given(old=documents, new=documents)
 def test_no_part_of_a_diff_can_be_left_out(old: dict[str, Any], new: dict[str, Any]) -> None:
     """Without any one of its entries the patch gives another result, and it holds no `None` outside `Replace`."""
@@ -116,7 +114,6 @@ def shortened(patch: Any) -> list[Any]:
     return found
 
 
-@settings(max_examples=100, deadline=None)
 @given(value=documents)
 def test_unchanged_values_keep_their_identity(value: dict[str, Any]) -> None:
     frozen = freeze({"a": value, "b": value, "c": 1})
@@ -138,7 +135,6 @@ marked = st.dictionaries(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(before=documents, patch=marked, extra=st.sampled_from([0, 100]))
 def test_the_net_change_of_a_patch_is_the_diff(before: dict[str, Any], patch: dict[str, Any], extra: int) -> None:
     old = freeze({**before, **{f"k{n}": n for n in range(extra)}})

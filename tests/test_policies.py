@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dspyer import DELETE
@@ -84,7 +84,6 @@ def test_the_decision_of_each_policy(spec: Any, scalar: Any, listed: Any) -> Non
 
 
 @SPECS
-@settings(max_examples=60)
 @given(base=keyed, side=keyed)
 def test_law_no_policy_is_called_without_a_conflict(spec: Any, base: Any, side: Any) -> None:
     assert merge(base, side, base, spec) == side
@@ -93,7 +92,6 @@ def test_law_no_policy_is_called_without_a_conflict(spec: Any, base: Any, side: 
 
 
 @SPECS
-@settings(max_examples=60)
 @given(base=keyed, left=keyed, right=keyed)
 def test_law_a_merge_is_determined_by_its_values(spec: Any, base: Any, left: Any, right: Any) -> None:
     assert outcome(base, left, right, spec) == outcome(base, left, right, spec)
@@ -110,7 +108,6 @@ def test_policies_can_be_copied_and_pickled(spec: Any) -> None:
     assert pickle.loads(pickle.dumps(policies)) == policies
 
 
-@settings(max_examples=200)
 @given(items, items, items)
 def test_law_combine_lists_counts_base_items_once(base: list[Any], left: list[Any], right: list[Any]) -> None:
     result = plain(resolve_conflict(combine_lists, Conflict(("k",), freeze(base), freeze(left), freeze(right))))

@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import Annotated, Any, NamedTuple, TypedDict
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -109,7 +109,6 @@ def test_every_built_in_is_in_the_table() -> None:
 
 
 @rows()
-@settings(max_examples=50)
 @given(data=st.data())
 def test_law_a_fold_does_not_change_its_arguments(row: Row, data: st.DataObject) -> None:
     value, update = data.draw(row.values), data.draw(row.updates)
@@ -121,7 +120,6 @@ def test_law_a_fold_does_not_change_its_arguments(row: Row, data: st.DataObject)
 
 
 @rows(lambda row: row.neutral is not None)
-@settings(max_examples=50)
 @given(data=st.data())
 def test_law_a_neutral_update_changes_nothing(row: Row, data: st.DataObject) -> None:
     value = freeze(data.draw(row.values))
@@ -129,7 +127,6 @@ def test_law_a_neutral_update_changes_nothing(row: Row, data: st.DataObject) -> 
 
 
 @rows(lambda row: row.regroups)
-@settings(max_examples=50)
 @given(data=st.data())
 def test_law_updates_can_be_combined_where_the_row_claims_it(row: Row, data: st.DataObject) -> None:
     """fold(fold(v, a), b) == fold(v, fold(a, b)): so that a subgraph can return one update."""
@@ -142,7 +139,6 @@ def test_law_updates_can_be_combined_where_the_row_claims_it(row: Row, data: st.
 
 
 @pytest.mark.parametrize("inner", [reducers.extend, reducers.append, reducers.max, reducers.conversation, operator.add])
-@settings(max_examples=30)
 @given(data=st.data())
 def test_law_each_key_folds_like_a_field_of_its_own(inner: Any, data: st.DataObject) -> None:
     one = {

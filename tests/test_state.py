@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter
 
@@ -260,7 +260,6 @@ states = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(one=states, two=states)
 def test_diff_and_patch_are_inverse(one: dict[str, Any], two: dict[str, Any]) -> None:
     a, b = ImmutableState(one), ImmutableState(two)
@@ -271,7 +270,6 @@ def test_diff_and_patch_are_inverse(one: dict[str, Any], two: dict[str, Any]) ->
     assert same(a | b.diff(b), a)
 
 
-@settings(max_examples=100, deadline=None)
 @given(value=states)
 def test_copies_pickles_and_json_restore_a_state(value: dict[str, Any]) -> None:
     state = ImmutableState(value)
@@ -362,7 +360,6 @@ def test_an_unknown_policy() -> None:
         ImmutableState().merge({}, policy="newest")
 
 
-@settings(max_examples=100, deadline=None)
 @given(one=states, two=states)
 def test_merge_keeps_the_keys_of_only_one_side(one: dict[str, Any], two: dict[str, Any]) -> None:
     a, b = ImmutableState(one), ImmutableState(two)

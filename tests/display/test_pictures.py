@@ -12,9 +12,10 @@ from itertools import combinations, pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from dspyer import END, START
 from dspyer.agents.mode import ModeNode
 from dspyer.agents.settle import SettleNode
 from dspyer.agents.tool_node import ToolNode
@@ -25,7 +26,7 @@ from dspyer.display.svg import SMALL, curve, escape, fmt, shorten, text_width
 from dspyer.nodes.node import Node
 from dspyer.policies import Policies
 from dspyer.scheduler.loops import Edge
-from dspyer.scheduler.topology import END, START, Topology
+from dspyer.scheduler.topology import Topology
 from dspyer.schema.schema import Schema
 from dspyer.search.trial import TrialNode
 
@@ -334,7 +335,6 @@ def test_chains_and_long_edges_are_straight() -> None:
     assert max(passing) - min(passing) < 0.1
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_spread_keeps_order_and_gaps_and_moves_least(data: st.DataObject) -> None:
     numbers = st.floats(-100, 100)
@@ -353,7 +353,6 @@ def test_spread_keeps_order_and_gaps_and_moves_least(data: st.DataObject) -> Non
     assert cost(places) <= cost(other) + 1e-6
 
 
-@settings(max_examples=60)
 @given(st.integers(1, 7), st.sets(st.tuples(st.integers(0, 6), st.integers(0, 6)), max_size=14))
 def test_any_graph_can_be_drawn(count: int, pairs: set[tuple[int, int]]) -> None:
     ways = {(a % count, b % count) for a, b in pairs}

@@ -11,12 +11,11 @@ from xml.etree import ElementTree
 import pytest
 from pydantic import BaseModel
 
-from dspyer import DELETE, END, START, Failure, Graph, Replace, Send, reducers
+from dspyer import DELETE, END, START, Failure, Graph, Replace, Run, Send, reducers
 from dspyer.display.run_picture import DRAWN, WRAP, draw_run
 from dspyer.display.run_rows import DisplayRow, leaves_of, writes
 from dspyer.display.svg import FONT_SIZE, SMALL, text_width
 from dspyer.reducers import Updates
-from dspyer.runtime.run import Run
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -11,10 +11,8 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, live, reducers
-from dspyer.archive.archive import Archive
+from dspyer import END, START, Archive, Graph, Run, live, reducers
 from dspyer.display.run_file import LARGEST, SharedValues
-from dspyer.runtime.run import Run
 from dspyer.stores import Memory
 from dspyer.testing import no_pauses
 

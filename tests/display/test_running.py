@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -56,7 +56,6 @@ def events(draw: st.DrawFn) -> Any:
     return draw(st.sampled_from(made))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), events()), max_size=80), st.integers(1, 40), st.integers(5, 100))
 def test_any_events_fit_on_any_screen_as_plain_text(arrived: list[Any], height: int, width: int) -> None:
     runs = RunningRuns(0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dspyer.display.redaction import Redaction, Redactor
@@ -18,7 +18,6 @@ def redactor_of(texts: list[str]) -> Redactor:
     return Redactor(redaction, {"secrets": texts})
 
 
-@settings(max_examples=150, deadline=None)
 @given(secrets=hidden, text=letters, lengths=cuts)
 def test_pieces_are_redacted_as_the_whole_text_is(secrets: list[str], text: str, lengths: list[int]) -> None:
     redactor = redactor_of(secrets)

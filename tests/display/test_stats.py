@@ -9,7 +9,7 @@ from typing import Any
 import dspy
 import pytest
 from dspy.utils.exceptions import LMServerError
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from tenacity import wait_none
@@ -296,7 +296,6 @@ def test_responses_of_a_backup(nested: bool, keeps_history: bool) -> None:
         assert program.run({"question": "three"}).stats().nodes["ask"].fallbacks == 0
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     visits=st.lists(st.lists(st.sampled_from(["good", "long", "gone", "odd"]), min_size=1, max_size=6), max_size=4),
     max_fixes=st.integers(0, 2),

@@ -8,11 +8,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dspyer import END, START, Graph
+from dspyer import END, START, Failure, Graph
 from dspyer.display.run_rows import DisplayRow, ErrorText
 from dspyer.display.timeline import PLOT, Timeline, _Axis
 from dspyer.events import BranchPath, Commit
-from dspyer.failure import Failure
 from tests.display.test_report import RUNS
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -17,8 +17,8 @@ from tenacity import wait_none
 
 from dspyer import END, START, Budget, Command, CompiledGraph, Context, Failure, Graph, Retry, Send, agents, reducers
 from dspyer.search import best_of
-from dspyer.testing import NearestLM
-from dspyer.testing.prompt import Prompt, write_answer
+from dspyer.testing import NearestLM, Prompt
+from dspyer.testing.prompt import write_answer
 from dspyer.testing.text_engine import Sampling, TextLM
 
 # --- an LM whose answers depend on the prompt alone, in every process

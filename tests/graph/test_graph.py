@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import cloudpickle
 import dspy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -198,7 +198,6 @@ def test_both_of_two_problems_are_reported() -> None:
     assert missing == {}
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(list(PROBLEMS)), min_size=3, max_size=5, unique=True))
 def test_each_of_several_problems_is_reported(names: list[str]) -> None:
     assert unreported(names) == []

@@ -308,7 +308,6 @@ def test_a_large_value_is_cut_and_can_be_had_in_parts() -> None:
         st.text(max_size=40) | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
     )
 )
-@settings(max_examples=50)
 def test_what_is_small_is_not_cut(value: Any) -> None:
     assert cut_within(value, VALUE) == value
 

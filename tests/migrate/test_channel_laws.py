@@ -160,7 +160,6 @@ def shown(value: Any) -> Any:
 
 
 @kinds()
-@settings(max_examples=25)
 @given(data=st.data())
 def test_law_writes_one_by_one(kind: Kind, data: st.DataObject) -> None:
     write = kind.writes if kind.overwrites is None else kind.writes | st.builds(Overwrite, kind.overwrites)
@@ -268,7 +267,6 @@ def readers_of_results() -> tuple[Any, StateFields]:
     return read.mapper, state_fields(builder, validate=False, findings=Findings())
 
 
-@settings(max_examples=300)
 @given(result=results)
 def test_law_a_result_stands_for_the_updates_that_langgraph_reads(result: Any) -> None:
     read, fields = readers_of_results()

@@ -21,15 +21,13 @@ from langgraph.types import Command, Overwrite, Send
 from pydantic import AfterValidator, BaseModel, Field, field_validator
 from typing_extensions import ReadOnly, TypedDict
 
-from dspyer import END, START, Graph
+from dspyer import END, START, Graph, ImmutableState, Replace, Updates
 from dspyer.errors import GraphError, InputError, NodeOutputError, RouteError
 from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
 from dspyer.migrate.channel_reducers import reducer_of
 from dspyer.migrate.channels import StateFields, state_fields
 from dspyer.migrate.findings import Findings
-from dspyer.patch import Replace, Updates
 from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenList, thaw

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import dspy
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.tools import tool
@@ -168,7 +168,6 @@ TEXTS = st.text(st.characters(codec="ascii", categories=["L", "P", "Z"]), min_si
 
 @given(st.lists(TEXTS, max_size=5), st.lists(TEXTS, max_size=3), st.dictionaries(TEXTS, st.just(LastValue(str))))
 @example(["n" * 200], ["t" * 300], {"c" * 150: LastValue(str)})
-@settings(max_examples=50, deadline=None)
 def test_it_fits_120_columns(names: list[str], texts: list[str], channels: dict[str, LastValue[str]]) -> None:
     builder = letters()
     found = builder.nodes["classify"].runnable

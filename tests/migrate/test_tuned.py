@@ -11,8 +11,7 @@ from langgraph.graph import START, StateGraph
 from typing_extensions import TypedDict
 
 from dspyer.migrate import from_langgraph, langgraph_inputs
-from dspyer.testing import ScriptedLM
-from dspyer.testing.prompt import Prompt
+from dspyer.testing import Prompt, ScriptedLM
 from tests.migrate.cases import Seen
 
 DESKS = {"invoice": "billing", "charge": "billing", "crash": "support", "login": "support"}

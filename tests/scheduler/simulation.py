@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dspyer import START, ImmutableState
 from dspyer.events import Commit, MergedConflict
 from dspyer.policies import Policies
 from dspyer.scheduler.loops import Edge
 from dspyer.scheduler.run_state import Execution, RunState, Target, Transition
 from dspyer.scheduler.schedule import advance, begin, plan, start
-from dspyer.scheduler.topology import START, Topology
+from dspyer.scheduler.topology import Topology
 from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
 
 Behaviour = Callable[[Execution], tuple[Mapping[str, Any], Sequence[str | Target]]]
 Choose = Callable[[int], int]

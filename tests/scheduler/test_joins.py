@@ -8,16 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, reducers
-from dspyer.patch import DELETE
+from dspyer import DELETE, END, START, Graph, ImmutableState, reducers
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.run_state import Execution
 from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
 from tests.scheduler.simulation import graph, simulate
 
 VALUES: list[Any] = [0, 1, 2, [1], [1, 2], DELETE, {"a": 1}, {"a": {"b": 1}}, {"a": DELETE, "c": 3}]
@@ -71,7 +69,6 @@ def leaves(value: Mapping[Any, Any], path: tuple[Any, ...] = ()) -> Iterator[tup
 POLICIES = st.sampled_from(["last_write_wins", "first_write_wins", "combine_lists"])
 
 
-@settings(max_examples=200, deadline=None)
 @given(layers(), POLICIES, st.integers(0, 2**32))
 def test_a_join_is_the_three_way_merge_of_its_branches(edges: dict[str, str], policy: str, seed: int) -> None:
     def behave(execution: Execution) -> tuple[dict[str, Any], list[str]]:
@@ -91,7 +88,6 @@ def test_a_join_is_the_three_way_merge_of_its_branches(edges: dict[str, str], po
                 assert list(expected) == list(entry.state)
 
 
-@settings(max_examples=60, deadline=None)
 @given(layers(), POLICIES, st.integers(0, 2**32))
 def test_blame_names_a_commit_that_left_the_value(edges: dict[str, str], policy: str, seed: int) -> None:
     def node(name: str) -> Any:
@@ -218,7 +214,6 @@ class LineageCounts(BaseModel):
     count: Annotated[int, reducers.increment] = 0
 
 
-@settings(max_examples=100, deadline=None)
 @given(layers(), st.integers(0, 2**32))
 def test_crossing_branches_fold_each_update_once(edges: dict[str, str], seed: int) -> None:
     nodes = " ".join(name for name in edges if name != START)

@@ -10,17 +10,16 @@ from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import reducers
+from dspyer import DELETE, END, START, reducers
 from dspyer.errors import CallLimitError, MergeConflictError, StepLimitError
-from dspyer.patch import DELETE
 from dspyer.scheduler.loops import Edge, Rounds
 from dspyer.scheduler.run_state import Execution, RunState, Target, collapse_forks
 from dspyer.scheduler.schedule import advance, begin, plan, start
-from dspyer.scheduler.topology import END, START, Topology
+from dspyer.scheduler.topology import Topology
 from dspyer.schema.schema import Schema
 from dspyer.values.frozen import FrozenDict
 from tests.scheduler.simulation import Outcome, graph, simulate, step
@@ -448,7 +447,6 @@ def plans(draw: st.DrawFn) -> Plan:
     )
 
 
-@settings(max_examples=250, deadline=None)
 @given(plans(), st.integers(0, 2**32))
 def test_confluence(plan: Plan, seed: int) -> None:
     """State, commits, conflicts and calls of a completed run depend on the graph and the outcomes alone."""

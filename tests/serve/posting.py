@@ -13,7 +13,7 @@ from ag_ui.core import Event
 from pydantic import TypeAdapter
 from starlette.applications import Starlette
 
-from dspyer.runtime.program import CompiledGraph
+from dspyer import CompiledGraph
 from dspyer.serve import agui
 
 EVENTS: TypeAdapter[Any] = TypeAdapter(Event)

@@ -13,8 +13,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, Context, Graph, Messages, Send, reducers
-from dspyer.runtime.program import CompiledGraph
+from dspyer import END, START, CompiledGraph, Context, Graph, Messages, Send, reducers
 from dspyer.serve.agui_events import as_json
 from dspyer.serve.json_patch import operations
 from dspyer.testing import no_pauses
@@ -30,7 +29,6 @@ VALUES = st.recursive(
 
 
 @given(st.lists(st.dictionaries(KEYS, VALUES, max_size=4), min_size=2, max_size=4))
-@settings(max_examples=40, deadline=None)
 def test_a_patch_makes_the_new_value_of_the_old_one(values: list[dict[str, Any]]) -> None:
     shown: Any = values[0]
     for before, after in pairwise(values):

@@ -15,9 +15,8 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from dspyer import END, START, Budget, Graph, Messages
+from dspyer import END, START, Budget, CompiledGraph, Graph, Messages
 from dspyer.errors import InputError, ThreadError
-from dspyer.runtime.program import CompiledGraph
 from dspyer.serve import agui
 from tests.serve.posting import Page, app_of, asend, body, kinds, of_kind, send, user
 

@@ -12,16 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from dspyer import ImmutableState, register_value_type
 from dspyer.errors import StateError
-from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 from dspyer.values.json import TAG, decode, encode, from_json, to_json
 from dspyer.values.refusals import MAX_DEPTH
-from dspyer.values.types import register_value_type
 from tests.value_samples import SAMPLES, TYPES, Access, Color, Doc, Point, Profile
 
 make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())
@@ -98,14 +97,12 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(value=values)
 def test_arbitrary_values_survive_a_round_trip(value: Any) -> None:
     frozen = freeze({"x": value})
     assert same(from_json(to_json(frozen), types=TYPES), frozen)
 
 
-@settings(max_examples=60, deadline=None)
 @given(value=values)
 def test_the_json_form_consists_of_plain_json_values(value: Any) -> None:
     form = encode(freeze(value))

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dspyer.values.persistent import SMALL, PersistentMap, PersistentVector, Trie, as_sequence, extended
@@ -52,7 +52,6 @@ changes = st.lists(
 
 
 @pytest.mark.parametrize("make", KEYS.values(), ids=KEYS.keys())
-@settings(max_examples=40, deadline=None)
 @given(size=st.sampled_from(SIZES), ops=changes)
 @example(size=300, ops=[("discard range", 0, 290), ("set", 5, 1)])
 @example(size=300, ops=[("discard range", 0, 350), ("set", 5, 1)])
@@ -92,7 +91,6 @@ def test_a_map_that_grows_and_shrinks_key_by_key(make: Any) -> None:
     assert list(mapping.items()) == [(make(n), n) for n in range(1, size, 2)]
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     size=st.sampled_from([*SIZES, 1023, 1024, 1100]),
     parts=st.lists(st.one_of(st.integers(), st.lists(st.integers(), max_size=80)), max_size=40),

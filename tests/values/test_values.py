@@ -18,15 +18,15 @@ from zoneinfo import ZoneInfo
 import dspy
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, SecretStr, TypeAdapter
 
+from dspyer import register_value_type
 from dspyer.errors import ImmutableError, UnsetFieldError, UnsupportedValueError
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, FrozenSet, depth_of, equal, thaw
 from dspyer.values.refusals import MAX_DEPTH
-from dspyer.values.types import register_value_type
 from tests.value_samples import CONTAINERS, MODELS, SAMPLES, SCALARS, Cell, Doc, Marked, Place, Point, Profile, spoil
 
 make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())
@@ -655,7 +655,6 @@ plain_values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(value=plain_values)
 def test_freeze_and_thaw_are_inverse(value: Any) -> None:
     frozen = freeze(value)

@@ -6,13 +6,13 @@ import random
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import Messages, Replace, limit, reducers
-from dspyer.patch import DELETE
+from dspyer import DELETE, START, Messages, Replace, limit, reducers
 from dspyer.scheduler.provenance import (
+    FieldIndex,
     FieldIndexes,
     FieldPart,
     FieldParts,
@@ -22,9 +22,11 @@ from dspyer.scheduler.provenance import (
     unseen_parts,
 )
 from dspyer.scheduler.run_state import Execution, Target
-from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
+from dspyer.stores.base import Point
+from dspyer.threads.views_across_runs import RecentIndexes
 from dspyer.values.frozen import thaw
+from dspyer.values.persistent import SparseVector as PartRow
 from tests.scheduler.simulation import Outcome, graph, simulate
 from tests.scheduler.test_joins import layers
 from tests.scheduler.test_schedule import Plan, plans, router
@@ -156,7 +158,6 @@ def check_reader(
     assert new == [part for part in whole.parts if part.commit not in known], "nothing missed, nothing twice"
 
 
-@settings(max_examples=60, deadline=None)
 @given(plans(), st.integers(0, 2**32))
 def test_new_parts_are_those_of_ancestor_commits_that_the_reader_has_not_seen(plan: Plan, seed: int) -> None:
     """S000-26."""
@@ -170,7 +171,6 @@ def test_new_parts_are_those_of_ancestor_commits_that_the_reader_has_not_seen(pl
     check(simulate(topology, behave, random.Random(seed).randrange), False, seed)
 
 
-@settings(max_examples=60, deadline=None)
 @given(layers(), st.integers(0, 2**32), st.sampled_from(["last_write_wins", "first_write_wins"]))
 def test_after_resets_the_parts_make_up_the_value(edges: dict[str, str], seed: int, policy: str) -> None:
     nodes = " ".join(name for name in edges if name != START)
@@ -207,3 +207,20 @@ def test_reading_new_parts_takes_time_for_the_new_parts_only(length: int) -> Non
     found = unseen_parts(index, log, unseen_commits(log, [2 * length - 1], "b"), indexes.of)
     assert [part.author for part in found.parts] == ["a"]
     assert len(asked) < 25
+
+
+def test_the_cache_between_runs_is_bounded() -> None:
+    recent, index = RecentIndexes(most=10), FieldIndex(row_of(3))
+    for number in range(8):
+        recent.put(Point("r", number), "log", index, None)
+    kept = [number for number in range(8) if recent.get(Point("r", number), "log") is not None]
+    assert kept == [6, 7]
+    recent.put(Point("s", 0), "log", index, Point("r", 7))
+    assert [recent.get(Point("r", number), "log") is None for number in (6, 7)] == [False, True]
+
+
+def row_of(count: int) -> Any:
+    row: Any = PartRow()
+    for number in range(count):
+        row = row.set(number, FieldPart(number, None, "a", "c"))
+    return row

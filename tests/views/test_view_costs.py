@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bench.growth_views import READS, Board
-from dspyer import END, START, Context, Graph, Run, view
-from dspyer.views import View
+from dspyer import END, START, Context, Graph, Run, View, view
 
 
 def played(rounds: int, read: Any, **more: Any) -> Run:

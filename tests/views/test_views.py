@@ -11,7 +11,6 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Context, Entry, Graph, Replace, Send, View, errors, reducers, view
 from dspyer.testing import ScriptedLM
-from dspyer.views import estimate_tokens, text_of
 
 
 class Finding(BaseModel):
@@ -473,6 +472,27 @@ def test_a_router_gets_no_views_and_no_posts() -> None:
 
 
 def test_the_estimate_of_tokens_counts_bytes() -> None:
-    assert [estimate_tokens(text) for text in ("", "a", "abcd", "abcde", "äää", "\ud800")] == [0, 1, 1, 2, 2, 1]
-    assert text_of([Finding(text="ä")]) == '[{"text": "ä", "page": 1}]'
-    assert text_of(True) == "True"
+    """Four bytes of UTF-8 are a token."""
+    found: list[Any] = []
+
+    def look(fits: list[str], less: list[str]) -> None:
+        found.append((fits, less))
+
+    for text, tokens in {"abcde": 2, "abcdefgh": 2, "abcdefghi": 3, "äää": 2, "äääää": 3}.items():
+        graph = Graph(Board).add_node("write", lambda topic: {"log": topic}, writes=["log"])
+        reads = {"fits": view("log").fit(tokens), "less": view("log").fit(tokens - 1)}
+        graph.add_node("look", look, reads=reads, writes=[])
+        graph.add_path(START, "write", "look", END).compile().run({"topic": text}).raise_error()
+        assert found[-1] == ([text], []), text
+
+
+def test_other_values_are_shown_as_json() -> None:
+    seen: list[str] = []
+
+    def look(found: str) -> None:
+        seen.append(found)
+
+    graph = Graph(Board).add_node("write", lambda: {"found": Finding(text="ä")}, writes=["found"])
+    graph.add_node("look", look, reads={"found": view("found").by("write")}, writes=[])
+    graph.add_path(START, "write", "look", END).compile().run({}).raise_error()
+    assert seen == ['- {"text": "ä", "page": 1}']
