@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Command, CompiledGraph, Graph, ImmutableState, reducers
 from dspyer.testing import Asks, ScriptedLM
+from tests.rows import each
 
 
 class Person(BaseModel):
@@ -204,7 +205,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "text"), MISTAKES.values(), ids=MISTAKES)
+@each(("make", "text"), MISTAKES.values(), ids=MISTAKES)
 def test_the_error_of_a_frequent_mistake_says_what_to_do(make: Callable[[], Any], text: str) -> None:
     with pytest.raises((TypeError, ValueError, AttributeError), match=text):
         make()

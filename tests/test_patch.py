@@ -20,6 +20,7 @@ from dspyer.patch import apply, apply_value, diff, diff_value, plain_patch, seal
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.refusals import MAX_DEPTH
+from tests.rows import each
 
 # The examples of RFC 7396, appendix A; those whose target or patch is no object are put under a key.
 RFC_7396: list[tuple[Any, Any, Any]] = [
@@ -41,7 +42,7 @@ RFC_7396: list[tuple[Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("target", "patch", "result"), RFC_7396)
+@each(("target", "patch", "result"), RFC_7396)
 def test_examples_of_the_rfc(target: Any, patch: Any, result: Any) -> None:
     expected = {} if result is DELETE else {"doc": result}
     assert apply(freeze({"doc": target}), {"doc": patch}) == expected
@@ -164,7 +165,7 @@ def test_an_equal_value_keeps_the_old_object_but_another_type_does_not() -> None
     assert after["list"] is not before["list"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("before", "patch", "after"),
     [
         ({"a": {"b": 1, "c": 2}}, {"a": {"b": DELETE}}, {"a": {"c": 2}}),
@@ -284,7 +285,7 @@ def test_replace_keeps_a_copy() -> None:
     assert marker.value == {"tags": ["a"]}
 
 
-@pytest.mark.parametrize(
+@each(
     ("old", "new", "update"),
     [
         (1, 2, 2),

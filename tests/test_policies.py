@@ -28,6 +28,7 @@ from dspyer.policies import (
 )
 from tests.plain_values import frozen as freeze
 from tests.plain_values import plain, same
+from tests.rows import each
 
 
 def longest(conflict: Conflict) -> Any:
@@ -123,7 +124,7 @@ def test_law_combine_lists_counts_base_items_once(base: list[Any], left: list[An
         assert count(result, item) == kept + max(ours - before, 0) + max(theirs - before, 0)
 
 
-@pytest.mark.parametrize(
+@each(
     ("base", "left", "right", "expected"),
     [
         (DELETE, ["active"], ["premium"], ["active", "premium"]),
@@ -189,7 +190,7 @@ PATTERNS: dict[Any, Any] = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     ("path", "name"),
     [
         (("draft", "title"), "last_write_wins"),
@@ -246,7 +247,7 @@ def test_policies_of_policies_is_itself() -> None:
     assert policy_of(longest).name == "longest"
 
 
-@pytest.mark.parametrize(
+@each(
     ("spec", "words"),
     [
         ("last_write_win", ["last_write_win", "Did you mean 'last_write_wins'", "'combine_lists'", "prefer(*nodes)"]),

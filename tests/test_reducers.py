@@ -20,6 +20,7 @@ from dspyer.errors import ImmutableError, NodeOutputError, UnsupportedValueError
 from dspyer.reducers import Reducer, Updates
 from tests.plain_values import FrozenDict, FrozenList, plain, same
 from tests.plain_values import frozen as freeze
+from tests.rows import each
 
 words = st.sampled_from(["a", "b", "c", ""])
 numbers = st.integers(-5, 5)
@@ -189,7 +190,7 @@ def test_each_in_a_graph_two_branches_write_one_key_and_new_keys() -> None:
         drop.compile()()
 
 
-@pytest.mark.parametrize(
+@each(
     ("reducer", "update", "value"),
     [
         (reducers.append, "a", ["a"]),
@@ -210,7 +211,7 @@ def test_the_start_value_of_a_field_without_a_value(reducer: Reducer, update: An
     assert plain(reducer(DELETE, update)) == value
 
 
-@pytest.mark.parametrize(
+@each(
     ("reducer", "current", "update", "expected"),
     [
         (reducers.append, ["a"], ["b"], ["a", ["b"]]),
@@ -233,7 +234,7 @@ def test_each_reducer_folds_as_documented(reducer: Reducer, current: Any, update
     assert type(result) is type(expected)
 
 
-@pytest.mark.parametrize(
+@each(
     ("reducer", "update", "text"),
     [
         (reducers.extend, "abc", "reducer 'extend' takes a list of items, not str 'abc'; return ['abc']"),
@@ -401,7 +402,7 @@ def test_objects_that_are_no_reducers_are_refused(thing: Any, text: str) -> None
         Reducer.of(thing)
 
 
-@pytest.mark.parametrize(
+@each(
     ("reducer", "annotation", "expected"),
     [
         (reducers.extend, list[str], list[str]),

@@ -27,6 +27,7 @@ from dspyer.errors import (
     UnsupportedValueError,
 )
 from tests.plain_values import MAX_DEPTH, FrozenDict, FrozenList, frozen, same
+from tests.rows import each
 from tests.value_samples import SAMPLES, TYPES, spoil
 
 
@@ -185,7 +186,7 @@ def test_built_from_any_mapping(kind: Any) -> None:
     assert state == {"b": 1, "a": {"c": [2]}}
 
 
-@pytest.mark.parametrize("make", [SAMPLES[name] for name in SAMPLES if name != "None"])
+@each("make", [SAMPLES[name] for name in SAMPLES if name != "None"])
 def test_changing_the_source_or_a_read_value_does_not_change_a_state(make: Any) -> None:
     given_dict = {"x": make(), "deep": {"list": [make()]}}
     given_patch = {"y": make(), "deep": {"more": make()}}

@@ -14,6 +14,7 @@ from dspyer.errors import GraphError, RouteError, StoreError
 from dspyer.testing import stub
 from dspyer.threads.graph_changes import differences
 from dspyer.threads.graph_fingerprint import fingerprint_of
+from tests.rows import each
 
 Failures = Annotated[list[Failure], reducers.append]
 
@@ -109,7 +110,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED_AT_ONCE)
+@each("case", REFUSED_AT_ONCE)
 def test_a_wrong_declaration_is_refused_where_it_is_made(case: str) -> None:
     declare, text = REFUSED_AT_ONCE[case]
     with pytest.raises(GraphError) as raised:
@@ -117,7 +118,7 @@ def test_a_wrong_declaration_is_refused_where_it_is_made(case: str) -> None:
     assert text in str(raised.value)
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@each("case", REFUSED)
 def test_the_build_refuses_a_wrong_error_edge_with_one_problem(case: str) -> None:
     declare, text = REFUSED[case]
     graph = graph_of()

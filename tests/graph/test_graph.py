@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Graph, Send, prefer, reducers, view
 from dspyer.errors import GraphError, InputError
 from dspyer.testing import ScriptedLM, call_node, stub
+from tests.rows import each
 
 
 class Draft(BaseModel):
@@ -176,7 +177,7 @@ def test_the_graph_that_the_problems_are_added_to_has_none() -> None:
     assert problems_of() == ()
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@each("name", PROBLEMS)
 def test_a_problem_is_reported_alone_with_its_fix(name: str) -> None:
     (problem,) = problems_of(name)
     assert PROBLEMS[name].text in problem
@@ -213,7 +214,7 @@ def test_all_problems_are_reported_at_once() -> None:
         assert part in text
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "error", "text"),
     [
         (lambda: Graph(Draft, merge="lats_write_wins"), ValueError, "last_write_wins"),

@@ -14,6 +14,7 @@ from dspyer import END, START, Budget, CompiledGraph, Context, Graph, ImmutableS
 from dspyer.errors import GraphError, InputError
 from dspyer.stores import Memory
 from tests.nodes.kit import MODES
+from tests.rows import each
 
 
 def search(q: str, limit: int = 10) -> dict[str, Any]:
@@ -103,7 +104,7 @@ async def test_an_input_that_nothing_reads_is_refused_before_anything_runs(name:
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "inputs"),
     [
         (lambda: chain(search), {"q": "x", "limit": 3}),

@@ -10,6 +10,7 @@ import pytest
 
 from dspyer import END, START, Graph, Send, fill, view
 from dspyer.errors import GraphError, InputError, UnsetFieldError
+from tests.rows import each
 
 
 def told(instructions: str, signature: str = "topic -> note") -> dspy.Predict:
@@ -59,7 +60,7 @@ TEXTS: dict[str, Callable[[], Graph]] = {
 }
 
 
-@pytest.mark.parametrize("build", TEXTS.values(), ids=TEXTS)
+@each("build", TEXTS.values(), ids=TEXTS)
 def test_a_text_that_misspells_a_field_is_refused(build: Callable[[], Graph]) -> None:
     """It would be filled with nothing, or ask the caller for one more input."""
     with pytest.raises(GraphError, match=r"names 'drafft', which no node writes\. Did you mean 'draft'\?"):
@@ -107,7 +108,7 @@ MEANT: dict[str, Callable[[], Graph]] = {
 }
 
 
-@pytest.mark.parametrize("build", MEANT.values(), ids=MEANT)
+@each("build", MEANT.values(), ids=MEANT)
 def test_a_name_in_a_text_may_be_a_field_of_its_own(build: Callable[[], Graph]) -> None:
     build().compile()
 

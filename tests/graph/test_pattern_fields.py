@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Failure, Graph, reducers
 from dspyer.errors import GraphError
 from dspyer.policies import Pattern
+from tests.rows import each
 
 
 class User(BaseModel):
@@ -168,7 +169,7 @@ class Merged(BaseModel):
     plain: Annotated[dict[str, Any], reducers.replace] = {}
 
 
-@pytest.mark.parametrize(
+@each(
     ("pattern", "write"),
     [
         ("text.first", "text"),
@@ -229,7 +230,7 @@ def test_a_policy_of_a_mapping_decides_the_conflicts_of_its_keys(schema: type[Ba
         assert [(conflict.path[:2], conflict.winner) for conflict in run.conflicts] == [((field, "a"), "left")]
 
 
-@pytest.mark.parametrize("pattern", MISSING_PARTS, ids=str)
+@each("pattern", MISSING_PARTS, ids=str)
 def test_redact_refuses_what_is_no_part_of_the_type_of_its_field(pattern: Any) -> None:
     """It would show the value in silence."""
     with pytest.raises(GraphError) as caught:

@@ -12,6 +12,7 @@ from typing_extensions import TypedDict
 from dspyer import END, START, Graph, Replace, Run, limit, reducers
 from dspyer.errors import NodeOutputError
 from dspyer.values.freezing import freeze, same
+from tests.rows import each
 
 
 def picky(current: list[str], update: str) -> list[str]:
@@ -143,7 +144,7 @@ REFUSED: dict[str, tuple[str, Any, Any, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("field", "left", "right", "merge", "text"), REFUSED.values(), ids=REFUSED)
+@each(("field", "left", "right", "merge", "text"), REFUSED.values(), ids=REFUSED)
 def test_an_invalid_joined_value_fails_the_join(field: str, left: Any, right: Any, merge: Any, text: str) -> None:
     run = joined(field, left, right, merge)
     assert run.status == "failed"

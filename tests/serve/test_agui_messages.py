@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
 from dspyer.message_list import TURN
 from dspyer.serve.agui_messages import Said, ToolUse, said
+from tests.rows import each
 
 
 def call(name: str) -> dict[str, Any]:
@@ -51,6 +51,6 @@ SEEN = {
 }
 
 
-@pytest.mark.parametrize(("message", "seen"), SEEN.values(), ids=SEEN)
+@each(("message", "seen"), SEEN.values(), ids=SEEN)
 def test_what_a_message_says(message: Any, seen: Said | None) -> None:
     assert said(message) == seen

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from dspyer import END, START, Budget, CompiledGraph, Graph, Messages
 from dspyer.errors import InputError, ThreadError
 from dspyer.serve import agui
+from tests.rows import each
 from tests.serve.posting import Page, app_of, asend, body, kinds, of_kind, send, user
 
 
@@ -111,7 +112,7 @@ def test_a_question_has_the_schema_of_its_answer_and_an_answer_goes_on() -> None
 OK, COPIES = "ada/t.1/0:0/ok", "ada/t.1/1:0/copies"
 
 
-@pytest.mark.parametrize(
+@each(
     ("resume", "code", "text"),
     [
         ([], "open_interrupts", "the thread waits for answers: send them in `resume`, or cancel them"),

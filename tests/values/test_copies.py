@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr
 
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
+from tests.rows import each
 
 
 class Open(BaseModel):
@@ -73,7 +74,7 @@ VALUES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
+@each("name", VALUES)
 def test_copies_are_independent(name: str) -> None:
     frozen = freeze(VALUES[name]())
     for _ in range(3):  # what a first copy prepares is used by the later ones

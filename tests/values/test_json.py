@@ -21,9 +21,10 @@ from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import thaw
 from dspyer.values.json import TAG, decode, encode, from_json, to_json
 from dspyer.values.refusals import MAX_DEPTH
+from tests.rows import each
 from tests.value_samples import SAMPLES, TYPES, Access, Color, Doc, Point, Profile
 
-make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())
+make_of = each("make", SAMPLES.values(), ids=SAMPLES.keys())
 
 
 @make_of
@@ -177,7 +178,7 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("text", "error"), UNKNOWN)
+@each(("text", "error"), UNKNOWN)
 def test_text_of_unknown_or_malformed_values_raises(text: str, error: str) -> None:
     with pytest.raises(StateError, match=error):
         from_json(text, types=[Color])

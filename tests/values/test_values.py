@@ -27,9 +27,10 @@ from dspyer.errors import ImmutableError, UnsetFieldError, UnsupportedValueError
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import CopyOnRead, FrozenDict, FrozenList, FrozenSet, depth_of, equal, thaw
 from dspyer.values.refusals import MAX_DEPTH
+from tests.rows import each
 from tests.value_samples import CONTAINERS, MODELS, SAMPLES, SCALARS, Cell, Doc, Marked, Place, Point, Profile, spoil
 
-make_of = pytest.mark.parametrize("make", SAMPLES.values(), ids=SAMPLES.keys())
+make_of = each("make", SAMPLES.values(), ids=SAMPLES.keys())
 
 
 def unfold(value: Any) -> Any:
@@ -129,14 +130,14 @@ def test_copies_and_pickles(make: Callable[[], Any]) -> None:
     assert repr(frozen)
 
 
-@pytest.mark.parametrize("make", [*SCALARS.values()], ids=SCALARS.keys())
+@each("make", [*SCALARS.values()], ids=SCALARS.keys())
 def test_scalars_are_stored_unchanged(make: Callable[[], Any]) -> None:
     value = make()
     assert freeze(value) is value
     assert thaw(value) is value
 
 
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+@each("make", MODELS.values(), ids=MODELS.keys())
 def test_each_read_of_a_model_is_a_new_copy(make: Callable[[], Any]) -> None:
     frozen = freeze({"x": make(), "l": [make()]})
     if frozen["x"] is make():  # a pattern: the same object everywhere
@@ -278,7 +279,7 @@ DIFFERENT: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("a", "b"), DIFFERENT)
+@each(("a", "b"), DIFFERENT)
 def test_different_values(a: Any, b: Any) -> None:
     assert not same(freeze(a), freeze(b))
     assert not same(freeze(b), freeze(a))
@@ -401,7 +402,7 @@ MUTATORS: list[tuple[str, Callable[[Any], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("where", "change"), MUTATORS)
+@each(("where", "change"), MUTATORS)
 def test_mutating_methods_raise_and_say_what_to_return_instead(where: str, change: Callable[[Any], Any]) -> None:
     frozen = freeze({"d": {"a": 1}, "l": [1], "s": {1}})
     with pytest.raises(ImmutableError, match=r"cannot be changed in place: return a .*\{'"):

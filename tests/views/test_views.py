@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Context, Entry, Graph, Replace, Send, View, errors, reducers, view
 from dspyer.testing import ScriptedLM
+from tests.rows import each
 
 
 class Finding(BaseModel):
@@ -109,7 +110,7 @@ SHOWN: dict[str, tuple[View, Any, list[Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("read", "kind", "expected"), SHOWN.values(), ids=SHOWN)
+@each(("read", "kind", "expected"), SHOWN.values(), ids=SHOWN)
 def test_the_values_of_each_view(read: View, kind: Any, expected: list[Any]) -> None:
     """S000-21, S000-26, S003-11."""
     assert seen(read, kind) == expected
@@ -312,7 +313,7 @@ REFUSED: dict[str, tuple[View, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("read", "kind", "text"), REFUSED.values(), ids=REFUSED)
+@each(("read", "kind", "text"), REFUSED.values(), ids=REFUSED)
 def test_an_invalid_view_is_an_error_when_the_graph_is_built(read: View, kind: Any, text: str) -> None:
     def look(it: Any) -> dict[str, Any]:
         return {}
@@ -341,7 +342,7 @@ FORMS: dict[str, tuple[View, Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("read", "kind", "expected"), FORMS.values(), ids=FORMS)
+@each(("read", "kind", "expected"), FORMS.values(), ids=FORMS)
 def test_the_annotation_decides_the_form_of_a_view(read: View, kind: Any, expected: Any) -> None:
     assert seen(read, kind)[0] == expected
 
@@ -380,7 +381,7 @@ BAD_STEPS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("make", "text"), BAD_STEPS.values(), ids=BAD_STEPS)
+@each(("make", "text"), BAD_STEPS.values(), ids=BAD_STEPS)
 def test_an_invalid_step_is_an_error_at_once(make: Callable[[], Any], text: str) -> None:
     with pytest.raises(errors.GraphError, match=text):
         make()
