@@ -1,11 +1,14 @@
-"""Tables of small cases that are one item: each row runs, and the failure names the rows that failed."""
+"""Tables of cases: many small ones in one item, and of a product of axes as many as its pairs need."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Iterable
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
+
+from tests.budget import deep
 
 
 def each(
@@ -44,3 +47,18 @@ def each(
         return whole
 
     return decorate
+
+
+def sampled(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Rows in which each value of an axis meets each value of every other axis; `make test-deep` takes all rows.
+
+    Most faults need one value, or two that meet (Kuhn, Wallace and Gallo, Software Fault Interactions, 2004).
+    """
+    whole = list(itertools.product(*(range(len(axis)) for axis in axes)))
+    rows = whole if deep else []
+    open_pairs = set() if deep else {pair for row in whole for pair in itertools.combinations(enumerate(row), 2)}
+    while open_pairs:
+        row = max(whole, key=lambda row: len(open_pairs.intersection(itertools.combinations(enumerate(row), 2))))
+        open_pairs -= {*itertools.combinations(enumerate(row), 2)}
+        rows.append(row)
+    return [tuple(axis[place] for axis, place in zip(axes, row, strict=True)) for row in rows]

@@ -283,7 +283,7 @@ STARTS: dict[str, Callable[[CompiledGraph, Any], object]] = {
 
 
 @pytest.mark.parametrize("start", STARTS)
-@pytest.mark.parametrize(
+@each(
     ("inputs", "given"),
     [("x", "a str"), (None, "a NoneType"), (["q"], "a list"), ([("q", 1)], "a list"), ({1: 2}, "a dict whose keys")],
     ids=str,

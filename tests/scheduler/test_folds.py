@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 from dspyer import END, START, Graph, Replace, Run, limit, reducers
 from dspyer.errors import NodeOutputError
 from dspyer.values.freezing import freeze, same
-from tests.rows import each
+from tests.rows import each, sampled
 
 
 def picky(current: list[str], update: str) -> list[str]:
@@ -64,9 +64,7 @@ class Counted(BaseModel):
     done: str = ""
 
 
-@pytest.mark.parametrize("beside", ["nothing", "an update"])
-@pytest.mark.parametrize("first", [True, False], ids=["beside first", "nested join first"])
-@pytest.mark.parametrize("order", ["xy", "yx"])
+@pytest.mark.parametrize(("order", "first", "beside"), sampled(["xy", "yx"], [True, False], ["nothing", "an update"]))
 def test_equal_values_of_a_reset_and_of_updates_are_not_folded_twice_by_an_outer_join(
     order: str, first: bool, beside: str
 ) -> None:

@@ -136,6 +136,7 @@ def test_a_foreign_time_zone_becomes_its_offset() -> None:
     assert back.utcoffset() == timedelta(hours=2)
 
 
+@pytest.mark.slow("three processes, since a hash seed holds for one")
 def test_the_order_of_a_written_set_does_not_depend_on_the_hash_seed() -> None:
     members = "{'c', 'a', 'b', (1, 'x'), 10, 9}, {(n, Place(str(n), 'x')) for n in range(9)}"
     code = "from dspyer import ImmutableState as S\nfrom tests.value_samples import Place\n"

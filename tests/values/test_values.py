@@ -203,7 +203,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ],
     ids=["dict", "tuple", "list", "dataclass", "model", "Prediction"],
 )
-@pytest.mark.parametrize("name", [name for name in REFUSED if name != "int with slots"])
+@each("name", [name for name in REFUSED if name != "int with slots"])
 def test_what_cannot_be_protected_is_refused(name: str, place: Callable[[Any], Any]) -> None:
     make, text = REFUSED[name]
     with pytest.raises(UnsupportedValueError, match=rf"'a\.b[^']*' is of type (?s:.*){text}"):
