@@ -88,8 +88,8 @@ def _note(number: int, frame: FrameType | None) -> None:
     block = _active[0]
     block._pressed += 1
     if block._pressed == 1 and block._stop is not None:
-        block._stop()
-    elif _is_raised_in(frame):
+        block._stop()  # meanwhile it may be pressed again
+    if block._pressed > (block._stop is not None) and _is_raised_in(frame):
         raise KeyboardInterrupt
 
 

@@ -15,7 +15,7 @@ import pytest
 from procrastinate.testing import InMemoryConnector
 
 from dspyer import END, START, Context, Graph, errors
-from dspyer.stores.memory import Memory
+from dspyer.stores import Memory
 from tests.fleet.fleet import EXAMPLES
 
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from dspyer import Context, Retry, Run
+from dspyer import CompiledGraph, Context, Retry, Run
 from dspyer.events import AttemptFailed, Withdrawn
-from dspyer.runtime.program import CompiledGraph
 from dspyer.testing import no_pauses
 from tests.live.kit import MODES, colours, team
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import live, reducers
+from dspyer import END, START, ImmutableState, live, reducers
 from dspyer.events import Commit, Exchange
 from dspyer.nodes.live_access import Waiter
 from dspyer.policies import Policies
@@ -21,9 +21,8 @@ from dspyer.scheduler.live_deadlock import HeldCommit, PossibleWriter, WaitingRe
 from dspyer.scheduler.loops import Edge
 from dspyer.scheduler.run_state import Branch, Execution, RunState, Target, Transition
 from dspyer.scheduler.schedule import advance, begin, plan, start
-from dspyer.scheduler.topology import END, START, Topology
+from dspyer.scheduler.topology import Topology
 from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
 from dspyer.values.persistent import PersistentMap
 
 # Who waits for which field (or has ended and needs others), who works, what each may write; and who is released.

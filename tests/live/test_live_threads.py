@@ -10,12 +10,11 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, live, reducers, view
+from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Thread, live, reducers, view
 from dspyer.events import Posted, Withdrawn
 from dspyer.persistence.rows import COMMITS, CommitHeader
 from dspyer.stores import Memory
 from dspyer.testing import no_pauses
-from dspyer.threads.thread import Thread
 from tests.persistence.failing import Crash, FailingMemory, FailingSQLite, crash
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from dspyer.stores import SQLite
 from dspyer.stores.base import Store
-from dspyer.stores.memory import Memory
-from dspyer.stores.sqlite import SQLite
 from tests.stores.conftest import postgres, postgres_address  # noqa: F401 - fixtures
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return Memory() if request.param == "memory" else SQLite(tmp_path / "runs.db")
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """In a file: the suite of stores shows that others do the same, and many tests here are over one in memory."""
+    return SQLite(tmp_path / "runs.db")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Run, reducers
+from dspyer.stores import Memory
 from dspyer.stores.base import Change, Store, ThreadRow
-from dspyer.stores.memory import Memory
 
 
 class Count(BaseModel):
@@ -78,8 +78,8 @@ class BackgroundRun:
 class WatchedStore(Memory):
     """Counts reads of the rows of threads, and calls functions of the test before and after each write."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.reads = threading.Semaphore(0)
         self.before: Callable[[Change], None] = lambda change: None
         self.after: Callable[[Change], None] = lambda change: None
@@ -117,3 +117,17 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+Row = TypeVar("Row")
+
+
+def failing_rows(rows: Mapping[str, Row], check: Callable[[Row], object]) -> list[str]:
+    """The rows of a table for which a check raises, each with what it has raised."""
+    found = []
+    for name, row in rows.items():
+        try:
+            check(row)
+        except Exception as error:  # noqa: BLE001 - the test lists it
+            found.append(f"{name}: {type(error).__name__}: {error}")
+    return found

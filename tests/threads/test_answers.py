@@ -10,11 +10,9 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field
 
-from dspyer import END, START, Context, Graph, Run, errors
-from dspyer.runtime.program import CompiledGraph
+from dspyer import END, START, CompiledGraph, Context, Graph, Run, Thread, errors
 from dspyer.stores import Memory
 from dspyer.stores.base import Store
-from dspyer.threads.thread import Thread
 
 
 def asking(answer: Any) -> CompiledGraph:

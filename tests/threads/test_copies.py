@@ -11,10 +11,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from dspyer import END, START, Context, Graph, Run
+from dspyer import END, START, Context, Graph, Run, Thread
 from dspyer.errors import ThreadError
 from dspyer.stores import Memory, SQLite
-from dspyer.threads.thread import Thread
 from tests.persistence.equality import finished, left_to_call, outcome
 from tests.persistence.failing import FailingMemory
 from tests.persistence.kinds import CALLS, INPUTS, KINDS, Called, State

@@ -20,12 +20,10 @@ import pytest
 from tenacity import wait_fixed
 
 import dspyer
-from dspyer import END, START, CompiledGraph, Context, Graph, Retry
+from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Thread
 from dspyer.errors import RunStoppedError
+from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Store, ThreadRow
-from dspyer.stores.memory import Memory
-from dspyer.stores.sqlite import SQLite
-from dspyer.threads.thread import Thread
 from tests.persistence.processes import end_of, fork
 
 LIBRARY = str(Path(dspyer.__file__).parent)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Failure, Graph, reducers
+from dspyer import END, START, CompiledGraph, Failure, Graph, Thread, reducers
 from dspyer.errors import ConcurrentRunError, StoreError, ThreadError
 from dspyer.persistence.rows import NewRow, RowKind
 from dspyer.runtime import session
@@ -22,7 +22,6 @@ from dspyer.stores.base import Point
 from dspyer.stores.content import Content
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import no_pauses
-from dspyer.threads.thread import Thread
 from tests.stores.kit import begin
 
 LONG = "a long text " * 3_000

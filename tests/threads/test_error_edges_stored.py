@@ -14,10 +14,9 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Failure, Graph, reducers
 from dspyer.errors import ChangedGraphError
 from dspyer.events import AttemptFailed, NodeFailed
-from dspyer.stores import Memory
+from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Store
 from dspyer.stores.encrypted import Encrypted
-from dspyer.stores.sqlite import SQLite
 from dspyer.testing import no_pauses
 
 SECRET = "the SECRET-123 of a customer"

@@ -12,7 +12,7 @@ import pytest
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, search
 from dspyer.events import Event, NodeFailed
-from dspyer.stores.memory import Memory
+from dspyer.stores import Memory
 
 
 class Desk:

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Run, reducers
 from dspyer.errors import InputError, NodeOutputError, OpenRunError, RouteError, StepLimitError, ThreadError
-from dspyer.stores.memory import Memory
+from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM
 from tests.persistence.equality import outcome
 from tests.persistence.kinds import CALLS, KINDS, Fault

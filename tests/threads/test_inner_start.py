@@ -8,8 +8,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, reducers
-from dspyer.runtime.program import CompiledGraph
+from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.testing import ScriptedLM
 
 

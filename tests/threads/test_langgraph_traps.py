@@ -10,11 +10,10 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Run, Send, reducers
+from dspyer import END, START, CompiledGraph, Context, Graph, Run, Send, Thread, reducers
 from dspyer.errors import ImmutableError, MergeConflictError, NodeOutputError, OpenRunError
+from dspyer.stores import SQLite
 from dspyer.stores.base import Store
-from dspyer.stores.sqlite import SQLite
-from dspyer.threads.thread import Thread
 
 
 class Log(BaseModel):

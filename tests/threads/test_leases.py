@@ -15,9 +15,8 @@ from dspyer.errors import ConcurrentRunError
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import Leases, _started, is_marked_alive, leases, mark_of, new_owner
 from dspyer.persistence.rows import end_row
+from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Owner, Store
-from dspyer.stores.memory import Memory
-from dspyer.stores.sqlite import SQLite
 from dspyer.testing.store_samples import begin
 from tests.threads.owned_runs import BackgroundRun, Clock, Gate, WatchedStore, gated
 

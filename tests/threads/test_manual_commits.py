@@ -8,11 +8,10 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import DELETE, END, START, CompiledGraph, Context, Graph, Run, reducers
+from dspyer import DELETE, END, START, CompiledGraph, Context, Graph, Run, Thread, reducers
 from dspyer.errors import ConcurrentRunError, NodeOutputError, OpenRunError, ThreadError
 from dspyer.stores import Memory
 from dspyer.threads.changes import ManualCommit, commit_alone, write_manual_commit
-from dspyer.threads.thread import Thread
 
 
 class Mail(BaseModel):

@@ -13,14 +13,13 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Run, reducers
+from dspyer import END, START, CompiledGraph, Context, Graph, Run, Thread, reducers
 from dspyer.errors import ConcurrentRunError, MergeConflictError, OpenRunError, StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Point, Row, Snapshot, Store
 from dspyer.stores.content import Content
 from dspyer.threads.merge_on_finish import MergeOnFinish
-from dspyer.threads.thread import Thread
 from tests.persistence.processes import end_of, fork
 
 

@@ -9,12 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, ImmutableState, reducers
+from dspyer import END, START, CompiledGraph, Graph, ImmutableState, Thread, reducers
 from dspyer.errors import ConcurrentRunError, MergeConflictError, OpenRunError, ThreadError
 from dspyer.persistence.leases import LEASE
 from dspyer.stores import Memory
 from dspyer.stores.base import Owner, Store
-from dspyer.threads.thread import Thread
 
 
 class Board(BaseModel):

@@ -11,12 +11,10 @@ from typing import Any
 
 import pytest
 
-from dspyer import END, START, Graph, Run
+from dspyer import END, START, Graph, Run, Thread
 from dspyer.errors import ConcurrentRunError, OpenRunError
+from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import NO_EPOCHS, Change, DeletionReport, Store, ThreadRow
-from dspyer.stores.memory import Memory
-from dspyer.stores.sqlite import SQLite
-from dspyer.threads.thread import Thread
 from tests.persistence.failing import Crash, FailingMemory, crash
 from tests.persistence.processes import end_of, fork
 from tests.threads.owned_runs import BackgroundRun, Count, Gate, WatchedStore, gated

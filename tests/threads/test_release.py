@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph
+from dspyer import END, START, CompiledGraph, Graph, Thread
 from dspyer.errors import RunStoppedError
 from dspyer.persistence.leases import is_alive, leases
 from dspyer.runtime.streams import AsyncEvents
+from dspyer.stores import Memory
 from dspyer.stores.base import Change, Store, ThreadRow
-from dspyer.stores.memory import Memory
 from dspyer.threads.ownership import ThreadLock
 from dspyer.threads.start import RunStarter
-from dspyer.threads.thread import Thread
 from tests.persistence.failing import Crash
 from tests.threads.owned_runs import BackgroundRun, Count, Gate, WatchedStore, gated
 

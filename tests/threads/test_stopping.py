@@ -19,10 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, event_queue, reducers
+from dspyer import END, START, CompiledGraph, Graph, Thread, event_queue, reducers
 from dspyer.errors import ConcurrentRunError, OpenRunError, RunStoppedError
 from dspyer.events import Asked, NodeStarted, RunEnded
-from dspyer.threads.thread import Thread
 from tests.persistence.equality import outcome
 from tests.persistence.failing import FailingMemory
 from tests.persistence.kinds import CALLS, INPUTS, KINDS

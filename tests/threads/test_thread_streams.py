@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from dspyer import END, START, Graph, Run
+from dspyer import END, START, Graph, Run, Thread
 from dspyer.errors import ConcurrentRunError, OpenRunError, StoreError
 from dspyer.events import Committed, Event, NodeStarted, RunEnded, RunStarted
-from dspyer.threads.thread import Thread
 from tests.persistence.equality import finished, outcome
 from tests.persistence.failing import FailingMemory, disk_full
 from tests.persistence.kinds import CALLS, INPUTS, KINDS, Fault, State

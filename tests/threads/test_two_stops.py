@@ -10,8 +10,8 @@ import pytest
 from dspyer.errors import ThreadError
 from dspyer.persistence.journal import STOPPING
 from dspyer.persistence.leases import leases
+from dspyer.stores import Memory
 from dspyer.stores.base import Change
-from dspyer.stores.memory import Memory
 from tests.threads.test_stop import Stage
 
 

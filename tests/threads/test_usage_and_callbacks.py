@@ -11,9 +11,8 @@ import pytest
 from dspy.utils.callback import BaseCallback
 
 from dspyer import END, START, CompiledGraph, Graph
+from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Store
-from dspyer.stores.memory import Memory
-from dspyer.stores.sqlite import SQLite
 from dspyer.testing import ScriptedLM
 from tests.persistence.kinds import State
 from tests.persistence.processes import end_of, fork
