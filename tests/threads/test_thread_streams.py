@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dspyer import END, START, Graph, Run, Thread
-from dspyer.errors import ConcurrentRunError, OpenRunError, StoreError
+from dspyer.errors import ConcurrentRunError, StoreError
 from dspyer.events import Committed, Event, NodeStarted, RunEnded, RunStarted
 from tests.persistence.equality import finished, outcome
 from tests.persistence.failing import FailingMemory, disk_full
@@ -92,59 +92,6 @@ def test_a_commit_is_streamed_after_it_is_stored() -> None:
     assert isinstance(error, StoreError)
     assert run is not None
     assert [event.commit.node for event in events if isinstance(event, Committed)] == ["START", "a"]
-
-
-def test_a_stream_closed_early_stops_the_run_which_can_be_resumed() -> None:
-    inside, go_on = threading.Event(), threading.Event()
-    calls: list[str] = []
-
-    def slow(state: Any) -> dict[str, Any]:
-        calls.append("slow")
-        inside.set()
-        assert go_on.wait(20)
-        return {"log": ["slow"]}
-
-    graph = Graph(State, inputs=[]).add_node("slow", slow).add_node("after", lambda state: {"log": ["after"]})
-    thread = graph.add_path(START, "slow", "after", END).compile(store=FailingMemory()).thread("t")
-    with thread.stream({}) as stream:
-        next(stream)
-        assert inside.wait(20)
-        stream._request.stop("the test stops it")
-        go_on.set()
-    assert thread.status == "stopped"
-    assert thread.state["log"] == ["slow"]
-    with pytest.raises(OpenRunError, match="was stopped"):
-        thread.run({})
-    assert thread.resume().state["log"] == ["slow", "after"]
-    assert calls == ["slow"]
-
-
-def test_an_async_stream_closed_early_stops_the_run_which_can_be_resumed() -> None:
-    """Closing cancels what runs: that is called again."""
-    calls: list[str] = []
-    ever = [True]
-
-    async def slow(state: Any) -> dict[str, Any]:
-        calls.append("slow")
-        if ever:
-            await asyncio.sleep(3600)
-        return {"log": ["slow"]}
-
-    graph = Graph(State, inputs=[]).add_node("a", lambda state: {"log": ["a"]}).add_node("slow", slow)
-    thread = graph.add_path(START, "a", "slow", END).compile(store=FailingMemory()).thread("t")
-
-    async def close_early() -> None:
-        async with thread.astream({}) as stream:
-            async for event in stream:
-                if isinstance(event, NodeStarted) and event.node == "slow":
-                    return
-
-    asyncio.run(close_early())
-    ever.clear()
-    assert (thread.status, thread.state["log"]) == ("stopped", ["a"])
-    assert thread.resume().state["log"] == ["a", "slow"]
-    assert calls[-1:] == ["slow"]
-    assert len(calls) <= 2
 
 
 def test_a_stream_begins_with_its_first_event_and_owns_its_thread_until_the_last() -> None:
