@@ -1,24 +1,36 @@
-"""Leases: when an owner on another host counts as dead, and that a working owner renews its lease in time."""
+"""Leases: when an owner on another host counts as dead, and that a working owner renews its lease in time.
+
+A lease that nobody lets go would be renewed for ever, which no other process can see: so the last tests look at the
+leases of this process, after runs that were cancelled, interrupted or stopped as they began.
+"""
 
 from __future__ import annotations
 
-import subprocess
+import asyncio
 import sys
 import threading
-from collections.abc import Collection
+import time
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
 
-from dspyer.errors import ConcurrentRunError
-from dspyer.persistence.journal import Journal
-from dspyer.persistence.leases import Leases, _started, is_marked_alive, leases, mark_of, new_owner
+from dspyer import END, START, Graph, Thread
+from dspyer.errors import ConcurrentRunError, ThreadError
+from dspyer.persistence.journal import STOPPING, Journal
+from dspyer.persistence.leases import Leases, is_marked_alive, leases, mark_of
 from dspyer.persistence.rows import end_row
+from dspyer.runtime.streams import AsyncEvents
 from dspyer.stores import Memory, SQLite
-from dspyer.stores.base import Change, Owner, Store
+from dspyer.stores.base import Change, Owner, Store, ThreadRow
 from dspyer.testing.store_samples import begin
-from tests.threads.owned_runs import BackgroundRun, Clock, Gate, WatchedStore, gated
+from tests.children import run_python
+from tests.threads.owned_runs import BackgroundRun, Clock, Count, Gate, WatchedStore, gated
+from tests.threads.test_stop import Stage
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
@@ -74,32 +86,39 @@ def no_such_process(pid: int, number: int) -> None:
     raise ProcessLookupError(pid, number)
 
 
-@pytest.mark.parametrize("system", ["posix", "win32"])
-def test_no_process_of_windows_gets_a_signal(system: str, monkeypatch: pytest.MonkeyPatch) -> None:
+DIES = """
+import os, sys
+def no_proc(path): raise FileNotFoundError(path)
+os.readlink = no_proc
+sys.platform = sys.argv[2]
+from dspyer import END, START, Graph
+graph = Graph(inputs=["n"]).add_node("node", lambda n: os._exit(7), writes=[]).add_path(START, "node", END)
+graph.compile(store=sys.argv[1]).thread("t").run({"n": 1})
+"""
+
+
+@pytest.mark.parametrize("system", ["linux", "win32"])
+def test_no_process_of_windows_gets_a_signal(system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There `os.kill(pid, 0)` is Ctrl-C, so only the lease says whether another process is at work."""
-    clock = Clock()
-    store, gate = Memory(clock=clock), Gate()
-    gate.opened.set()
-    thread = gated(gate, store).thread("t")
-    thread.run({"n": 1})
-    row, ended = store.thread("t"), subprocess.Popen([sys.executable, "-c", ""])
+    path, clock = tmp_path / "runs.db", Clock()
+    assert run_python(DIES, str(path), system).returncode == 7
+    clock.now = time.time()
+    store = SQLite(path, clock=clock)
+    row = store.thread("t")
     assert row is not None
-    ended.wait()
+    assert row.owner is not None
     monkeypatch.setattr("os.readlink", no_proc)
     if system == "win32":
         monkeypatch.setattr("sys.platform", system)
         monkeypatch.setattr("os.kill", lambda pid, number: pytest.fail("a process has got a signal"))
-    with monkeypatch.context() as elsewhere:  # what the other process has written before it ended
-        elsewhere.setattr("dspyer.persistence.leases._THIS_PROCESS", "another one", raising=False)
-        owner = new_owner()._replace(pid=ended.pid, started=_started(ended.pid))
-        mark = mark_of(owner)
-    store.write(Change("t", row.epoch, row.epoch + 1, owner, 30.0))
-    assert is_marked_alive(mark) is (None if system == "win32" else False)
+    assert is_marked_alive(mark_of(row.owner)) is (None if system == "win32" else False)
+    graph = Graph(inputs=["n"]).add_node("node", lambda n: None, writes=[]).add_path(START, "node", END)
+    thread = graph.compile(store=store).thread("t")
     if system == "win32":
-        with pytest.raises(ConcurrentRunError, match="its lease ends in 30 s"):
-            thread.run({"n": 2})
+        with pytest.raises(ConcurrentRunError, match=r"its lease ends in (30|29) s"):
+            thread.resume()
         clock.now += 31
-    assert thread.run({"n": 2}).status == "completed"
+    assert thread.resume().status == "completed"
 
 
 def no_proc(path: object) -> str:
@@ -235,3 +254,217 @@ def test_a_lease_is_renewed_while_a_write_of_its_run_is_slow() -> None:
     go_on.set()
     writing.join(20)
     assert [row.seq for row in store.rows("r")] == [0, 1]
+
+
+# --- leases are let go
+
+
+class Storm(Memory):
+    """A store that async code waits for. From its nth call on, the task is cancelled in each pass of the event loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls_left = 0
+        self.cancel: Callable[[], object] = lambda: None
+
+    def write_now(self, change: Change) -> bool:
+        del change
+        return False
+
+    def write(self, change: Change) -> int:
+        self._count()  # before the write, and after it
+        epoch = super().write(change)
+        self._count()
+        return epoch
+
+    def thread(self, name: str) -> ThreadRow | None:
+        self._count()
+        return super().thread(name)
+
+    def _count(self) -> None:
+        self.calls_left -= 1
+        if self.calls_left == 0:
+            self.cancel()
+
+
+OPENINGS: dict[str, Callable[[Thread], Awaitable[Any]]] = {
+    "arun": lambda t: t.arun({"n": 1}, abandon=True),
+    "wait": lambda t: t.arun({"n": 1}, abandon=True, on_conflict="wait"),
+    "merge": lambda t: t.arun({"n": 1}, abandon=True, on_conflict="merge"),
+    "take over": lambda t: t.arun({"n": 1}, abandon=True, take_over=True),
+    "astream": lambda t: last_of(t.astream({"n": 1}, abandon=True)),
+    "aresume": lambda t: t.aresume(),
+    "astream_resume": lambda t: last_of(t.astream_resume()),
+    "arerun": lambda t: t.arerun(0),
+}
+
+
+async def last_of(events: AsyncEvents) -> None:
+    async for _ in events:
+        pass
+
+
+@pytest.mark.parametrize("opening", OPENINGS)
+def test_a_run_that_is_cancelled_again_and_again_while_it_opens_releases_the_thread(
+    opening: str, held: list[str]
+) -> None:
+    for at in range(1, 9):
+        check_storm(opening, at, held)
+
+
+def check_storm(opening: str, at: int, held: list[str]) -> None:
+    store, calls = Storm(), list[int]()
+
+    def node(state: Any) -> dict[str, Any]:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("not yet")
+        return {"log": ["ran"]}
+
+    graph = Graph(Count, inputs=["n"]).add_node("node", node).add_path(START, "node", END)
+    thread = graph.compile(store=store).thread("t")
+    assert thread.run({"n": 1}).status == "failed"
+
+    async def opened() -> None:
+        task = asyncio.ensure_future(OPENINGS[opening](thread))
+        loop = asyncio.get_running_loop()
+
+        def cancel() -> None:
+            if not task.done():
+                task.cancel()
+                loop.call_soon(cancel)
+
+        store.calls_left, store.cancel = at, lambda: loop.call_soon_threadsafe(cancel)
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait_for(asyncio.shield(task), 20)
+
+    asyncio.run(opened())
+    row = store.thread("t")
+    assert row is not None
+    assert row.owner is None, at
+    assert not [token for token in held if leases.holds(token)], at
+    run = thread.run({"n": 1}, abandon=True)
+    assert (run.status, run.error) == ("completed", None)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The tokens of all leases that are held from now on, let go or not."""
+    tokens: list[str] = []
+    hold = leases.hold
+
+    def noted(token: str, journal: Journal) -> None:
+        tokens.append(token)
+        hold(token, journal)
+
+    monkeypatch.setattr(leases, "hold", noted)
+    return tokens
+
+
+@cache
+def is_of_the_opening(code: CodeType) -> bool:
+    """Whether a function belongs to what acquires a thread and starts a run on it."""
+    name = Path(code.co_filename).name
+    return name == "ownership.py" or (name == "start.py" and code.co_name in ("start_new", "acquire", "_write_first"))
+
+
+@pytest.mark.parametrize("on_conflict", ["raise", "wait"])
+def test_a_keyboard_interrupt_at_any_instruction_of_the_opening_leaves_no_owner(
+    on_conflict: Any, held: list[str]
+) -> None:
+    """The signal is handled between two instructions: also between a call and what keeps its result."""
+    store, begun = Memory(), list[int]()
+    graph = Graph(Count, inputs=["n"]).add_node("node", lambda state: begun.append(1), writes=[])
+    program = graph.add_path(START, "node", END).compile(store=store)
+    at, interrupted = 0, True
+    while interrupted:
+        at += 1
+        thread, seen = program.thread(f"t{at}"), [0]
+        begun.clear()
+
+        def trace(frame: FrameType, event: str, arg: object, seen: list[int] = seen, at: int = at) -> Any:
+            del arg
+            if begun or not is_of_the_opening(frame.f_code):
+                return None
+            frame.f_trace_opcodes = True
+            seen[0] += event == "opcode"
+            if seen[0] == at:
+                raise KeyboardInterrupt
+            return trace
+
+        interrupted = False
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            thread.run({"n": 1}, on_conflict=on_conflict)
+        except KeyboardInterrupt:
+            interrupted = True
+        finally:
+            sys.settrace(before)
+        assert not [token for token in held if leases.holds(token)], at
+        assert thread.status != "running", at
+        assert not begun or not interrupted
+    assert at > 100
+
+
+# --- two stops at once, and one that is cut short
+
+
+class Meddled(Memory):
+    """Calls a function once, before a write: of the new owner of a thread, or of the end of its run."""
+
+    before: Callable[[], None] | None = None
+    at = ""
+    calls = 0
+
+    def write(self, change: Change) -> int:
+        """Writes a change."""
+        found = (
+            "fence" if change.owner is not None else "end" if [row for row in change.rows if row.kind == "end"] else ""
+        )
+        if self.before is not None and found == self.at:
+            call, self.before = self.before, None
+            self.calls += 1
+            call()
+        return super().write(change)
+
+
+@pytest.mark.parametrize("at", ["fence", "end"])
+def test_two_stops_at_once(at: str, held: list[str]) -> None:
+    """The run is stopped once; the call that finds nothing more to do says so, as it would after the other one."""
+    store: Any = Meddled()
+    stage = Stage("sync", store)
+    running = stage.start()
+    t = stage.program.thread("t")
+    store.at, store.before = at, stage.program.thread("t").stop
+    if at == "fence":  # the other call is faster from the beginning
+        with pytest.raises(ThreadError, match="nothing to stop"):
+            t.stop()
+    else:
+        t.stop()
+    assert t.status == "stopped"
+    assert store.calls == 1
+    assert not [token for token in held if token.startswith(STOPPING) and leases.holds(token)]
+    stage.go_on.set()
+    running.join(20)
+    assert stage.runs[0].status == "stopped"
+    assert t.resume().state["log"] == ["first", "slow", "late"]
+
+
+def test_a_stop_that_is_cut_short_has_fenced_the_run() -> None:
+    """By Ctrl-C, before the end of the run is written: the run commits nothing more, and nobody owns the thread."""
+    store: Any = Meddled()
+    stage = Stage("sync", store)
+    running = stage.start()
+
+    def crash() -> None:
+        raise KeyboardInterrupt
+
+    t = stage.program.thread("t")
+    store.at, store.before = "end", crash
+    with pytest.raises(KeyboardInterrupt):
+        t.stop()
+    stage.go_on.set()
+    running.join(20)
+    assert (stage.runs[0].status, stage.calls, t.status) == ("failed", ["first", "slow"], "crashed")
+    assert t.resume().state["log"] == ["first", "slow", "late"]

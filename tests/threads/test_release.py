@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import sys
 import threading
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, Thread
+from dspyer import END, START, CompiledGraph, Graph
 from dspyer.errors import RunStoppedError
-from dspyer.persistence.leases import is_alive, leases
-from dspyer.runtime.streams import AsyncEvents
-from dspyer.stores import Memory
-from dspyer.stores.base import Change, Store, ThreadRow
-from dspyer.threads.ownership import ThreadLock
-from dspyer.threads.start import RunStarter
+from dspyer.stores.base import Change, Store
 from tests.persistence.failing import Crash
 from tests.threads.owned_runs import BackgroundRun, Count, Gate, WatchedStore, gated
 
@@ -213,148 +204,6 @@ def test_a_run_that_is_cancelled_while_it_acquires_the_thread_owns_nothing(where
     assert row is not None
     assert row.owner is None
     assert gate.calls == (1 if first else 0)
-
-
-class Storm(Memory):
-    """A store that async code waits for. From its nth call on, the task is cancelled in each pass of the event loop."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls_left = 0
-        self.cancel: Callable[[], object] = lambda: None
-
-    def write_now(self, change: Change) -> bool:
-        del change
-        return False
-
-    def write(self, change: Change) -> int:
-        self._count()  # before the write, and after it
-        epoch = super().write(change)
-        self._count()
-        return epoch
-
-    def thread(self, name: str) -> ThreadRow | None:
-        self._count()
-        return super().thread(name)
-
-    def _count(self) -> None:
-        self.calls_left -= 1
-        if self.calls_left == 0:
-            self.cancel()
-
-
-OPENINGS: dict[str, Callable[[Thread], Awaitable[Any]]] = {
-    "arun": lambda t: t.arun({"n": 1}, abandon=True),
-    "wait": lambda t: t.arun({"n": 1}, abandon=True, on_conflict="wait"),
-    "merge": lambda t: t.arun({"n": 1}, abandon=True, on_conflict="merge"),
-    "take over": lambda t: t.arun({"n": 1}, abandon=True, take_over=True),
-    "astream": lambda t: last_of(t.astream({"n": 1}, abandon=True)),
-    "aresume": lambda t: t.aresume(),
-    "astream_resume": lambda t: last_of(t.astream_resume()),
-    "arerun": lambda t: t.arerun(0),
-}
-
-
-async def last_of(events: AsyncEvents) -> None:
-    async for _ in events:
-        pass
-
-
-@pytest.mark.parametrize("at", range(1, 9))
-@pytest.mark.parametrize("opening", OPENINGS)
-def test_a_run_that_is_cancelled_again_and_again_while_it_opens_releases_the_thread(opening: str, at: int) -> None:
-    store, calls = Storm(), list[int]()
-
-    def node(state: Any) -> dict[str, Any]:
-        calls.append(1)
-        if len(calls) == 1:
-            raise ValueError("not yet")
-        return {"log": ["ran"]}
-
-    graph = Graph(Count, inputs=["n"]).add_node("node", node).add_path(START, "node", END)
-    thread = graph.compile(store=store).thread("t")
-    assert thread.run({"n": 1}).status == "failed"
-
-    async def opened() -> None:
-        task = asyncio.ensure_future(OPENINGS[opening](thread))
-        loop = asyncio.get_running_loop()
-
-        def cancel() -> None:
-            if not task.done():
-                task.cancel()
-                loop.call_soon(cancel)
-
-        store.calls_left, store.cancel = at, lambda: loop.call_soon_threadsafe(cancel)
-        with suppress(asyncio.CancelledError):
-            await asyncio.wait_for(asyncio.shield(task), 20)
-
-    asyncio.run(opened())
-    row = store.thread("t")
-    assert row is not None
-    assert row.owner is None
-    assert not held_in(store)
-    run = thread.run({"n": 1}, abandon=True)
-    assert (run.status, run.error) == ("completed", None)
-
-
-def held_in(store: Store) -> list[str]:
-    """The owners in a store whose leases this process renews."""
-    held = [(token, renewer.held.get(token)) for token, renewer in list(leases._tokens.items())]
-    return [token for token, journal in held if journal is None or journal.store.store is store]
-
-
-def owns_forever(store: Store) -> bool:
-    row = store.thread("t")
-    return bool(held_in(store)) or (row is not None and is_alive(row))
-
-
-@pytest.mark.parametrize("on_conflict", ["raise", "wait"])
-def test_a_keyboard_interrupt_at_any_instruction_of_the_opening_leaves_no_owner(on_conflict: Any) -> None:
-    """The signal is handled between two instructions: also between a call and what keeps its result."""
-    opening = {code.co_name: code for code in CODE_OF_THE_OPENING}
-    at, interrupted = 0, True
-    while interrupted:
-        at += 1
-        store, begun = Memory(), list[int]()
-        graph = Graph(Count, inputs=["n"]).add_node("node", lambda state: begun.append(1), writes=[])
-        thread = graph.add_path(START, "node", END).compile(store=store).thread("t")
-        seen = [0]
-
-        def trace(frame: FrameType, event: str, arg: object, seen: list[int] = seen, at: int = at) -> Any:
-            del arg
-            if opening.get(frame.f_code.co_name) is not frame.f_code or begun:
-                return None
-            frame.f_trace_opcodes = True
-            seen[0] += event == "opcode"
-            if seen[0] == at:
-                raise KeyboardInterrupt
-            return trace
-
-        interrupted = False
-        before = sys.gettrace()
-        sys.settrace(trace)
-        try:
-            thread.run({"n": 1}, on_conflict=on_conflict)
-        except KeyboardInterrupt:
-            interrupted = True
-        finally:
-            sys.settrace(before)
-        assert not owns_forever(store), at
-        assert not begun or not interrupted
-    assert at > 100
-
-
-CODE_OF_THE_OPENING = [
-    method.__code__
-    for method in (
-        inspect.unwrap(ThreadLock.held),
-        ThreadLock._acquire,
-        ThreadLock._try_acquire,
-        RunStarter.start_new,
-        RunStarter.acquire,
-        RunStarter._write_first,
-    )
-]
 
 
 def test_closing_a_stream_that_waits_for_its_thread_ends_the_wait() -> None:
