@@ -350,7 +350,7 @@ def test_in_the_hooks_of_others_a_fork_does_not_drop_it(monkeypatch: pytest.Monk
         def release(self) -> None:
             assert other.ident is not None
             signal.pthread_kill(other.ident, signal.SIGINT)
-            time.sleep(0.05)  # Python calls the handler at its end, in this thread
+            time.sleep(0.02)  # Python calls the handler at its end, in this thread
             released.append(True)
             lock.release()
 

@@ -60,17 +60,24 @@ class Desk:
             raise OSError(f"{name} is down")
 
     def graph(self, schema: type[BaseModel] | None = State, into: str | None = "problem", **options: Any) -> Graph:
-        graph = Graph(schema, name="desk", inputs=["q"])
-        graph.add_node("ask", self.ask, writes=["a"], **options).add_node("handle", self.handle, writes=["text"])
-        graph.add_node("last", self.last, writes=["a"]).add_path(START, "ask", "last", END).add_edge("handle", "last")
-        return graph.add_error_edge("ask", "handle", on=ConnectionError, into=into)
+        graph = self.without_edge(schema, **options).add_node("handle", self.handle, writes=["text"])
+        return graph.add_edge("handle", "last").add_error_edge("ask", "handle", on=ConnectionError, into=into)
+
+    def without_edge(self, schema: type[BaseModel] | None = State, **options: Any) -> Graph:
+        """Only `ask` and `last`."""
+        graph = Graph(schema, name="desk", inputs=["q"]).add_node("ask", self.ask, writes=["a"], **options)
+        return graph.add_node("last", self.last, writes=["a"]).add_path(START, "ask", "last", END)
+
+    def with_plain_edge(self) -> Graph:
+        """The handler is reached without an error."""
+        graph = self.without_edge().add_node("handle", self.handle, writes=["text"])
+        return graph.add_edge("ask", "handle").add_edge("handle", "last")
 
     def program(self, store: Store | Path | None = None, *, redact: Any = None, **options: Any) -> CompiledGraph:
         return self.graph(**options).compile(store=store, redact=redact)
 
 
-@pytest.mark.parametrize("down", ["handle", "last"])
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize(("down", "is_async"), [("handle", False), ("last", True)])
 def test_a_resume_calls_neither_the_failed_node_nor_a_finished_handler(store: Store, down: str, is_async: bool) -> None:
     """LangGraph calls the handler again (#9002)."""
     desk = Desk()
@@ -90,8 +97,7 @@ def test_a_resume_calls_neither_the_failed_node_nor_a_finished_handler(store: St
     assert t.failures == ()
 
 
-@pytest.mark.parametrize("schema", [State, None], ids=["schema", "no schema"])
-@pytest.mark.parametrize("kind", ["sqlite", "encrypted", "memory"])
+@pytest.mark.parametrize(("kind", "schema"), [("sqlite", None), ("encrypted", State), ("memory", State)])
 def test_a_stored_failure_is_read_as_it_was_written(tmp_path: Path, kind: str, schema: type[BaseModel] | None) -> None:
     stores: dict[str, Any] = {
         "sqlite": lambda: SQLite(tmp_path / "runs.db"),
@@ -152,28 +158,21 @@ def test_a_run_that_took_a_removed_error_edge_cannot_continue(store: Store) -> N
     desk = Desk()
     desk.down = {"last"}
     desk.program(store).thread("t").run({"q": "x"})
-    graph = Desk().graph()
-    graph._error_edges.clear()
-    changed = graph.add_edge("ask", "handle")  # the handler is still reached, and no error edge is there
+    changed = Desk().with_plain_edge()
     desk.down = set()
     t = changed.compile(store=store).thread("t")
     with pytest.raises(
         ChangedGraphError, match="error edge 'ask' -> 'handle' on ConnectionError into 'problem' is gone"
     ):
         t.resume()
-    graph = Desk().graph()
-    graph._error_edges.clear()
-    graph._nodes.pop("handle")
-    graph._edges = [edge for edge in graph._edges if "handle" not in getattr(edge, "sources", ())]
+    graph = Desk().without_edge()
     with pytest.raises(ChangedGraphError, match="went to 'handle', which is none of its targets"):
         graph.compile(store=store).thread("t").resume(allow_changed_graph=True)
 
 
 def test_an_added_error_edge_lets_a_failed_run_continue(store: Store) -> None:
     """A run has failed; with an error edge for it the resume calls the node again, and goes on."""
-    graph = Desk().graph()
-    graph._error_edges.clear()
-    t = graph.add_edge("ask", "handle").compile(store=store).thread("t")
+    t = Desk().with_plain_edge().compile(store=store).thread("t")
     assert t.run({"q": "x"}).status == "failed"
     desk = Desk()
     t = desk.program(store).thread("t")
@@ -206,10 +205,9 @@ def by_function(path: tuple[Any, ...], value: Any) -> Any:
     return "hidden" if isinstance(value, str) and "SECRET" in value else value
 
 
-@pytest.mark.parametrize("long", [False, True], ids=["short", "long"])
 @pytest.mark.parametrize(
-    "redact",
-    [["problem.message"], ["problem"], ["**.message"], by_function],
+    ("redact", "long"),
+    [(["problem.message"], True), (["problem"], False), (["**.message"], False), (by_function, True)],
     ids=lambda one: getattr(one, "__name__", str(one)),
 )
 def test_a_message_is_hidden_by_its_path_wherever_it_leaves_the_run(

@@ -102,8 +102,19 @@ class Desk:
         return self.thread.resume() if self.mode == "sync" else asyncio.run(self.thread.aresume())
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("kind", ["nested", "async", "deeper", "items", "trials", "called"])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("nested", "sync"),
+        ("nested", "async"),
+        ("async", "async"),
+        ("async", "sync"),
+        ("deeper", "async"),
+        ("items", "sync"),
+        ("trials", "async"),
+        ("called", "sync"),
+    ],
+)
 def test_a_graph_beside_a_failure_ends_before_its_next_node(kind: str, mode: str) -> None:
     desk = Desk(kind, mode)
     failed = desk.run()

@@ -60,17 +60,13 @@ def store(tmp_path: Path) -> Store:
     return SQLite(tmp_path / "runs.db")
 
 
-@pytest.fixture(params=["sync", "async"])
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+def run(thread: Thread, **options: Any) -> Run:
+    return thread.run({}, **options)
 
 
-def run(thread: Thread, mode: str, **options: Any) -> Run:
-    return thread.run({}, **options) if mode == "sync" else asyncio.run(thread.arun({}, **options))
-
-
-def resume(thread: Thread, mode: str) -> Run:
-    return thread.resume() if mode == "sync" else asyncio.run(thread.aresume())
+def resume(thread: Thread) -> Run:
+    """In async code, whatever the run began with: the colour of a driver is not stored."""
+    return asyncio.run(thread.aresume())
 
 
 def fork_of(left: Any, right: Any, store: Store, **options: Any) -> CompiledGraph:
@@ -79,12 +75,12 @@ def fork_of(left: Any, right: Any, store: Store, **options: Any) -> CompiledGrap
     return graph.add_edge(START, ["ok", "bad"]).add_edge(["ok", "bad"], "j").add_edge("j", END).compile(store=store)
 
 
-def test_a_conflict_is_found_before_anything_is_stored_and_can_be_resolved_later(store: Store, mode: str) -> None:
+def test_a_conflict_is_found_before_anything_is_stored_and_can_be_resolved_later(store: Store) -> None:
     """Two parallel writes of one key: the thread stays readable, and a graph with a policy resumes without a call."""
     world = World()
     nodes = world.says("ok", x=1), world.says("bad", x=2)
     thread = fork_of(*nodes, store).thread("t")
-    failed = run(thread, mode)
+    failed = run(thread)
     assert isinstance(failed.error, MergeConflictError)
     assert (thread.status, thread.state["x"], thread.state["log"]) == ("failed", None, [])
     assert [commit.node for commit in thread.history()] == ["START", "ok", "bad"]
@@ -94,14 +90,15 @@ def test_a_conflict_is_found_before_anything_is_stored_and_can_be_resolved_later
     assert world.calls == []
 
 
-def test_b_a_finished_branch_is_not_run_again(store: Store, world: World, mode: str) -> None:
+def test_b_a_finished_branch_is_not_run_again(store: Store, world: World) -> None:
     thread = fork_of(world.says("ok"), world.fails("bad"), store).thread("t")
-    assert run(thread, mode).status == "failed"
+    assert run(thread).status == "failed"
     world.broken = False
-    assert resume(thread, mode).state["log"] == ["ok", "bad", "j"]
+    assert resume(thread).state["log"] == ["ok", "bad", "j"]
     assert sorted(world.calls) == ["bad", "bad", "ok"]
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_b2_a_slow_sibling_finishes_and_is_kept(store: Store, world: World, mode: str) -> None:
     failed = threading.Event()
 
@@ -118,31 +115,32 @@ def test_b2_a_slow_sibling_finishes_and_is_kept(store: Store, world: World, mode
         return dict(world.says("ok")(state))
 
     thread = fork_of(slow if mode == "sync" else slow_async, fails, store).thread("t")
-    assert run(thread, mode).status == "failed"
+    failed_run = run(thread) if mode == "sync" else asyncio.run(thread.arun({}))
+    assert failed_run.status == "failed"
     world.broken = False
-    assert resume(thread, mode).state["log"] == ["ok", "bad", "j"]
+    assert resume(thread).state["log"] == ["ok", "bad", "j"]
     assert sorted(world.calls) == ["bad", "bad", "ok"]
 
 
-def test_b_writes_of_one_branch_are_not_shown_as_the_state_of_the_thread(store: Store, world: World, mode: str) -> None:
+def test_b_writes_of_one_branch_are_not_shown_as_the_state_of_the_thread(store: Store, world: World) -> None:
     thread = fork_of(world.says("ok"), world.fails("bad"), store).thread("t")
-    run(thread, mode)
+    run(thread)
     assert thread.state["log"] == []
 
 
-def test_b3_what_a_failed_node_emitted_does_not_count_as_its_result(store: Store, world: World, mode: str) -> None:
+def test_b3_what_a_failed_node_emitted_does_not_count_as_its_result(store: Store, world: World) -> None:
     def node(state: Any, ctx: Context) -> dict[str, Any]:
         ctx.emit("partial")
         return dict(world.fails("node")(state))
 
     thread = Graph(Log, inputs=[]).add_node("node", node).add_path(START, "node", END).compile(store=store).thread("t")
-    assert run(thread, mode).status == "failed"
+    assert run(thread).status == "failed"
     world.broken = False
-    assert resume(thread, mode).state["log"] == ["node"]
+    assert resume(thread).state["log"] == ["node"]
     assert world.calls == ["node", "node"]
 
 
-def test_b4_a_router_that_raised_is_asked_again_and_its_node_with_it(store: Store, world: World, mode: str) -> None:
+def test_b4_a_router_that_raised_is_asked_again_and_its_node_with_it(store: Store, world: World) -> None:
     """A transition is whole: without a route nothing of it is stored, and nothing is skipped on resume."""
 
     def route(state: Any) -> str:
@@ -154,49 +152,47 @@ def test_b4_a_router_that_raised_is_asked_again_and_its_node_with_it(store: Stor
     graph = Graph(Log, inputs=[]).add_node("node", world.says("node")).add_node("after", world.says("after"))
     graph.add_edge(START, "node").add_conditional_edges("node", route, ["after", END]).add_edge("after", END)
     thread = graph.compile(store=store).thread("t")
-    assert isinstance(run(thread, mode).error, TimeoutError)
+    assert isinstance(run(thread).error, TimeoutError)
     assert thread.state["log"] == []
     world.broken = False
-    assert resume(thread, mode).state["log"] == ["node", "after"]
+    assert resume(thread).state["log"] == ["node", "after"]
     assert world.calls == ["node", "router", "node", "router", "after"]
 
 
-def test_c_parallel_writes_come_in_the_order_of_declaration_after_a_resume_too(
-    store: Store, world: World, mode: str
-) -> None:
+def test_c_parallel_writes_come_in_the_order_of_declaration_after_a_resume_too(store: Store, world: World) -> None:
     names = ["n2", "n10", "n1"]
     graph = Graph(Log, inputs=[])
     for name in names:
         graph.add_node(name, world.fails(name) if name == "n2" else world.says(name))
     thread = graph.add_edge(START, names).add_edge(names, END).compile(store=store).thread("t")
-    run(thread, mode)
+    run(thread)
     world.broken = False
-    assert resume(thread, mode).state["log"] == names
+    assert resume(thread).state["log"] == names
 
 
-def test_d_a_join_waits_for_the_branch_that_failed(store: Store, world: World, mode: str) -> None:
+def test_d_a_join_waits_for_the_branch_that_failed(store: Store, world: World) -> None:
     """And runs once, with what all branches have written."""
     graph = Graph(Log, inputs=[]).add_node("a", world.says("a")).add_node("b", world.says("b"))
     graph.add_node("b2", world.fails("b2")).add_node("j", world.says("j")).add_edge(START, ["a", "b"])
     graph.add_path("b", "b2", "j").add_path("a", "j", END)
     thread = graph.compile(store=store).thread("t")
-    assert run(thread, mode).status == "failed"
+    assert run(thread).status == "failed"
     world.broken = False
-    assert resume(thread, mode).state["log"] == ["a", "b", "b2", "j"]
+    assert resume(thread).state["log"] == ["a", "b", "b2", "j"]
     assert world.calls.count("j") == 1
 
 
-def test_d_arrivals_at_a_join_do_not_count_in_the_next_run(store: Store, world: World, mode: str) -> None:
+def test_d_arrivals_at_a_join_do_not_count_in_the_next_run(store: Store, world: World) -> None:
     """Turn 1 takes only `a`, turn 2 only `b`: nothing of turn 1 is left for the join of turn 2."""
     turns = iter(["a", "b"])
     graph = Graph(Log, inputs=[]).add_node("a", world.says("a")).add_node("b", world.says("b"))
     graph.add_node("j", world.says("j")).add_conditional_edges(START, lambda state: next(turns), ["a", "b"])
     thread = graph.add_edge(["a", "b"], "j").add_edge("j", END).compile(store=store).thread("t")
-    assert run(thread, mode).state["log"] == ["a", "j"]
-    assert run(thread, mode).state["log"] == ["a", "j", "b", "j"]
+    assert run(thread).state["log"] == ["a", "j"]
+    assert run(thread).state["log"] == ["a", "j", "b", "j"]
 
 
-def test_f_a_node_cannot_change_what_was_stored(store: Store, world: World, mode: str) -> None:
+def test_f_a_node_cannot_change_what_was_stored(store: Store, world: World) -> None:
     def mutates(state: Any) -> dict[str, Any]:
         if world.broken:
             state["log"].append("evil")
@@ -204,13 +200,13 @@ def test_f_a_node_cannot_change_what_was_stored(store: Store, world: World, mode
 
     graph = Graph(Log, inputs=[]).add_node("a", world.says("a")).add_node("b", mutates).add_path(START, "a", "b", END)
     thread = graph.compile(store=store).thread("t")
-    assert isinstance(run(thread, mode).error, ImmutableError)
+    assert isinstance(run(thread).error, ImmutableError)
     assert thread.state["log"] == ["a"]
     world.broken = False
-    assert resume(thread, mode).state["log"] == ["a", "b"]
+    assert resume(thread).state["log"] == ["a", "b"]
 
 
-def test_f2_changes_that_a_node_makes_after_its_return_are_not_stored(store: Store, mode: str) -> None:
+def test_f2_changes_that_a_node_makes_after_its_return_are_not_stored(store: Store) -> None:
     kept: list[dict[str, list[int]]] = []
 
     def first(state: Any) -> dict[str, Any]:
@@ -223,11 +219,11 @@ def test_f2_changes_that_a_node_makes_after_its_return_are_not_stored(store: Sto
 
     graph = Graph(Log, inputs=[]).add_node("first", first).add_node("second", second)
     thread = graph.add_path(START, "first", "second", END).compile(store=store).thread("t")
-    run(thread, mode)
+    run(thread)
     assert [thread.at(version)["x"] for version in range(3)] == [None, {"k": [1]}, {"k": [1]}]
 
 
-def test_h_an_invalid_value_is_never_stored_and_leaves_the_thread_usable(store: Store, world: World, mode: str) -> None:
+def test_h_an_invalid_value_is_never_stored_and_leaves_the_thread_usable(store: Store, world: World) -> None:
     def bad(state: Any) -> dict[str, Any]:
         return {"log": ["bad"], "size": "large" if world.broken else 1}
 
@@ -236,36 +232,36 @@ def test_h_an_invalid_value_is_never_stored_and_leaves_the_thread_usable(store: 
         return graph.add_path(START, "a", "bad", END).compile(store=store).thread("t")
 
     thread = build()
-    failed = run(thread, mode)
+    failed = run(thread)
     assert isinstance(failed.error, NodeOutputError)
     assert "bad" in str(failed.error)
     assert (thread.state["log"], len(thread.history())) == (["a"], 2)
     world.broken = False
-    assert resume(build(), mode).state.to_dict() == {"log": ["a", "bad"], "x": None, "size": 1}
-    assert run(build(), mode).state["log"] == ["a", "bad", "a", "bad"]
+    assert resume(build()).state.to_dict() == {"log": ["a", "bad"], "x": None, "size": 1}
+    assert run(build()).state["log"] == ["a", "bad", "a", "bad"]
 
 
-def test_h_the_last_node_is_validated_too(store: Store, world: World, mode: str) -> None:
+def test_h_the_last_node_is_validated_too(store: Store, world: World) -> None:
     graph = Graph(Log, inputs=[]).add_node("a", lambda state: {"size": "large"}).add_path(START, "a", END)
     thread = graph.compile(store=store).thread("t")
-    assert run(thread, mode).status == "failed"
+    assert run(thread).status == "failed"
     assert thread.state["size"] == 0
 
 
-def test_a_failed_subgraph_resumes_inside_and_its_next_call_starts_fresh(store: Store, world: World, mode: str) -> None:
+def test_a_failed_subgraph_resumes_inside_and_its_next_call_starts_fresh(store: Store, world: World) -> None:
     """Every call of a subgraph begins anew; a call that failed is resumed where it failed."""
     inner = Graph(Log).add_node("one", world.says("one")).add_node("two", world.fails("two"))
     outer = Graph(Log, inputs=[]).add_node("inner", inner.add_path(START, "one", "two", END).compile())
     outer.add_edge(START, "inner")
     outer.add_conditional_edges("inner", lambda log: "inner" if len(log) < 4 else END, ["inner", END])
     thread = outer.compile(store=store).thread("t")
-    assert run(thread, mode).status == "failed"
+    assert run(thread).status == "failed"
     world.broken = False
-    assert resume(thread, mode).state["log"] == ["one", "two", "one", "two"]
+    assert resume(thread).state["log"] == ["one", "two", "one", "two"]
     assert world.calls == ["one", "two", "two", "one", "two"]
 
 
-def test_only_the_failed_send_runs_again_with_its_own_values(store: Store, world: World, mode: str) -> None:
+def test_only_the_failed_send_runs_again_with_its_own_values(store: Store, world: World) -> None:
     def worker(state: Any, ctx: Context) -> dict[str, Any]:
         world.calls.append(state["k"])
         if world.broken and state["k"] == "b":
@@ -275,25 +271,25 @@ def test_only_the_failed_send_runs_again_with_its_own_values(store: Store, world
     graph = Graph(Log, inputs=[]).add_node("worker", worker)
     graph.add_conditional_edges(START, lambda state: [Send("worker", {"k": k}) for k in "abc"], ["worker"])
     thread = graph.add_edge("worker", END).compile(store=store).thread("t")
-    assert run(thread, mode).status == "failed"
+    assert run(thread).status == "failed"
     assert sorted(world.calls) == ["a", "b", "c"]
     world.broken = False
-    assert resume(thread, mode).state["log"] == ["a", "b", "c"]
+    assert resume(thread).state["log"] == ["a", "b", "c"]
     assert sorted(world.calls) == ["a", "b", "b", "c"]
 
 
-def test_new_inputs_never_replace_a_failed_run_silently(store: Store, world: World, mode: str) -> None:
+def test_new_inputs_never_replace_a_failed_run_silently(store: Store, world: World) -> None:
     """A new message on a thread whose last run failed: the caller has to decide what becomes of that run."""
     thread = fork_of(world.says("ok"), world.fails("bad"), store).thread("t")
-    run(thread, mode)
+    run(thread)
     with pytest.raises(OpenRunError):
-        run(thread, mode)
+        run(thread)
     world.broken = False
-    assert run(thread, mode, abandon=True).state["log"] == ["ok", "bad", "j"]
+    assert run(thread, abandon=True).state["log"] == ["ok", "bad", "j"]
 
 
 @pytest.mark.parametrize("where", ["node", "router", "policy", "validation", "reducer"])
-def test_the_thread_is_readable_after_every_failure(where: str, store: Store, mode: str) -> None:
+def test_the_thread_is_readable_after_every_failure(where: str, store: Store) -> None:
     def raises(*args: Any) -> Any:
         raise RuntimeError("boom")
 
@@ -317,10 +313,10 @@ def test_the_thread_is_readable_after_every_failure(where: str, store: Store, mo
     else:
         graph.add_path(START, "a", "b", END)
     thread = graph.compile(store=store).thread("t")
-    failed = run(thread, mode)
+    failed = run(thread)
     assert failed.status == thread.status == "failed"
     assert thread.state == failed.state
     assert thread.history()[0].node == "START"
     assert thread.at(0)["log"] == []
     assert thread.questions == ()
-    assert resume(thread, mode).status == "failed"
+    assert resume(thread).status == "failed"

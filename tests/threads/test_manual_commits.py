@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from dspyer import DELETE, END, START, CompiledGraph, Context, Graph, Run, Thread, reducers
 from dspyer.errors import ConcurrentRunError, NodeOutputError, OpenRunError, ThreadError
 from dspyer.stores import Memory
-from dspyer.threads.changes import ManualCommit, commit_alone, write_manual_commit
+from dspyer.stores.base import Change
 
 
 class Mail(BaseModel):
@@ -29,7 +29,7 @@ class Office:
         self.calls: list[str] = []
         self.bad: set[str] = set()
         self.charged = 0
-        self.store = Memory()
+        self.store: Memory = Memory()
 
     def node(self, name: str, update: dict[str, Any]) -> Any:
         def work(draft: str, ctx: Context) -> dict[str, Any]:
@@ -228,23 +228,27 @@ def test_a_running_run_refuses_manual_commits() -> None:
     assert len(found) == 2
 
 
+class Between(Memory):
+    """Calls a function of the test once, before the next write."""
+
+    before: Callable[[], object] | None = None
+
+    def write(self, change: Change) -> int:
+        act, self.before = self.before, None
+        if act is not None:
+            act()
+        return super().write(change)
+
+
 def test_of_two_concurrent_manual_commits_the_first_wins() -> None:
     office = Office()
+    office.store = store = Between()
     thread = office.thread()
     thread.run({})
-
-    row = office.store.thread("t")
-    assert row is not None
-    office.thread().update({"n": 1})
+    store.before = lambda: office.thread().update({"n": 1})
     with pytest.raises(ConcurrentRunError):
-        write_manual_commit(office.store, row, _change(thread))
+        thread.update({"n": 10})
     assert thread.state["n"] == 2
-
-
-def _change(thread: Thread) -> ManualCommit:
-    head = thread._starter.load_head()
-    assert head.row.head is not None
-    return commit_alone(thread._starter, head, (head.row.head,), {"n": 10}, None)
 
 
 def test_a_run_that_forks_at_once_has_no_version_to_change() -> None:

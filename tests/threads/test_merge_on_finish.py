@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,9 +16,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Run, Thread, reduc
 from dspyer.errors import ConcurrentRunError, MergeConflictError, OpenRunError, StoreError, ThreadError
 from dspyer.events import Commit
 from dspyer.stores import Memory, SQLite
-from dspyer.stores.base import Change, Point, Row, Snapshot, Store
-from dspyer.stores.content import Content
-from dspyer.threads.merge_on_finish import MergeOnFinish
+from dspyer.stores.base import Change, Point, Row, Snapshot, Store, ThreadRow
 from tests.persistence.processes import end_of, fork
 
 
@@ -211,32 +208,32 @@ def test_a_merge_gives_up_when_the_thread_is_owned_for_too_long() -> None:
 def test_many_threads_lose_nothing(shared: bool) -> None:
     store = Memory()
     one = program(store)
-    programs = [one if shared else program(store) for _ in range(8)]
+    programs = [one if shared else program(store) for _ in range(6)]
     handle = one.thread("t")
 
     def work(worker: int) -> None:
-        for number in range(10):
+        for number in range(4):
             thread = handle if shared else programs[worker].thread("t")
             assert run_merging(thread, f"{worker}.{number}").status == "completed"
 
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    check(program(store).thread("t"), 80)
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    check(program(store).thread("t"), 24)
 
 
 def test_many_tasks_lose_nothing() -> None:
     thread = program(Memory()).thread("t")
 
     async def work(worker: int) -> None:
-        for number in range(5):
+        for number in range(3):
             run = await thread.arun({"who": f"{worker}.{number}"}, on_conflict="merge")
             assert run.status == "completed"
 
     async def main() -> None:
-        await asyncio.gather(*map(work, range(8)))
+        await asyncio.gather(*map(work, range(6)))
 
     asyncio.run(main())
-    check(thread, 40)
+    check(thread, 18)
 
 
 def test_many_processes_lose_nothing(tmp_path: Path) -> None:
@@ -245,15 +242,15 @@ def test_many_processes_lose_nothing(tmp_path: Path) -> None:
     def work(worker: int) -> None:
         with SQLite(path) as store:
             thread = program(store).thread("t")
-            for number in range(12):
+            for number in range(5):
                 assert run_merging(thread, f"{worker}.{number}").status == "completed"
 
     with SQLite(path):
         pass
-    children = [fork(lambda worker=worker: work(worker)) for worker in range(8)]  # type: ignore[misc]
-    assert [end_of(child) for child in children] == [0] * 8
+    children = [fork(lambda worker=worker: work(worker)) for worker in range(4)]  # type: ignore[misc]
+    assert [end_of(child) for child in children] == [0] * 4
     with SQLite(path) as store:
-        check(program(store).thread("t"), 96)
+        check(program(store).thread("t"), 20)
 
 
 class OneUnreadableRun(Memory):
@@ -265,19 +262,21 @@ class OneUnreadableRun(Memory):
         found = super().rows(run, first, last)
         if run != self.unreadable:
             return found
-        return [row._replace(content=Content.stored(b"?")) if row.kind == "commit" else row for row in found]
+        return [
+            row._replace(content=type(row.content).stored(b"?")) if row.kind == "commit" and row.content else row
+            for row in found
+        ]
 
     def snapshot(self, at: Point) -> Snapshot | None:
         return None if at.run == self.unreadable else super().snapshot(at)
 
 
-def test_a_run_does_not_begin_on_commits_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_does_not_begin_on_commits_that_cannot_be_read() -> None:
     """While the thread has an owner, a run begins with the commit before the owner's run.
 
     Here a snapshot makes the owner's run readable, and that earlier commit is not. The state before that commit would
     be an older one than the thread has.
     """
-    monkeypatch.setattr("dspyer.persistence.journal.EVERY", 1)  # a snapshot with each commit
     store = OneUnreadableRun()
     errors: list[StoreError] = []
 
@@ -295,7 +294,12 @@ def test_a_run_does_not_begin_on_commits_that_cannot_be_read(monkeypatch: pytest
 
     def compiled() -> CompiledGraph:
         graph = Graph(Count, keep=["n", "log"]).add_node("note", note, writes=["log"])
-        return graph.add_node("count", count, writes=["n"]).add_path(START, "note", "count", END).compile(store=store)
+        graph.add_node("steps", lambda: None, writes=[]).add_node("count", count, writes=["n"])
+        graph.add_path(START, "note", "steps").add_conditional_edges("steps", after_steps, ["steps", "count"])
+        return graph.add_edge("count", END).compile(store=store, max_steps=1_000)
+
+    def after_steps(who: str, ctx: Context) -> str:
+        return "steps" if who == "owner" and ctx.visit < 490 else "count"  # there is a snapshot every 480 rows
 
     thread = compiled().thread("t")
     thread.run({"who": "first"})
@@ -318,56 +322,69 @@ def test_a_run_that_owns_the_thread_is_not_disturbed_by_a_merge() -> None:
     check(thread, 2)
 
 
-def test_a_cancelled_run_that_waits_for_its_merge_does_not_merge_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    store, begun, tried = Memory(), threading.Event(), list[Point]()
-    merge = MergeOnFinish._try_merge
+class Looked(Memory):
+    """Calls a function of the test whenever it is asked for the thread: at each attempt to merge."""
 
-    def count(self: MergeOnFinish, run_end: Point) -> None:
-        tried.append(run_end)
+    look: Callable[[], object] | None = None
+
+    def thread(self, name: str) -> ThreadRow | None:
+        if self.look is not None:
+            self.look()
+        return super().thread(name)
+
+
+def test_a_cancelled_run_that_waits_for_its_merge_does_not_merge_later() -> None:
+    store, begun, tried = Looked(), threading.Event(), threading.Semaphore(0)
+
+    def count() -> None:
+        tried.release()
         begun.set()
-        merge(self, run_end)
 
     async def cancelled() -> None:
-        task = asyncio.create_task(program(store).thread("t").arun({"who": "guest"}, on_conflict="merge"))
+        task = asyncio.create_task(program(store, hook).thread("t").arun({"who": "guest"}, on_conflict="merge"))
         await asyncio.to_thread(begun.wait, 20)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        tried.clear()
+        while tried.acquire(blocking=False):
+            pass
+        assert not tried.acquire(timeout=0.05), "the first pauses between two attempts are 1, 2 and 4 ms"
+        store.look = None
 
     def hook(who: str) -> None:
         if who == "owner":
             asyncio.run(cancelled())
+        elif who == "guest":
+            store.look = count
 
-    monkeypatch.setattr(MergeOnFinish, "_try_merge", count)
     thread = program(store, hook).thread("t")
     thread.run({"who": "first"})
     assert thread.run({"who": "owner"}).status == "completed"
-    time.sleep(0.15)  # three times the longest pause between two attempts
-    assert not tried
     check(thread, 2)
 
 
-def test_a_run_that_is_cancelled_in_its_merge_ends_when_it_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    thread = program(Memory()).thread("t")
-    begun, cancelled = threading.Event(), threading.Event()
-    merge = MergeOnFinish._try_merge
+def test_a_run_that_is_cancelled_in_its_merge_ends_when_it_is_merged() -> None:
+    store, begun, cancelled = Looked(), threading.Event(), threading.Event()
 
-    def hold(self: MergeOnFinish, run_end: Point) -> None:
+    def hold() -> None:
+        store.look = None
         begun.set()
         assert cancelled.wait(20)
-        time.sleep(0.05)
-        merge(self, run_end)
+
+    def hook(who: str) -> None:
+        store.look = hold
+
+    thread = program(store, hook).thread("t")
 
     async def main() -> None:
         task = asyncio.create_task(thread.arun({"who": "guest"}, on_conflict="merge"))
         await asyncio.to_thread(begun.wait, 20)
         task.cancel()
         await asyncio.sleep(0)
+        assert not task.done()
         cancelled.set()
         with pytest.raises(asyncio.CancelledError):
             await task
         check(thread, 1)
 
-    monkeypatch.setattr(MergeOnFinish, "_try_merge", hold)
     asyncio.run(main())

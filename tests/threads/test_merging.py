@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, ImmutableState, Thread, reducers
 from dspyer.errors import ConcurrentRunError, MergeConflictError, OpenRunError, ThreadError
-from dspyer.persistence.leases import LEASE
 from dspyer.stores import Memory
-from dspyer.stores.base import Owner, Store
+from dspyer.stores.base import Change, Owner, Store
 
 
 class Board(BaseModel):
@@ -37,9 +36,9 @@ def program(store: Store, merge: Any = "raise") -> CompiledGraph:
     return graph.add_node("work", work).add_path(START, "work", END).compile(store=store)
 
 
-def two(merge: Any = "raise") -> tuple[Thread, Thread]:
+def two(merge: Any = "raise", store: Store | None = None) -> tuple[Thread, Thread]:
     """A thread and its copy."""
-    left = program(Memory(), merge).thread("left")
+    left = program(store or Memory(), merge).thread("left")
     left.run({"do": {"a": 1, "b": 1, "n": 1, "log": ["base"], "notes": {"x": 1}}})
     return left, left.copy("right")
 
@@ -132,32 +131,24 @@ def test_a_conflict_is_decided_by_the_policy_or_writes_nothing() -> None:
 
 
 def test_threads_with_an_open_run_or_an_owner_are_not_merged() -> None:
-    left, right = two()
+    store = Memory()
+    left, right = two(store=store)
     right.run({"do": {"fail": True}})
     for first, second in ((left, right), (right, left)):
         with pytest.raises(OpenRunError, match="'right' failed"):
             first.merge(second)
-    row = left._store.thread("left")
-    assert row is not None
     other = left.copy("busy")
-    change = left._starter.store.thread("busy")
-    assert change is not None
-    owned = change._replace(owner=Owner("elsewhere", 1, "", "x"))
-    left._store.write(_owning(owned))
+    row = store.thread("busy")
+    assert row is not None
+    store.write(Change("busy", row.epoch, row.epoch + 1, Owner("elsewhere", 1, "", "x"), 30.0))
     with pytest.raises(ConcurrentRunError):
         left.merge(other)
-    assert program(left._store).thread("new").history() == []
-    assert left.merge(program(left._store).thread("new")) is None
+    assert program(store).thread("new").history() == []
+    assert left.merge(program(store).thread("new")) is None
     with pytest.raises(ThreadError, match=r"copy\(to='new'\)"):
-        program(left._store).thread("new").merge(left)
+        program(store).thread("new").merge(left)
     with pytest.raises(ThreadError, match="different stores"):
         left.merge(program(Memory()).thread("left"))
-
-
-def _owning(row: Any) -> Any:
-    from dspyer.stores.base import Change
-
-    return Change(row.name, row.epoch, row.epoch + 1, row.owner, LEASE)
 
 
 def test_threads_without_a_common_commit_need_a_base() -> None:
@@ -220,7 +211,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=80)
+@pytest.mark.slow("a law: 25 sequences of up to 12 runs and merges of three threads, and all that was read of them")
 @given(steps)
 def test_any_sequence_of_merges_neither_loses_nor_doubles_a_change(done: list[Step]) -> None:
     """Each increment has a bit of its own set of threads that know it: a model of what every thread must hold."""
@@ -258,7 +249,6 @@ def test_any_sequence_of_merges_neither_loses_nor_doubles_a_change(done: list[St
 values = st.dictionaries(st.sampled_from("abcd"), st.one_of(st.integers(0, 2), st.none()), max_size=3)
 
 
-@settings(max_examples=60)
 @given(values, values, values)
 def test_a_merge_of_copies_is_a_three_way_merge_of_states(
     base: dict[str, Any], left: dict[str, Any], right: dict[str, Any]

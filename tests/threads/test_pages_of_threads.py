@@ -78,16 +78,16 @@ def test_changes_between_pages_move_no_other_name(names: set[str], changes: list
     assert names - changed <= set(found), "none is left out"
 
 
-@pytest.mark.parametrize("limit", [0, -1, 1.5, "10"])
-def test_a_page_without_names_is_refused(limit: Any) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"limit={limit!r}: a page has at least one name")):
-        program(Memory(), "t").threads(limit=limit)
-
-
-@pytest.mark.parametrize("after", [None, 7, b"t", "\ud800"])
-def test_a_page_comes_after_a_text(after: Any) -> None:
-    with pytest.raises(ThreadError, match=r"is no name of a thread.*after='' for the first page"):
-        program(Memory(), "t").threads(after=after)
+def test_a_page_has_names_and_comes_after_a_text() -> None:
+    compiled = program(Memory(), "t")
+    limits: list[Any] = [0, -1, 1.5, "10"]
+    for limit in limits:
+        with pytest.raises(ValueError, match=re.escape(f"limit={limit!r}: a page has at least one name")):
+            compiled.threads(limit=limit)
+    names: list[Any] = [None, 7, b"t", "\ud800"]
+    for after in names:
+        with pytest.raises(ThreadError, match=r"is no name of a thread.*after='' for the first page"):
+            compiled.threads(after=after)
 
 
 def test_a_store_without_pages_is_asked_for_all_names() -> None:

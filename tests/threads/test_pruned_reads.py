@@ -24,5 +24,5 @@ def test_writers_of_a_pruned_thread_whose_fields_are_older() -> None:
     for _ in range(4):
         thread.run({"n": 1})
     thread.prune(before=5)
-    writers = program.thread("t")._thread_reader.writers(thread.history()[-1].id)
-    assert {field: commit.node for field, commit in writers.items()} == {"n": "add", "old": "pruned"}
+    again = program.thread("t")
+    assert {field: again.blame(field).node for field in ("n", "old")} == {"n": "add", "old": "pruned"}

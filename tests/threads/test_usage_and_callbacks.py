@@ -80,10 +80,12 @@ def test_usage_of_a_run_is_of_this_process_and_of_a_thread_of_all_processes(tmp_
 def test_a_program_that_is_called_stores_nothing() -> None:
     store = Memory()
     program = build(store)
-    lm = ScriptedLM([{"verdict": "v"}, {"x": "done"}] * 3)
+    lm = ScriptedLM([{"verdict": "v"}, {"x": "done"}] * 4)
     with dspy.context(lm=lm):
         program(q="?")
         program.run({"q": "?"})
         list(program.stream({"q": "?"}))
     assert store.threads() == []
-    assert build(store).deepcopy()._store is store
+    with dspy.context(lm=lm):
+        build(store).deepcopy().thread("t").run({"q": "?"})
+    assert store.threads() == ["t"]
