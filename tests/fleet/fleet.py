@@ -24,13 +24,13 @@ from procrastinate.exceptions import AlreadyEnqueued
 from psycopg import sql
 
 from dspyer import CompiledGraph
+from dspyer.errors import ConcurrentRunError
 from dspyer.stores import open_store
-from dspyer.stores.base import Store
-from dspyer.stores.columns import encode_json, encode_text
+from dspyer.stores.base import Change, Store
 from tests.fleet.orders import Notes, orders
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-HEARTBEAT = 0.2
+HEARTBEAT = 0.1
 
 
 class Setting(NamedTuple):
@@ -55,8 +55,8 @@ class Setting(NamedTuple):
     seconds: float = 0.02
     ask: bool = True
     hosts: bool = False
-    silence: float = 1.0
-    wait: int = 1
+    silence: float = 0.5
+    wait: float = 0.25
     graceful: float | None = None
     gated: bool = False
     asynchronous: bool = False
@@ -140,14 +140,11 @@ class Fleet:
 
     def end_leases(self, worker: BaseProcess) -> None:
         """The leases of a worker have ended, as they do when it has not renewed them for long enough."""
-        with psycopg.connect(self.setting.address, autocommit=True) as connection:
-            for name in self.store.threads():
-                row = self.store.thread(name)
-                if row is not None and row.owner is not None and row.owner.pid == worker.pid:
-                    connection.execute(
-                        "UPDATE dspyer.thread SET lease_until = clock_timestamp() WHERE name = %s AND owner = %s",
-                        (encode_text(name), encode_json(row.owner)),
-                    )
+        for name in self.store.threads():
+            row = self.store.thread(name)
+            if row is not None and row.owner is not None and row.owner.pid == worker.pid:
+                with suppress(ConcurrentRunError):  # another worker has seen that the process is gone
+                    self.store.write(Change(name, row.epoch, owner=row.owner, lease=0.001))
 
     def defer(self, task: str, thread: str, lock: bool = True, **arguments: Any) -> None:
         options = {"lock": thread} if lock else {}

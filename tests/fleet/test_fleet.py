@@ -17,7 +17,7 @@ from tests.fleet.orders import Note
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 
-REQUESTS = 16
+REQUESTS = 8
 KILLS = 4
 NODES = ["START", "read", "check", "approve", "pay", "send"]
 

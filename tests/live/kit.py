@@ -76,9 +76,17 @@ MODES: dict[str, Callable[[CompiledGraph], Run]] = {
 }
 
 
-modes = pytest.mark.parametrize("go", MODES.values(), ids=MODES)
+modes = pytest.mark.parametrize("go", [MODES["run"], MODES["arun"]], ids=["run", "arun"])
+"""The two drivers. That a program does the same in a worker thread and as a stream is shown where all are used."""
 
 
+def driven(*pairs: str) -> pytest.MarkDecorator:
+    """A way of running a program, and the colour of a node: `"run sync"`."""
+    parts = [pair.rpartition(" ") for pair in pairs]
+    return pytest.mark.parametrize(("go", "colour"), [(MODES[go], colour) for go, _, colour in parts], ids=pairs)
+
+
+drives = driven("run sync", "run async", "arun async", "astream sync")
 colours = pytest.mark.parametrize("colour", ["sync", "async"])
 
 

@@ -14,12 +14,9 @@ import pytest
 from dspyer import CompiledGraph, Context, Retry, Run
 from dspyer.events import AttemptFailed, Withdrawn
 from dspyer.testing import no_pauses
-from tests.live.kit import MODES, colours, team
+from tests.live.kit import MODES, colours, modes, team
 
 ANY = Retry(3, on=ValueError)
-RUNS = pytest.mark.parametrize(
-    "go", [MODES["run"], MODES["arun"], MODES["worker thread"]], ids=["run", "arun", "worker thread"]
-)
 
 
 @pytest.fixture(autouse=True)
@@ -96,16 +93,16 @@ def check(run: Run, talk: Talk) -> None:
         assert kinds[:2] == [AttemptFailed, Withdrawn]
 
 
-@RUNS
-@colours
-@pytest.mark.parametrize("failures", [1, 2])
-def test_what_a_failed_attempt_has_posted_is_withdrawn(go: Any, colour: str, failures: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "colour", "failures"),
+    [("run", "sync", 1), ("run", "async", 2), ("arun", "async", 1), ("arun", "sync", 2), ("worker thread", "sync", 1)],
+)
+def test_what_a_failed_attempt_has_posted_is_withdrawn(mode: str, colour: str, failures: int) -> None:
     talk = Talk(failures)
-    check(go(talk.program(colour)), talk)
+    check(MODES[mode](talk.program(colour)), talk)
 
 
-@colours
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize(("mode", "colour"), [("sync", "async"), ("async", "sync")])
 def test_posts_stay_withdrawn_on_a_thread(mode: str, colour: str, tmp_path: Path) -> None:
     talk = Talk(2)
     program = talk.program(colour, store=tmp_path / "runs.db")
@@ -122,7 +119,7 @@ def test_a_reader_that_is_called_again_waits_for_a_slot(colour: str) -> None:
     check(talk.program(colour, max_concurrency=2).run({}), talk)
 
 
-@RUNS
+@modes
 def test_a_reader_that_had_finished_is_called_again(go: Any) -> None:
     """It had not been committed: it waited for the writer."""
     calls: Counter[str] = Counter()
@@ -150,7 +147,7 @@ def test_a_reader_that_had_finished_is_called_again(go: Any) -> None:
     assert calls == {"writer": 2, "reader": 2}
 
 
-@RUNS
+@modes
 def test_of_two_that_read_each_other_the_one_that_raised_is_not_undone(go: Any) -> None:
     calls: Counter[str] = Counter()
 
@@ -176,7 +173,7 @@ def test_of_two_that_read_each_other_the_one_that_raised_is_not_undone(go: Any) 
     assert calls == {"one": 2, "two": 2}
 
 
-@RUNS
+@modes
 def test_the_last_attempt_undoes_its_readers_as_a_failure_does(go: Any) -> None:
     talk = Talk(9)
     run = go(talk.program("sync"))

@@ -9,14 +9,14 @@ from itertools import islice
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, Context, Failure, Graph, Retry, reducers
 from dspyer.events import NodeFailed, Withdrawn
 from dspyer.testing import no_pauses
-from tests.live.kit import Notes, echo, modes
+from tests.live.kit import MODES, Notes, echo, modes
 
 
 class Desk(BaseModel):
@@ -37,8 +37,7 @@ def desk(**nodes: Any) -> Graph:
     return graph.add_error_edge(list(nodes), "handle", on=ValueError, into="problems")
 
 
-@modes
-@pytest.mark.parametrize("limit", [1, 32])
+@pytest.mark.parametrize(("go", "limit"), [(MODES["run"], 1), (MODES["arun"], 32), (MODES["run"], 32)])
 def test_a_reader_of_withdrawn_posts_is_called_again_without_them(go: Any, limit: int) -> None:
     """The writer fails after its post was read. The reader runs again, and hears nothing."""
     read, calls = threading.Event(), []
@@ -185,7 +184,6 @@ def test_a_stored_run_keeps_withdrawn_posts_withdrawn(tmp_path: Any, crash: bool
 SCRIPTS = st.lists(st.lists(st.sampled_from(["post", "read", "fail"]), max_size=4), min_size=2, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
 @given(SCRIPTS, st.sampled_from([1, 2, 32]), st.booleans(), st.sampled_from([1, 2]))
 @example([["read"], ["post", "read", "read", "fail"], ["read", "post"]], 1, False, 1)  # two are undone, with one slot
 def test_no_committed_value_depends_on_a_withdrawn_post(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
 
 from dspyer import (
     END,
@@ -14,11 +13,10 @@ from dspyer import (
     Send,
 )
 from dspyer.events import Doing, Posted
-from tests.live.kit import ANSWERED, Pad, echo, finished, modes, team, writer
+from tests.live.kit import ANSWERED, Pad, echo, finished, team, writer
 
 
-@modes
-def test_an_isolated_run_posts_with_its_commits(go: Any) -> None:
+def test_an_isolated_run_posts_with_its_commits() -> None:
     program = team(echo=(echo("sync"), ["echoes"]), writer=(writer, ["notes"])).compile()
     run = finished(program.run({}, live=False))
     assert run.state.to_dict()["notes"] == ["a", "b", "c"]

@@ -18,17 +18,14 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, LiveEntry, Run, Updates, live, reducers
 from dspyer.events import Commit
-from dspyer.persistence.execution_records import RecordedPost
-from dspyer.runtime.live_buffer import LiveBuffer, ReaderCursor
-from dspyer.schema.schema import Schema
 from dspyer.stores import Memory
-from dspyer.values.frozen import thaw
 
 HEARS = {0: "", 1: "notes", 2: "echoes", 3: "notes"}
 POSTS = {0: "notes", 1: "echoes", 2: "", 3: "notes"}
@@ -275,7 +272,7 @@ def played(case: Case, limit: int, tasks: bool) -> Run:
     return completed(built(case, tasks).compile(store=Memory(), max_concurrency=limit, max_steps=10_000), tasks)
 
 
-@settings(max_examples=50, deadline=None)
+@pytest.mark.slow("a law: runs 25 random graphs with loops to their end, through failures and questions")
 @given(stages=stages(), **SETTINGS)
 def test_each_post_is_read_once_by_every_permitted_reader(
     stages: Any, back: int, rounds: int, limit: int, tasks: bool, pauses: tuple[int, ...]
@@ -284,77 +281,10 @@ def test_each_post_is_read_once_by_every_permitted_reader(
     check(case, played(case, limit, tasks), complete=True)
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.slow("a law: the same with readers that wait for each other")
 @given(stages=stages(rings=True), **SETTINGS)
 def test_rings_of_readers_end(
     stages: Any, back: int, rounds: int, limit: int, tasks: bool, pauses: tuple[int, ...]
 ) -> None:
     case = Case(stages, back, rounds, pauses)
     check(case, played(case, limit, tasks), complete=False)
-
-
-# --- keys: a post replaces what its author has read, and is kept with what it has not read
-
-
-class Table(BaseModel):
-    t: Annotated[dict[str, list[str]], reducers.update, live] = {}
-
-
-class Model:
-    """The same by definition: a post is replaced by a later one of an author who had read it or made it."""
-
-    def __init__(self) -> None:
-        self.posts: list[tuple[int, str, str, str, int]] = []  # number, author, key, value, read up to
-
-    def values(self, key: str) -> list[str]:
-        here = [post for post in self.posts if post[2] == key]
-        replaced = {
-            one[0] for one in here for two in here if one[0] < two[0] and (one[1] == two[1] or one[0] <= two[4])
-        }
-        return [value for number, _, _, value, _ in here if number not in replaced]
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    st.lists(st.tuples(st.sampled_from(["post x", "post y", "read", "fail", "commit"]), st.integers(0, 3)), max_size=25)
-)
-def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]) -> None:
-    """Also after withdrawals, and on a board that is made again from what was recorded."""
-    schema = Schema.of(Table)
-    state = schema.initial_state({})
-    board, model = LiveBuffer(schema, state, {}), Model()
-    readers = {f"{number}:0": ReaderCursor(f"{number}:0", f"n{number}", (number,), None, {}) for number in range(4)}
-    recorded: dict[int, RecordedPost | None] = {}
-    for action, number in actions:
-        name = f"{number}:0"
-        reader = readers.get(name)
-        if reader is None:
-            continue
-        if action.startswith("post"):
-            key, seq = action[-1], board.seq + 1
-            value = f"{name} {seq}"
-            update = schema.commit(state, {"t": {key: [value]}}, node="n", commit_id="")[0]["t"]
-            meeting = board.conflicts(reader, "t", update)
-            reader.used |= {post.execution for posts in meeting.unread.values() for post in posts} & set(board.pending)
-            recorded[seq] = post = RecordedPost(seq, "t", f"n{number}", name, update, meeting.over)
-            found = board.add(post)
-            model.posts.append((seq, name, key, value, reader.reads.get("t", 0)))
-            assert thaw(found)[key] == model.values(key)
-            again = LiveBuffer(schema, state, recorded)
-            assert again.seq == board.seq
-            assert again.entries(post) == board.entries(post)
-        elif action == "read":
-            while reader.next(board, "t") is not None:
-                pass
-        elif action == "commit":
-            board.commit(name)
-            del readers[name]
-        else:
-            gone = {name}
-            while more := {one for one, other in readers.items() if other.used & gone} - gone:
-                gone |= more
-            for one in gone:
-                for post in board.withdraw(one):
-                    recorded[post.seq] = None
-                readers.pop(one, None)
-            model.posts = [post for post in model.posts if post[1] not in gone]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dspyer import (
@@ -42,7 +42,6 @@ def in_turn(order: Sequence[int], count: int) -> dict[str, Any]:
     return {f"n{me}": node(me) for me in range(count)}
 
 
-@settings(max_examples=30, deadline=None)
 @given(order=st.lists(st.integers(0, 3), max_size=12))
 def test_the_final_state_is_the_fold_by_arrival(order: list[int]) -> None:
     run = finished(team(**in_turn(order, 4)).compile().run({}))
@@ -172,7 +171,6 @@ def writes_of(actions: Sequence[str]) -> list[str]:
     return sorted({action.split()[1] for action in actions if action.startswith("post")})
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     scripts=st.lists(st.lists(ACTIONS, max_size=5), min_size=1, max_size=6),
     colours=st.lists(st.booleans(), min_size=6, max_size=6),

@@ -13,13 +13,16 @@ from dspyer import (
     Context,
     Graph,
 )
-from tests.live.kit import ANSWERED, Pad, colours, echo, finished, modes, team, writer
+from tests.live.kit import ANSWERED, MODES, Pad, driven, drives, echo, finished, modes, team, writer
 
 
-@modes
-@colours
-@pytest.mark.parametrize("sequence", [False, True], ids=["at once", "in sequence"])
-def test_a_reader_gets_every_post_and_its_loop_ends(go: Any, colour: str, sequence: bool) -> None:
+@driven("run sync", "run async", "arun sync", "arun async", "worker thread sync", "stream async", "astream sync")
+def test_a_reader_gets_every_post_and_its_loop_ends(go: Any, colour: str) -> None:
+    for sequence in (False, True):
+        check_reader(go, colour, sequence)
+
+
+def check_reader(go: Any, colour: str, sequence: bool) -> None:
     """S004-17: how far it has read is part of its commit."""
     nodes = {"writer": (writer, ["notes"]), "echo": (echo(colour), ["echoes"])}
     run = finished(go(team(sequence=sequence, **nodes).compile()))
@@ -47,8 +50,7 @@ def test_a_post_is_read_while_its_author_still_runs(go: Any) -> None:
     finished(go(team(posts=(posts, ["notes"]), listens=listens).compile()))
 
 
-@modes
-@pytest.mark.parametrize("limit", [1, 2])
+@pytest.mark.parametrize(("go", "limit"), [(MODES["run"], 1), (MODES["worker thread"], 2), (MODES["arun"], 1)])
 def test_fifty_sync_waiters_hold_no_slot(go: Any, limit: int) -> None:
     def waits(ctx: Context) -> dict[str, int]:
         return {"done": len([note for note in ctx.live("notes") if note.value == "go"])}
@@ -61,8 +63,7 @@ def test_fifty_sync_waiters_hold_no_slot(go: Any, limit: int) -> None:
     assert finished(go(graph.compile(max_concurrency=limit))).state["done"] == 50
 
 
-@modes
-@colours
+@drives
 def test_no_more_nodes_work_at_once_than_max_concurrency(go: Any, colour: str) -> None:
     """A waiting reader that continues takes a slot again."""
     lock, working, most = threading.Lock(), 0, 0
@@ -93,8 +94,7 @@ def test_no_more_nodes_work_at_once_than_max_concurrency(go: Any, colour: str) -
     assert most == 1
 
 
-@modes
-@colours
+@drives
 def test_of_a_ring_of_waiters_the_first_in_path_order_is_released(go: Any, colour: str) -> None:
     ended: list[str] = []
 

@@ -12,10 +12,9 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Thread, live, reducers, view
 from dspyer.events import Posted, Withdrawn
-from dspyer.persistence.rows import COMMITS, CommitHeader
-from dspyer.stores import Memory
+from dspyer.stores import Memory, Store
 from dspyer.testing import no_pauses
-from tests.persistence.failing import Crash, FailingMemory, FailingSQLite, crash
+from tests.persistence.failing import Crash, FailingSQLite, crash
 
 
 class Pad(BaseModel):
@@ -65,9 +64,9 @@ def fresh() -> None:
     failing[0] = True
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return Memory() if request.param == "memory" else str(tmp_path / "runs.db")
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return FailingSQLite(tmp_path / "runs.db")
 
 
 def run_of(t: Thread, asynchronous: bool) -> Run:
@@ -78,12 +77,11 @@ def resumed(t: Thread, asynchronous: bool, answers: dict[str, Any] | None = None
     return asyncio.run(t.aresume(answers)) if asynchronous else t.resume(answers)
 
 
-def rows_of(program: CompiledGraph, t: Thread) -> list[tuple[str, Any]]:
-    assert program._store is not None
-    row = program._store.thread(t.name)
+def rows_of(store: Store, t: Thread) -> list[tuple[str, Any]]:
+    row = store.thread(t.name)
     assert row is not None
     assert row.head is not None
-    rows = program._store.rows(row.head.run, 0, row.head.seq)
+    rows = store.rows(row.head.run, 0, row.head.seq)
     return [(one.kind, one.header) for one in rows if one.kind in ("post", "withdraw")]
 
 
@@ -97,7 +95,7 @@ def test_an_interrupted_writer_posts_again_and_readers_get_the_new_posts(store: 
     run.raise_error()
     assert run.state.to_dict() == {"notes": ["draft", "final"], "echoes": ["draft", "final"]}
     assert [value for value, _ in heard[-1]] == ["draft", "final"]
-    rows = rows_of(program, t)
+    rows = rows_of(store, t)
     posted = {head[4] for kind, head in rows if kind == "post"}
     withdrawn = {seq for kind, head in rows if kind == "withdraw" for seq in head[4]}
     of_commits = {seq for commit in run.commits if commit.live for seqs in commit.live.posts.values() for seq in seqs}
@@ -111,7 +109,7 @@ def test_a_failed_writer_runs_again_and_so_do_its_readers(store: Any) -> None:
     assert isinstance(run.error, ValueError)
     assert [event.posts for event in run.events if isinstance(event, Withdrawn) and event.field == "notes"] == [(1,)]
     failing[0] = False
-    run = graph(t._store, fails).thread("t").resume()
+    run = graph(store, fails).thread("t").resume()
     run.raise_error()
     assert run.state.to_dict() == {"notes": ["first"], "echoes": ["first"]}
     assert [value for value, _ in heard[-1]] == ["first"]
@@ -119,19 +117,17 @@ def test_a_failed_writer_runs_again_and_so_do_its_readers(store: Any) -> None:
 
 def test_posts_of_a_crashed_attempt_are_withdrawn(store: Any) -> None:
     """The store holds the post of a process that came to no end."""
-    kept: Any = FailingMemory() if isinstance(store, Memory) else FailingSQLite(store)
-    program = graph(kept, fails)
-    t = program.thread("t")
+    t = graph(store, fails).thread("t")
 
     def dies(ctx: Context) -> None:
         ctx.post("notes", "first")
-        kept.arm(crash, 1, after=False)  # from here on nothing is written, as in a process that is gone
+        store.arm(crash, 1, after=False)  # from here on nothing is written, as in a process that is gone
         raise Crash
 
     with pytest.raises(Crash):
-        graph(kept, dies).thread("t").run({})
-    kept.rest()
-    assert ("post", ("writer", "notes")) in [(kind, tuple(head[2:4])) for kind, head in rows_of(program, t)]
+        graph(store, dies).thread("t").run({})
+    store.rest()
+    assert ("post", ("writer", "notes")) in [(kind, tuple(head[2:4])) for kind, head in rows_of(store, t)]
     failing[0] = False
     run = t.resume(allow_changed_graph=True, take_over=True)
     run.raise_error()
@@ -222,6 +218,9 @@ def test_a_copy_and_a_rerun_from_any_commit_read_no_withdrawn_post(attempts: int
 # --- a node commits after all whose posts it has used
 
 
+NODES = ("START", "reads", "writes", "after", "late", "a", "b", "join:after", "join:END")
+
+
 class Watched(Memory):
     """Keeps which commits were written together."""
 
@@ -230,7 +229,8 @@ class Watched(Memory):
         self.together: list[list[str]] = []
 
     def write(self, change: Any) -> Any:
-        names = [CommitHeader.parse(row.header).node for row in change.rows if row.kind in COMMITS]
+        rows = [row.header for row in change.rows if row.kind in ("commit", "join")]
+        names = [next(name for name in NODES if name in header) for header in rows]
         self.together += [names] if names else []
         return super().write(change)
 
@@ -257,8 +257,7 @@ def early(hold: threading.Event, fate: list[str]) -> Graph:
     return built.add_edge(START, ["reads", "writes"]).add_edge("reads", "after").add_edge(["after", "writes"], END)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("fate", ["ends", "fails", "asks"])
+@pytest.mark.parametrize(("fate", "asynchronous"), [("ends", False), ("fails", True), ("asks", False), ("ends", True)])
 def test_a_reader_that_leaves_its_loop_early_commits_after_its_writer(fate: str, asynchronous: bool) -> None:
     """What follows it starts then, and it commits nothing if its writer does not."""
     fates = [fate]

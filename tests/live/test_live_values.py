@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Context, Graph, limit, live, reducers
 from dspyer.errors import MergeConflictError
 from dspyer.events import Heard, LiveConflict, Posted, RunStarted
-from tests.live.kit import colours, finished, modes, team
+from tests.live.kit import drives, finished, modes, team
 
 # --- the latest value
 
@@ -23,8 +23,7 @@ class Draft(BaseModel):
     plan: Annotated[dict[str, int], live] = {}
 
 
-@modes
-@colours
+@drives
 def test_a_live_field_without_a_reducer_has_the_latest_value(go: Any, colour: str) -> None:
     """S004-12, S004-3: in the order of arrival, whichever node ends first."""
     turns = [threading.Event() for _ in range(3)]

@@ -99,16 +99,15 @@ def test_a_store_without_pages_is_asked_for_all_names() -> None:
     assert store.asked
 
 
-def test_a_missing_thread_of_a_large_store_is_compared_with_few_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dspyer.archive.archive.NAMES", 5)
+def test_a_missing_thread_of_a_large_store_is_compared_with_few_names() -> None:
     store = Memory()
-    for number in range(100):
-        store.write(Change(f"order {number:03}"))
+    for number in range(1_100):
+        store.write(Change(f"order {number:04}"))
     store.write(Change("ticket 7"))
     with Archive(store) as archive:
         with pytest.raises(ThreadError, match=r"Did you mean 'ticket 7'\?$"):
             archive.thread("ticket 77")
-        with pytest.raises(ThreadError, match=r"It has more than 5 threads\.$"):
+        with pytest.raises(ThreadError, match=r"It has more than 1,000 threads\.$"):
             archive.thread("quite another name")
     with pytest.raises(ThreadError, match=r"It has no threads\.$"):
         Archive(Memory()).thread("t")
