@@ -30,7 +30,7 @@ from dspyer.stores.base import Change, Store
 from tests.fleet.orders import Notes, orders
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-HEARTBEAT = 0.1
+HEARTBEAT = 0.05
 
 
 class Setting(NamedTuple):
@@ -55,7 +55,7 @@ class Setting(NamedTuple):
     seconds: float = 0.02
     ask: bool = True
     hosts: bool = False
-    silence: float = 0.5
+    silence: float = 0.3
     wait: float = 0.25
     graceful: float | None = None
     gated: bool = False
@@ -92,7 +92,7 @@ def work(setting: Setting, name: str) -> None:
     tasks.app.run_worker(
         name=name,
         concurrency=setting.at_once,
-        fetch_job_polling_interval=0.1,
+        fetch_job_polling_interval=0.05,
         update_heartbeat_interval=HEARTBEAT,
         shutdown_graceful_timeout=setting.graceful,
     )
@@ -165,7 +165,7 @@ class Fleet:
         while not condition():
             assert time.monotonic() < end, (self.jobs("todo", "doing"), self.setting.notes.all()[-10:])
             assert all(worker.is_alive() for worker in self.workers), "a worker has ended by itself"
-            time.sleep(0.05)
+            time.sleep(0.02)
             if time.monotonic() > delivered + self.setting.silence / 2:
                 delivered = time.monotonic()
                 self.deliver_stalled()

@@ -17,11 +17,12 @@ from tests.fleet.orders import Note
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 
-REQUESTS = 8
+REQUESTS = 6
 KILLS = 4
 NODES = ["START", "read", "check", "approve", "pay", "send"]
 
 
+@pytest.mark.slow("a fleet of three processes of which four are killed, with a queue and a store in PostgreSQL")
 @pytest.mark.parametrize("hosts", [False, True], ids=["one host", "several hosts"])
 def test_a_request_is_one_run_though_workers_are_killed(hosts: bool, postgres_address: str, tmp_path: Path) -> None:
     kills = chosen_kills(random.Random(0))
