@@ -11,16 +11,7 @@ import anyio.to_thread
 import pytest
 from pydantic import BaseModel
 
-from dspyer import (
-    END,
-    START,
-    CompiledGraph,
-    Context,
-    Graph,
-    Run,
-    live,
-    reducers,
-)
+from dspyer import END, START, CompiledGraph, Context, Graph, Run, live, reducers
 
 Notes = Annotated[list[str], reducers.append, live]
 

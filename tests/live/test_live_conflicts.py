@@ -9,14 +9,7 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import (
-    END,
-    START,
-    Context,
-    Graph,
-    live,
-    reducers,
-)
+from dspyer import END, START, Context, Graph, live, reducers
 from dspyer.errors import MergeConflictError
 from dspyer.events import LiveConflict
 from tests.live.kit import finished, team

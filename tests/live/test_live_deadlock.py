@@ -93,10 +93,7 @@ BEHIND: dict[str, tuple[str, str, dict[str, str], list[Edge], str]] = {
         *("a:f b<ce c<b e:g", "w", {"late": "f"}, [Edge("c", "late"), Edge("late", END)]),
         "e",
     ),
-    "it needs another that waits": (
-        *("a:f b<c c:g", "", {"late": "f"}, [Edge("b", "late"), Edge("late", END)]),
-        "c",
-    ),
+    "it needs another that waits": (*("a:f b<c c:g", "", {"late": "f"}, [Edge("b", "late"), Edge("late", END)]), "c"),
 }
 
 

@@ -8,16 +8,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from dspyer import (
-    DELETE,
-    END,
-    START,
-    Context,
-    Graph,
-    Replace,
-    live,
-    reducers,
-)
+from dspyer import DELETE, END, START, Context, Graph, Replace, live, reducers
 from dspyer.errors import AttemptError, GraphError, InputError, NodeOutputError
 from tests.live.kit import Pad, fields, team
 

@@ -10,12 +10,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from dspyer import (
-    END,
-    START,
-    Context,
-    Graph,
-)
+from dspyer import END, START, Context, Graph
 from dspyer.events import NodeStarted, Withdrawn
 from tests.live.kit import MODES, Pad, colours, drives, echo, finished, modes, team
 

@@ -5,13 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from dspyer import (
-    END,
-    START,
-    Context,
-    Graph,
-    Send,
-)
+from dspyer import END, START, Context, Graph, Send
 from dspyer.events import Doing, Posted
 from tests.live.kit import ANSWERED, Pad, echo, finished, team, writer
 

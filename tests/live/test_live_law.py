@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -272,7 +272,8 @@ def played(case: Case, limit: int, tasks: bool) -> Run:
     return completed(built(case, tasks).compile(store=Memory(), max_concurrency=limit, max_steps=10_000), tasks)
 
 
-@pytest.mark.slow("a law: runs 25 random graphs with loops to their end, through failures and questions")
+@pytest.mark.slow("a law: runs 50 random graphs with loops to their end, through failures and questions")
+@settings(max_examples=2 * settings.default.max_examples)
 @given(stages=stages(), **SETTINGS)
 def test_each_post_is_read_once_by_every_permitted_reader(
     stages: Any, back: int, rounds: int, limit: int, tasks: bool, pauses: tuple[int, ...]
@@ -282,6 +283,7 @@ def test_each_post_is_read_once_by_every_permitted_reader(
 
 
 @pytest.mark.slow("a law: the same with readers that wait for each other")
+@settings(max_examples=2 * settings.default.max_examples)
 @given(stages=stages(rings=True), **SETTINGS)
 def test_rings_of_readers_end(
     stages: Any, back: int, rounds: int, limit: int, tasks: bool, pauses: tuple[int, ...]

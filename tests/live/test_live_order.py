@@ -10,15 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dspyer import (
-    END,
-    START,
-    Context,
-    Graph,
-    LiveEntry,
-    Updates,
-    view,
-)
+from dspyer import END, START, Context, Graph, LiveEntry, Updates, view
 from tests.live.kit import Pad, finished, team
 
 

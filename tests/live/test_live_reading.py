@@ -7,12 +7,7 @@ from typing import Any
 
 import pytest
 
-from dspyer import (
-    END,
-    START,
-    Context,
-    Graph,
-)
+from dspyer import END, START, Context, Graph
 from tests.live.kit import ANSWERED, MODES, Pad, driven, drives, echo, finished, modes, team, writer
 
 

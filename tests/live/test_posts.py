@@ -58,11 +58,7 @@ def test_posts_come_in_the_order_of_the_calls_before_what_is_returned() -> None:
 POSTED: dict[str, tuple[list[tuple[str, Any]], Any, dict[str, Any]]] = {
     "alone": ([("results", "a")], None, {"results": ["a"]}),
     "with a command": ([("results", "a")], Command(update={"results": "b"}), {"results": ["a", "b"]}),
-    "a prediction": (
-        [("results", "a")],
-        dspy.Prediction(results="b", text="t"),
-        {"results": ["a", "b"], "text": "t"},
-    ),
+    "a prediction": ([("results", "a")], dspy.Prediction(results="b", text="t"), {"results": ["a", "b"], "text": "t"}),
     "a model": ([("pages", [1])], Board(pages=[2]), {"pages": [1, 2]}),
     "a replace": ([("pages", [1]), ("pages", Replace([7]))], None, {"pages": [7]}),
     "a deletion": ([("calls", 4), ("calls", DELETE), ("calls", 1)], None, {"calls": 1}),

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Run, reducers
 from dspyer.stores import Memory
-from dspyer.stores.base import Change, Store, ThreadRow
+from dspyer.stores.base import Change, Owner, Store, ThreadRow
 
 
 class Count(BaseModel):
@@ -117,6 +117,13 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def owner_of(store: Store, thread: str = "t") -> Owner | None:
+    """The owner of a thread that exists."""
+    row = store.thread(thread)
+    assert row is not None
+    return row.owner
 
 
 Row = TypeVar("Row")

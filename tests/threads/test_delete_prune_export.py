@@ -342,6 +342,7 @@ def test_a_file_that_was_changed_is_refused(tmp_path: Path, spoil: Callable[[byt
     assert store.threads() == []
 
 
+@pytest.mark.slow("a law: 25 histories with copies and prunings are exported and loaded")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, Thread
@@ -296,10 +296,10 @@ class Turns:
             self._changed.notify_all()
 
 
+@pytest.mark.slow("a law: 50 schedules of two or three deliveries, step by step in threads")
+@settings(max_examples=2 * settings.default.max_examples)
 @given(
-    case=st.sampled_from(sorted(CASES)),
-    choices=st.lists(st.integers(0, 2), max_size=120),
-    deliveries=st.integers(2, 3),
+    case=st.sampled_from(sorted(CASES)), choices=st.lists(st.integers(0, 2), max_size=120), deliveries=st.integers(2, 3)
 )
 def test_deliveries_in_any_order(case: str, choices: list[int], deliveries: int) -> None:
     world, turns = World(CASES[case], Memory(), "t"), Turns(choices)

@@ -29,7 +29,7 @@ from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Owner, Store, ThreadRow
 from dspyer.testing.store_samples import begin
 from tests.children import run_python
-from tests.threads.owned_runs import BackgroundRun, Clock, Count, Gate, WatchedStore, gated
+from tests.threads.owned_runs import BackgroundRun, Clock, Count, Gate, WatchedStore, gated, owner_of
 from tests.threads.test_stop import Stage
 
 
@@ -141,9 +141,7 @@ def test_a_lease_is_renewed_while_a_run_works(monkeypatch: pytest.MonkeyPatch) -
     gate.opened.set()
     assert first.end().status == "completed"
     leases.renew()
-    row = store.thread("t")
-    assert row is not None
-    assert row.owner is None
+    assert owner_of(store) is None
 
 
 def test_an_owner_whose_lease_has_expired_fails_at_its_next_write(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,9 +174,7 @@ def test_a_lease_is_not_renewed_after_the_thread_was_released() -> None:
     assert gated(gate, store).thread("t").run({"n": 1}).status == "completed"
     store.before = lambda change: None
     renewing[0].join(20)
-    row = store.thread("t")
-    assert row is not None
-    assert row.owner is None
+    assert owner_of(store) is None
 
 
 class StoreWithSlowRenewal(Memory):
@@ -339,9 +335,7 @@ def check_storm(opening: str, at: int, held: list[str]) -> None:
             await asyncio.wait_for(asyncio.shield(task), 20)
 
     asyncio.run(opened())
-    row = store.thread("t")
-    assert row is not None
-    assert row.owner is None, at
+    assert owner_of(store) is None, at
     assert not [token for token in held if leases.holds(token)], at
     run = thread.run({"n": 1}, abandon=True)
     assert (run.status, run.error) == ("completed", None)

@@ -209,10 +209,7 @@ def test_a_copy_can_begin_with_a_manual_commit() -> None:
 def test_a_running_run_refuses_manual_commits() -> None:
     office = Office()
     found: list[Exception] = []
-    changes: list[Callable[[], object]] = [
-        lambda: office.thread().update({"n": 1}),
-        lambda: office.thread().rerun(0),
-    ]
+    changes: list[Callable[[], object]] = [lambda: office.thread().update({"n": 1}), lambda: office.thread().rerun(0)]
 
     def meddle(draft: str) -> dict[str, Any]:
         for change in changes:

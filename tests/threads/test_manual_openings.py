@@ -77,11 +77,7 @@ def test_an_opening_that_was_read_before_the_resume_has_its_route_afterwards() -
 
 @pytest.mark.parametrize("resumed_once", [False, True])
 @pytest.mark.parametrize(("as_node", "doubled"), [(None, 14), ("one", 14), ("two", 7)])
-def test_an_opening_can_be_corrected_until_it_is_resumed(
-    as_node: str | None,
-    doubled: int,
-    resumed_once: bool,
-) -> None:
+def test_an_opening_can_be_corrected_until_it_is_resumed(as_node: str | None, doubled: int, resumed_once: bool) -> None:
     memory = Memory()
     broken = counting(memory, lambda: 1 / 0)
     thread = broken.thread("t")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -201,17 +201,14 @@ class Step(NamedTuple):
 
 steps = st.lists(
     st.builds(
-        Step,
-        st.integers(0, 2),
-        st.sampled_from(["run", "update", "merge"]),
-        st.integers(0, 2),
-        st.integers(1, 9),
+        Step, st.integers(0, 2), st.sampled_from(["run", "update", "merge"]), st.integers(0, 2), st.integers(1, 9)
     ),
     max_size=12,
 )
 
 
-@pytest.mark.slow("a law: 25 sequences of up to 12 runs and merges of three threads, and all that was read of them")
+@pytest.mark.slow("a law: 50 sequences of up to 12 runs and merges of three threads, and all that was read of them")
+@settings(max_examples=2 * settings.default.max_examples)
 @given(steps)
 def test_any_sequence_of_merges_neither_loses_nor_doubles_a_change(done: list[Step]) -> None:
     """Each increment has a bit of its own set of threads that know it: a model of what every thread must hold."""

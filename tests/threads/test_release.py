@@ -14,7 +14,7 @@ from dspyer import END, START, CompiledGraph, Graph
 from dspyer.errors import RunStoppedError
 from dspyer.stores.base import Change, Store
 from tests.persistence.failing import Crash
-from tests.threads.owned_runs import BackgroundRun, Count, Gate, WatchedStore, gated
+from tests.threads.owned_runs import BackgroundRun, Count, Gate, WatchedStore, gated, owner_of
 
 
 @pytest.mark.parametrize("place", ["alone", "in a fork", "in a subgraph", "in a map"])
@@ -32,9 +32,7 @@ def test_a_keyboard_interrupt_releases_the_thread(place: str, store: Store) -> N
     thread = graph_with(place, torn, calls, store).thread("t")
     with pytest.raises(KeyboardInterrupt):
         thread.run({"n": 1})
-    row = store.thread("t")
-    assert row is not None
-    assert row.owner is None
+    assert owner_of(store) is None
     assert thread.status == "stopped"
     stop.clear()
     assert thread.resume().state["log"] == {"in a fork": ["torn", "beside"]}.get(place, ["torn"])
@@ -156,9 +154,7 @@ def test_a_cancelled_run_releases_the_thread(where: str) -> None:
 
     asyncio.run(cancelled())
     assert given_back.wait(20)
-    row = store.thread("t")
-    assert row is not None
-    assert row.owner is None
+    assert owner_of(store) is None
     store.before = lambda change: None
     gate.opened.set()
     thread = gated(gate, store).thread("t")
@@ -200,9 +196,7 @@ def test_a_run_that_is_cancelled_while_it_acquires_the_thread_owns_nothing(where
     if first is not None:
         assert first.end().status == "completed"
     assert given_back.wait(20)
-    row = store.thread("t")
-    assert row is not None
-    assert row.owner is None
+    assert owner_of(store) is None
     assert gate.calls == (1 if first else 0)
 
 
