@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -63,8 +64,22 @@ PLAYS = {
 }
 
 
-@pytest.fixture(params=list(PLAYS.values()), ids=list(PLAYS))
+@pytest.fixture(params=["sync", "async"])
 def play(request: pytest.FixtureRequest) -> Play:
+    """An async run, and a run of sync code in one of the four places where that is called from.
+
+    Which one is drawn by the name of the test, the same in every run: a failure shows its function. What may differ
+    between the places takes `everywhere`.
+    """
+    if request.param == "async":
+        return _async
+    places = [play for name, play in PLAYS.items() if name != "async"]
+    return places[zlib.crc32(request.node.nodeid.encode()) % len(places)]
+
+
+@pytest.fixture(params=list(PLAYS.values()), ids=list(PLAYS))
+def everywhere(request: pytest.FixtureRequest) -> Play:
+    """A run in each place, one after the other."""
     chosen: Play = request.param
     return chosen
 
