@@ -6,6 +6,10 @@ import threading
 from collections import Counter
 from typing import Any
 
+from tenacity import wait_fixed
+
+from dspyer import END, START, Graph, Retry
+
 CALLS: Counter[Any] = Counter()
 
 
@@ -33,3 +37,18 @@ def gate_of(name: str) -> Gate:
 def wait_at_gate(name: str) -> None:
     GATES[name].entered.release()
     assert GATES[name].open.wait(20)
+
+
+def let_pass(seconds: float) -> None:
+    """Moves the clock of `no_pauses` by a pause between two attempts, in a thread that no deadline of a run is in."""
+    attempts = iter([ConnectionError(), None])
+
+    def again() -> None:
+        if (error := next(attempts)) is not None:
+            raise error
+
+    graph = Graph().add_node("again", again, writes=[], retry=Retry(2, wait=wait_fixed(seconds)))
+    program = graph.add_path(START, "again", END).compile()
+    thread = threading.Thread(target=program)
+    thread.start()
+    thread.join()

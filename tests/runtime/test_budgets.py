@@ -15,13 +15,14 @@ import pytest
 from pydantic import BaseModel
 from tenacity import wait_fixed, wait_none
 
-from dspyer import END, START, Budget, CompiledGraph, Graph, Retry, clock, reducers
+from dspyer import END, START, Budget, CompiledGraph, Graph, Retry, reducers
 from dspyer.errors import BudgetError, InputError, RunStoppedError
 from dspyer.lms import reliable
 from dspyer.testing import no_pauses
 from tests import openai_server
 from tests.http_faults import Status
 from tests.openai_server import OpenAIServer, prompt_of
+from tests.runtime.calls import let_pass
 
 ANSWER = "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
@@ -65,8 +66,7 @@ def tokens_per_request(server: OpenAIServer) -> int:
     return int(found)
 
 
-@MODES
-@pytest.mark.parametrize("limit", ["tokens", "cost", "requests"])
+@pytest.mark.parametrize(("limit", "mode"), [("tokens", "sync"), ("cost", "async"), ("requests", "sync")])
 def test_a_run_stops_at_a_limit_and_a_resume_makes_the_other_requests(
     server: OpenAIServer, limit: str, mode: str
 ) -> None:
@@ -100,8 +100,7 @@ def test_a_run_stops_at_a_limit_and_a_resume_makes_the_other_requests(
     assert (found.status, len(found.state["answers"]), len(server.requests)) == ("completed", 12, 12)
 
 
-@MODES
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(("mode", "inside"), [("sync", True), ("async", False)])
 def test_a_run_whose_last_node_reaches_the_limit_is_completed(server: OpenAIServer, mode: str, inside: bool) -> None:
     program = loop(2)
     if inside:
@@ -196,8 +195,7 @@ NODES = {
 }
 
 
-@MODES
-@pytest.mark.parametrize("kind", NODES)
+@pytest.mark.parametrize(("kind", "mode"), [(kind, ["sync", "async"][at % 2]) for at, kind in enumerate(NODES)])
 def test_whatever_a_node_does_no_request_starts_after_the_limit(server: OpenAIServer, kind: str, mode: str) -> None:
     """And the node commits nothing: it is called again by the resume."""
     graph = Graph(Talk)
@@ -245,8 +243,7 @@ MODULES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@MODES
-@pytest.mark.parametrize("kind", MODULES)
+@pytest.mark.parametrize(("kind", "mode"), [("BestOfN", "async"), ("ReAct", "sync"), ("ChainOfThought", "async")])
 def test_modules_of_dspy_are_bounded(kind: str, mode: str) -> None:
     text = "[[ ## reasoning ## ]]\nso\n\n[[ ## answer ## ]]\nyes\n\n[[ ## next_thought ## ]]\nlook\n\n"
     text += (
@@ -362,9 +359,10 @@ def test_responses_from_a_cache_cost_nothing(mode: str) -> None:
         assert (found.status, len(found.state["answers"]), len(server.requests)) == ("completed", 9, 1)
 
 
-@pytest.mark.parametrize("disable_history", [False, True])
-@pytest.mark.parametrize("repeats", [False, True])
-@MODES
+@pytest.mark.parametrize(
+    ("mode", "repeats", "disable_history"),
+    [("sync", False, False), ("sync", True, True), ("async", False, True), ("async", True, False)],
+)
 def test_each_response_that_a_call_asks_for_is_a_request(mode: str, repeats: bool, disable_history: bool) -> None:
     """DSPy makes one request for each of the `n` responses."""
     text = "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
@@ -377,8 +375,7 @@ def test_each_response_that_a_call_asks_for_is_a_request(mode: str, repeats: boo
         assert (found.status, len(server.requests), found.error.spent) == ("stopped", made, {"requests": made})
 
 
-@MODES
-@pytest.mark.parametrize("budget", [None, Budget(requests=50)])
+@pytest.mark.parametrize(("budget", "mode"), [(None, "async"), (Budget(requests=50), "sync")])
 def test_a_closed_stream_lets_sync_nodes_finish_their_requests(
     server: OpenAIServer, budget: Budget | None, mode: str
 ) -> None:
@@ -452,8 +449,7 @@ def test_a_cost_without_a_price_fails_before_the_first_request(server: OpenAISer
     assert resume(thread, mode, budget=budget).status == "completed"
 
 
-@MODES
-@pytest.mark.parametrize("bound", ["tokens", "cost"])
+@pytest.mark.parametrize(("bound", "mode"), [("tokens", "sync"), ("cost", "async")])
 def test_a_response_that_does_not_say_what_it_has_used_fails_the_run(
     bound: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -508,7 +504,7 @@ def test_the_deadline_of_a_run(mode: str) -> None:
 @MODES
 def test_no_node_starts_after_the_deadline(mode: str) -> None:
     def slow() -> dict[str, Any]:
-        clock.pause(60)
+        let_pass(60)
         return {"n": 1}
 
     graph = Graph(Talk).add_node("slow", slow, writes=["n"]).add_node("late", lambda: {"n": 2}, writes=["n"])
@@ -611,8 +607,7 @@ async def acalls(part: dspy.Module, ctx: Any) -> dict[str, Any]:
         raise ValueError("odd") from error
 
 
-@MODES
-@pytest.mark.parametrize("node", [calls, acalls])
+@pytest.mark.parametrize(("node", "mode"), [(calls, "sync"), (acalls, "async")])
 def test_a_node_whose_call_of_a_program_was_stopped_commits_nothing(
     server: OpenAIServer, node: Callable[..., Any], mode: str
 ) -> None:
@@ -662,9 +657,8 @@ def wide() -> CompiledGraph:
     return graph.add_conditional_edges("join", router, {"last": "last", "end": END}).compile(store=":memory:")
 
 
-@MODES
-@pytest.mark.parametrize("limit", range(1, 8))
-def test_where_a_budget_cuts_a_run_into_parts_changes_nothing(limit: int, mode: str) -> None:
+@pytest.mark.parametrize(("mode", "limits"), [("sync", (1, 3, 6)), ("async", (2, 4, 7))])
+def test_where_a_budget_cuts_a_run_into_parts_changes_nothing(mode: str, limits: tuple[int, ...]) -> None:
     """No request is made twice, and the result is that of the whole run."""
 
     def answer(messages: Any) -> str:
@@ -677,16 +671,17 @@ def test_where_a_budget_cuts_a_run_into_parts_changes_nothing(limit: int, mode: 
         program = wide()
         whole = run(program.thread("whole"), mode)
         assert (whole.status, len(server.requests)) == ("completed", 9)
-        server.requests.clear()
-        thread = program.thread("t")
-        found, parts = run(thread, mode, budget=Budget(requests=limit)), 1
-        while found.status == "stopped":
-            found, parts = resume(thread, mode, budget=Budget(requests=limit)), parts + 1
-        assert (found.status, found.state.to_dict()) == ("completed", whole.state.to_dict())
-        assert [commit.patch for commit in found.commits] == [commit.patch for commit in whole.commits]
-        assert len(server.requests) == 9
-        assert parts > 1
-        assert thread.replay() == thread.state
+        for limit in limits:
+            server.requests.clear()
+            thread = program.thread(f"t{limit}")
+            found, parts = run(thread, mode, budget=Budget(requests=limit)), 1
+            while found.status == "stopped":
+                found, parts = resume(thread, mode, budget=Budget(requests=limit)), parts + 1
+            assert (limit, found.status, found.state.to_dict()) == (limit, "completed", whole.state.to_dict())
+            assert [commit.patch for commit in found.commits] == [commit.patch for commit in whole.commits]
+            assert len(server.requests) == 9
+            assert parts > 1
+            assert thread.replay() == thread.state
 
 
 def bounded(budget: Any) -> CompiledGraph:
@@ -708,25 +703,24 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(WRONG)))
-def test_what_a_budget_may_be(case: int) -> None:
-    options, kind, text = WRONG[case]
-    with pytest.raises(kind, match=text):
-        Budget(**options)
+def test_what_a_budget_may_be() -> None:
+    for options, kind, text in WRONG:
+        with pytest.raises(kind, match=text):
+            Budget(**options)
 
 
-TAKERS: dict[str, Callable[[Any], Any]] = {
-    "run": lambda budget: loop(1).run({"question": ""}, budget=budget),
-    "thread": lambda budget: loop(1).thread("t").run({"question": ""}, budget=budget),
-    "resume": lambda budget: loop(1).thread("t").resume(budget=budget),
-    "compile": bounded,
-}
+TAKERS: list[Callable[[Any], Any]] = [
+    lambda budget: loop(1).run({"question": ""}, budget=budget),
+    lambda budget: loop(1).thread("t").run({"question": ""}, budget=budget),
+    lambda budget: loop(1).thread("t").resume(budget=budget),
+    bounded,
+]
 
 
-@pytest.mark.parametrize("taker", TAKERS)
-def test_what_is_no_budget_is_refused(taker: str) -> None:
-    with pytest.raises(TypeError, match=r"budget=0.5: give a dspyer.Budget, for example Budget\(cost=0.50\)"):
-        TAKERS[taker](0.5)
+def test_what_is_no_budget_is_refused() -> None:
+    for take in TAKERS:
+        with pytest.raises(TypeError, match=r"budget=0.5: give a dspyer.Budget, for example Budget\(cost=0.50\)"):
+            take(0.5)
 
 
 def test_a_budget_is_a_value() -> None:

@@ -11,15 +11,13 @@ from typing import Annotated, Any
 import anyio
 import dspy
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, Command, Context, Graph, MergedConflict, Run, Send, reducers
 from dspyer.errors import CallLimitError, InputError, NodeOutputError, RouteError, StepLimitError
-from dspyer.events import Committed, Emitted, Event, Forked, Joined, NodeFailed, NodeStarted, RunEnded, RunStarted
-from dspyer.runtime import workers as crews
-from dspyer.runtime.session_events import watching
+from dspyer.events import Committed, Emitted, Forked, Joined, NodeFailed, NodeStarted, RunEnded, RunStarted
 from tests.runtime.conftest import PLAYS, Play
 from tests.scheduler.test_schedule import Plan, plans
 
@@ -45,8 +43,8 @@ def fork() -> Graph:
     return graph
 
 
-def test_unequal_branches_join_once(play: Play) -> None:
-    run = play(fork().compile(), {})
+def test_unequal_branches_join_once(everywhere: Play) -> None:
+    run = everywhere(fork().compile(), {})
     assert run.status == "completed"
     assert run.state["log"] == ["a", "b", "b2", "c", "j"]
     assert [c.node for c in run.commits] == ["START", "a", "b", "c", "b2", "join:j", "j"]
@@ -71,7 +69,7 @@ class Turnstile:
 
 
 @pytest.mark.parametrize("order", [["b", "c", "d"], ["d", "c", "b"], ["c", "d", "b"]], ids=" ".join)
-def test_order_of_completion_changes_nothing(play: Play, order: list[str]) -> None:
+def test_order_of_completion_changes_nothing(everywhere: Play, order: list[str]) -> None:
     gate = Turnstile(order)
     graph = Graph(Log, merge="last_write_wins")
     graph.add_node("a", says("a"))
@@ -87,7 +85,7 @@ def test_order_of_completion_changes_nothing(play: Play, order: list[str]) -> No
         graph.add_node(name, node(name))
     graph.add_node("j", says("j"))
     graph.add_path(START, "a").add_edge("a", ["b", "c", "d"]).add_edge(["b", "c", "d"], "j").add_edge("j", END)
-    run = play(graph.compile(), {})
+    run = everywhere(graph.compile(), {})
     assert gate.passed == order
     assert run.state["log"] == ["a", "b", "c", "d", "j"]
     assert run.state["value"] == "d"
@@ -117,7 +115,7 @@ def test_a_branch_continues_while_its_sibling_works(play: Play) -> None:
     assert run.state["log"] == ["b", "b2", "c", "d"]
 
 
-def test_async_and_sync_nodes_can_be_mixed(play: Play) -> None:
+def test_async_and_sync_nodes_can_be_mixed(everywhere: Play) -> None:
     async def a(state: Any) -> dict[str, Any]:
         await anyio.lowlevel.checkpoint()
         return {"log": ["a"]}
@@ -128,7 +126,7 @@ def test_async_and_sync_nodes_can_be_mixed(play: Play) -> None:
 
     graph = Graph(Log).add_node("a", a).add_node("b", b).add_node("c", says("c")).add_node("j", says("j"))
     graph.add_path(START, "a").add_edge("a", ["b", "c"]).add_edge(["b", "c"], "j").add_edge("j", END)
-    assert play(graph.compile(), {}).state["log"] == ["a", "b", "c", "j"]
+    assert everywhere(graph.compile(), {}).state["log"] == ["a", "b", "c", "j"]
 
 
 def test_async_branches_wait_for_each_other_on_one_loop() -> None:
@@ -153,7 +151,7 @@ def test_async_branches_wait_for_each_other_on_one_loop() -> None:
     assert graph.compile().run({}).state["log"] == ["heard", "told"]
 
 
-def test_running_siblings_finish_after_a_failure(play: Play) -> None:
+def test_running_siblings_finish_after_a_failure(everywhere: Play) -> None:
     calls: Counter[str] = Counter()
     gate = Turnstile(["b", "d", "c"])
 
@@ -172,7 +170,7 @@ def test_running_siblings_finish_after_a_failure(play: Play) -> None:
         graph.add_node(name, node(name))
     graph.add_path(START, "a").add_edge("a", ["b", "c", "d"]).add_edge(["b", "c", "d"], "j").add_edge("j", END)
     program = graph.compile()
-    run = play(program, {})
+    run = everywhere(program, {})
     assert run.status == "failed"
     assert isinstance(run.error, KeyError)
     assert run.error.args == ("no b",)
@@ -197,24 +195,23 @@ def test_a_failed_router_discards_the_patch_of_its_node(play: Play) -> None:
     assert run.state["log"] == []
 
 
-@pytest.mark.parametrize(
-    ("node", "error", "text"),
-    [
-        (lambda state: 3, NodeOutputError, "'bad'"),
-        (lambda state: {"lgo": ["x"]}, NodeOutputError, "log"),
-        (lambda state: {"count": "many"}, NodeOutputError, "count"),
-        (lambda state: {"value": object()}, Exception, "value"),
-        (lambda state: Command(update={"log": ["x"]}, goto="nowhere"), RouteError, "nowhere"),
-    ],
-    ids=["no patch", "unknown key", "wrong type", "unsupported value", "unknown target"],
-)
-def test_bad_output_changes_nothing(play: Play, node: Any, error: type[Exception], text: str) -> None:
-    graph = Graph(Log).add_node("bad", node, goto=["bad"]).add_path(START, "bad", END)
-    run = play(graph.compile(), {"start": "here"})
-    assert isinstance(run.error, error)
-    assert text in str(run.error)
-    assert run.state == {"start": "here", "log": [], "count": 0, "value": None}
-    assert len(run.commits) == 1
+BAD: list[tuple[Any, type[Exception], str]] = [
+    (lambda state: 3, NodeOutputError, "'bad'"),
+    (lambda state: {"lgo": ["x"]}, NodeOutputError, "log"),
+    (lambda state: {"count": "many"}, NodeOutputError, "count"),
+    (lambda state: {"value": object()}, Exception, "value"),
+    (lambda state: Command(update={"log": ["x"]}, goto="nowhere"), RouteError, "nowhere"),
+]
+
+
+def test_bad_output_changes_nothing(play: Play) -> None:
+    for node, error, text in BAD:
+        graph = Graph(Log).add_node("bad", node, goto=["bad"]).add_path(START, "bad", END)
+        run = play(graph.compile(), {"start": "here"})
+        assert isinstance(run.error, error)
+        assert text in str(run.error)
+        assert run.state == {"start": "here", "log": [], "count": 0, "value": None}
+        assert len(run.commits) == 1
 
 
 def test_send_fans_out_and_joins_in_order(play: Play) -> None:
@@ -245,7 +242,7 @@ def test_map_keeps_the_order_of_the_items(play: Play) -> None:
     assert play(program, {"items": []}).state["sizes"] == []
 
 
-def test_a_subgraph_returns_what_has_changed(play: Play) -> None:
+def test_a_subgraph_returns_what_has_changed(everywhere: Play) -> None:
     inner = Graph(Log, name="Inner", inputs=["log", "count", "value"])
     inner.add_node("x", says("x")).add_node("y", says("y")).add_node("z", lambda value: {"value": [value, "z"]})
     inner.add_edge(START, ["x", "y"]).add_edge(["x", "y"], "z").add_edge("z", END)
@@ -255,7 +252,7 @@ def test_a_subgraph_returns_what_has_changed(play: Play) -> None:
         .add_node("inner", inner.compile())
     )
     outer.add_node("b", says("b")).add_path(START, "a").add_edge("a", ["inner", "b"]).add_edge(["inner", "b"], END)
-    run = play(outer.compile(), {})
+    run = everywhere(outer.compile(), {})
     assert run.state["log"] == ["a", "x", "y", "b"], "nothing doubles, no inputs echoed"
     assert run.state["count"] == 4
     assert run.state["value"] == ["v", "z"]
@@ -286,7 +283,7 @@ def test_limits(play: Play) -> None:
     assert isinstance(play(graph.compile(max_calls=3), {}).error, CallLimitError)
 
 
-def test_context_and_events(play: Play) -> None:
+def test_context_and_events(everywhere: Play) -> None:
     seen: list[Context] = []
 
     def work(ctx: Context) -> dict[str, Any]:
@@ -298,17 +295,15 @@ def test_context_and_events(play: Play) -> None:
     graph.add_conditional_edges(
         "work", lambda ctx: "again" if ctx.visit < 2 else "done", {"again": "work", "done": END}
     )
-    events: list[Event] = []
-    with watching(lambda _, event: events.append(event)):
-        run = play(graph.compile(), {})
+    run = everywhere(graph.compile(), {})
     assert [(ctx.run_id, ctx.node, ctx.branch, ctx.visit, ctx.execution) for ctx in seen] == [
         (run.run_id, "work", (), 1, "trunk:1"),
         (run.run_id, "work", (), 2, "trunk:2"),
     ]
-    assert [type(event) for event in events] == [
+    assert [type(event) for event in graph.compile().stream({})] == [
         RunStarted, Committed, NodeStarted, Emitted, Committed, NodeStarted, Emitted, Committed, RunEnded,
     ]  # fmt: skip
-    kinds = {type(event) for event in play(fork().compile(), {}).events}
+    kinds = {type(event) for event in everywhere(fork().compile(), {}).events}
     assert kinds == {RunStarted, NodeStarted, Committed, Forked, Joined, RunEnded}
 
 
@@ -359,12 +354,12 @@ def summary(run: Run) -> tuple[Any, ...]:
     return run.status, run.state.to_dict(), commits, run.conflicts
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(plans(), st.randoms(use_true_random=False))
-def test_both_drivers_give_the_same_run(plan: Plan, rng: random.Random) -> None:
+@pytest.mark.slow("a random graph, run three times, for each example")
+@given(plans(), st.sampled_from(["asyncified", "inside a loop", "streamed"]), st.randoms(use_true_random=False))
+def test_both_drivers_give_the_same_run(plan: Plan, place: str, rng: random.Random) -> None:
     """Random graphs through both drivers, the order of completion forced at random."""
     runs = []
-    for name in ("sync", "async", "asyncified"):
+    for name in ("sync", "async", place):
         calls: Counter[str] = Counter()
         program = random_program(plan, calls, random.Random(rng.random()))
         run = PLAYS[name](program, {})
@@ -549,14 +544,16 @@ def test_an_interrupt_of_the_process_is_no_failure_of_a_node() -> None:
 def test_an_interrupt_while_a_thread_starts_leaves_no_thread_behind(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[threading.Thread] = []
 
-    class Interrupted(threading.Thread):
-        def start(self) -> None:
-            started.append(self)
-            super().start()
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name.startswith("dspyer_"):
+            started.append(thread)
             if len(started) == nth:
                 raise KeyboardInterrupt  # Ctrl-C, with the thread at work already
 
-    monkeypatch.setattr(crews, "Thread", Interrupted)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
 
     def call() -> None:
         with pytest.raises(KeyboardInterrupt):
@@ -565,6 +562,7 @@ def test_an_interrupt_while_a_thread_starts_leaves_no_thread_behind(nth: int, mo
     caller = threading.Thread(target=call, daemon=True)
     caller.start()
     caller.join(timeout=20)
+    assert len(started) == nth
     for thread in (caller, *started):
         thread.join(timeout=20)
         assert not thread.is_alive()

@@ -13,7 +13,6 @@ import pytest
 from dspyer import END, START, CompiledGraph, Context, Graph, Run
 from dspyer.errors import AttemptError, AttemptOverError, StoreError
 from dspyer.events import Emitted, Event
-from dspyer.runtime.session_events import watching
 from dspyer.stores.base import Change
 from dspyer.stores.memory import Memory
 from dspyer.testing import call_node, no_pauses
@@ -365,8 +364,14 @@ def test_a_task_of_a_failed_attempt_begins_no_effect_while_the_next_one_works() 
     go_on: list[asyncio.Event] = []
     graph = Graph().add_node("work", work, writes=["paid"], retry=2).add_path(START, "work", END)
     events: list[Event] = []
-    with no_pauses(), watching(lambda _, event: events.append(event)):
-        run = asyncio.run(graph.compile().arun({}))
+
+    async def main() -> Run:
+        async with graph.compile().astream({}) as stream:
+            events.extend([event async for event in stream])
+        return stream.run
+
+    with no_pauses():
+        run = asyncio.run(main())
     assert (run.status, calls, len(refused)) == ("completed", ["charge"], 2)
     assert "attempt 1 has failed, and another one follows" in str(refused[0])
     assert not [event for event in events if isinstance(event, Emitted)]

@@ -20,7 +20,6 @@ from pydantic import BaseModel, PositiveInt
 from dspyer import END, START, Command, CompiledGraph, Context, Graph, Retry, Send
 from dspyer.errors import AttemptError, GraphError, InputError, Interrupt, Interrupted, ThreadError
 from dspyer.events import Asked, NodeFailed, Question, RunEnded
-from dspyer.nodes.answer_types import Answers
 from tests.runtime.conftest import Play
 
 Work = Callable[..., Any]
@@ -93,21 +92,25 @@ ANSWERS: dict[str, tuple[Any, Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "given", "got"), ANSWERS.values(), ids=ANSWERS)
-def test_answers_on_a_thread(kind: Any, given: Any, got: Any) -> None:
-    seen: list[Any] = []
-
+def asking(kind: Any, seen: list[Any]) -> Work:
     def work(ctx: Context) -> dict[str, Any]:
         seen.append(ctx.interrupt("q", "?", answer=kind))
         return {"done": True}
 
-    program = alone(work, store=":memory:")
-    assert program.thread("t").run({}).status == "interrupted"
-    assert seen == []
-    assert program.thread("t").resume({"q": given}).status == "completed"
-    assert seen == [got]
-    assert program.run({}, answers={"q": given}).status == "completed"
-    assert seen == [got, got]
+    return work
+
+
+def test_answers_on_a_thread() -> None:
+    for case, (kind, given, got) in ANSWERS.items():
+        seen: list[Any] = []
+
+        program = alone(asking(kind, seen), store=":memory:")
+        assert program.thread("t").run({}).status == "interrupted", case
+        assert seen == []
+        assert program.thread("t").resume({"q": given}).status == "completed", case
+        assert seen == [got]
+        assert program.run({}, answers={"q": given}).status == "completed", case
+        assert seen == [got, got]
 
 
 def test_an_answer_of_another_type_leaves_the_question_open() -> None:
@@ -251,20 +254,20 @@ def _twice(ctx: Context) -> Any:
     return [ctx.interrupt("a", "A?"), ctx.interrupt("a", "A?")]
 
 
-REFUSED: dict[str, tuple[Callable[[Context], Any], type[Exception], str]] = {
-    "key twice": (_twice, AttemptError, "used the key 'a' of ctx.interrupt twice"),
-    "no key": (lambda ctx: ctx.interrupt("", "?"), AttemptError, "takes a key"),
-    "key of compile": (lambda ctx: ctx.interrupt("before", "?"), AttemptError, "belongs to compile(interrupt_before"),
-    "no type": (lambda ctx: ctx.interrupt("a", "?", answer=first), TypeError, "is no type of answers"),
-    "no text": (lambda ctx: ctx.interrupt("a", ["?"]), TypeError, "a question is a text"),  # type: ignore[call-overload]
-}
+REFUSED: list[tuple[Callable[[Context], Any], type[Exception], str]] = [
+    (_twice, AttemptError, "used the key 'a' of ctx.interrupt twice"),
+    (lambda ctx: ctx.interrupt("", "?"), AttemptError, "takes a key"),
+    (lambda ctx: ctx.interrupt("before", "?"), AttemptError, "belongs to compile(interrupt_before"),
+    (lambda ctx: ctx.interrupt("a", "?", answer=first), TypeError, "is no type of answers"),
+    (lambda ctx: ctx.interrupt("a", ["?"]), TypeError, "a question is a text"),  # type: ignore[call-overload]
+]
 
 
-@pytest.mark.parametrize(("use", "kind", "text"), REFUSED.values(), ids=REFUSED)
-def test_wrong_uses_are_refused(use: Callable[[Context], Any], kind: type[Exception], text: str) -> None:
-    run = alone(lambda ctx: {"n": use(ctx)}).run({}, answers={"a": True})
-    assert isinstance(run.error, kind)
-    assert text in str(run.error)
+def test_wrong_uses_are_refused() -> None:
+    for use, kind, text in REFUSED:
+        run = alone(later(use)).run({}, answers={"a": True})
+        assert isinstance(run.error, kind)
+        assert text in str(run.error)
 
 
 def test_except_exception_does_not_catch_a_question() -> None:
@@ -485,18 +488,18 @@ STOPS: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize(("options", "parts"), STOPS.values(), ids=STOPS)
-def test_where_a_program_pauses(options: dict[str, Any], parts: list[str]) -> None:
-    calls: list[str] = []
-    thread = stopping(calls, store=":memory:", **options).thread("t")
-    run = thread.run({})
-    found = ["".join(calls)]
-    while run.status == "interrupted":
-        assert all(question.answer is None for question in run.questions)
-        calls.clear()
-        run = thread.resume()
-        found.append("".join(calls))
-    assert (run.status, found) == ("completed", parts)
+def test_where_a_program_pauses() -> None:
+    for case, (options, parts) in STOPS.items():
+        calls: list[str] = []
+        thread = stopping(calls, store=":memory:", **options).thread("t")
+        run = thread.run({})
+        found = ["".join(calls)]
+        while run.status == "interrupted":
+            assert all(question.answer is None for question in run.questions)
+            calls.clear()
+            run = thread.resume()
+            found.append("".join(calls))
+        assert (case, run.status, found) == (case, "completed", parts)
 
 
 def test_other_branches_continue_while_one_is_paused(play: Play) -> None:
@@ -516,10 +519,10 @@ def test_explain_shows_the_pauses() -> None:
     assert "\n  stops before a, c\n  stops after b" in text
 
 
-@pytest.mark.parametrize("option", ["interrupt_before", "interrupt_after"])
-def test_names_of_pauses_are_checked(option: str) -> None:
-    with pytest.raises(GraphError, match=rf"{option} names 'aa', which is no node\. Did you mean 'a'"):
-        stopping([], **{option: ["aa"]})
+def test_names_of_pauses_are_checked() -> None:
+    for option in ("interrupt_before", "interrupt_after"):
+        with pytest.raises(GraphError, match=rf"{option} names 'aa', which is no node\. Did you mean 'a'"):
+            stopping([], **{option: ["aa"]})
 
 
 def test_false_leaves_a_run_paused(play: Play) -> None:
@@ -536,7 +539,7 @@ def answer(question: Question) -> Any:
     return question.text == "Sure?"
 
 
-SUPPLIED: dict[str, tuple[Answers, Answers, Any]] = {
+SUPPLIED: dict[str, tuple[Any, Any, Any]] = {
     "compiled": ({"ok": True}, None, True),
     "of the run": (None, {"ok": False}, False),
     "the run's come first": ({"ok": True}, {"ok": False}, False),
@@ -547,11 +550,11 @@ SUPPLIED: dict[str, tuple[Answers, Answers, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("compiled", "given", "expected"), SUPPLIED.values(), ids=SUPPLIED)
-def test_supplied_answers(play: Play, compiled: Answers, given: Answers, expected: Any) -> None:
-    calls: list[str] = []
-    run = play(approving(calls, answers=compiled), {}, answers=given)
-    assert (run.state["ok"], calls) == (expected, ["work"]), "nothing is called twice"
+def test_supplied_answers(play: Play) -> None:
+    for case, (compiled, given, expected) in SUPPLIED.items():
+        calls: list[str] = []
+        run = play(approving(calls, answers=compiled), {}, answers=given)
+        assert (case, run.state["ok"], calls) == (case, expected, ["work"]), "nothing is called twice"
 
 
 def test_supplied_answers_reach_graphs_inside() -> None:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import dspy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from pydantic import BaseModel
 
 from dspyer import DELETE, END, START, Cache, CompiledGraph, Context, Graph, Replace, Retry, Send, view
-from dspyer.clock import fake_clock
 from dspyer.errors import NodeOutputError, NodeTimeoutError
-from dspyer.runtime import node_cache
+from dspyer.events import NodeStarted
 from dspyer.testing import Asks, ScriptedLM, no_pauses
 from tests.runtime.cached import Doc, Later, Library, library, search, slow, warnings_of
-from tests.runtime.calls import CALLS, GATES, Gate, count_call, gate_of
+from tests.runtime.calls import CALLS, GATES, Gate, count_call, gate_of, let_pass
 from tests.runtime.conftest import PLAYS, Play
 from tests.runtime.test_drivers import Log, summary, unreached
 from tests.scheduler.test_schedule import Plan, plans
@@ -30,7 +31,6 @@ from tests.timeouts import TimeIsOver
 @pytest.fixture(autouse=True)
 def _no_calls() -> None:
     CALLS.clear()
-    node_cache._warned.clear()
 
 
 def facts(program: CompiledGraph, play: Play, inputs: dict[str, Any]) -> Any:
@@ -83,14 +83,14 @@ def test_the_default_folder_is_in_that_of_dspy(tmp_path: Path, monkeypatch: pyte
 
 
 def test_entries_grow_too_old(tmp_path: Path) -> None:
-    with fake_clock() as clock:
+    with no_pauses():
         program = library(cache=Cache(ttl=60)).compile(cache_dir=tmp_path)
         program.run({"query": "tides"})
-        clock.advance(59)
+        let_pass(59)
         assert program.run({"query": "tides"}).commits[-1].cached
-        clock.advance(2)
+        let_pass(2)
         assert not program.run({"query": "tides"}).commits[-1].cached
-        clock.advance(59)
+        let_pass(59)
         assert program.run({"query": "tides"}).commits[-1].cached
         shorter = library(cache=Cache(ttl=10)).compile(cache_dir=tmp_path)
         assert not shorter.run({"query": "tides"}).commits[-1].cached
@@ -124,17 +124,18 @@ def nothing(query: str) -> None:
     count_call(query)
 
 
-@pytest.mark.parametrize("node", [every_kind, as_model, as_prediction, nothing], ids=lambda node: node.__name__)
-def test_any_patch_comes_back_as_it_was(node: Any, tmp_path: Path) -> None:
+def test_any_patch_comes_back_as_it_was(tmp_path: Path) -> None:
     inputs = {"query": "tides", "settings": {"old": 1, "none": 2, "keep": {"b": 1}, "other": 3}}
-    plain = library(node, None, cache=False).compile().run(inputs)
-    program = library(node, None).compile(cache_dir=tmp_path)
-    for cached in (False, True):
-        run = program.run(inputs)
-        assert run.commits[-1].cached is cached
-        assert run.state == plain.state
-        assert dict(run.commits[-1].patch) == dict(plain.commits[-1].patch)
-    assert CALLS == {"tides": 2}
+    for node in (every_kind, as_model, as_prediction, nothing):
+        CALLS.clear()
+        plain = library(node, None, cache=False).compile().run(inputs)
+        program = library(node, None).compile(cache_dir=tmp_path)
+        for cached in (False, True):
+            run = program.run(inputs)
+            assert (node, run.commits[-1].cached) == (node, cached)
+            assert run.state == plain.state
+            assert dict(run.commits[-1].patch) == dict(plain.commits[-1].patch)
+        assert CALLS == {"tides": 2}
 
 
 def find(query: str) -> dict[str, Any]:
@@ -190,15 +191,12 @@ def refused_once(query: str) -> dict[str, Any]:
     return {"docs": 7 if count == 1 else []}
 
 
-@pytest.mark.parametrize("node", [raises_once, refused_once], ids=lambda node: node.__name__)
-def test_failures_are_not_stored(node: Any, play: Play, tmp_path: Path) -> None:
-    program = library(node, None).compile(cache_dir=tmp_path)
-    for status in ("failed", "completed", "completed"):
-        try:
-            assert play(program, {"query": "tides"}).status == status
-        except (ConnectionError, NodeOutputError):  # of a stream
-            assert status == "failed"
-    assert CALLS == {"tides": 2}
+def test_failures_are_not_stored(play: Play, tmp_path: Path) -> None:
+    for node in (raises_once, refused_once):
+        CALLS.clear()
+        program = library(node, None).compile(cache_dir=tmp_path)
+        assert [play(program, {"query": "tides"}).status for _ in range(3)] == ["failed", "completed", "completed"]
+        assert CALLS == {"tides": 2}
 
 
 def test_the_retry_loop_is_inside_the_cache(play: Play, tmp_path: Path) -> None:
@@ -231,7 +229,8 @@ def calls_an_lm(query: str) -> dict[str, Any]:
 def test_a_result_that_cannot_be_kept_is_committed_and_not_stored(
     node: Any, why: str, play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    program = library(node, ["found"]).compile(cache_dir=tmp_path)
+    cache = Cache(version=str(tmp_path))  # it warns once in a process
+    program = library(node, ["found"], cache=cache).compile(cache_dir=tmp_path)
     lm = ScriptedLM([(Asks("answer"), {"answer": "tides"})] * 3)
     with dspy.context(lm=lm, answering=dspy.Predict("question -> answer")):
         runs = [play(program, {"query": "tides"}) for _ in range(3)]
@@ -370,7 +369,7 @@ def random_graph(plan: Plan, cache: bool) -> Graph:
     return graph
 
 
-@settings(max_examples=25)
+@pytest.mark.slow("a random graph, run four times in three ways, for each example")
 @given(plans())
 def test_random_programs_have_the_same_runs_with_a_cache(plan: Plan) -> None:
     def play_of(program: CompiledGraph, mode: str) -> Any:
@@ -402,19 +401,38 @@ async def aslow(query: str) -> dict[str, Any]:
     return {"found": query}
 
 
-def followers(count: int) -> Callable[[], bool]:
-    """Whether as many executions wait for the leader."""
-    from dspyer.persistence import patch_cache
+class Begun:
+    """Runs that say when their node has begun: it then looks for a result, or waits for the leader."""
 
-    return lambda: sum(len(flight._waiting) for flight in list(patch_cache._flights.values())) >= count
+    def __init__(self, program: CompiledGraph, inputs: dict[str, Any]) -> None:
+        self.program, self.inputs = program, inputs
+        self._begun = threading.Semaphore(0)
 
+    def run(self) -> Any:
+        stream = self.program.stream(self.inputs)
+        with suppress(ConnectionError):
+            for event in stream:
+                self._see(event)
+        return stream.run
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    for _ in range(20_000):
-        if condition():
-            return
-        threading.Event().wait(0.001)
-    raise AssertionError("it did not happen")
+    async def arun(self) -> Any:
+        stream = self.program.astream(self.inputs)
+        async for event in stream:
+            self._see(event)
+        return stream.run
+
+    def _see(self, event: Any) -> None:
+        if isinstance(event, NodeStarted):
+            self._begun.release()
+
+    def wait(self, count: int) -> None:
+        """Until as many more nodes have begun, and a moment longer: one that comes later finds the stored result."""
+        for _ in range(count):
+            assert self._begun.acquire(timeout=20)
+        time.sleep(0.02)
+
+    async def await_(self, count: int) -> None:
+        await asyncio.to_thread(self.wait, count)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -428,19 +446,21 @@ def test_threads_tasks_and_event_loops_make_one_call(node: Any, tmp_path: Path) 
     program = library(node, ["found"]).compile(cache_dir=tmp_path)
     found: list[Any] = []
 
+    runs = Begun(program, {"query": "tides"})
+
     def in_thread() -> None:
-        found.append(program.run({"query": "tides"}))
+        found.append(runs.run())
 
     def on_a_loop_of_its_own() -> None:
         async def several() -> None:
-            found.extend(await asyncio.gather(*[program.arun({"query": "tides"}) for _ in range(3)]))
+            found.extend(await asyncio.gather(*[runs.arun() for _ in range(3)]))
 
         asyncio.run(several())
 
     threads = [threading.Thread(target=target) for target in (in_thread, on_a_loop_of_its_own) * 3]
     for thread in threads:
         thread.start()
-    wait_until(followers(11))
+    runs.wait(12)
     gate.open.set()
     for thread in threads:
         thread.join(20)
@@ -453,10 +473,11 @@ def test_after_a_failure_the_followers_make_their_own_calls_at_once(tmp_path: Pa
     GATES["bad"] = gate = Gate()
     program = library(slow, ["found"]).compile(cache_dir=tmp_path)
     runs: list[Any] = []
-    threads = [threading.Thread(target=lambda: runs.append(program.run({"query": "bad"}))) for _ in range(4)]
+    begun = Begun(program, {"query": "bad"})
+    threads = [threading.Thread(target=lambda: runs.append(begun.run())) for _ in range(4)]
     for thread in threads:
         thread.start()
-    wait_until(followers(3))
+    begun.wait(4)
     gate.open.set()
     for thread in threads:
         thread.join(20)
@@ -470,8 +491,9 @@ async def test_a_cancelled_leader_is_followed_by_another_one(tmp_path: Path) -> 
     program = library(aslow, ["found"]).compile(cache_dir=tmp_path)
     leader = asyncio.create_task(program.arun({"query": "tides"}))
     await until(lambda: gate.entered.acquire(blocking=False))
-    others = [asyncio.create_task(program.arun({"query": "tides"})) for _ in range(3)]
-    await until(followers(3))
+    followers = Begun(program, {"query": "tides"})
+    others = [asyncio.create_task(followers.arun()) for _ in range(3)]
+    await followers.await_(3)
     leader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await leader
@@ -485,8 +507,9 @@ async def test_a_cancelled_leader_is_followed_by_another_one(tmp_path: Path) -> 
 async def test_a_cancelled_follower_disturbs_none(tmp_path: Path) -> None:
     GATES["tides"] = gate = Gate()
     program = library(aslow, ["found"]).compile(cache_dir=tmp_path)
-    tasks = [asyncio.create_task(program.arun({"query": "tides"})) for _ in range(3)]
-    await until(followers(2))
+    begun = Begun(program, {"query": "tides"})
+    tasks = [asyncio.create_task(begun.arun()) for _ in range(3)]
+    await begun.await_(3)
     tasks[2].cancel()
     with pytest.raises(asyncio.CancelledError):
         await tasks[2]
@@ -518,7 +541,7 @@ def test_a_stopped_run_does_not_wait_for_its_leader(tmp_path: Path) -> None:
     for event in stream:
         if type(event).__name__ == "NodeStarted" and getattr(event, "node", "") == "search":
             break
-    wait_until(followers(1))
+    time.sleep(0.02)  # its node has begun: it waits for the leader
     stream.close()
     assert stream.run.status == "stopped"
     gate.open.set()

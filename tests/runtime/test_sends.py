@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -17,15 +18,14 @@ from dspyer import (
     Entry,
     Graph,
     ImmutableState,
+    Run,
     Send,
     fill,
     reducers,
     view,
 )
 from dspyer.errors import GraphError, RouteError
-from dspyer.runtime.run import Run
 from dspyer.testing import ScriptedLM, route, stub
-from tests.nodes.kit import MODES
 
 
 class State(BaseModel):
@@ -180,54 +180,50 @@ def sending(add: Callable[[Graph], object], brought: dict[str, Any], by: str = "
     return graph if add is routed else graph.add_edge("work", END)
 
 
-async def outcome(mode: str, graph: Graph) -> Run:
+WAYS = pytest.mark.parametrize(("by", "mode"), [("router", "sync"), ("command", "async")])
+
+
+def outcome(mode: str, graph: Graph) -> Run:
     program = graph.compile()
-    return program.run({}) if mode == "sync" else await program.arun({})
+    return program.run({}) if mode == "sync" else asyncio.run(program.arun({}))
 
 
-@MODES
-@pytest.mark.parametrize("name", BROUGHT)
-@pytest.mark.anyio
-async def test_the_values_of_a_send_arrive(name: str, mode: str) -> None:
-    add, brought, expected = BROUGHT[name]
-    for by in ("router", "command"):
-        run = await outcome(mode, sending(add, brought, by))
-        assert run.error is None, run.error
-        assert run.state["out"] == [expected]
+@WAYS
+def test_the_values_of_a_send_arrive(by: str, mode: str) -> None:
+    for name, (add, brought, expected) in BROUGHT.items():
+        run = outcome(mode, sending(add, brought, by))
+        assert run.error is None, name
+        assert run.state["out"] == [expected], name
 
 
 ANY = {"**kwargs", "the state", "**kwargs of a module", "a graph that reads the state as a whole"}
 
 
-@MODES
-@pytest.mark.parametrize("name", [name for name in BROUGHT if name not in ANY])
-@pytest.mark.anyio
-async def test_values_that_the_target_does_not_read_are_refused_where_they_are_sent(name: str, mode: str) -> None:
-    add, brought, _ = BROUGHT[name]
-    for by in ("router", "command"):
-        run = await outcome(mode, sending(add, {**brought, "wrods": 1}, by))
-        assert isinstance(run.error, RouteError)
+@WAYS
+def test_values_that_the_target_does_not_read_are_refused_where_they_are_sent(by: str, mode: str) -> None:
+    for name, (add, brought, _) in BROUGHT.items():
+        if name in ANY:
+            continue
+        run = outcome(mode, sending(add, {**brought, "wrods": 1}, by))
+        assert isinstance(run.error, RouteError), name
         text = str(run.error)
-        assert "the Send from node 'plan' to node 'work' brings 'wrods'" in text
-        assert all(repr(key) in text for key in brought)
-        assert [commit.node for commit in run.commits] == ["START"]
+        assert "the Send from node 'plan' to node 'work' brings 'wrods'" in text, name
+        assert all(repr(key) in text for key in brought), name
+        assert [commit.node for commit in run.commits] == ["START"], name
 
 
-@pytest.mark.parametrize(
-    ("add", "key", "text"),
-    [
+def test_the_error_lists_what_is_read_and_suggests_a_name() -> None:
+    for add, key, text in (
         (node(optional), "wrods", "it reads 'doc', 'words'. Did you mean 'words'?"),
         (node(optional), "zzz", "Leave it out, or read it there."),
         (node(Summarize(), reads={"doc": "text"}), "doc", "What it calls 'doc' is the field 'text': send that."),
         (node(lambda: None), "doc", "it reads nothing."),
         (node(lambda ctx: None, reads=["text"]), "text", "the function does not take it: add a parameter 'text'"),
         (mapped(optional, writes=["out"]), "doc", "it reads 'docs', 'words'."),
-    ],
-)
-def test_the_error_lists_what_is_read_and_suggests_a_name(add: Callable[[Graph], object], key: str, text: str) -> None:
-    with pytest.raises(RouteError) as caught:
-        sending(add, {key: "x"}).compile()()
-    assert text in str(caught.value)
+    ):
+        with pytest.raises(RouteError) as caught:
+            sending(add, {key: "x"}).compile()()
+        assert text in str(caught.value)
 
 
 def test_a_question_template_is_filled_from_a_send() -> None:

@@ -10,7 +10,6 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph, Replace, Send, live, reducers, view
-from dspyer.runtime.run import internals_of
 
 
 class Desk(BaseModel):
@@ -83,9 +82,9 @@ CHAINS: dict[str, tuple[Graph, dict[str, list[str]]]] = {
 }
 
 
-@pytest.mark.parametrize(("graph", "expected"), CHAINS.values(), ids=CHAINS)
-def test_in_a_row(graph: Graph, expected: dict[str, list[str]]) -> None:
-    assert sources(graph, n=0) == expected
+def test_in_a_row() -> None:
+    for case, (graph, expected) in CHAINS.items():
+        assert (case, sources(graph, n=0)) == (case, expected)
 
 
 def test_start_and_a_node_without_reads() -> None:
@@ -146,9 +145,9 @@ FORKS: dict[str, tuple[Graph, dict[str, list[str]]]] = {
 }
 
 
-@pytest.mark.parametrize(("graph", "expected"), FORKS.values(), ids=FORKS)
-def test_after_a_join(graph: Graph, expected: dict[str, list[str]]) -> None:
-    assert sources(graph, n=0) == expected
+def test_after_a_join() -> None:
+    for case, (graph, expected) in FORKS.items():
+        assert (case, sources(graph, n=0)) == (case, expected)
 
 
 def test_who_wrote_again_what_it_was_before_the_fork_has_written_it() -> None:
@@ -184,8 +183,6 @@ def test_a_router_reads_the_state_after_its_node() -> None:
     graph = graph.add_conditional_edges("read", lambda n, other: "read" if n < 2 else END, ["read", END])
     run = graph.compile().run({"n": 0})
     assert run.sources("trunk:2") == {"n": ("trunk:1", "trunk:2"), "other": ("trunk:0",)}
-    node, routers = internals_of(run).sources("trunk:2")
-    assert (node, routers) == ({"n": ("trunk:1",)}, {"n": ("trunk:2",), "other": ("trunk:0",)})
 
 
 def test_a_view_has_the_commits_whose_parts_it_showed() -> None:

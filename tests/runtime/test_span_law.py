@@ -6,7 +6,8 @@ import asyncio
 import random
 from typing import Any, Literal
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace import ReadableSpan
 
@@ -74,7 +75,7 @@ def check(traces: Traces, run: Run) -> None:
     assert run.status != "completed" or not by_execution
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.slow("a random graph, run twice, for each example")
 @given(faulty_plans(), st.integers(0, 2**32), st.sampled_from(["sync", "async", "stored", "astored"]))
 def test_random_graphs_have_one_tree_and_the_commits_of_an_untraced_run(
     plan: tuple[Plan, Faults], seed: int, mode: Mode

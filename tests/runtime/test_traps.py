@@ -8,6 +8,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -26,8 +27,6 @@ from dspyer.errors import (
     annotate,
 )
 from dspyer.events import Emitted, Event
-from dspyer.runtime.session_events import watching
-from dspyer.runtime.workers import ThreadWorkers, _tasks
 from dspyer.testing import ScriptedLM
 from tests.runtime.conftest import Play
 
@@ -68,16 +67,17 @@ def beside(left: Any, right: Any, **options: Any) -> CompiledGraph:
 # --- what LangGraph users meet; a letter and a number are those of the study that found it
 
 
-@pytest.mark.parametrize(
-    ("left", "right", "x"),
-    [({"x": 1}, {"x": 1}, 1), ({"x": 0, "y": 5}, {"x": 0}, 0), ({"x": 2}, {"x": 0}, 2)],
-    ids=["equal values", "a state returned as it was", "only one side changed it"],
-)
-def test_equal_writes_and_writes_of_the_base_value_are_no_conflict(
-    play: Play, left: dict[str, int], right: dict[str, int], x: int
-) -> None:
-    run = play(beside(lambda state: left, lambda state: right), {"x": 0})
-    assert (run.status, run.state["x"], run.conflicts) == ("completed", x, ())
+EQUAL: dict[str, tuple[dict[str, int], dict[str, int], int]] = {
+    "equal values": ({"x": 1}, {"x": 1}, 1),
+    "a state returned as it was": ({"x": 0, "y": 5}, {"x": 0}, 0),
+    "only one side changed it": ({"x": 2}, {"x": 0}, 2),
+}
+
+
+def test_equal_writes_and_writes_of_the_base_value_are_no_conflict(play: Play) -> None:
+    for case, (left, right, x) in EQUAL.items():
+        run = play(beside(lambda state, left=left: left, lambda state, right=right: right), {"x": 0})
+        assert (case, run.status, run.state["x"], run.conflicts) == (case, "completed", x, ())
 
 
 def test_a_conflict_names_both_writers_and_both_branches_stay_readable(play: Play) -> None:
@@ -112,21 +112,23 @@ def test_emitted_values_of_a_failed_node_are_events_and_not_committed(play: Play
         ctx.emit("partial")
         raise OSError("lost")
 
-    seen: list[Event] = []
-    with watching(lambda _, event: seen.append(event)):
-        run = play(alone(work, Log), {})
+    run = play(alone(work, Log), {})
+    seen = list[Event]()
+    with suppress(OSError):
+        for event in alone(work, Log).stream({}):
+            seen.append(event)  # noqa: PERF402 - the stream ends with the error
     assert [event.value for event in seen if isinstance(event, Emitted)] == ["partial"]
     assert not [event for event in run.events if isinstance(event, Emitted)], "they would grow with what a node emits"
     assert (run.status, [commit.node for commit in run.commits]) == ("failed", ["START"])
 
 
-@pytest.mark.parametrize("names", [["n2", "n10", "n1"], ["z", "m", "a"]], ids=" ".join)
-def test_parallel_writes_are_folded_in_the_order_of_declaration(play: Play, names: list[str]) -> None:
-    graph = Graph(Log)
-    for name in sorted(names):
-        graph.add_node(name, says(name))
-    graph.add_edge(START, names).add_edge(names, END)
-    assert play(graph.compile(), {}).state["log"] == names
+def test_parallel_writes_are_folded_in_the_order_of_declaration(play: Play) -> None:
+    for names in (["n2", "n10", "n1"], ["z", "m", "a"]):
+        graph = Graph(Log)
+        for name in sorted(names):
+            graph.add_node(name, says(name))
+        graph.add_edge(START, names).add_edge(names, END)
+        assert play(graph.compile(), {}).state["log"] == names
 
 
 def test_sends_and_names_keep_the_order_of_the_route(play: Play) -> None:
@@ -374,46 +376,45 @@ def test_a_subgraph_returns_what_its_router_at_start_wrote(field: str, state: di
 # --- threads, tasks and what belongs to the caller
 
 
-class Stopped(ThreadWorkers):
-    """Threads of an event loop that shuts down as soon as it is asked for one."""
+@pytest.mark.parametrize("nth", [1, 2])
+def test_work_that_a_stopped_loop_never_began_is_an_outcome(nth: int) -> None:
+    """An event loop that shuts down cancels the tasks in which nodes of an asyncified run would begin."""
+    began: list[str] = []
+    program = beside(lambda state: began.append("a"), lambda state: began.append("b"))
+    made: list[asyncio.Task[Any]] = []
 
-    def _spawn(self, key: Any, work: Callable[[], Any]) -> None:
-        known = set(_tasks)
-        super()._spawn(key, work)
-        for task in _tasks - known:
-            task.cancel()
+    def factory(loop: asyncio.AbstractEventLoop, code: Any, **options: Any) -> asyncio.Task[Any]:
+        made.append(asyncio.Task(code, loop=loop, **options))
+        if len(made) == nth:
+            made[-1].cancel()
+        return made[-1]
 
+    async def main() -> None:
+        asyncio.get_running_loop().set_task_factory(factory)
+        with anyio.fail_after(20), pytest.raises(asyncio.CancelledError):
+            await dspy.asyncify(program.run)({})
 
-def test_work_that_a_stopped_loop_never_began_is_an_outcome() -> None:
-    def wait() -> Any:
-        with Stopped(2) as threads:
-            threads.start("work", lambda: None)
-            return threads.next()
-
-    key, (_, error, _) = asyncio.run(dspy.asyncify(wait)())
-    assert key == "work"
-    assert isinstance(error, asyncio.CancelledError)
+    asyncio.run(main())
+    assert len(began) == 1
 
 
 async def _waits(state: Any) -> None:
     await asyncio.Event().wait()
 
 
-NESTED = beside(beside(_waits, _waits), _waits)
-
-
-@pytest.mark.parametrize("program", [alone(_waits), beside(_waits, _waits), NESTED], ids=["alone", "fork", "nested"])
-def test_a_deadline_ends_a_run(program: CompiledGraph) -> None:
-    async def with_anyio() -> None:
+def test_a_deadline_ends_a_run() -> None:
+    async def with_anyio(program: CompiledGraph) -> None:
         with anyio.fail_after(0.01):
             await program.acall()
 
-    async def with_asyncio() -> None:
+    async def with_asyncio(program: CompiledGraph) -> None:
         await asyncio.wait_for(program.acall(), 0.01)
 
-    for call in (with_anyio, with_asyncio):
-        with pytest.raises(TimeoutError):
-            asyncio.run(call())
+    two = beside(_waits, _waits)
+    for program in (alone(_waits), two, beside(two, _waits)):
+        for call in (with_anyio, with_asyncio):
+            with pytest.raises(TimeoutError):
+                asyncio.run(call(program))
 
 
 def test_a_failed_run_leaves_settings_and_threads_as_they_were(play: Play) -> None:

@@ -71,11 +71,11 @@ def tracing(sampler: Sampler | None = None, processor: SpanProcessor | None = No
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     traces, logger = Traces(exporter), logging.getLogger("opentelemetry")
     logger.addHandler(traces)
-    before = trace._TRACER_PROVIDER
-    trace._TRACER_PROVIDER = provider
+    before = trace.get_tracer_provider
+    trace.get_tracer_provider = lambda: provider  # OpenTelemetry lets a process set a provider once
     try:
         yield traces
     finally:
-        trace._TRACER_PROVIDER = before
+        trace.get_tracer_provider = before
         logger.removeHandler(traces)
     assert traces.logged == []
