@@ -11,15 +11,15 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any, Literal, get_args
 
 import dspy
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Send, reducers
 from dspyer.errors import StoreError
-from dspyer.stores.memory import Memory
-from dspyer.testing import ScriptedLM, no_pauses
-from dspyer.testing.prompt import Prompt
+from dspyer.stores import Memory
+from dspyer.testing import Prompt, ScriptedLM, no_pauses
 
 MOST = 4
 POLICY = Retry(MOST)
@@ -248,7 +248,7 @@ def expected_calls(plan: Plan) -> Counter[str]:
     return found
 
 
-@settings(max_examples=20)
+@pytest.mark.slow("a random graph with LM calls, run twice, for each example")
 @given(plans, st.sampled_from(["sync", "async"]), st.booleans())
 def test_failures_before_a_success_change_nothing_but_attempts(plan: Plan, mode: str, stored: bool) -> None:
     smooth, rough = Nodes(plan, fails=False), Nodes(plan)
@@ -284,7 +284,7 @@ class FailsOnce(Memory):
         return super().write(change)
 
 
-@settings(max_examples=20)
+@pytest.mark.slow("a random graph with LM calls, run, broken off and resumed, for each example")
 @given(plans, st.sampled_from(["sync", "async"]), st.integers(2, 14))
 def test_a_run_that_broke_off_anywhere_and_was_resumed(plan: Plan, mode: str, at: int) -> None:
     """Finished calls are not repeated, no effect is doubled, and the result is that of an undisturbed run."""

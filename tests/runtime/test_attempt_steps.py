@@ -11,8 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run
-from dspyer.testing import ScriptedLM, no_pauses
-from dspyer.testing.prompt import Prompt
+from dspyer.testing import Prompt, ScriptedLM, no_pauses
 
 MODES = ["sync", "async"]
 ANY = Retry(3, on=Exception)

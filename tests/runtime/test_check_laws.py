@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, create_model
 
@@ -165,7 +165,7 @@ def run_async(plan: Plan, delays: Mapping[str, int], calls: Counter[str]) -> Run
     return asyncio.run(as_graph(plan, calls, delays).compile().arun({"start": plan.start}))
 
 
-@settings(max_examples=25, deadline=None)
+@pytest.mark.slow("a random graph, run twice, for each example")
 @given(PLANS, st.data())
 def test_random_checks_make_the_calls_of_a_program_by_hand(plan: Plan, data: st.DataObject) -> None:
     calls: Counter[str] = Counter()
@@ -192,8 +192,8 @@ def test_random_checks_make_the_calls_of_a_program_by_hand(plan: Plan, data: st.
 CRASHES = [Plan(((Step(3, 2, False), Step(2, 1, True)), (Step(4, 3, True),)), 2, sends, 1) for sends in (False, True)]
 
 
-@pytest.mark.parametrize("plan", CRASHES, ids=["fork", "sends"])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.slow("a run and its resume for each of some 30 writes")
+@pytest.mark.parametrize(("plan", "after"), [(CRASHES[0], False), (CRASHES[1], True)], ids=["fork", "sends"])
 def test_a_run_that_crashed_at_any_write_has_the_same_commits(plan: Plan, after: bool) -> None:
     calls: Counter[str] = Counter()
     whole = FailingMemory()

@@ -13,8 +13,8 @@ import pytest
 from dspyer import END, START, CompiledGraph, Context, Graph, Run
 from dspyer.errors import AttemptError, AttemptOverError, StoreError
 from dspyer.events import Emitted, Event
+from dspyer.stores import Memory
 from dspyer.stores.base import Change
-from dspyer.stores.memory import Memory
 from dspyer.testing import call_node, no_pauses
 from tests.runtime.conftest import Play
 

@@ -18,7 +18,6 @@ from tests.executors.pools import BytesExecutor
 from tests.persistence.test_durability import Recorder
 
 
-
 class Talk(BaseModel):
     item: int = 0
     items: list[int] = [0]

@@ -9,7 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dspyer import END, START, CompiledGraph, Context, Graph
@@ -78,7 +79,7 @@ def text_of(plan: Plan, path: str) -> str:
     return f"({' '.join(parts)})" if parts else path
 
 
-@settings(max_examples=15)
+@pytest.mark.slow("a random tree of programs, run with crashes in SQLite, for each example")
 @given(plans, st.lists(st.tuples(st.integers(1, 12), st.booleans()), max_size=5), st.randoms(use_true_random=False))
 def test_law_no_finished_node_runs_again(plan: Plan, crashes: list[tuple[int, bool]], rng: Any) -> None:
     made = Made()

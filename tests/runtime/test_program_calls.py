@@ -146,12 +146,10 @@ def keeping_errors(calls: Calls) -> Callable[..., Any]:
     return work
 
 
-AT_ONCE = {"gather": gathered, "threads": in_threads, "gather that returns exceptions": keeping_errors}
 TOPICS = ["a", "b", "c", "d"]
 
 
-@MODES
-@pytest.mark.parametrize("make", AT_ONCE.values(), ids=AT_ONCE)
+@pytest.mark.parametrize(("make", "mode"), [(gathered, "async"), (in_threads, "sync"), (keeping_errors, "sync")])
 def test_questions_of_calls_at_once_come_together_and_are_answered_in_parts(make: Any, mode: str) -> None:
     calls = Calls()
     program = one_node(make(calls), modules={"research": inner_graph(calls)}, compiled={"store": ":memory:"})
@@ -392,8 +390,7 @@ def test_keys_may_hold_any_text() -> None:
 # --- attempts
 
 
-@MODES
-@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize(("mode", "stored"), [("sync", True), ("async", False), ("async", True)])
 def test_a_later_attempt_gets_the_results_of_finished_nodes(stored: bool, mode: str) -> None:
     calls, fails = Calls(), iter([True, False])
 
@@ -655,8 +652,7 @@ def counted(calls: Calls, **compiled: Any) -> CompiledGraph:
     return program
 
 
-@MODES
-@pytest.mark.parametrize(("most", "steps"), [(7, 6), (6, 5), (1, 0)])
+@pytest.mark.parametrize(("most", "steps", "mode"), [(7, 6, "sync"), (6, 5, "async"), (1, 0, "sync")])
 def test_node_calls_inside_count_towards_max_calls(most: int, steps: int, mode: str) -> None:
     calls = Calls()
     run = run_of(counted(calls, max_calls=most), mode, {})

@@ -516,6 +516,7 @@ def in_terminal(got: Path, out: int | None) -> tuple[subprocess.Popen[bytes], th
     return process, thread
 
 
+@pytest.mark.slow("two real processes: what they write to a terminal and a pipe, to their end")
 def test_a_real_terminal(tmp_path: Path) -> None:
     """What a process prints on stdout comes above the display. A pipe gets exactly what is printed."""
     both = [in_terminal(tmp_path / "pipe", subprocess.PIPE), in_terminal(tmp_path / "terminal", None)]

@@ -19,7 +19,7 @@ import fastapi
 import httpx
 import pytest
 from fastapi.responses import StreamingResponse as FastAPIStreamingResponse
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -92,10 +92,10 @@ def test_a_message_has_the_name_the_number_and_the_json_of_an_event() -> None:
 HOSTILE = "\r\n\r\nevent: Token\ndata: x\n\n\u2028\u2029\x00\x85\ud800<script>"
 
 
-@pytest.mark.parametrize("cls", list(event_types()), ids=lambda cls: cls.__name__)
-def test_no_text_breaks_a_message(cls: Any) -> None:
-    event = sample(cls, HOSTILE, HOSTILE)
-    assert read(message(7, event.to_dict())) == [(cls.__name__, "7", event.to_dict())]
+def test_no_text_breaks_a_message() -> None:
+    for cls in event_types():
+        event = sample(cls, HOSTILE, HOSTILE)
+        assert read(message(7, event.to_dict())) == [(cls.__name__, "7", event.to_dict())]
 
 
 class Odd:
@@ -120,7 +120,6 @@ VALUES = [math.nan, -math.inf, 2**2000, b"\xff", {1: {2}}, {"$type": "set"}, Odd
 emitted = st.one_of(st.text(), st.sampled_from(VALUES), st.floats(), st.binary(), st.integers())
 
 
-@settings(max_examples=40)
 @given(values=st.lists(emitted, max_size=4))
 def test_any_value_can_be_emitted(values: list[Any]) -> None:
     def node(ctx: Context) -> None:

@@ -17,7 +17,7 @@ import pytest
 from dspyer import END, START, Context, Graph
 from dspyer.event_queue import LIMIT
 from dspyer.runtime import streams
-from dspyer.stores.memory import Memory
+from dspyer.stores import Memory
 from tests.asgi_server import PATIENCE
 
 

@@ -116,7 +116,7 @@ def test_emitted_values_of_a_failed_node_are_events_and_not_committed(play: Play
     seen = list[Event]()
     with suppress(OSError):
         for event in alone(work, Log).stream({}):
-            seen.append(event)  # noqa: PERF402 - the stream ends with the error
+            seen.append(event)
     assert [event.value for event in seen if isinstance(event, Emitted)] == ["partial"]
     assert not [event for event in run.events if isinstance(event, Emitted)], "they would grow with what a node emits"
     assert (run.status, [commit.node for commit in run.commits]) == ("failed", ["START"])
