@@ -15,9 +15,8 @@ import dspy
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import Command, CompiledGraph, Run, agents, reducers
+from dspyer import Command, CompiledGraph, Run, Thread, agents, reducers
 from dspyer.testing import ScriptedLM, no_pauses
-from dspyer.threads.thread import Thread
 from tests.agents.parity import ADAPTERS
 from tests.agents.scripts import submit, turn
 

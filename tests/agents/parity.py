@@ -23,11 +23,7 @@ ADAPTERS: dict[str, Callable[[], dspy.Adapter]] = {
     "json": lambda: dspy.JSONAdapter(use_native_function_calling=False),
     "json, native": dspy.JSONAdapter,
 }
-MODES = {"chat": ("sync", "async"), "chat, native": ("sync", "async"), "json": ("sync",), "json, native": ("async",)}
-"""In which modes each adapter is tested: what the loop does does not depend on whether the texts are JSON."""
-
 adapters = pytest.mark.parametrize("adapter", ADAPTERS)
-modes = pytest.mark.parametrize("mode", ["sync", "async"])
 
 
 class Talk(NamedTuple):

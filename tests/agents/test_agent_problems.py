@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from dspyer import Command, agents, reducers, view
 from dspyer.errors import GraphError
+from tests.testing.rows import rows
 
 
 def look_up(word: str) -> str:
@@ -164,7 +165,7 @@ PROBLEMS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", PROBLEMS)
+@rows("case", PROBLEMS)
 def test_the_error_says_what_is_wrong(case: str) -> None:
     build, text = PROBLEMS[case]
     with pytest.raises(GraphError, match=text):

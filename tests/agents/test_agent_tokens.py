@@ -14,6 +14,7 @@ from dspyer import END, START, Graph, agents
 from dspyer.events import Token
 from dspyer.testing import ScriptedLM
 from tests.agents.parity import ADAPTERS
+from tests.testing.rows import rows
 
 modes = pytest.mark.parametrize("how", ["sync", "async"])
 adapters = pytest.mark.parametrize("adapter", ADAPTERS)
@@ -53,9 +54,14 @@ def streamed(program: Any, how: str, **inputs: Any) -> tuple[list[Any], Any]:
 HALF = "\ud83c"  # the first half of a surrogate pair
 
 
-@modes
-@adapters
-@pytest.mark.parametrize("text", [f"cut {HALF}", f"{HALF}\udf0a", f"{HALF} and"])
+@rows(
+    ("adapter", "text", "how"),
+    [
+        (adapter, text, ("sync", "async")[(at + number) % 2])
+        for at, adapter in enumerate(ADAPTERS)
+        for number, text in enumerate((f"cut {HALF}", f"{HALF}\udf0a", f"{HALF} and"))
+    ],
+)
 def test_half_of_a_surrogate_pair_in_a_response_is_repaired_in_the_stream(adapter: str, how: str, text: str) -> None:
     """A reader of JSON refuses such a text, and the halves may be in two chunks."""
     program = agents.tool_loop("question -> report", [look_up]).compile()

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,18 +14,19 @@ from typing import Any
 
 import dspy
 import pytest
+from dspy.lm15 import Message, Request
 from dspy.teleprompt import BootstrapFewShotWithOptuna
 from pydantic import BaseModel
 
 from dspyer import END, START, Command, Graph, agents, optimize
 from dspyer.search import best_of
-from dspyer.testing import ScriptedLM
-from dspyer.testing.prompt import Prompt, write_answer
-from dspyer.testing.text_engine import Sampling
+from dspyer.testing import NearestLM, Prompt, ScriptedLM
 from tests.dspy_optimizers import table
-from tests.dspy_optimizers.lm import NotingLM, NotingWriter, Sent
+from tests.dspy_optimizers.lm import FakeProvider
 from tests.dspy_optimizers.programs import LABEL, TEXTS, exact, generous
 from tests.dspy_optimizers.table import ROWS, Row, Tune
+from tests.search.kit import RolloutLM, asked_here
+from tests.testing.rows import rows
 
 REFUSED = "refused-note"
 MARK = "described-by-its-docstring"
@@ -46,25 +48,26 @@ def report_plan(steps: list[str]) -> Command[Any]:
     return Command(update={"plan": steps}, goto="work", result="noted")
 
 
-class AgentWriter(NotingWriter):
+class AgentLM(RolloutLM):
     """Plays the agents: looks up, reports a plan, asks the sub-agent; its first note is refused for even questions.
 
-    With demos or other instructions it finds the desk more often, so that there is something to learn.
+    With demos or other instructions it finds the desk more often, so that there is something to learn. What optimizers
+    ask for their own use is answered by the nearest demonstration.
     """
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
-        if "new_instruction" in prompt.asks:
-            return write_answer(prompt, {"new_instruction": "Read what the tool found."})
-        if "tool_calls" not in prompt.asks:
-            return super().write(prompt, sampling)
-        with self._lock:
-            self.sent.append(Sent(prompt.turns, None))
-        rollout = sampling.rollout if sampling.temperature > 0 else None
-        name, args = self._call(prompt, rollout)
-        thought = f"I call {name}"
-        return write_answer(prompt, {"next_thought": thought, "tool_calls": [{"name": name, "args": args}]})
+    def __init__(self, model: str = "fake/model", **kwargs: Any) -> None:
+        super().__init__(self.reply, model, **{"provider": FakeProvider(), **kwargs})
 
-    def _call(self, prompt: Prompt, rollout: int | None) -> tuple[str, dict[str, Any]]:
+    def reply(self, prompt: Prompt, _rollout: int) -> Any:
+        if "new_instruction" in prompt.asks:
+            return {"new_instruction": "Read what the tool found."}
+        if "tool_calls" not in prompt.asks:
+            return nearest(prompt)
+        asked = asked_here()
+        name, args = self.next_call(prompt, asked.rollout if asked.temperature > 0 else None)
+        return {"next_thought": f"I call {name}", "tool_calls": [{"name": name, "args": args}]}
+
+    def next_call(self, prompt: Prompt, rollout: int | None) -> tuple[str, dict[str, Any]]:
         """The call that comes next, from the tools and what was said since the demos."""
         demos = [place for place, each in enumerate(prompt.turns) if "an example of the task" in each.content]
         said = "\n".join(each.content for each in prompt.turns[demos[-1] + 2 if demos else 1 :])
@@ -82,11 +85,22 @@ class AgentWriter(NotingWriter):
         bad = len(question) % 2 == 0 and "it says too little" not in said
         return "submit", {"label": label, "note": REFUSED if bad else f"on {question}"}
 
+    def dump_state(self) -> Any:
+        return {**dspy.BaseLM.dump_state(self), "model": self.model}
 
-class AgentLM(NotingLM):
-    """The LM of these tests."""
+    @classmethod
+    def load_state(cls, state: Any) -> AgentLM:
+        return cls(state["model"])
 
-    writer_type = AgentWriter
+
+def nearest(prompt: Prompt) -> str:
+    """What the nearest demonstration answers."""
+    system, *others = prompt.turns
+    texts = [Message.user(turn.content) if turn.role == "user" else Message.assistant(turn.content) for turn in others]
+    return str(NEAREST(Request(model="nearest", system=system.content, messages=tuple(texts))).message.text)
+
+
+NEAREST = NearestLM()
 
 
 def is_long(note: str) -> list[str]:
@@ -108,33 +122,43 @@ def team() -> Any:
     return agents.modes(f"question -> {LABEL}, note", modes, schema=Plan, check=is_long).compile()
 
 
-def random_search(program: Any, trainset: Any, lm: NotingLM) -> Any:
+def random_search(program: Any, trainset: Any, lm: Any) -> Any:
     few = {"max_bootstrapped_demos": 2, "max_labeled_demos": 2}
     optimizer = dspy.BootstrapFewShotWithRandomSearch(metric=generous, num_candidate_programs=1, num_threads=1, **few)
-    return optimizer.compile(program, trainset=trainset[:4])
+    return optimizer.compile(program, trainset=trainset[:2])
 
 
-def with_optuna(program: Any, trainset: Any, lm: NotingLM) -> Any:
+def with_optuna(program: Any, trainset: Any, lm: Any) -> Any:
     few = {"max_bootstrapped_demos": 1, "max_labeled_demos": 1}
     optimizer = BootstrapFewShotWithOptuna(metric=generous, num_candidate_programs=1, num_threads=1, **few)
     return optimizer.compile(program, max_demos=1, trainset=trainset[:2])
 
 
-def mipro(program: Any, trainset: Any, lm: NotingLM) -> Any:
+def mipro(program: Any, trainset: Any, lm: Any) -> Any:
     few = {"max_bootstrapped_demos": 1, "max_labeled_demos": 1}
     optimizer = dspy.MIPROv2(metric=generous, auto=None, num_candidates=2, num_threads=1, seed=3, **few)
-    examples = trainset[:4]
-    return optimizer.compile(program, trainset=examples, valset=examples, num_trials=3, minibatch=False)
+    examples = trainset[:2]
+    return optimizer.compile(program, trainset=examples, valset=examples, num_trials=2, minibatch=False)
 
 
-def simba(program: Any, trainset: Any, lm: NotingLM) -> Any:
-    optimizer = dspy.SIMBA(metric=exact, bsize=4, num_candidates=2, max_steps=1, max_demos=2, num_threads=1)
+def simba(program: Any, trainset: Any, lm: Any) -> Any:
+    optimizer = dspy.SIMBA(metric=exact, bsize=3, num_candidates=2, max_steps=1, max_demos=2, num_threads=1)
     return optimizer.compile(program, trainset=trainset, seed=1)
 
 
-def copro(program: Any, trainset: Any, lm: NotingLM) -> Any:
+def copro(program: Any, trainset: Any, lm: Any) -> Any:
     options = {"num_threads": 1, "display_progress": False, "display_table": 0}
-    return dspy.COPRO(metric=exact, breadth=2, depth=1).compile(program, trainset=trainset[:3], eval_kwargs=options)
+    return dspy.COPRO(metric=exact, breadth=2, depth=1).compile(program, trainset=trainset[:2], eval_kwargs=options)
+
+
+def infer_rules(program: Any, trainset: Any, lm: Any) -> Any:
+    few = {"max_bootstrapped_demos": 1, "max_labeled_demos": 1}
+    optimizer = dspy.InferRules(metric=generous, num_candidates=1, num_rules=2, num_threads=1, **few)
+    return optimizer.compile(program, trainset=trainset[:2], valset=trainset[2:4])
+
+
+def few_examples(tune: Tune, program: Any, trainset: Any, lm: Any) -> Any:
+    return tune(program, trainset[:3], lm)
 
 
 CHEAPER: dict[str, Tune] = {
@@ -143,7 +167,10 @@ CHEAPER: dict[str, Tune] = {
     "MIPROv2": mipro,
     "SIMBA": simba,
     "COPRO": copro,
-    "GEPA": functools.partial(table.gepa, max_metric_calls=18),
+    "InferRules": infer_rules,
+    "GEPA": functools.partial(few_examples, functools.partial(table.gepa, max_metric_calls=14)),
+    "BetterTogether": functools.partial(few_examples, table.better_together),
+    "GRPO": functools.partial(table.grpo, steps=1),
 }
 """Optimizers that call the program many times, with smaller budgets than in the table."""
 
@@ -179,12 +206,18 @@ def outputs_to_follow(lm: AgentLM, tuned: Any) -> Iterator[str]:
         yield from (json.dumps(one["completion"]) for one in item["group"])
 
 
-@pytest.mark.parametrize("row", TUNED, ids=lambda row: row.name)
+DEAR = {"SIMBA", "GEPA", "COPRO"}
+SLOW = pytest.mark.slow("the optimizer itself runs the program of five predictors dozens of times")
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.name, marks=[SLOW] if row.name in DEAR else []) for row in TUNED]
+)
 def test_every_optimizer_tunes_every_predictor_of_agents(row: Row, tmp_path: Path) -> None:
     tuned, lm = tune(row, team())
     with dspy.context(lm=lm):
         assert tuned(question=TEXTS[0][0]).label in DESKS.values()
-    assert any(REFUSED in turn.content for sent in lm.sent for turn in sent.turns), "nothing was refused"
+    assert any(REFUSED in turn.content for sent in lm.calls for turn in sent.prompt.turns), "nothing was refused"
     found = learned(tuned, team())
     assert {"all": all(found), "some": any(found), "none": True}[row.learns], found
     if row.name == "BootstrapFewShot":
@@ -210,12 +243,9 @@ def test_an_agent_that_checks_itself_is_reinforced() -> None:
             return {"problems": []}
         return {"next_thought": "", "tool_calls": [{"name": "submit", "args": {"label": "east", "note": "so"}}]}
 
-    class SelfWriter(AgentWriter):
-        def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
-            return write_answer(prompt, respond(prompt))
-
     class SelfLM(AgentLM):
-        writer_type = SelfWriter
+        def reply(self, prompt: Prompt, _rollout: int) -> Any:
+            return respond(prompt)
 
     [row] = [row for row in TUNED if row.name == "GRPO"]
     program, lm = agents.tool_loop(f"question -> {LABEL}, note", [look_up], check="react").compile(), SelfLM()
@@ -240,7 +270,7 @@ def test_files_of_a_loop_and_of_react_load_into_each_other(tmp_path: Path) -> No
         with dspy.context(lm=AgentLM()) as _:
             lm = dspy.settings.lm
             assert program(question=TEXTS[1][0]).label in DESKS.values()
-        requests.append(lm.sent)
+        requests.append([call.prompt for call in lm.calls])
     assert requests[0] == requests[1]
     assert "an example of the task" in str(requests[0])
 
@@ -270,8 +300,7 @@ def test_demos_show_what_those_of_react_show(native: bool) -> None:
     assert demos_of(lone(), TRAIN[0], adapter) == demos_of(by_hand, TRAIN[0], adapter) == "[]"
 
 
-@pytest.mark.parametrize("own", [None, 3])
-@pytest.mark.parametrize("kind", ["node", "tool", "search"])
+@rows(("kind", "own"), itertools.product(["node", "tool", "search"], [None, 3]))
 def test_demos_of_agents_in_other_graphs_are_shortened(kind: str, own: int | None) -> None:
     """Unless the graph inside has a number of its own."""
     inner = agents.tool_loop("question -> label, note", [look_up]).compile(max_demo_turns=own)

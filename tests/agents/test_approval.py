@@ -14,10 +14,11 @@ from tenacity import wait_none
 
 from dspyer import Retry, Run, Thread, agents, to_chat
 from dspyer.agents import Approval
-from dspyer.errors import InputError, ThreadError
+from dspyer.errors import ChangedGraphError, InputError, ThreadError
+from dspyer.stores import Memory, Store
 from dspyer.testing import ScriptedLM, no_pauses
-from dspyer.threads.graph_fingerprint import fingerprint_of
 from tests.agents.kit import SUBMIT, agent, modes, results, run_turn, start, turn
+from tests.testing.rows import in_turn, rows
 
 
 class Budget(BaseModel):
@@ -27,11 +28,10 @@ class Budget(BaseModel):
 class Desk:
     """A program with tools that note their calls."""
 
-    def __init__(self, path: Path | None = None, mode: str = "sync", **options: Any) -> None:
+    def __init__(self, store: Store | str = ":memory:", mode: str = "sync", **options: Any) -> None:
         self.calls: list[tuple[Any, ...]] = []
         self.mode = mode
         mail = agents.tool(self.mail if mode == "sync" else self.amail, name="mail", **{"approve": True, **options})
-        store = ":memory:" if path is None else path / "runs.db"
         self.program = agent(self.look, mail, agents.ask_user, store=store, schema=Budget)
         self.thread: Thread = self.program.thread("t")
 
@@ -90,16 +90,16 @@ ANSWERS: dict[str, tuple[Any, tuple[str, Any, bool], list[Any]]] = {
 }
 
 
-@modes
-@pytest.mark.parametrize("case", ANSWERS)
-def test_the_answer_decides(case: str, mode: str, tmp_path: Path) -> None:
-    """The question has the tool's name as its key and the call as its text; another process may resume."""
+@rows(("case", "mode"), in_turn(ANSWERS))
+def test_the_answer_decides(case: str, mode: str) -> None:
+    """The question has the tool's name as its key and the call as its text; another program may resume."""
     answer, result, calls = ANSWERS[case]
-    desk = Desk(tmp_path, mode)
+    store = Memory()
+    desk = Desk(store, mode)
     run = ask(desk, ("mail", {"to": "Ada", "text": "At 9:40."}))
     assert [(one.key, one.text) for one in run.questions] == [("mail", "mail(to='Ada', text='At 9:40.')?")]
     assert desk.calls == []
-    later = Desk(tmp_path, mode)
+    later = Desk(store, mode)
     run = resume(later, {"mail": answer})
     assert run.status == "completed", run.error
     assert results(run) == [result]
@@ -122,8 +122,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@modes
-@pytest.mark.parametrize("case", WRONG)
+@rows(("case", "mode"), in_turn(WRONG))
 def test_a_wrong_answer_leaves_the_question_open(case: str, mode: str) -> None:
     """The one who answers is told, and not the model; nothing is stored."""
     answer, text = WRONG[case]
@@ -142,9 +141,9 @@ WRONG_TO = (
 
 
 @modes
-def test_other_calls_run_meanwhile_and_none_runs_again(mode: str, tmp_path: Path) -> None:
+def test_other_calls_run_meanwhile_and_none_runs_again(mode: str) -> None:
     """Several questions of one tool are told apart by their ids, and may be answered one after the other."""
-    desk = Desk(tmp_path, mode)
+    desk = Desk(mode=mode)
     run = ask(
         desk,
         ("look", {"word": "a"}),
@@ -182,8 +181,7 @@ CONDITIONS: dict[str, tuple[Any, dict[str, Any], bool]] = {
 }
 
 
-@modes
-@pytest.mark.parametrize("case", CONDITIONS)
+@rows(("case", "mode"), in_turn(CONDITIONS))
 def test_a_function_says_whether_to_ask(case: str, mode: str) -> None:
     """Of the validated arguments, those that the model left out included, and of fields."""
     approve, args, asks = CONDITIONS[case]
@@ -244,15 +242,18 @@ def test_the_tool_that_asks_the_user(mode: str) -> None:
     ) == [("ask_user", "me", False)]
 
 
-def test_the_approval_is_part_of_the_fingerprint() -> None:
-    """A question that is open must still be asked after a deployment."""
-
+def test_a_question_that_is_open_must_still_be_asked_after_a_deployment() -> None:
     def refund(amount: int) -> int:
         """Refunds."""
         return amount
 
-    plain, again, asking = agent(refund), agent(refund), agent(agents.tool(refund, approve=True))
-    assert fingerprint_of(plain).id == fingerprint_of(again).id != fingerprint_of(asking).id
+    store = Memory()
+    with dspy.context(lm=ScriptedLM([turn(("refund", {"amount": 3})), SUBMIT])):
+        start(agent(agents.tool(refund, approve=True), store=store).thread("t"))
+        with pytest.raises(ChangedGraphError, match=r"node 'refund' asks for bool .* -> no answer"):
+            agent(refund, store=store).thread("t").resume({"refund": True})
+        run = agent(agents.tool(refund, approve=True), store=store).thread("t").resume({"refund": True})
+    assert results(run) == [("refund", 3, False)]
 
 
 @modes
@@ -332,8 +333,7 @@ EDITS: dict[str, tuple[dict[str, Any], list[Any], list[int], dict[str, Any], str
 }
 
 
-@modes
-@pytest.mark.parametrize("inside", [False, True], ids=["agent", "sub-agent"])
+@pytest.mark.parametrize(("inside", "mode"), [(False, "sync"), (True, "async")], ids=["agent", "sub-agent"])
 @pytest.mark.parametrize("case", EDITS)
 def test_the_call_that_a_person_has_edited_is_the_call(case: str, inside: bool, mode: str, tmp_path: Path) -> None:
     """The tool, its check, the repeated call, its question, the conversation and the chat have those arguments.

@@ -15,6 +15,7 @@ from dspyer import agents
 from tests.agents.parity import ADAPTERS
 from tests.agents.recording import RecordingLM
 from tests.agents.scripts import submit, turn
+from tests.budget import deep
 
 TAGS = ("a", "b", "c")
 
@@ -62,6 +63,7 @@ def test_any_order_of_completion_gives_equal_messages_and_requests() -> None:
     called = [call["id"] for call in messages[1]["tool_calls"]]
     assert [message["tool_call_id"] for message in messages if message["role"] == "tool"][:3] == called
     assert len(requests) == 2
-    for order in itertools.permutations(TAGS):
-        for mode, is_async in itertools.product(("sync", "async"), (False, True)):
+    ways = list(itertools.product(("sync", "async"), (False, True)))
+    for number, order in enumerate(itertools.permutations(TAGS)):
+        for mode, is_async in ways if deep else ways[number % 2 :: 2]:
             assert talk(order, mode, is_async) == first, (order, mode, is_async)

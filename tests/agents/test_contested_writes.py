@@ -7,12 +7,12 @@ import threading
 from pathlib import Path
 from typing import Annotated, Any
 
-import pytest
 from pydantic import BaseModel
 
 from dspyer import Command, Replace, agents, reducers
 from dspyer.testing import ScriptedLM
-from tests.agents.kit import SUBMIT, agent, modes, results, run_turn, start, turn
+from tests.agents.kit import SUBMIT, agent, results, run_turn, start, turn
+from tests.testing.rows import in_turn, rows
 
 
 class Shared(BaseModel):
@@ -63,8 +63,7 @@ WRITES: dict[str, tuple[tuple[dict[str, Any], ...], dict[str, Any], list[str]]] 
 }
 
 
-@modes
-@pytest.mark.parametrize("case", WRITES)
+@rows(("case", "mode"), in_turn(WRITES))
 def test_of_calls_that_write_one_path_the_first_is_kept_whichever_ends_first(case: str, mode: str) -> None:
     updates, state, lost = WRITES[case]
     ended = [threading.Event() for _ in updates]

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import dspy
+import pytest
 
 from dspyer import Context, Run, Thread, agents, to_chat
-from dspyer.testing import ScriptedLM
-from dspyer.testing.prompt import Prompt
+from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.scripts import submit, turn
 from tests.persistence.equality import finished
 from tests.persistence.failing import FailingSQLite, kill
@@ -72,6 +72,7 @@ def counted(path: Path) -> Counter[str]:
     return Counter(path.read_text().splitlines())
 
 
+@pytest.mark.slow("a process is killed after each of the writes of a run, and the run resumed from the file")
 def test_kill_9_after_every_write(tmp_path: Path) -> None:
     """And before the first one: before any other is after the one before it."""
     desk = Desk(tmp_path)

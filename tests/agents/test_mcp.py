@@ -49,9 +49,13 @@ def check_tides(run: Run) -> None:
 
 
 def in_a_loop(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    return lambda: asyncio.run(test())
+    def whole() -> None:
+        asyncio.run(test())
+
+    return whole
 
 
+@pytest.mark.slow("a Python process that imports the MCP SDK: the transport is the SDK's own")
 @in_a_loop
 async def test_a_server_in_a_process_of_its_own() -> None:
     """Name, description and arguments are the server's; its errors become results; options are those of any tool."""
@@ -72,11 +76,7 @@ async def test_a_server_in_a_process_of_its_own() -> None:
             run = await thread.aresume({"tide": {"ok": True, "args": {"place": "Rome"}}})
         assert results(run) == [("tide", "Rome, day 1: 6:10", False)]
 
-
-@in_a_loop
-async def test_a_sync_run_in_a_worker_thread_uses_the_session_of_the_loop() -> None:
-    async with tools_of_a_server() as tools:
-        program = agent(tools["low_tide"])
+        program = agent(tools["low_tide"])  # a sync run in a worker thread uses the session of the loop
         with dspy.context(lm=ScriptedLM([turn(*CALLS), SUBMIT])):
             check_tides(await anyio.to_thread.run_sync(partial(program.run, {"question": "?"})))
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from dspyer import to_chat
 from tests.agents.hostile_turns import KINDS, Drawn, Played, expected_calls, expected_turns, play, turns
-from tests.agents.parity import ADAPTERS, modes
+from tests.agents.parity import ADAPTERS
 from tests.messages.providers import problems_of
+from tests.testing.rows import in_turn
 
 
 def check(played: Played, drawn: Sequence[Sequence[Drawn]]) -> None:
@@ -31,14 +32,13 @@ def check(played: Played, drawn: Sequence[Sequence[Drawn]]) -> None:
     assert not problems_of(to_chat(played.messages))
 
 
-@modes
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_call_of_each_kind_alone_and_beside_others(kind: str, mode: str) -> None:
-    for drawn in ([[Drawn(kind)]], [[Drawn("good"), Drawn(kind), Drawn("good")]], [[Drawn(kind), Drawn(kind)]]):
+def test_a_call_of_each_kind_alone_and_beside_others(kind: str) -> None:
+    for drawn, mode in in_turn([[[Drawn(kind)]], [[Drawn("good"), Drawn(kind), Drawn("good")]], [[Drawn(kind)] * 2]]):
         check(play(drawn, mode, "chat, native"), drawn)
 
 
-@settings(max_examples=10)
+@settings(max_examples=settings().max_examples // 4)  # two runs of many calls each
 @given(turns, st.sampled_from(sorted(ADAPTERS)), st.lists(st.integers(0, 5), min_size=1, max_size=3))
 @example([[Drawn("mail", n) for n in range(4)]], "chat", [2])
 def test_one_result_per_call_sync_and_async(drawn: list[list[Drawn]], adapter: str, picks: list[int]) -> None:

@@ -13,14 +13,12 @@ from typing import Annotated, Any
 import anyio.lowlevel
 import dspy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import Command, CompiledGraph, Run, agents, reducers, to_chat
-from dspyer.testing import ScriptedLM
-from dspyer.testing.prompt import Prompt
-from dspyer.threads.thread import Thread
+from dspyer import Command, CompiledGraph, Run, Thread, agents, reducers, to_chat
+from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.parity import ADAPTERS
 from tests.agents.promised_runs import (
     AgentPromise,
@@ -199,7 +197,7 @@ def equal(thread: Thread, promised: PromisedThread) -> None:
     assert sessions == promised.sessions
 
 
-@settings(max_examples=25)
+@pytest.mark.slow("agents of two modes are built for each example, and run several times with crashes")
 @given(
     st.integers(0, 2**32),
     st.sampled_from(["sync", "async"]),

@@ -12,8 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Command, Graph, Run, agents, search, view
-from dspyer.testing import ScriptedLM
-from dspyer.testing.prompt import Prompt
+from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.recording import RecordingLM
 from tests.agents.scripts import submit, turn
 

@@ -13,7 +13,9 @@ from pydantic import BaseModel, ConfigDict
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, agents, reducers
 from dspyer.errors import GraphError
 from dspyer.testing import ScriptedLM
+from tests.budget import deep
 from tests.persistence.failing import Crash, FailingMemory, crash
+from tests.testing.rows import rows
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -310,15 +312,15 @@ def respond(prompt: Any) -> dict[str, Any]:
     return CRASHED["insects", len(prompt.demos)] if topic is None else submit(findings=[str(topic)])
 
 
-@pytest.mark.parametrize(("mode", "after"), [("sync", False), ("async", True)])
-def test_a_crash_at_any_write_repeats_no_lm_call_that_was_committed(mode: str, after: bool) -> None:
-    """Both modes together crash after each write: one before those with an odd number, the other after them."""
+@pytest.mark.parametrize(("mode", "at", "after"), [("sync", 1, False), ("async", 3, True)])
+def test_a_crash_at_any_write_repeats_no_lm_call_that_was_committed(mode: str, at: int, after: bool) -> None:
+    """In each mode at every fourth write, before it or after it; `test_kill.py` kills after each of them."""
     store = FailingMemory()
     first, second = lead_of(read(), store=store), lead_of(read(), store=store)
     with ScriptedLM(respond) as lm:
         run_of(first.thread("whole"), mode, {"task": "insects"}).raise_error()
     assert len(lm.calls) == 6
-    for at in count(1, 2):
+    for at in count(at, 2 if deep else 4):
         name = f"t{at}"
         store.arm(crash, at, after)
         with ScriptedLM(respond) as lm:
@@ -355,7 +357,7 @@ def needs() -> Graph:
     return Graph(Needs).add_node("look", lambda call: None, writes=[]).add_path(START, "look", END)
 
 
-@pytest.mark.parametrize(
+@rows(
     ("make", "text"),
     [
         (lambda: read(effect=True), "tool 'reader': effect=True records a call"),

@@ -7,8 +7,7 @@ from typing import Any
 import dspy
 
 from dspyer import Thread, agents, to_chat
-from dspyer.testing import ScriptedLM
-from dspyer.testing.prompt import Prompt
+from dspyer.testing import Prompt, ScriptedLM
 from tests.agents.parity import ADAPTERS
 from tests.agents.scripts import submit, turn
 from tests.messages.providers import problems_of

@@ -23,10 +23,10 @@ from dspyer.errors import (
     RouteError,
     StoreError,
 )
-from dspyer.events import Emitted, Event
-from dspyer.runtime.session_events import watching
+from dspyer.events import Emitted
 from dspyer.testing import ScriptedLM, call_node, no_pauses, stub
 from tests.agents.kit import SUBMIT, agent, modes, results, run_one, run_turn, start, turn
+from tests.testing.rows import in_turn, rows
 
 
 class Client:
@@ -99,7 +99,7 @@ FORMS: dict[str, tuple[Any, dict[str, Any], Any]] = {
 
 
 @modes
-@pytest.mark.parametrize("form", FORMS)
+@rows("form", FORMS)
 def test_each_form_of_a_tool_is_called(form: str, mode: str) -> None:
     """Async tools work from sync programs, and sync tools from async ones."""
     given, args, value = FORMS[form]
@@ -136,17 +136,13 @@ def test_hidden_parameters_are_bound_behind_the_validation() -> None:
     tool = agents.tool(search, reads={"mood": "mood", "past": view("notes").last(1)})
     assert list(tool.tool.args or {}) == ["word", "place"]
     program = agent(tool, schema=Fields)
-    events: list[Event] = []
-    with watching(lambda _, event: events.append(event)):
-        run = run_turn(
-            program,
-            ("search", {"word": "a", "place": {"city": "Rome"}}),
-            ("search", {"word": "a", "place": {"city": "Rome"}, "mood": "cross"}),
-            resources=[Client("shared")],
-        )
+    place = {"word": "a", "place": {"city": "Rome"}}
+    with ScriptedLM([turn(("search", place), ("search", {**place, "mood": "cross"})), SUBMIT]):
+        stream = program.stream({"question": "Why?"}, resources=[Client("shared")])
+        emitted = [event.value for event in stream if isinstance(event, Emitted)]
     assert seen == [("a", Place(city="Rome"), "shared", "calm", [], "search")]
-    assert results(run)[1][2]
-    assert [event.value for event in events if isinstance(event, Emitted)] == ["half done"]
+    assert results(stream.run)[1][2]
+    assert emitted == ["half done"]
     with pytest.raises(InputError, match=r"tool 'search' needs a resource of type Client"):
         program.run({"question": "?"})
 
@@ -171,8 +167,7 @@ WRONG_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@modes
-@pytest.mark.parametrize("case", WRONG_ARGUMENTS)
+@rows(("case", "mode"), in_turn(WRONG_ARGUMENTS))
 def test_wrong_arguments_are_told_at_once(case: str, mode: str) -> None:
     """No retry helps a model that gave wrong arguments; the function is not called."""
     args, text = WRONG_ARGUMENTS[case]
@@ -262,8 +257,7 @@ PROPAGATE = {
 }
 
 
-@modes
-@pytest.mark.parametrize("case", PROPAGATE)
+@rows(("case", "mode"), in_turn(PROPAGATE))
 def test_what_the_tool_raises_and_what_always_propagates_fails_the_node(case: str, mode: str) -> None:
     error, kind = PROPAGATE[case]
 
@@ -313,7 +307,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize("case", VALUES)
+@rows("case", VALUES)
 def test_every_value_can_be_stored(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As DSPy shows it to a model: what has no JSON form is text."""
     monkeypatch.setattr(Client, "__str__", lambda self: "<client>")
@@ -359,7 +353,7 @@ OUTSIDE: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", OUTSIDE)
+@rows("case", OUTSIDE)
 def test_an_update_outside_the_writes_fails_the_node(case: str) -> None:
     """The author of the tool mends it, and not the model."""
     command, text = OUTSIDE[case]
@@ -394,7 +388,7 @@ def test_a_tool_posts_to_its_writes_alone() -> None:
     assert isinstance(run.error, NodeOutputError)
 
 
-@pytest.mark.parametrize("goto", [["a", "b"], 3])
+@rows("goto", [["a", "b"], 3])
 def test_a_handoff_names_one_mode(goto: Any) -> None:
     def go() -> Any:
         """Goes."""
@@ -453,8 +447,7 @@ STUBS: dict[str, tuple[Any, Any]] = {
 }
 
 
-@modes
-@pytest.mark.parametrize("case", STUBS)
+@rows(("case", "mode"), in_turn(STUBS))
 def test_a_stub_stands_for_the_function(case: str, mode: str) -> None:
     def mail(to: str, text: str, mood: str) -> str:
         """Sends a mail."""
@@ -531,7 +524,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@rows("case", REFUSED)
 def test_a_wrong_tool_is_refused_at_once(case: str) -> None:
     given, options, text = REFUSED[case]
     with pytest.raises(GraphError, match=text):
@@ -573,7 +566,7 @@ BUILD: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", BUILD)
+@rows("case", BUILD)
 def test_what_does_not_fit_the_agent_is_refused_when_it_is_built(case: str) -> None:
     tool, text = BUILD[case]
     with pytest.raises(GraphError, match=f"(?s){text}"):
@@ -614,8 +607,7 @@ HOSTILE: dict[str, tuple[BaseException, str]] = {
 }
 
 
-@modes
-@pytest.mark.parametrize("case", HOSTILE)
+@rows(("case", "mode"), in_turn(HOSTILE))
 def test_any_exception_becomes_one_line(case: str, mode: str) -> None:
     """The same in every process, and such that a request can hold it."""
     error, text = HOSTILE[case]

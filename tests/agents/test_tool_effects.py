@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import time
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import dspy
-import pytest
 from pydantic import BaseModel, computed_field, field_validator
 from tenacity import wait_none
 
@@ -22,6 +22,7 @@ from dspyer.errors import NodeOutputError
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.agents.kit import SUBMIT, agent, modes, results, run_one, run_turn, start, turn
 from tests.persistence.processes import end_of, fork
+from tests.testing.rows import in_turn, rows
 
 
 class Notes:
@@ -214,7 +215,7 @@ CHECKS: dict[str, tuple[Any, list[str], str]] = {
 
 
 @modes
-@pytest.mark.parametrize("case", CHECKS)
+@rows("case", CHECKS)
 def test_a_call_with_problems_is_repeated_once(case: str, mode: str) -> None:
     """Only this call, and an effect gets another key; the conversation has the last result."""
     check, words, value = CHECKS[case]
@@ -253,8 +254,7 @@ WRITERS: dict[str, tuple[Callable[[], Any], Callable[[str], Any]]] = {
 
 
 @modes
-@pytest.mark.parametrize("check", ["a function", "a module"])
-@pytest.mark.parametrize("case", WRITERS)
+@rows(("case", "check"), itertools.product(WRITERS, ["a function", "a module"]))
 def test_the_steps_of_a_refused_call_are_rejected(case: str, check: str, mode: str) -> None:
     """Those of the check that refused it are not."""
     make, said = WRITERS[case]
@@ -299,7 +299,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], list[str], str]] = {
 
 
 @modes
-@pytest.mark.parametrize("case", ARGUMENTS)
+@rows("case", ARGUMENTS)
 def test_a_module_may_give_other_arguments(case: str, mode: str) -> None:
     args, words, value = ARGUMENTS[case]
     flaky = Flaky()
@@ -365,7 +365,7 @@ WRONG_CHECKS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_CHECKS)
+@rows("case", WRONG_CHECKS)
 def test_what_a_function_gives_wrongly_fails_the_node(case: str) -> None:
     check, text = WRONG_CHECKS[case]
     run = run_one(agent(agents.tool(Flaky().find, effect=True, check=check)), ("find", {"word": "a"}))
@@ -440,8 +440,7 @@ UNUSABLE: dict[str, Callable[[], Any]] = {
 }
 
 
-@modes
-@pytest.mark.parametrize("case", UNUSABLE)
+@rows(("case", "mode"), in_turn(UNUSABLE))
 def test_a_call_with_an_effect_is_not_repeated_for_a_result_that_cannot_be_kept(case: str, mode: str) -> None:
     """Whatever the retries say: it is recorded, and the model is told, that the call was made."""
     keys: list[str] = []

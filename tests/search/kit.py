@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import dspy
 
 from dspyer import CompiledGraph, Graph, Run
-from dspyer.dspy_module.lm_requests import _ROLLOUT
-from dspyer.testing.prompt import Prompt, write_answer
-from dspyer.testing.text_engine import Sampling, TextLM
+from dspyer.testing import Prompt, ScriptedLM
 
 MODES = ["sync", "async"]
 
@@ -26,41 +24,49 @@ class Asked(NamedTuple):
     temperature: float
 
 
-class RolloutWriter:
-    """Answers by a function of the prompt and the rollout id, and notes what it was asked."""
-
-    def __init__(self, answer: Callable[[Prompt, int], Any]) -> None:
-        self.answer = answer
-        self.asked: list[Asked] = []
-        self._lock = threading.Lock()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RolloutWriter:
-        return self  # all copies of the LM note in one place
-
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
-        with self._lock:
-            text = "\n".join(turn.content for turn in prompt.turns)
-            self.asked.append(Asked(text, sampling.rollout, sampling.temperature))
-        answer = self.answer(prompt, sampling.rollout or 0)
-        if isinstance(answer, BaseException):
-            raise answer
-        return write_answer(prompt, answer)
+ASKED: ContextVar[Asked] = ContextVar("asked")
 
 
-class RolloutLM(TextLM):
-    """An LM of the test's own."""
+def asked_here() -> Asked:
+    """How the request is made that is answered here."""
+    return ASKED.get()
+
+
+class RolloutLM(ScriptedLM):
+    """Answers by a function of the prompt and the rollout id, and notes what it and its copies were asked."""
 
     def __init__(self, answer: Callable[[Prompt, int], Any], model: str = "fake/rollouts", **kwargs: Any) -> None:
-        self.writer = RolloutWriter(answer)
-        super().__init__(model, self.writer, **kwargs)
+        self.asked: list[Asked] = []
 
-    @property
-    def asked(self) -> list[Asked]:
-        return self.writer.asked
+        def answered(prompt: Prompt) -> Any:
+            text = "\n".join(turn.content for turn in prompt.turns)
+            here = ASKED.get()._replace(prompt=text)
+            self.asked.append(here)
+            return answer(prompt, here.rollout or 0)
+
+        super().__init__(answered, model=model, **kwargs)
+
+    def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        token = ASKED.set(self.asking(kwargs))
+        try:
+            return super().__call__(prompt, messages=messages, **kwargs)
+        finally:
+            ASKED.reset(token)
+
+    async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+        token = ASKED.set(self.asking(kwargs))
+        try:
+            return await super().acall(prompt, messages=messages, **kwargs)
+        finally:
+            ASKED.reset(token)
+
+    def asking(self, kwargs: dict[str, Any]) -> Asked:
+        settings = {**self.kwargs, **kwargs}
+        return Asked("", settings.get("rollout_id"), settings.get("temperature") or 0.0)
 
     @property
     def rollouts(self) -> list[int | None]:
-        return [one.rollout for one in self.writer.asked]
+        return [one.rollout for one in self.asked]
 
 
 def digest(*parts: object) -> int:
@@ -85,9 +91,13 @@ class Step(dspy.Module):
 
 
 def rollout_here() -> int:
-    """The rollout id that an LM would get here."""
-    number: int = getattr(dspy.settings.adapter, _ROLLOUT).number
-    return number
+    """The rollout id that an LM gets here."""
+    with dspy.context(lm=TELLING, trace=[]):
+        return int(WHICH(q="?").rollout)
+
+
+WHICH = dspy.Predict("q -> rollout")
+TELLING = RolloutLM(lambda prompt, rollout: {"rollout": str(rollout)})
 
 
 class Extend(dspy.Module):

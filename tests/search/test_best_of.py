@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dspyer.search import best_of
-from dspyer.testing.prompt import Prompt
+from dspyer.testing import Prompt
 from tests.search.kit import RolloutLM, digest, run
 
 

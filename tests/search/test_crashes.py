@@ -15,7 +15,7 @@ import pytest
 
 from dspyer import CompiledGraph, Run
 from dspyer.search import mcts
-from dspyer.testing.prompt import Prompt
+from dspyer.testing import Prompt
 from tests.persistence.failing import FailingSQLite, kill
 from tests.persistence.processes import end_of, fork
 from tests.search.kit import MODES, RolloutLM, digest
@@ -77,6 +77,7 @@ def go(program: CompiledGraph, name: str, mode: str, resume: bool = False) -> Ru
     return asyncio.run(thread.aresume() if resume else thread.arun({"line": "a"}))
 
 
+@pytest.mark.slow("a process is killed after each write of a search, and the search resumed from the file")
 @pytest.mark.parametrize("mode", MODES)
 def test_kill_9_at_any_write(mode: str, tmp_path: Path) -> None:
     """Both modes together die after each write: one before those with an odd number, the other after them."""
@@ -115,6 +116,7 @@ def test_kill_9_at_any_write(mode: str, tmp_path: Path) -> None:
     assert at > 10
 
 
+@pytest.mark.slow("a process is killed in each LM call of a search, and the search resumed from the file")
 def test_kill_9_in_any_lm_call(tmp_path: Path) -> None:
     store = FailingSQLite(tmp_path / "runs.db")
     searching, other = program(store), program(store)

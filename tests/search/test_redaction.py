@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import dspy
@@ -11,11 +12,17 @@ from dspyer import END, START, Graph
 from dspyer.events import Token
 from dspyer.search import beam, best_of
 from tests.search.kit import RolloutLM, Step
+from tests.testing.rows import rows
 
 
 @pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("redact", ["n", lambda path, value: "***" if path == ("n",) else value])
-@pytest.mark.parametrize("change", [lambda n: f"{n}-secret", lambda n: {"key": None, "text": f"{n}-secret"}])
+@rows(
+    ("change", "redact"),
+    itertools.product(
+        [lambda n: f"{n}-secret", lambda n: {"key": None, "text": f"{n}-secret"}],
+        ["n", lambda path, value: "***" if path == ("n",) else value],
+    ),
+)
 def test_the_trials_of_a_search_hide_what_its_fields_hide(change: Any, redact: Any, nested: bool) -> None:
     graph = best_of(Step(change), 2, lambda n: 1.0, writes=["n"])
     if nested:

@@ -18,8 +18,7 @@ from dspyer import END, START, Budget, Context, Graph, Retry
 from dspyer.dspy_module.lm_requests import STRIDE
 from dspyer.errors import BudgetError, NodeOutputError, SearchError, StoreError
 from dspyer.search import beam, best_of, tree
-from dspyer.testing import no_pauses
-from dspyer.testing.prompt import Prompt
+from dspyer.testing import Prompt, no_pauses
 from tests.search.kit import MODES, RolloutLM, Step, digest, rollout_here, run
 
 QA = "question -> answer"
