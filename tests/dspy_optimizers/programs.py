@@ -94,15 +94,20 @@ def fork() -> Any:
 
 class LoopState(BaseModel):
     question: str
+    parts: list[str] = []
     notes: list[str] = []
     draft: str = ""
-    facts: str = ""
+    facts: list[str] = []
     label: str = ""
     rounds: Annotated[int, reducers.increment] = 0
 
 
-def judge(facts: str, label: str, notes: list[str]) -> dict[str, Any]:
-    return {"notes": [*notes, f"{label}: {facts}"], "rounds": 1}
+def split(question: str) -> dict[str, Any]:
+    return {"parts": question.split(", ")}
+
+
+def judge(facts: list[str], label: str, notes: list[str]) -> dict[str, Any]:
+    return {"notes": [*notes, f"{label}: {'; '.join(facts)}"], "rounds": 1}
 
 
 def enough(rounds: int) -> str:
@@ -117,35 +122,38 @@ class LoopByHand(dspy.Module):
     def __init__(self) -> None:
         super().__init__()
         self.write = dspy.Predict("question, notes: list[str] -> draft")
-        self.facts = dspy.Predict("question, draft -> facts")
+        self.facts = dspy.Predict("part -> fact")
         self.sort = dspy.Predict(f"question, draft -> {LABEL}")
-        self.pause_router = dspy.Predict("draft, facts -> verdict: Literal['again', 'done']")
+        self.pause_router = dspy.Predict("draft, label -> verdict: Literal['again', 'done']")
 
     def forward(self, question: str) -> dspy.Prediction:
+        parts = question.split(", ")
         notes: list[str] = []
         rounds = 0
         while True:
             draft = self.write(question=question, notes=notes).draft
-            facts = self.facts(question=question, draft=draft).facts
+            facts = [self.facts(part=part).fact for part in parts]
             label = self.sort(question=question, draft=draft).label
             rounds += 1
-            notes = [*notes, f"{label}: {facts}"]
-            if rounds >= 2 or self.pause_router(draft=draft, facts=facts).verdict == "done":
-                return dspy.Prediction(notes=notes, draft=draft, facts=facts, label=label, rounds=rounds)
+            notes = [*notes, f"{label}: {'; '.join(facts)}"]
+            if rounds >= 2 or self.pause_router(draft=draft, label=label).verdict == "done":
+                return dspy.Prediction(parts=parts, notes=notes, draft=draft, facts=facts, label=label, rounds=rounds)
 
 
 def loop() -> Any:
+    """A fork of a map and a node, their join, a loop, a router that is a function and one that is a predictor."""
     graph = Graph(LoopState, name="Loop")
+    graph.add_node("split", split, writes=["parts"])
     graph.add_node("write", dspy.Predict("question, notes: list[str] -> draft"))
-    graph.add_node("facts", dspy.Predict("question, draft -> facts"))
+    graph.add_map("facts", dspy.Predict("part -> fact"), over="parts", item="part", into="facts")
     graph.add_node("sort", dspy.Predict(f"question, draft -> {LABEL}"))
     graph.add_node("judge", judge, writes=["notes", "rounds"])
     graph.add_node("pause", pause, writes=[])
-    graph.add_edge(START, "write")
+    graph.add_path(START, "split", "write")
     graph.add_edge("write", ["facts", "sort"])
     graph.add_edge(["facts", "sort"], "judge")
     graph.add_conditional_edges("judge", enough, {"stop": END, "ask": "pause"})
-    verdict = dspy.Predict("draft, facts -> verdict: Literal['again', 'done']")
+    verdict = dspy.Predict("draft, label -> verdict: Literal['again', 'done']")
     graph.add_conditional_edges("pause", verdict, {"again": "write", "done": END})
     return graph.compile()
 

@@ -56,11 +56,11 @@ def random_search(program: Any, trainset: Examples, lm: NotingLM) -> Any:
     optimizer = dspy.BootstrapFewShotWithRandomSearch(
         metric=generous, num_candidate_programs=1, num_threads=1, max_bootstrapped_demos=5, max_labeled_demos=6
     )
-    return optimizer.compile(program, trainset=trainset)
+    return optimizer.compile(program, trainset=trainset[:6])
 
 
 def with_optuna(program: Any, trainset: Examples, lm: NotingLM) -> Any:
-    optimizer = BootstrapFewShotWithOptuna(metric=generous, num_candidate_programs=3, num_threads=1, **FEW)
+    optimizer = BootstrapFewShotWithOptuna(metric=generous, num_candidate_programs=2, num_threads=1, **FEW)
     seeded = functools.partial(optuna.create_study, sampler=optuna.samplers.TPESampler(seed=0))
     with mock.patch("optuna.create_study", seeded):  # DSPy gives no seed
         return optimizer.compile(program, max_demos=2, trainset=trainset)
@@ -83,7 +83,7 @@ def mipro(program: Any, trainset: Examples, lm: NotingLM, demos: int = 2, aware:
 
 def gepa(program: Any, trainset: Examples, lm: NotingLM, **options: Any) -> Any:
     settings = {
-        "max_metric_calls": 50,
+        "max_metric_calls": 36,
         "component_selector": "all",
         "reflection_minibatch_size": 3,
         "num_threads": 1,
@@ -101,13 +101,13 @@ def advising(
 
 
 def simba(program: Any, trainset: Examples, lm: NotingLM) -> Any:
-    optimizer = dspy.SIMBA(metric=exact, bsize=6, num_candidates=3, max_steps=2, max_demos=3, num_threads=1)
+    optimizer = dspy.SIMBA(metric=exact, bsize=3, num_candidates=2, max_steps=2, max_demos=3, num_threads=1)
     return optimizer.compile(program, trainset=trainset, seed=1)
 
 
 def copro(program: Any, trainset: Examples, lm: NotingLM) -> Any:
     options = {"num_threads": 1, "display_progress": False, "display_table": 0}
-    return dspy.COPRO(metric=exact, breadth=2, depth=2).compile(program, trainset=trainset[:4], eval_kwargs=options)
+    return dspy.COPRO(metric=exact, breadth=2, depth=2).compile(program, trainset=trainset[:2], eval_kwargs=options)
 
 
 def infer_rules(program: Any, trainset: Examples, lm: NotingLM) -> Any:
@@ -167,7 +167,7 @@ ROWS = [
     Row("MIPROv2_zero_shot", functools.partial(mipro, demos=0)),
     Row("MIPROv2_program_aware", functools.partial(mipro, aware=True)),
     Row("GEPA", gepa, "all"),
-    Row("GEPA_one_by_one", functools.partial(gepa, component_selector="round_robin", max_metric_calls=110)),
+    Row("GEPA_one_by_one", functools.partial(gepa, component_selector="round_robin", max_metric_calls=70)),
     Row("SIMBA", simba),
     Row("COPRO", copro),
     Row("InferRules", infer_rules, "all"),
@@ -176,3 +176,4 @@ ROWS = [
     Row("BetterTogether", better_together, "all", pins_lm=True),
     Row("GRPO", grpo, "none", pins_lm=True),
 ]
+ROW = {row.name: row for row in ROWS}

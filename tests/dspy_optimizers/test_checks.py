@@ -15,12 +15,11 @@ import dspy
 import pytest
 
 from dspyer import END, START, Graph, optimize
-from dspyer.testing.prompt import Prompt, write_answer
-from dspyer.testing.text_engine import Sampling
+from dspyer.testing import Prompt
 from tests.dspy_optimizers import table
-from tests.dspy_optimizers.lm import NotingLM, NotingWriter, Sent
+from tests.dspy_optimizers.lm import NotingLM, NotingWriter, Sent, written
 from tests.dspy_optimizers.programs import LABEL, TEXTS
-from tests.dspy_optimizers.table import ROWS, Row
+from tests.dspy_optimizers.table import ROW, Row
 
 REFUSED = "refused-text"
 PREVIOUS = re.compile(rf"previous.draft\W+{REFUSED}", re.IGNORECASE)
@@ -30,7 +29,7 @@ PREVIOUS = re.compile(rf"previous.draft\W+{REFUSED}", re.IGNORECASE)
 class DraftingWriter(NotingWriter):
     """Drafts what the check refuses, except in a correction; each second question is drafted well at once."""
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
+    def write(self, prompt: Prompt, sampling: Any, /) -> str:
         fields = [field.name for field in prompt.output_fields]
         if "draft" not in fields or "question" not in prompt.inputs:
             return super().write(prompt, sampling)
@@ -39,7 +38,7 @@ class DraftingWriter(NotingWriter):
         question = str(prompt.inputs["question"])
         bad = "problems" not in prompt.inputs and len(question) % 2 == 0
         answer = {"reasoning": "so", "draft": REFUSED if bad else f"on {question}"}
-        return write_answer(prompt, {name: answer[name] for name in fields})
+        return written(prompt, {name: answer[name] for name in fields})
 
 
 class DraftingLM(NotingLM):
@@ -83,18 +82,32 @@ def shown_as_good(lm: NotingLM, tuned: Any) -> Iterator[str]:
         yield from ("reinforcement" for one in item["group"] if REFUSED in json.dumps(one["completion"]))
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_refused_output_is_no_example(row: Row) -> None:
-    program = correcting()
-    tuned, lm = tune(row, optimize.accepted_only(program) if row.pins_lm else program)
-    with dspy.context(lm=lm):  # KNNFewShot chooses its demos now
-        assert tuned(question="Where is my refund now").draft != REFUSED
+KINDS = {
+    "demos": ["LabeledFewShot", "BootstrapFewShot", "KNNFewShot"],
+    "candidates": ["BootstrapFewShotWithRandomSearch", "InferRules"],
+    "MIPROv2": ["MIPROv2"],
+    "GEPA": ["GEPA"],
+    "SIMBA": ["SIMBA"],
+    "COPRO": ["COPRO"],
+    "weights": ["BootstrapFinetune", "BetterTogether", "GRPO"],
+}
+"""Variants of these optimizers and `BootstrapFewShotWithOptuna` learn from the same steps."""
 
-    assert any("previous_draft" in turn.content for sent in lm.sent for turn in sent.turns), "nothing was refused"
-    assert not list(shown_as_good(lm, tuned))
-    if not row.name.startswith("GEPA"):  # which reflects on it
-        texts = [turn.content for sent in lm.sent for turn in sent.turns]
-        assert not [text for text in texts if text.count(REFUSED) > len(PREVIOUS.findall(text))]
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_refused_output_is_no_example(kind: str) -> None:
+    for row in (ROW[name] for name in KINDS[kind]):
+        program = correcting()
+        tuned, lm = tune(row, optimize.accepted_only(program) if row.pins_lm else program)
+        with dspy.context(lm=lm):  # KNNFewShot chooses its demos now
+            assert tuned(question="Where is my refund now").draft != REFUSED, row.name
+
+        refused = any("previous_draft" in turn.content for sent in lm.sent for turn in sent.turns)
+        assert refused, f"{row.name}: nothing was refused"
+        assert not list(shown_as_good(lm, tuned)), row.name
+        if row.name != "GEPA":  # which reflects on it
+            texts = [turn.content for sent in lm.sent for turn in sent.turns]
+            assert not [text for text in texts if text.count(REFUSED) > len(PREVIOUS.findall(text))], row.name
 
 
 def finetune_with_teacher(teacher: Any, trainset: table.Examples, lm: NotingLM) -> Any:
@@ -103,25 +116,27 @@ def finetune_with_teacher(teacher: Any, trainset: table.Examples, lm: NotingLM) 
     return table.finetune(student, trainset, lm, teacher=teacher)
 
 
-MANY = [
-    Row("BootstrapFinetune", table.finetune, pins_lm=True),
-    Row("BootstrapFinetune_teacher", finetune_with_teacher, pins_lm=True),
-    Row("BetterTogether", functools.partial(table.better_together, strategy="w -> p"), pins_lm=True),
-    Row("GRPO", functools.partial(table.grpo, steps=12), pins_lm=True),
-]
+MANY = {
+    "finetuning": [
+        Row("BootstrapFinetune", table.finetune, pins_lm=True),
+        Row("BootstrapFinetune_teacher", finetune_with_teacher, pins_lm=True),
+        Row("BetterTogether", functools.partial(table.better_together, strategy="w -> p"), pins_lm=True),
+    ],
+    "reinforcement": [Row("GRPO", functools.partial(table.grpo, steps=8), pins_lm=True)],
+}
 
 
-@pytest.mark.parametrize("row", MANY, ids=lambda row: row.name)
-def test_without_accepted_only_these_would_train_on_it(row: Row) -> None:
-    tuned, lm = tune(row, correcting())
-    assert list(shown_as_good(lm, tuned))
-    tuned, lm = tune(row, optimize.accepted_only(correcting()))
-    assert not list(shown_as_good(lm, tuned))
+@pytest.mark.parametrize("kind", MANY)
+def test_without_accepted_only_these_would_train_on_it(kind: str) -> None:
+    for row in MANY[kind]:
+        tuned, lm = tune(row, correcting())
+        assert list(shown_as_good(lm, tuned)), row.name
+        tuned, lm = tune(row, optimize.accepted_only(correcting()))
+        assert not list(shown_as_good(lm, tuned)), row.name
 
 
 def test_the_fix_gets_demos_of_its_own() -> None:
-    (row,) = [row for row in ROWS if row.name == "BootstrapFewShot"]
-    tuned, _ = tune(row, correcting())
+    tuned, _ = tune(ROW["BootstrapFewShot"], correcting())
     demos = [demo for demo in tuned.draft_fix.demos if demo.get("augmented")]
     assert demos
     assert {demo["previous_draft"] for demo in demos} == {REFUSED}

@@ -10,11 +10,10 @@ import pytest
 
 from dspyer import END, START, Graph
 from dspyer.search import best_of
-from dspyer.testing.prompt import Prompt, write_answer
-from dspyer.testing.text_engine import Sampling
-from tests.dspy_optimizers.lm import NotingLM, NotingWriter, Sent
+from dspyer.testing import Prompt
+from tests.dspy_optimizers.lm import NotingLM, NotingWriter, Sent, written
 from tests.dspy_optimizers.programs import LABEL
-from tests.dspy_optimizers.table import ROWS, Row
+from tests.dspy_optimizers.table import ROW, Row
 from tests.dspy_optimizers.test_checks import REFUSED as LOST
 from tests.dspy_optimizers.test_checks import TRAIN, shown_as_good
 
@@ -22,16 +21,16 @@ from tests.dspy_optimizers.test_checks import TRAIN, shown_as_good
 class TryingWriter(NotingWriter):
     """The first trial of each search gives a draft that loses, the second a good one. The judge knows them apart."""
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
+    def write(self, prompt: Prompt, sampling: Any, /) -> str:
         fields = [field.name for field in prompt.output_fields]
         if "quality" in fields and "draft" in prompt.inputs:
-            return write_answer(prompt, {"quality": 0.1 if prompt.inputs["draft"] == LOST else 0.9})
+            return written(prompt, {"quality": 0.1 if prompt.inputs["draft"] == LOST else 0.9})
         if "draft" not in fields or "question" not in prompt.inputs:
             return super().write(prompt, sampling)
         with self._lock:
             self.sent.append(Sent(prompt.turns, sampling.rollout))
         draft = LOST if sampling.rollout == 0 else f"on {prompt.inputs['question']}"
-        return write_answer(prompt, {name: {"reasoning": "so", "draft": draft}[name] for name in fields})
+        return written(prompt, {name: {"reasoning": "so", "draft": draft}[name] for name in fields})
 
 
 class TryingLM(NotingLM):
@@ -59,31 +58,39 @@ def tune(row: Row, program: Any) -> tuple[Any, TryingLM]:
         return row.tune(program, TRAIN, lm), lm
 
 
-VARIANTS = {"GEPA_one_by_one", "MIPROv2_program_aware", "MIPROv2_zero_shot"}  # of optimizers that are here anyway
+KINDS = {
+    "demos": ["BootstrapFewShot", "KNNFewShot", "InferRules"],
+    "MIPROv2": ["MIPROv2"],
+    "GEPA": ["GEPA"],
+    "SIMBA": ["SIMBA"],
+    "COPRO": ["COPRO"],
+    "weights": ["BootstrapFinetune", "BetterTogether", "GRPO"],
+}
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.name not in VARIANTS], ids=lambda row: row.name)
-def test_what_lost_is_no_example(row: Row) -> None:
-    program = searching()
-    tuned, lm = tune(row, program)
-    with dspy.context(lm=lm):  # KNNFewShot chooses its demos now
-        assert tuned(question="Where is my refund now").draft != LOST
-    assert any(sent.rollout == 0 for sent in lm.sent), "nothing lost"
-    assert not list(shown_as_good(lm, tuned))
-    names = [name for name, _ in program.named_predictors()]
-    assert names == ["draft.trial.predict", "label"]
-    if row.learns == "all":
-        assert all(predictor.demos or row.name == "GEPA" for _, predictor in tuned.named_predictors())
-    # The judge is not tuned. GRPO and Ensemble give a program of their own.
-    for _, part in tuned.named_sub_modules():
-        judge = getattr(part, "reward", None)
-        if judge is not None:
-            assert (judge.demos, judge.signature.instructions) == ([], program.draft.reward.signature.instructions)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_lost_is_no_example(kind: str) -> None:
+    for row in (ROW[name] for name in KINDS[kind]):
+        program = searching()
+        tuned, lm = tune(row, program)
+        with dspy.context(lm=lm):  # KNNFewShot chooses its demos now
+            assert tuned(question="Where is my refund now").draft != LOST, row.name
+        assert any(sent.rollout == 0 for sent in lm.sent), f"{row.name}: nothing lost"
+        assert not list(shown_as_good(lm, tuned)), row.name
+        names = [name for name, _ in program.named_predictors()]
+        assert names == ["draft.trial.predict", "label"]
+        if row.learns == "all":
+            assert all(predictor.demos or row.name == "GEPA" for _, predictor in tuned.named_predictors()), row.name
+        # The judge is not tuned. GRPO gives a program of its own.
+        for _, part in tuned.named_sub_modules():
+            judge = getattr(part, "reward", None)
+            if judge is not None:
+                before = program.draft.reward.signature.instructions
+                assert (judge.demos, judge.signature.instructions) == ([], before), row.name
 
 
 def test_the_demos_of_a_trial_are_those_of_the_winner() -> None:
-    [row] = [row for row in ROWS if row.name == "BootstrapFewShot"]
-    tuned, _ = tune(row, searching())
+    tuned, _ = tune(ROW["BootstrapFewShot"], searching())
     demos = [demo for demo in tuned.draft.trial.predict.demos if demo.get("augmented")]
     assert demos
     assert all(demo["draft"] == f"on {demo['question']}" for demo in demos)
