@@ -127,8 +127,11 @@ def test_unparseable_branch_is_a_failed_prediction() -> None:
     assert isinstance(steps[1][2], FailedPrediction)
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
-@pytest.mark.parametrize("run", [*WAYS, in_parallel], ids=lambda run: run.__name__)
+USAGE = [(pair, run) for run in (in_sync, in_async) for pair in PAIRS]
+USAGE += [(pair, run) for run in (asyncified, in_parallel) for pair in PAIRS[1:3]]  # a fork, and a loop with a map
+
+
+@pytest.mark.parametrize(("pair", "run"), USAGE, ids=lambda value: getattr(value, "name", None) or value.__name__)
 def test_usage_is_complete(pair: Pair, run: Run) -> None:
     """Rule 24: every call of every branch counts, once, and for the program that was called."""
     counted = []

@@ -16,12 +16,13 @@ from gepa.proposer.reflective_mutation import reflective_mutation
 from gepa.strategies import component_selector
 
 from dspyer import optimize
-from dspyer.optimize import gepa as ours
 from tests.optimize.skills import SkillLM, chain, examples, stepwise
 
 
-def test_compile_imports_gepa_optimize_when_it_is_called_and_passes_its_adapter_by_name() -> None:
-    """`dspyer.optimize.gepa._compile` gives it another function under that name."""
+def test_compile_imports_gepa_optimize_when_it_is_called_and_passes_its_adapter_by_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`optimize.GEPA` gives it another function under that name."""
     given: dict[str, Any] = {}
 
     class StopHereError(Exception):
@@ -31,9 +32,10 @@ def test_compile_imports_gepa_optimize_when_it_is_called_and_passes_its_adapter_
         given.update(arguments)
         raise StopHereError
 
+    monkeypatch.setattr("gepa.optimize", noted)
     plain = dspy.GEPA(stepwise, reflection_lm=SkillLM(), max_metric_calls=1)
     with pytest.raises(StopHereError):
-        ours._compile(noted)(plain, chain(), trainset=examples(2), valset=examples(2))
+        plain.compile(chain(), trainset=examples(2), valset=examples(2))
 
     assert isinstance(given["adapter"], gepa_utils.DspyAdapter)
     assert {"seed_candidate", "trainset", "valset", "module_selector", "max_metric_calls"} <= set(given)

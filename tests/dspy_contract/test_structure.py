@@ -32,18 +32,18 @@ SET_BY_DSPY = [
 pairs = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
 
 
-@pairs
-def test_predictors_are_attributes_named_like_the_nodes(pair: Pair) -> None:
+def test_predictors_are_attributes_named_like_the_nodes() -> None:
     """Rule 1: the names and their order are those of the plain module."""
-    program = pair.graph()
+    for pair in PAIRS:
+        program = pair.graph()
 
-    assert [name for name, _ in program.named_predictors()] == list(pair.predictors)
-    assert [name for name, _ in program.named_predictors()] == [name for name, _ in pair.by_hand().named_predictors()]
-    for name, predictor in program.named_predictors():
-        value: Any = program
-        for part in name.split("."):
-            value = vars(value)[part]
-        assert value is predictor
+        names = [name for name, _ in program.named_predictors()]
+        assert names == list(pair.predictors) == [name for name, _ in pair.by_hand().named_predictors()]
+        for name, predictor in program.named_predictors():
+            value: Any = program
+            for part in name.split("."):
+                value = vars(value)[part]
+            assert value is predictor, f"{pair.name}: {name}"
 
 
 @pairs
@@ -56,34 +56,37 @@ def test_names_and_order_are_the_same_in_every_copy(pair: Pair) -> None:
     program.map_named_predictors(lambda predictor: predictor)  # evaluates the names
 
 
-@pytest.mark.parametrize("name", ["it's", 'a"b', "a b", "a.b", "", "1st", "a\\b"])
-def test_names_that_cannot_be_attributes_are_refused(name: str) -> None:
+def refused(name: str) -> bool:
+    """Whether no node may have a name, with an error that says it."""
+    try:
+        Graph().add_node(name, dspy.Predict("question -> answer")).add_path(START, name, END).compile()
+    except (GraphError, ValueError) as error:
+        return name in str(error) or repr(name) in str(error)
+    return False
+
+
+def test_names_that_cannot_be_attributes_are_refused() -> None:
     """Rule 2: DSPy evaluates the names."""
-    with pytest.raises((GraphError, ValueError)):
-        Graph().add_node(name, dspy.Predict("question -> answer")).add_path(START, name, END).compile()
+    assert not [name for name in ("it's", 'a"b', "a b", "a.b", "", "1st", "a\\b") if not refused(name)]
 
 
-@pytest.mark.parametrize("name", SET_BY_DSPY)
-def test_attributes_that_optimizers_set_are_free(name: str) -> None:
+def test_attributes_that_optimizers_set_are_free() -> None:
     """Rule 3: the topology is frozen, not the module; no node may take the name."""
-    program = PAIRS[0].graph()
-    value = [] if name in {"callbacks", "history"} else {"mark": 1}
-    setattr(program, name, value)
+    for name in SET_BY_DSPY:
+        program = PAIRS[0].graph()
+        value = [] if name in {"callbacks", "history"} else {"mark": 1}
+        setattr(program, name, value)
+        assert getattr(program, name) is value or name == "forward", name
+    assert not [name for name in SET_BY_DSPY if not refused(name)]
 
-    assert getattr(program, name) is value or name == "forward"
-    with pytest.raises((GraphError, ValueError), match=name):
-        Graph().add_node(name, dspy.Predict("question -> answer")).add_path(START, name, END).compile()
 
-
-@pairs
-def test_program_is_no_container_and_has_no_iterators(pair: Pair) -> None:
+def test_program_is_no_container_and_has_no_iterators() -> None:
     """Rule 4: MIPROv2's source reader iterates over every attribute, and takes a module with items for a list."""
-    program = pair.graph()
-
-    for name in ("__iter__", "__getitem__", "__len__", "__contains__"):
-        assert not hasattr(type(program), name)
-    assert "__eq__" not in {name for kind in type(program).__mro__[:-1] for name in vars(kind)}
-    assert not [name for name, value in vars(program).items() if isinstance(value, Iterator)]
+    for program in (pair.graph() for pair in PAIRS):
+        for name in ("__iter__", "__getitem__", "__len__", "__contains__"):
+            assert not hasattr(type(program), name), name
+        assert "__eq__" not in {name for kind in type(program).__mro__[:-1] for name in vars(kind)}
+        assert not [name for name, value in vars(program).items() if isinstance(value, Iterator)]
 
 
 def test_program_is_a_module_and_no_predictor() -> None:

@@ -91,6 +91,8 @@ def written(prompt: Prompt, values: Mapping[str, Any]) -> str:
     if prompt.form == "json":
         return json.dumps(values)
     texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+    if prompt.form == "xml":
+        return "\n\n".join(f"<{name}>\n{text}\n</{name}>" for name, text in texts.items())
     return "\n\n".join([*(f"[[ ## {name} ## ]]\n{text}" for name, text in texts.items()), "[[ ## completed ## ]]"])
 
 

@@ -101,7 +101,7 @@ def advising(
 
 
 def simba(program: Any, trainset: Examples, lm: NotingLM) -> Any:
-    optimizer = dspy.SIMBA(metric=exact, bsize=3, num_candidates=2, max_steps=2, max_demos=3, num_threads=1)
+    optimizer = dspy.SIMBA(metric=exact, bsize=4, num_candidates=2, max_steps=2, max_demos=3, num_threads=1)
     return optimizer.compile(program, trainset=trainset, seed=1)
 
 

@@ -23,7 +23,7 @@ from tests.dspy_optimizers.table import ROW, ROWS, Row
 
 EVERYWHERE = {"BootstrapFewShot", "GEPA"}  # the others on the loop, which has a fork, a join, a map and two routers
 LOOP = next(pair for pair in PAIRS if pair.name == "loop")
-DEAR = {"COPRO", "SIMBA", "GEPA"}
+DEAR = {"COPRO", "SIMBA", "GEPA", "BootstrapFewShotWithRandomSearch"}
 CASES = [
     *(
         pytest.param(
