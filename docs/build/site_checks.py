@@ -56,7 +56,9 @@ def open_ends(site: Path, site_url: str) -> Iterator[str]:
             yield f"{name} loads something from another host"
         for address in sorted(addresses(page)):
             path = unquote(urlsplit(address).path)
-            if site_url and address.startswith(site_url) or path.startswith(sub_path) and not urlsplit(address).scheme:
+            if (site_url and address.startswith(site_url)) or (
+                path.startswith(sub_path) and not urlsplit(address).scheme
+            ):
                 target = site / path.removeprefix(sub_path)
             elif urlsplit(address).scheme or address.startswith("//"):
                 continue

@@ -219,7 +219,7 @@ class Model:
         return [value for number, _, _, value, _ in here if number not in replaced]
 
 
-@settings(max_examples=6 * settings.default.max_examples)
+@settings(max_examples=6 * settings().max_examples)
 @given(
     st.lists(st.tuples(st.sampled_from(["post x", "post y", "read", "fail", "commit"]), st.integers(0, 3)), max_size=25)
 )

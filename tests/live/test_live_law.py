@@ -273,7 +273,7 @@ def played(case: Case, limit: int, tasks: bool) -> Run:
 
 
 @pytest.mark.slow("a law: runs 50 random graphs with loops to their end, through failures and questions")
-@settings(max_examples=2 * settings.default.max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(stages=stages(), **SETTINGS)
 def test_each_post_is_read_once_by_every_permitted_reader(
     stages: Any, back: int, rounds: int, limit: int, tasks: bool, pauses: tuple[int, ...]
@@ -283,7 +283,7 @@ def test_each_post_is_read_once_by_every_permitted_reader(
 
 
 @pytest.mark.slow("a law: the same with readers that wait for each other")
-@settings(max_examples=2 * settings.default.max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(stages=stages(rings=True), **SETTINGS)
 def test_rings_of_readers_end(
     stages: Any, back: int, rounds: int, limit: int, tasks: bool, pauses: tuple[int, ...]

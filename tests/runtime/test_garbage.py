@@ -309,7 +309,7 @@ async def quietly(use: Use, program: CompiledGraph) -> None:
 def sampled(how: str) -> list[str]:
     """The kinds of graph for one use: together the uses have each kind three times, or all in the deep profile."""
     uses, nth = list(USES), list(USES).index(how)
-    part = len(uses) if settings.default.max_examples > 100 else 3
+    part = len(uses) if settings().max_examples > 100 else 3
     return [what for place, what in enumerate(GRAPHS) if (nth - 3 * place) % len(uses) < part]
 
 

@@ -70,12 +70,10 @@ def run(graph: Graph, mode: str, stored: bool, path: Path, **options: Any) -> Ru
     found = t.run({}) if mode == "sync" else asyncio.run(t.arun({}))
     if found.status == "completed":
         assert program.thread("t").replay() == found.state  # each inner commit is stored once, and folds
-        assert stored_commits(path) == len({(one.scope, one.commit.id) for one in found.events if is_commit(one)})
+        assert stored_commits(path) == len(
+            {(one.scope, one.commit.id) for one in found.events if isinstance(one, Committed)}
+        )
     return found
-
-
-def is_commit(event: Any) -> bool:
-    return isinstance(event, Committed)
 
 
 def stored_commits(path: Path) -> int:

@@ -151,7 +151,7 @@ def unlike_its_parts(log: Sequence[LogEntry]) -> list[str]:
 
 
 @pytest.mark.slow("random graphs with branches that write under few keys")
-@settings(max_examples=2 * settings.default.max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(layers(), POLICIES, st.integers(0, 2**32), st.booleans())
 def test_a_write_is_kept_overwritten_or_in_a_conflict(
     edges: dict[str, str], policy: Any, seed: int, marks: bool

@@ -297,7 +297,7 @@ class Turns:
 
 
 @pytest.mark.slow("a law: 50 schedules of two or three deliveries, step by step in threads")
-@settings(max_examples=2 * settings.default.max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(
     case=st.sampled_from(sorted(CASES)), choices=st.lists(st.integers(0, 2), max_size=120), deliveries=st.integers(2, 3)
 )

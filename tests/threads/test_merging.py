@@ -208,7 +208,7 @@ steps = st.lists(
 
 
 @pytest.mark.slow("a law: 50 sequences of up to 12 runs and merges of three threads, and all that was read of them")
-@settings(max_examples=2 * settings.default.max_examples)
+@settings(max_examples=2 * settings().max_examples)
 @given(steps)
 def test_any_sequence_of_merges_neither_loses_nor_doubles_a_change(done: list[Step]) -> None:
     """Each increment has a bit of its own set of threads that know it: a model of what every thread must hold."""

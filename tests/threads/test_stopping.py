@@ -389,7 +389,7 @@ async def aislice(events: Any, count: int) -> AsyncIterator[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=settings.default.max_examples // 5)
+@settings(max_examples=settings().max_examples // 5)
 @given(
     mode=st.sampled_from(["sync", "async"]),
     number=st.integers(0, 30),
