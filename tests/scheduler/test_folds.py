@@ -11,7 +11,8 @@ from typing_extensions import TypedDict
 
 from dspyer import END, START, Graph, Replace, Run, limit, reducers
 from dspyer.errors import NodeOutputError
-from dspyer.values.freezing import freeze, same
+from tests.plain_values import frozen as frozen_value
+from tests.plain_values import same
 from tests.rows import each, sampled
 
 
@@ -170,7 +171,7 @@ def test_a_valid_joined_value_is_the_one_that_the_field_returns(
     run = joined(field, left, right, merge)
     assert run.status == "completed"
     assert run.state[field] == value
-    assert same(run.state[field], freeze(value))
+    assert same(run.state[field], frozen_value(value))
     assert run.at(run.commits[-1].id) == run.state
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ConfigDict, PrivateAttr
 
-from dspyer.values.freezing import freeze, same
-from dspyer.values.frozen import thaw
+from tests.plain_values import frozen as frozen_value
+from tests.plain_values import plain, same
 from tests.rows import each
 
 
@@ -76,10 +76,10 @@ VALUES: dict[str, Callable[[], Any]] = {
 
 @each("name", VALUES)
 def test_copies_are_independent(name: str) -> None:
-    frozen = freeze(VALUES[name]())
+    frozen = frozen_value(VALUES[name]())
     for _ in range(3):  # what a first copy prepares is used by the later ones
-        copy = thaw(frozen)
-        assert same(freeze(copy), freeze(VALUES[name]()))
+        copy = plain(frozen)
+        assert same(frozen_value(copy), frozen_value(VALUES[name]()))
         assert type(copy) is type(VALUES[name]())
         spoil(copy)
 
@@ -87,9 +87,9 @@ def test_copies_are_independent(name: str) -> None:
 def test_a_copied_model_is_complete() -> None:
     given = Closed(parts=[Open(name="b", other=1)])
     given._notes.append("kept")
-    frozen = freeze(given)
+    frozen = frozen_value(given)
     for _ in range(2):
-        copy = thaw(frozen)
+        copy = plain(frozen)
         assert copy == given
         assert copy.model_fields_set == {"parts"}
         assert copy._notes == ["kept"]
@@ -127,6 +127,6 @@ def calls(function: Callable[[], Any]) -> int:
     ],
 )
 def test_a_second_copy_makes_few_calls_for_each_item(item: Callable[[int], Any], most: int) -> None:
-    frozen = freeze([item(n) for n in range(1000)])
-    thaw(frozen)
-    assert calls(lambda: thaw(frozen)) <= most * 1000 + 60  # and a few to read the list
+    frozen = frozen_value([item(n) for n in range(1000)])
+    plain(frozen)
+    assert calls(lambda: plain(frozen)) <= most * 1000 + 60  # and a few to read the list
