@@ -10,6 +10,7 @@ import pytest
 from dspyer import END, START, Graph, agents, live, migrate, optimize
 from dspyer.stores import Memory, open_store
 from dspyer.testing import ScriptedLM
+from tests.rows import each
 
 
 def size(text: str) -> int:
@@ -50,13 +51,13 @@ OF_THREAD: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("option", CASES)
+@each("option", CASES)
 def test_what_is_neither_true_nor_false_is_refused(option: str) -> None:
     with pytest.raises((TypeError, ValueError), match=f"{option}='no': give True or False"):
         CASES[option]()
 
 
-@pytest.mark.parametrize("option", OF_THREAD)
+@each("option", OF_THREAD)
 def test_a_thread_refuses_it_before_it_does_anything(option: str) -> None:
     store = Memory()
     with pytest.raises(TypeError, match=f"{option.split(maxsplit=1)[0]}='no': give True or False"):

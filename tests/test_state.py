@@ -294,7 +294,7 @@ def test_the_example_of_the_seed_page(capsys: pytest.CaptureFixture[str]) -> Non
     assert capsys.readouterr().out == "{'user_id': 123, 'tags': ['active', 'premium'], 'score': 95}\n"
 
 
-@pytest.mark.parametrize(
+@each(
     ("policy", "expected"),
     [
         (None, {"n": 2, "tags": ["b"], "d": {"x": 1, "y": 2, "z": 9}, "only a": 1, "only b": 2}),

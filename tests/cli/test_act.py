@@ -15,6 +15,7 @@ from tests.cli import orders
 from tests.cli.conftest import Command
 from tests.cli.orders import GRAPH
 from tests.persistence.processes import end_of, fork
+from tests.rows import each
 
 # --- exit codes
 
@@ -62,7 +63,7 @@ CODES: list[tuple[list[str], int, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "text"), CODES, ids=[" ".join(row[0])[:40] for row in CODES])
+@each(("arguments", "code", "text"), CODES, ids=[" ".join(row[0])[:40] for row in CODES])
 def test_exit_codes(stored: Command, arguments: list[str], code: int, text: str) -> None:
     done = stored(*arguments)
     assert (done.code, text in done.out + done.err) == (code, True), done

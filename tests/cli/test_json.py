@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dspyer.archive.archived_thread import CommitInfo, ExecutionInfo
 from dspyer.archive.run_info import RunInfo
 from dspyer.cli.app import COMMANDS

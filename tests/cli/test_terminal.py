@@ -19,6 +19,7 @@ from dspyer.cli import terminal
 from dspyer.cli.arguments import parse_time
 from dspyer.cli.terminal import Column, cut, value_text, visible, width_of, write_table
 from tests.cli.conftest import Command
+from tests.rows import each
 
 LOOKING = [
     ["runs"],
@@ -180,7 +181,7 @@ def _zone_of_the_machine() -> object:
     time.tzset()
 
 
-@pytest.mark.parametrize("text", ["", "tomorrow", "2x", "99999999999w", "2026-13-01", "-2h", "１h"])
+@each("text", ["", "tomorrow", "2x", "99999999999w", "2026-13-01", "-2h", "１h"])
 def test_what_is_no_time(text: str) -> None:
     with pytest.raises(typer.BadParameter, match="no time"):
         parse_time(text)

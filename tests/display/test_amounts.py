@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dspyer.display.amounts import cost_text, count_of, duration_text, elapsed_text
+from tests.rows import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("seconds", "text"),
     [
         (None, ""),
@@ -30,7 +29,7 @@ def test_a_time_of_an_axis_goes_on_after_a_minute() -> None:
     assert [elapsed_text(one) for one in (0, 2.0, 59.94, 59.96, 3599.7)] == ["0", "2 s", "59.9 s", "1:00", "1:00:00"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("cost", "text"),
     [
         (None, ""),

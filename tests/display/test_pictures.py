@@ -29,6 +29,7 @@ from dspyer.scheduler.loops import Edge
 from dspyer.scheduler.topology import Topology
 from dspyer.schema.schema import Schema
 from dspyer.search.trial import TrialNode
+from tests.rows import each
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = 'a <b> & "c" | `d` #e; \x00\x1b[31m ]] --> f'
@@ -90,7 +91,7 @@ def edges_of(root: ElementTree.Element) -> dict[str, bool]:
     return found
 
 
-@pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
+@each("text", GRAPHS.values(), ids=GRAPHS)
 def test_svg_has_every_node_and_edge_and_dashes_edges_that_go_back(text: str) -> None:
     made = picture(text)
     root = drawn(made)
@@ -100,7 +101,7 @@ def test_svg_has_every_node_and_edge_and_dashes_edges_that_go_back(text: str) ->
     assert edges_of(root) == {f"{e.source} to {e.target}": goes_back(e.source, e.target) for e in made.edges}
 
 
-@pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
+@each("text", GRAPHS.values(), ids=GRAPHS)
 def test_boxes_are_inside_the_picture_and_do_not_overlap(text: str) -> None:
     root = drawn(picture(text))
     width, height = float(root.get("width", "0")), float(root.get("height", "0"))
@@ -116,7 +117,7 @@ def test_boxes_are_inside_the_picture_and_do_not_overlap(text: str) -> None:
         assert apart_x or one.bottom < other.top or other.bottom < one.top
 
 
-@pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
+@each("text", GRAPHS.values(), ids=GRAPHS)
 def test_numbers_in_paths_are_finite_and_inside(text: str) -> None:
     root = drawn(picture(text))
     width, height = float(root.get("width", "0")), float(root.get("height", "0"))
@@ -137,7 +138,7 @@ def boxes_of(root: ElementTree.Element) -> list[NodeBox]:
     return boxes
 
 
-@pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
+@each("text", GRAPHS.values(), ids=GRAPHS)
 def test_edges_that_go_back_run_around_the_boxes(text: str) -> None:
     root = drawn(picture(text))
     for path in root.iter(f"{SVG}path"):
@@ -151,7 +152,7 @@ def test_edges_that_go_back_run_around_the_boxes(text: str) -> None:
                 assert beside or max(y0, y1) <= box.top + 1 or min(y0, y1) >= box.bottom - 1
 
 
-@pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
+@each("text", GRAPHS.values(), ids=GRAPHS)
 def test_labels_are_inside_the_picture_and_do_not_overlap(text: str) -> None:
     root = drawn(picture(text.replace(" back", " a much longer way back")))
     width = float(root.get("width", "0"))
@@ -268,7 +269,7 @@ def test_the_mermaid_text_of_a_graph() -> None:
     )
 
 
-@pytest.mark.parametrize("text", GRAPHS.values(), ids=GRAPHS)
+@each("text", GRAPHS.values(), ids=GRAPHS)
 def test_mermaid_dashes_edges_that_go_back(text: str) -> None:
     made = picture(text)
     lines = draw_mermaid(made).splitlines()
@@ -278,7 +279,7 @@ def test_mermaid_dashes_edges_that_go_back(text: str) -> None:
     assert sum("-->" in line for line in lines) == len(made.edges) - len(back)
 
 
-@pytest.mark.parametrize(
+@each(
     ("label", "shown"),
     [
         ('say "no"', "say #34;no#34;"),
@@ -371,7 +372,7 @@ def test_texts_are_escaped_shortened_and_measured() -> None:
     assert curve([(0, 0), (0, 10)], [True, True]) == "M0 0 V10"
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@each("name", GRAPHS)
 def test_a_drawing_is_plain_json_with_the_positions_of_the_svg(name: str) -> None:
     made = picture(GRAPHS[name], {"a": "module", "b": "interrupt"}, {("a", "b"): NASTY})
     drawing = draw_graph(made).to_dict()

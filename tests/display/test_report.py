@@ -16,6 +16,7 @@ from dspyer.display.run_picture import DRAWN, WRAP, draw_run
 from dspyer.display.run_rows import DisplayRow, leaves_of, writes
 from dspyer.display.svg import FONT_SIZE, SMALL, text_width
 from dspyer.reducers import Updates
+from tests.rows import each
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -242,7 +243,7 @@ def test_the_report_sums_up_tokens() -> None:
     assert ", 1,234 tokens\n" in run.report()
 
 
-@pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
+@each("make", RUNS.values(), ids=RUNS)
 def test_no_line_of_a_report_is_wider_than_100_columns(make: Any) -> None:
     lines = make().report().splitlines()
     assert max(map(len, lines)) <= 100
@@ -272,7 +273,7 @@ def test_a_run_has_a_report_and_a_picture() -> None:
     assert run.to_svg() == draw_run(run._rows(), "run completed")
 
 
-@pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
+@each("make", RUNS.values(), ids=RUNS)
 def test_the_picture_has_a_dot_for_each_row_and_a_line_to_each_parent(make: Any) -> None:
     run = make()
     rows = run._rows()
@@ -302,7 +303,7 @@ def looping(count: int, fork_at: int = -1) -> Run:
     return graph.add_edge(START, "turn").compile(max_steps=20_000).run({})
 
 
-@pytest.mark.parametrize(("count", "fork_at"), [(60, -1), (60, 9), (60, 13), (300, 100), (1200, 249), (1200, 1196)])
+@each(("count", "fork_at"), [(60, -1), (60, 9), (60, 13), (300, 100), (1200, 249), (1200, 1196)])
 def test_a_long_run_is_drawn_in_bands_that_no_fork_crosses(count: int, fork_at: int) -> None:
     run = looping(count, fork_at)
     rows = run._rows()
@@ -480,7 +481,7 @@ def test_a_failure_that_an_error_edge_wrote_is_shown_as_its_line() -> None:
 FAILED = Failure.of(ValueError("bad"), node="trial", branch=(), execution="trunk:2[1]", attempt=1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("update", "text"),
     [
         (

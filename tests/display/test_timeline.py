@@ -6,13 +6,12 @@ import json
 from typing import Any
 from xml.etree import ElementTree
 
-import pytest
-
 from dspyer import END, START, Failure, Graph
 from dspyer.display.run_rows import DisplayRow, ErrorText
 from dspyer.display.timeline import PLOT, Timeline, _Axis
 from dspyer.events import BranchPath, Commit
 from tests.display.test_report import RUNS
+from tests.rows import each
 
 SVG = "{http://www.w3.org/2000/svg}"
 BEGAN = 1_700_000_000.0
@@ -77,7 +76,7 @@ def test_what_failed_lasts_from_what_came_before_it_to_the_end_of_the_run() -> N
     assert "waited 3.0 s for slow" in str(timeline)
 
 
-@pytest.mark.parametrize("make", RUNS.values(), ids=RUNS)
+@each("make", RUNS.values(), ids=RUNS)
 def test_every_execution_is_a_bar_inside_of_the_picture(make: Any) -> None:
     run = make()
     timeline = run.timeline()

@@ -15,6 +15,7 @@ from dspyer import END, START, Graph
 from tests.dspy_contract.gates import Gate, Turns
 from tests.dspy_optimizers.lm import NotingLM
 from tests.dspy_optimizers.programs import PAIRS, Pair
+from tests.rows import each
 
 NAMES = ("one", "two", "three")
 ORDERS = list(itertools.permutations(NAMES))
@@ -52,7 +53,7 @@ def gated(*failing: str) -> Any:
 
 
 @ways
-@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+@each("order", ORDERS, ids="-".join)
 def test_trace_is_in_declared_order_whoever_finishes_first(order: tuple[str, ...], run: Run, lm: NotingLM) -> None:
     """Rule 19: the caller's list itself is extended, in the order of the declarations."""
     program = gated()
@@ -84,7 +85,7 @@ def test_the_trace_of_a_failed_run_has_the_finished_calls(run: Run, lm: NotingLM
 
 
 @ways
-@pytest.mark.parametrize(("limit", "kept"), [(2, ("two", "three")), (0, ()), (100, NAMES)])
+@each(("limit", "kept"), [(2, ("two", "three")), (0, ()), (100, NAMES)])
 def test_trace_keeps_to_its_limit(limit: int, kept: tuple[str, ...], run: Run, lm: NotingLM) -> None:
     """Rule 19: `max_trace_size` drops the oldest steps of the whole run."""
     program = gated()
@@ -131,7 +132,7 @@ USAGE = [(pair, run) for run in (in_sync, in_async) for pair in PAIRS]
 USAGE += [(pair, run) for run in (asyncified, in_parallel) for pair in PAIRS[1:3]]  # a fork, and a loop with a map
 
 
-@pytest.mark.parametrize(("pair", "run"), USAGE, ids=lambda value: getattr(value, "name", None) or value.__name__)
+@each(("pair", "run"), USAGE, ids=lambda value: getattr(value, "name", None) or value.__name__)
 def test_usage_is_complete(pair: Pair, run: Run) -> None:
     """Rule 24: every call of every branch counts, once, and for the program that was called."""
     counted = []

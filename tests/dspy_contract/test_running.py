@@ -24,6 +24,7 @@ from dspyer.errors import InputError
 from dspyer.stores import Memory
 from tests.dspy_optimizers.lm import NotingLM
 from tests.dspy_optimizers.programs import LABEL, PAIRS, Pair, generous
+from tests.rows import each
 
 ROOT = Path(__file__).parents[2]
 CHAIN, FORK, LOOP = PAIRS[:3]
@@ -152,7 +153,7 @@ OPERATIONS: dict[str, Callable[[CompiledGraph], object]] = {
 }
 
 
-@pytest.mark.parametrize("operate", OPERATIONS.values(), ids=OPERATIONS)
+@each("operate", OPERATIONS.values(), ids=OPERATIONS)
 def test_no_operation_reads_the_histories(operate: Any, lm: NotingLM) -> None:
     """DSPy keeps up to 10,000 entries in each module and LM: what reads them costs more with every call before it."""
     program = _asking("Outer", _asking("Inner", Asking()).compile()).compile(store=Memory())

@@ -13,6 +13,7 @@ from dspy.streaming import StatusMessage, StatusMessageProvider, StreamListener,
 from dspyer import END, START, Graph, events
 from tests.dspy_optimizers.lm import NotingLM
 from tests.dspy_optimizers.programs import PAIRS, Pair
+from tests.rows import each
 
 modes = pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 
@@ -51,7 +52,7 @@ def test_tokens_of_parallel_branches_stream(is_async: bool, lm: NotingLM) -> Non
 
 
 @modes
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.field == "question"], ids=lambda pair: pair.name)
+@each("pair", [pair for pair in PAIRS if pair.field == "question"], ids=lambda pair: pair.name)
 def test_streamed_program_gives_the_same_prediction(pair: Pair, is_async: bool, lm: NotingLM) -> None:
     program = pair.graph()
     found = streamed(program, ["label"], is_async)

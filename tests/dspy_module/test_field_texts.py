@@ -13,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dspyer.dspy_module.field_texts import SubmitText, reader_for, text_of_value
+from tests.rows import each
 
 TWO = dspy.Signature("question -> one, two")
 PIECES = [
@@ -120,9 +121,7 @@ def test_a_line_that_may_become_a_header_is_held_back(line: str) -> None:
     assert "".join(shown) == f"yes\n{line} none"
 
 
-@pytest.mark.parametrize(
-    "response", ["", "no JSON", '{"one": tru', '{"one": "a" "two"}', "<one>a", "<one>a</two>", '{"one": "a\nb"}']
-)
+@each("response", ["", "no JSON", '{"one": tru', '{"one": "a" "two"}', "<one>a", "<one>a</two>", '{"one": "a\nb"}'])
 @forms
 def test_a_malformed_response_raises_nothing(form: str, response: str) -> None:
     read(FORMS[form][0], response, [1] * len(response))

@@ -7,11 +7,11 @@ import pickle
 from typing import Any, Literal
 
 import dspy
-import pytest
 from dspy.signatures.signature import SignatureMeta
 from pydantic import BaseModel, field_validator
 
 from dspyer.dspy_module.signatures import FieldExtra, own_signatures
+from tests.rows import each
 
 
 class Triage(dspy.Signature):
@@ -140,7 +140,7 @@ def test_copy_of_a_replaced_signature_hashes_like_it() -> None:
     assert program.first.signature.equals(replaced)
 
 
-@pytest.mark.parametrize(
+@each(
     ("left", "right", "equal"),
     [
         ({"desc": "x"}, {"desc": "x"}, True),

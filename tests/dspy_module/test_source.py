@@ -24,6 +24,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Graph
 from dspyer.dspy_module import source
 from dspyer.dspy_module.source import EdgeText, FunctionText, MapText, graph_text, parsed, reduce_program, source_class
+from tests.rows import each
 
 
 class Numbered(BaseModel):
@@ -149,7 +150,7 @@ class Sig(dspy.Signature):
     b: list[int] = dspy.OutputField()
 
 
-@pytest.mark.parametrize(
+@each(
     ("node", "line"),
     [
         (named, 'graph.add_node("x", named)'),

@@ -15,6 +15,7 @@ from dspyer import END, START, CompiledGraph, Graph, Run
 from dspyer.errors import ExecutorLost
 from tests.executors.pools import BytesExecutor
 from tests.executors.programs import WordLM
+from tests.rows import each
 
 
 class NoTextError(Exception):
@@ -114,7 +115,7 @@ def fail(kind: str) -> dict[str, str]:
     raise error
 
 
-@pytest.mark.parametrize("kind", ERRORS)
+@each("kind", ERRORS)
 def test_exceptions(kind: str, pool: BytesExecutor) -> None:
     here = Graph().add_node("fail", fail, writes=["a"]).add_path(START, "fail", END).compile()
     _, expected, text = ERRORS[kind]

@@ -40,6 +40,7 @@ from tests.executors.programs import (
 )
 from tests.http_faults import Status
 from tests.openai_server import OpenAIServer
+from tests.rows import each
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 Wrap = Callable[[CompiledGraph], Graph]
@@ -329,7 +330,7 @@ def test_the_cost_is_that_of_the_outer_budgets_prices(pool: BytesExecutor) -> No
 
 
 @MODES
-@pytest.mark.parametrize("most", [3, 4, 8, 9])
+@each("most", [3, 4, 8, 9])
 def test_node_calls_in_the_worker_count_towards_max_calls(most: int, mode: str, pool: BytesExecutor) -> None:
     """The loop makes two calls of a node; the map of two items makes four."""
 

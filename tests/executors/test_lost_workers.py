@@ -25,6 +25,7 @@ from tests.executors.test_equal_optimizers import CHAIN, tuned_by
 from tests.optimize.conftest import quiet  # noqa: F401 - a fixture
 from tests.optimize.skills import RULES, examples
 from tests.optimize.skills import chain as skills
+from tests.rows import each
 
 BY_FIELD = optimize.by_field({field: optimize.equals(field) for field in RULES}, goal="c")
 
@@ -151,7 +152,7 @@ RUNNING = [row for row in ROWS if row.name not in ("LabeledFewShot", "KNNFewShot
 
 
 @pytest.mark.usefixtures("quiet")
-@pytest.mark.parametrize("row", RUNNING, ids=[row.name for row in RUNNING])
+@each("row", RUNNING, ids=[row.name for row in RUNNING])
 def test_no_optimizer_of_dspy_goes_on_without_its_workers(row: Any) -> None:
     lm, pair = SharedNotingLM(), PAIRS[0]
     with BreakingExecutor(1) as pool, dspy.context(lm=lm, max_errors=1000):

@@ -216,7 +216,7 @@ def asks_for_note() -> Graph:
     return graph.add_path(START, "say", END)
 
 
-@pytest.mark.parametrize(
+@each(
     ("build", "text"),
     [
         (
@@ -282,7 +282,7 @@ STARTS: dict[str, Callable[[CompiledGraph, Any], object]] = {
 }
 
 
-@pytest.mark.parametrize("start", STARTS)
+@each("start", STARTS)
 @each(
     ("inputs", "given"),
     [("x", "a str"), (None, "a NoneType"), (["q"], "a list"), ([("q", 1)], "a list"), ({1: 2}, "a dict whose keys")],

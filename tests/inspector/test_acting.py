@@ -14,6 +14,7 @@ import dspyer.inspector
 from dspyer import END, START, CompiledGraph, Graph, Thread, reducers
 from dspyer.stores import Memory
 from tests.inspector.asking import TOKEN, get, post, request
+from tests.rows import each
 
 PATIENCE = 20.0
 
@@ -213,7 +214,7 @@ PATCHES: list[tuple[dict[str, Any], set[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("patch", "fields"), PATCHES)
+@each(("patch", "fields"), PATCHES)
 def test_a_patch_is_checked_field_by_field(patch: dict[str, Any], fields: set[str], setting: Setting) -> None:
     setting.asked().resume({"pay": True})
     refused = post(setting.app, "copy", thread="t", to="try", at=1, patch=patch)

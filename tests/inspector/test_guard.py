@@ -12,6 +12,7 @@ from dspyer.inspector.guard import HEADERS
 from dspyer.inspector.json_answers import LARGEST_BODY
 from dspyer.stores import Memory
 from tests.inspector.asking import ADDRESS, TOKEN, request
+from tests.rows import each
 
 AUTH = {"X-Dspyer-Token": TOKEN}
 JSON = {**AUTH, "Content-Type": "application/json"}
@@ -150,7 +151,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name.replace(" ", "-"))
+@each("row", ROWS, ids=lambda row: row.name.replace(" ", "-"))
 def test_a_request(row: Row, apps: dict[str, Any]) -> None:
     response = request(
         apps[row.app],

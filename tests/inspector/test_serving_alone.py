@@ -17,6 +17,7 @@ import pytest
 import dspyer.inspector
 from dspyer.inspector import serving
 from dspyer.stores import Memory
+from tests.rows import each
 
 PATIENCE = 20.0
 
@@ -129,7 +130,7 @@ def test_a_port_that_is_taken_is_an_error(monkeypatch: pytest.MonkeyPatch) -> No
     assert server.said == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("host", "loopback", "name"),
     [
         ("127.0.0.1", True, "127.0.0.1"),

@@ -15,6 +15,7 @@ from dspyer import CompiledGraph, Context, Retry, Run
 from dspyer.events import AttemptFailed, Withdrawn
 from dspyer.testing import no_pauses
 from tests.live.kit import MODES, colours, modes, team
+from tests.rows import each
 
 ANY = Retry(3, on=ValueError)
 
@@ -93,7 +94,7 @@ def check(run: Run, talk: Talk) -> None:
         assert kinds[:2] == [AttemptFailed, Withdrawn]
 
 
-@pytest.mark.parametrize(
+@each(
     ("mode", "colour", "failures"),
     [("run", "sync", 1), ("run", "async", 2), ("arun", "async", 1), ("arun", "sync", 2), ("worker thread", "sync", 1)],
 )

@@ -13,9 +13,10 @@ from dspyer import END, START, Context, Graph, live, reducers
 from dspyer.errors import MergeConflictError
 from dspyer.events import LiveConflict
 from tests.live.kit import finished, team
+from tests.rows import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("mark", "first", "second", "expected"),
     [
         (live, {"k": {"a": 1}}, {"k": {"b": 2}}, {"k": {"a": 1, "b": 2}}),
@@ -84,7 +85,7 @@ MESSAGES: list[tuple[Any, dict[str, Any], dict[str, Any], list[dict[str, Any]], 
 ]
 
 
-@pytest.mark.parametrize(("mark", "first", "second", "expected", "key"), MESSAGES)
+@each(("mark", "first", "second", "expected", "key"), MESSAGES)
 def test_two_messages_with_one_id_are_a_conflict(
     mark: Any, first: Any, second: Any, expected: list[Any], key: Any
 ) -> None:

@@ -17,6 +17,7 @@ from dspyer import END, START, Context, Failure, Graph, Retry, reducers
 from dspyer.events import NodeFailed, Withdrawn
 from dspyer.testing import no_pauses
 from tests.live.kit import MODES, Notes, echo, modes
+from tests.rows import each
 
 
 class Desk(BaseModel):
@@ -37,7 +38,7 @@ def desk(**nodes: Any) -> Graph:
     return graph.add_error_edge(list(nodes), "handle", on=ValueError, into="problems")
 
 
-@pytest.mark.parametrize(("go", "limit"), [(MODES["run"], 1), (MODES["arun"], 32), (MODES["run"], 32)])
+@each(("go", "limit"), [(MODES["run"], 1), (MODES["arun"], 32), (MODES["run"], 32)])
 def test_a_reader_of_withdrawn_posts_is_called_again_without_them(go: Any, limit: int) -> None:
     """The writer fails after its post was read. The reader runs again, and hears nothing."""
     read, calls = threading.Event(), []

@@ -11,6 +11,7 @@ import pytest
 from dspyer import DELETE, END, START, Context, Graph, Replace, live, reducers
 from dspyer.errors import AttemptError, GraphError, InputError, NodeOutputError
 from tests.live.kit import Pad, fields, team
+from tests.rows import each
 
 
 @pytest.mark.parametrize(
@@ -53,7 +54,7 @@ WRONG: list[tuple[Callable[..., Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("fn", "error", "text"), WRONG)
+@each(("fn", "error", "text"), WRONG)
 def test_a_wrong_use_is_an_error_of_the_node(fn: Callable[..., Any], error: type[Exception], text: str) -> None:
     graph = Graph(Pad).add_node("n", fn, reads=["notes", "task"], writes=["notes"])
     program = graph.add_path(START, "n", END).compile()

@@ -13,6 +13,7 @@ import pytest
 from dspyer import END, START, Context, Graph
 from dspyer.events import NodeStarted, Withdrawn
 from tests.live.kit import MODES, Pad, colours, drives, echo, finished, modes, team
+from tests.rows import each
 
 
 @drives
@@ -56,7 +57,7 @@ def test_a_question_of_the_writer_undoes_its_reader(go: Any) -> None:
     assert [commit.node for commit in run.commits] == ["START"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("go", "stops"),
     [
         (MODES["run"], {"interrupt_before": ["late"]}),

@@ -15,6 +15,7 @@ from dspyer.events import Posted, Withdrawn
 from dspyer.stores import Memory, Store
 from dspyer.testing import no_pauses
 from tests.persistence.failing import Crash, FailingSQLite, crash
+from tests.rows import each
 
 
 class Pad(BaseModel):
@@ -257,7 +258,7 @@ def early(hold: threading.Event, fate: list[str]) -> Graph:
     return built.add_edge(START, ["reads", "writes"]).add_edge("reads", "after").add_edge(["after", "writes"], END)
 
 
-@pytest.mark.parametrize(("fate", "asynchronous"), [("ends", False), ("fails", True), ("asks", False), ("ends", True)])
+@each(("fate", "asynchronous"), [("ends", False), ("fails", True), ("asks", False), ("ends", True)])
 def test_a_reader_that_leaves_its_loop_early_commits_after_its_writer(fate: str, asynchronous: bool) -> None:
     """What follows it starts then, and it commits nothing if its writer does not."""
     fates = [fate]

@@ -30,6 +30,7 @@ from dspyer.stopping import TimeLimit, current_limit
 from dspyer.testing import no_pauses
 from tests.http_faults import Cut, DateIn, Drop, Fault, Hold, Html, Status
 from tests.openai_server import OpenAIServer, prompt_of, text_of
+from tests.rows import each
 
 PATIENCE = 30  # seconds after which a test that hangs fails
 
@@ -116,7 +117,7 @@ def test_a_failed_request_gives_its_tokens_back() -> None:
     assert pauses == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("asked", "held"),
     [
         ("7", 7),

@@ -31,6 +31,7 @@ from dspyer.testing import ScriptedLM, no_pauses
 from tests.http_faults import Cut, Hold, Status
 from tests.lm_calls import CALLS, QA, Outcome, call_async, call_sync
 from tests.openai_server import OpenAIServer
+from tests.rows import each
 
 BROKEN = Status(500)
 Call = Callable[..., Outcome]
@@ -188,7 +189,7 @@ def test_what_reads_the_lm_sees_the_main_one(served: Serve) -> None:
     assert reliable(main).num_retries == 3
 
 
-@pytest.mark.parametrize("name", ["api_key", "api_base", "timeout", "model", "engine", "num_retries"])
+@each("name", ["api_key", "api_base", "timeout", "model", "engine", "num_retries"])
 def test_a_copy_takes_no_settings_of_one_lm(served: Serve, name: str) -> None:
     _, main = served("main")
     with pytest.raises(ValueError, match=f"^{name}: a reliable LM takes no settings that belong to one LM"):
@@ -477,7 +478,7 @@ WRONG: list[tuple[tuple[Any, ...], dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "options", "error", "text"), WRONG)
+@each(("given", "options", "error", "text"), WRONG)
 def test_wrong_arguments_are_refused(
     given: tuple[Any, ...], options: dict[str, Any], error: type[Exception], text: str
 ) -> None:

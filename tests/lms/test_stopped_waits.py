@@ -18,6 +18,7 @@ from dspyer import END, START, Budget, Graph, Retry
 from dspyer.lms import reliable
 from tests.http_faults import Drop, Fault, Hold, Status
 from tests.openai_server import OpenAIServer
+from tests.rows import each
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 ANSWER = "[[ ## note ## ]]\nyes\n\n[[ ## completed ## ]]"
@@ -78,7 +79,7 @@ WAITS: dict[str, tuple[Callable[[Any], Any], Budget, list[Fault | None]]] = {
 
 
 @MODES
-@pytest.mark.parametrize("wait", WAITS)
+@each("wait", WAITS)
 def test_no_caller_waits_for_a_request_that_the_budget_refuses(wait: str, mode: str) -> None:
     make, budget, faults = WAITS[wait]
     thread = reading().thread("t")

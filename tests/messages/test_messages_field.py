@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from dspyer import DELETE, END, START, Entry, Graph, Messages, Replace, from_chat, to_chat, view
 from dspyer.errors import GraphError, NodeOutputError
 from dspyer.testing import ScriptedLM
+from tests.rows import each
 
 
 class Talk(BaseModel):
@@ -128,7 +129,7 @@ def test_a_function_gets_its_histories_too() -> None:
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
 
-@pytest.mark.parametrize(
+@each(
     ("message", "said"),
     [
         ({"role": "system", "content": "x"}, "system messages are not kept"),
@@ -183,7 +184,7 @@ class Two(dspy.Signature):
 OWN = {"text": "text", "history": view("messages").own()}
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "said"),
     [
         (lambda: talk(dspy.Predict(Optional), OWN), "which DSPy shows as JSON: write dspy.History alone"),

@@ -27,6 +27,7 @@ from dspyer.errors import GraphError, InputError
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.testing import ScriptedLM
 from tests.nodes.kit import MODES
+from tests.rows import each
 
 # --- the text
 
@@ -221,7 +222,7 @@ def instructed(text: str) -> Any:
     return dspy.Signature("request -> report", text)
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "said"),
     [
         (lambda: graph_of(dspy.Predict(Report), "{txt}"), r"\{txt\} in reads\['request'\] is no .* 'text'\?"),

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Entry, Graph, Messages, Send, fill, view
 from dspyer.errors import GraphError
 from dspyer.testing import ScriptedLM
+from tests.rows import each
 
 
 class Talk(BaseModel):
@@ -218,7 +219,7 @@ TOOL_VIEWS: dict[str, tuple[Any, list[list[str]]]] = {
 }
 
 
-@pytest.mark.parametrize(("reads", "expected"), TOOL_VIEWS.values(), ids=TOOL_VIEWS)
+@each(("reads", "expected"), TOOL_VIEWS.values(), ids=TOOL_VIEWS)
 def test_no_view_separates_results_of_tools_from_their_call(reads: Any, expected: list[list[str]]) -> None:
     assert tool_talk(reads) == expected
 

@@ -31,6 +31,7 @@ from dspyer.schema.schema import Schema
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenList, thaw
+from tests.rows import each
 
 
 def fields_of(schema: Any, validate: bool = True, **options: Any) -> StateFields:
@@ -196,7 +197,7 @@ TYPES: dict[str, tuple[Any, Any, Any, str]] = {  # annotation, a value, what the
 }
 
 
-@pytest.mark.parametrize(("annotation", "value", "held", "note"), TYPES.values(), ids=TYPES)
+@each(("annotation", "value", "held", "note"), TYPES.values(), ids=TYPES)
 def test_plain_fields_are_validated_by_their_annotation(annotation: Any, value: Any, held: Any, note: str) -> None:
     make: Any = TypedDict
     findings = Findings()
@@ -275,7 +276,7 @@ def test_messages_of_two_runs_of_a_thread_differ() -> None:
     assert len({message.id for message in state["messages"]}) == 4
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         HumanMessage("hi", id="a", additional_kwargs={"n": [1]}),
@@ -322,7 +323,7 @@ FOLDED: dict[Any, tuple[list[int], bool]] = {
 }
 
 
-@pytest.mark.parametrize("function", FOLDED, ids=lambda function: function.__name__)
+@each("function", FOLDED, ids=lambda function: function.__name__)
 def test_an_addition_of_lists_copies_no_item(function: Any) -> None:
     numbers, shared = FOLDED[function]
     reducer = reducer_of(BinaryOperatorAggregate(list, function))

@@ -31,6 +31,7 @@ from dspyer.errors import GraphError, InputError, LimitError
 from dspyer.events import Emitted
 from dspyer.migrate import explain_langgraph, from_langgraph
 from dspyer.testing import ScriptedLM
+from tests.rows import each
 
 
 class Log(TypedDict, total=False):
@@ -133,7 +134,7 @@ def managed() -> Any:
     return graph.add_edge(START, "see").add_conditional_edges("see", lambda state: END if state["left"] else "see")
 
 
-@pytest.mark.parametrize("make", [forked, looped, mapped, commanded, sent, restricted, managed, left_by_a_called_graph])
+@each("make", [forked, looped, mapped, commanded, sent, restricted, managed, left_by_a_called_graph])
 def test_a_converted_graph_gives_what_langgraph_gives(make: Callable[[], Any]) -> None:
     graph = make()
     inputs = {"messages": [HumanMessage("one", id="1")]} if make is conversation else {"n": 0}
@@ -218,7 +219,7 @@ READ = "the router '{}' of 'a' may go to {}: read from its code"
 COMPUTED = "the router '{}' of 'a' may go to any node: its code computes where it goes; routes= names them"
 
 
-@pytest.mark.parametrize(
+@each(
     ("route", "says"),
     [
         (lambda state: NAMES["on"] if state["n"] >= 0 else "c", READ.format("condition", "b, c")),
@@ -325,7 +326,7 @@ def test_a_step_timeout_is_not_left_out_silently() -> None:
     assert note in explain_langgraph(graph).notes
 
 
-@pytest.mark.parametrize(
+@each(
     ("node", "router", "text"),
     [
         (lambda state: "hello", None, "node 'a': it returned 'hello', of type str: return a dict of what changed"),

@@ -24,6 +24,7 @@ from dspyer.events import Token
 from dspyer.migrate import explain_langgraph, from_langgraph
 from dspyer.migrate.code_reading import read_code
 from dspyer.migrate.model_calls import LMNode
+from tests.rows import each
 
 
 class State(MessagesState):
@@ -288,7 +289,7 @@ def one_node(node: Any) -> StateGraph[Any, Any, Any, Any]:
     return StateGraph(State).add_node("x", node).add_edge(START, "x")
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_a_node_that_calls_an_lm_is_found_and_gets_a_line(case: str) -> None:
     node, expected = CASES[case]
     (found,) = explain_langgraph(one_node(node)).lm_calls
@@ -299,7 +300,7 @@ def replies(messages: Any, predict: Any) -> Any:
     return {"messages": [("ai", predict(conversation=str(messages)).reply)]}
 
 
-@pytest.mark.parametrize("case", [name for name, (_, found) in CASES.items() if "..." not in found.suggestion])
+@each("case", [name for name, (_, found) in CASES.items() if "..." not in found.suggestion])
 def test_the_line_can_be_written_as_it_is(case: str) -> None:
     node, found = CASES[case]
     module = eval(found.suggestion, {"dspy": dspy, "search": search, "book": book, "PREDICT": PREDICT})

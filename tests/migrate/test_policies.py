@@ -25,6 +25,7 @@ from dspyer.migrate.node_policies import retry_of
 from dspyer.testing import no_pauses
 from tests.http_faults import Status
 from tests.openai_server import OpenAIServer
+from tests.rows import each
 from tests.timeouts import TimeIsOver
 
 
@@ -82,7 +83,7 @@ RETRIES: dict[str, tuple[list[Exception], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("errors", "policy"), RETRIES.values(), ids=RETRIES)
+@each(("errors", "policy"), RETRIES.values(), ids=RETRIES)
 def test_retries_are_those_of_langgraph(errors: list[Exception], policy: Any) -> None:
     quick = without_waiting(policy) if isinstance(policy, RetryPolicy) else list(map(without_waiting, policy))
     builder, node = flaky_graph(*errors, retry_policy=quick)

@@ -36,6 +36,7 @@ from dspyer.errors import GraphError
 from dspyer.migrate import explain_langgraph, from_langgraph
 from dspyer.migrate.findings import Findings
 from dspyer.migrate.unsupported import check_graph, graph_problem
+from tests.rows import each
 
 
 class State(TypedDict, total=False):
@@ -313,7 +314,7 @@ def problems(builder: StateGraph[Any, Any, Any, Any], *replaced: str) -> list[st
     return findings.problems
 
 
-@pytest.mark.parametrize("case", CASES)
+@each("case", CASES)
 def test_each_row_is_refused_with_its_sentence(case: str) -> None:
     builder, sentence = CASES[case]
     assert problems(builder) == [sentence]
@@ -371,7 +372,7 @@ CONVERTED = {
 }
 
 
-@pytest.mark.parametrize("case", CONVERTED)
+@each("case", CONVERTED)
 def test_what_can_run_is_not_refused(case: str) -> None:
     assert problems(CONVERTED[case]) == []
 

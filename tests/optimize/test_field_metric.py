@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Graph
 from dspyer.optimize import by_field, equals
+from tests.rows import each
 
 EXAMPLE = dspy.Example(text="a b", words=2, facts=["a"]).with_inputs("text")
 
@@ -44,15 +45,13 @@ RESULTS: list[tuple[Any, float]] = [
 ]
 
 
-@pytest.mark.parametrize(("returned", "score"), RESULTS, ids=lambda value: repr(value)[:30])
+@each(("returned", "score"), RESULTS, ids=lambda value: repr(value)[:30])
 def test_what_a_field_metric_returns_is_the_score(returned: Any, score: float) -> None:
     metric = by_field({"words": lambda example, words: returned}, goal="words")
     assert metric(EXAMPLE, pred(words=2)) == score
 
 
-@pytest.mark.parametrize(
-    "returned", [2, -0.1, float("nan"), "yes", [1], dspy.Prediction(score="1"), object(), np.array([1.0, 0.0])]
-)
+@each("returned", [2, -0.1, float("nan"), "yes", [1], dspy.Prediction(score="1"), object(), np.array([1.0, 0.0])])
 def test_any_other_result_is_refused(returned: Any) -> None:
     metric = by_field({"words": lambda example, words: returned}, goal="words")
     with pytest.raises(ValueError, match=r"the metric of 'words' returned .*: give a bool, a number from 0 to 1"):
@@ -91,7 +90,7 @@ BAD: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), BAD, ids=[message[:40] for _, message in BAD])
+@each(("make", "message"), BAD, ids=[message[:40] for _, message in BAD])
 def test_what_is_no_field_metric_is_refused_at_once(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=f"by_field: .*{message}"):
         make()

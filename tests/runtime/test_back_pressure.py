@@ -20,6 +20,7 @@ from dspyer.event_queue import LIMIT, EventQueue
 from dspyer.events import Emitted, Posted, Token
 from dspyer.testing import ScriptedLM
 from tests.asgi_server import PATIENCE
+from tests.rows import each
 
 modes = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -346,9 +347,7 @@ def is_stopped(waits: Waits) -> None:
     assert len(values_of(list(stream))) == 3 * LIMIT, "the reader is there: nothing is dropped"
 
 
-@pytest.mark.parametrize(
-    "leave", [closes, closes_in_another_thread, leaves_a_block_that_raises, drops, is_collected, is_stopped]
-)
+@each("leave", [closes, closes_in_another_thread, leaves_a_block_that_raises, drops, is_collected, is_stopped])
 def test_a_reader_that_leaves_a_full_queue_ends_the_run(leave: Callable[[Waits], None]) -> None:
     waits = Waits()
     leave(waits)
@@ -372,7 +371,7 @@ async def adrops(events: Any) -> None:
     await asyncio.wait([task])
 
 
-@pytest.mark.parametrize("leave", [acloses, is_cancelled, adrops])
+@each("leave", [acloses, is_cancelled, adrops])
 @modes
 def test_an_async_reader_that_leaves_a_full_queue_ends_the_run(leave: Any, mode: str) -> None:
     waits = Waits(mode)

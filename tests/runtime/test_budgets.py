@@ -22,6 +22,7 @@ from dspyer.testing import no_pauses
 from tests import openai_server
 from tests.http_faults import Status
 from tests.openai_server import OpenAIServer, prompt_of
+from tests.rows import each
 from tests.runtime.calls import let_pass
 
 ANSWER = "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
@@ -359,7 +360,7 @@ def test_responses_from_a_cache_cost_nothing(mode: str) -> None:
         assert (found.status, len(found.state["answers"]), len(server.requests)) == ("completed", 9, 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("mode", "repeats", "disable_history"),
     [("sync", False, False), ("sync", True, True), ("async", False, True), ("async", True, False)],
 )

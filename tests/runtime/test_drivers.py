@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Command, Context, Graph, MergedConflict, Run, Send, reducers
 from dspyer.errors import CallLimitError, InputError, NodeOutputError, RouteError, StepLimitError
 from dspyer.events import Committed, Emitted, Forked, Joined, NodeFailed, NodeStarted, RunEnded, RunStarted
+from tests.rows import each
 from tests.runtime.conftest import PLAYS, Play
 from tests.scheduler.test_schedule import Plan, plans
 
@@ -68,7 +69,7 @@ class Turnstile:
             self.moved.notify_all()
 
 
-@pytest.mark.parametrize("order", [["b", "c", "d"], ["d", "c", "b"], ["c", "d", "b"]], ids=" ".join)
+@each("order", [["b", "c", "d"], ["d", "c", "b"], ["c", "d", "b"]], ids=" ".join)
 def test_order_of_completion_changes_nothing(everywhere: Play, order: list[str]) -> None:
     gate = Turnstile(order)
     graph = Graph(Log, merge="last_write_wins")

@@ -17,6 +17,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Run, reducers
 from dspyer.errors import AttemptError, CallLimitError, ChangedGraphError, Interrupted, NodeOutputError
 from dspyer.testing import ScriptedLM, call_node, no_pauses
 from tests.persistence.failing import FailingMemory
+from tests.rows import each
 from tests.timeouts import TimeIsOver
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
@@ -149,7 +150,7 @@ def keeping_errors(calls: Calls) -> Callable[..., Any]:
 TOPICS = ["a", "b", "c", "d"]
 
 
-@pytest.mark.parametrize(("make", "mode"), [(gathered, "async"), (in_threads, "sync"), (keeping_errors, "sync")])
+@each(("make", "mode"), [(gathered, "async"), (in_threads, "sync"), (keeping_errors, "sync")])
 def test_questions_of_calls_at_once_come_together_and_are_answered_in_parts(make: Any, mode: str) -> None:
     calls = Calls()
     program = one_node(make(calls), modules={"research": inner_graph(calls)}, compiled={"store": ":memory:"})
@@ -254,7 +255,7 @@ SAME: dict[str, tuple[Callable[[], Graph], dict[str, Any]]] = {
 
 
 @MODES
-@pytest.mark.parametrize(("make", "inputs"), SAME.values(), ids=SAME)
+@each(("make", "inputs"), SAME.values(), ids=SAME)
 def test_a_call_returns_and_raises_what_the_program_does(make: Any, inputs: dict[str, Any], mode: str) -> None:
     found: list[Any] = []
 
@@ -652,7 +653,7 @@ def counted(calls: Calls, **compiled: Any) -> CompiledGraph:
     return program
 
 
-@pytest.mark.parametrize(("most", "steps", "mode"), [(7, 6, "sync"), (6, 5, "async"), (1, 0, "sync")])
+@each(("most", "steps", "mode"), [(7, 6, "sync"), (6, 5, "async"), (1, 0, "sync")])
 def test_node_calls_inside_count_towards_max_calls(most: int, steps: int, mode: str) -> None:
     calls = Calls()
     run = run_of(counted(calls, max_calls=most), mode, {})

@@ -21,6 +21,7 @@ from dspyer.testing import no_pauses
 from tests.dspy_optimizers.lm import NotingLM
 from tests.http_faults import Cut, ErrorEvent, Hold, Text
 from tests.openai_server import Messages, OpenAIServer, prompt_of
+from tests.rows import each
 from tests.timeouts import TimeIsOver
 
 Key = tuple[tuple[str, ...], str, int, str, str]
@@ -461,7 +462,7 @@ def test_a_signature_that_a_call_brings_with_it_has_its_own_fields(how: str, ser
     assert by_field(events) == {"other": run.state["answer"]}
 
 
-@pytest.mark.parametrize(
+@each(
     ("fault", "how"),
     [
         (Cut(after=8), "sync"),

@@ -541,7 +541,7 @@ def styled() -> Any:
     return agui(graph.add_path(START, "echo", END).compile(store=":memory:"), thread=lambda request, given: "t")
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "error", "text"),
     [
         (two(), InputError, "which of the fields 'text', 'title' of graph .* is what the assistant says?"),

@@ -21,6 +21,7 @@ from dspy.adapters.xml_adapter import XMLAdapter
 from pydantic import BaseModel
 
 from dspyer.testing import NearestLM
+from tests.rows import each
 
 ROOT = Path(__file__).parent.parent.parent
 TICKETS = [json.loads(line) for line in (ROOT / "examples/data/tickets.jsonl").read_text("utf-8").splitlines()]
@@ -113,7 +114,7 @@ MOODS = [
 ]
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "mood"),
     [
         ("They canceled teh concrt!", "sad"),

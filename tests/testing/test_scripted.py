@@ -19,6 +19,7 @@ from dspy.utils.exceptions import LMError, LMUnexpectedError
 from dspyer import END, START, Graph
 from dspyer.errors import DspyerError, ScriptError
 from dspyer.testing import Asks, ScriptedLM, UnexpectedCallError
+from tests.rows import each
 
 QA = "question -> answer"
 ADAPTERS = [dspy.ChatAdapter(), dspy.JSONAdapter(), XMLAdapter()]
@@ -82,7 +83,7 @@ def test_several_answers_of_one_call_are_several_answers() -> None:
         assert ask(n=2).completions.answer == ["a", "b"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("script", "questions", "answers"),
     [
         (

@@ -13,6 +13,7 @@ from pydantic import Field
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, Thread, errors
 from dspyer.stores import Memory
 from dspyer.stores.base import Row, Store
+from tests.rows import each
 
 
 def asking(answer: Any) -> CompiledGraph:
@@ -187,7 +188,7 @@ def stream_resume(t: Thread, answers: Any) -> Run:
     return events.run
 
 
-@pytest.mark.parametrize("deliver", [resume, aresume, stream_resume])
+@each("deliver", [resume, aresume, stream_resume])
 def test_an_answer_that_comes_again_returns_the_run_as_stored(deliver: Callable[..., Run], store: Store) -> None:
     steps = Steps()
     t = steps.thread(store)

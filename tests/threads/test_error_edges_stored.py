@@ -18,6 +18,7 @@ from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Store
 from dspyer.stores.encrypted import Encrypted
 from dspyer.testing import no_pauses
+from tests.rows import each
 
 SECRET = "the SECRET-123 of a customer"
 
@@ -77,7 +78,7 @@ class Desk:
         return self.graph(**options).compile(store=store, redact=redact)
 
 
-@pytest.mark.parametrize(("down", "is_async"), [("handle", False), ("last", True)])
+@each(("down", "is_async"), [("handle", False), ("last", True)])
 def test_a_resume_calls_neither_the_failed_node_nor_a_finished_handler(store: Store, down: str, is_async: bool) -> None:
     """LangGraph calls the handler again (#9002)."""
     desk = Desk()

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import pytest
-
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, search
 from dspyer.events import Event, NodeFailed
 from dspyer.stores import Memory
+from tests.rows import each
 
 
 class Desk:
@@ -102,7 +101,7 @@ class Desk:
         return self.thread.resume() if self.mode == "sync" else asyncio.run(self.thread.aresume())
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "mode"),
     [
         ("nested", "sync"),

@@ -12,6 +12,7 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Thread
 from dspyer.errors import ChangedGraphError
 from dspyer.stores import Memory
 from dspyer.stores.base import Store
+from tests.rows import each
 from tests.threads.owned_runs import failing_rows
 
 
@@ -68,7 +69,7 @@ DO: dict[str, Callable[[Thread], Any]] = {
 }
 
 
-@pytest.mark.parametrize("what", DO)
+@each("what", DO)
 def test_a_thread_of_a_graph_of_another_name_is_refused(what: str) -> None:
     store = Memory()
     billing(store).thread("t").run({"iban": "DE00"}).raise_error()

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from dspyer import END, START, Graph, Run, Thread, reducers
 from dspyer.errors import InputError, ThreadError
+from tests.rows import each
 from tests.threads.test_keyed_runs import Counted, astream
 
 VALUES: list[tuple[Any, Any, bool]] = [
@@ -107,7 +108,7 @@ READ: list[tuple[dict[str, Any], dict[str, Any], bool]] = [
 ]
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@each("turned", [False, True])
 def test_inputs_are_compared_as_the_graph_reads_them(turned: bool) -> None:
     graph = Graph(Order, inputs=[name for name in Order.model_fields if name != "out"], keep=["lasts"])
     graph.add_node("note", lambda amount: {"out": str(amount)}, writes=["out"]).add_path(START, "note", END)

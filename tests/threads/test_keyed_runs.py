@@ -28,6 +28,7 @@ from dspyer.stores.encrypted import Encrypted
 from tests.persistence.equality import outcome
 from tests.persistence.failing import Crash, FailingMemory, crash
 from tests.persistence.kinds import CALLS, INPUTS, KINDS, State
+from tests.rows import each
 from tests.threads.owned_runs import BackgroundRun, Clock, Gate, WatchedStore, gated, owner_of
 
 
@@ -184,7 +185,7 @@ def test_another_key_behind_a_crashed_run_comes_again_later(deliver: Callable[..
     assert len(store.runs("t")) == 2
 
 
-@pytest.mark.parametrize("after", [False, True])
+@each("after", [False, True])
 def test_a_crashed_run_is_resumed(after: bool) -> None:
     """The fifth write is its end: after it, nothing is left to do."""
     for at in range(1, 5):

@@ -23,6 +23,7 @@ from dspyer.events import Committed, Emitted, Event, Exchange, Posted, RunEnded
 from dspyer.stores import Memory
 from tests.event_samples import RECORDS, event_types, sample
 from tests.plain_values import frozen, plain
+from tests.rows import each
 from tests.threads.owned_runs import failing_rows
 
 SECRET = "SECRET-123"
@@ -419,7 +420,7 @@ def test_an_event_gets_a_copy_of_an_exception_that_shows_a_redacted_value() -> N
     assert not failing_rows(RAISED | HOLDING, check)
 
 
-@pytest.mark.parametrize("secret", [SECRET, "SECRET-123\n'and\\\"é"], ids=["plain", "escaped"])
+@each("secret", [SECRET, "SECRET-123\n'and\\\"é"], ids=["plain", "escaped"])
 def test_a_redacted_value_is_hidden_in_exceptions_of_any_class(secret: str) -> None:
     def check(row: tuple[Callable[[str], Exception], type[Exception]]) -> None:
         error, cls = row

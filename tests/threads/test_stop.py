@@ -13,6 +13,7 @@ from dspyer import END, START, CompiledGraph, Graph, live, reducers
 from dspyer.errors import RunStoppedError, ThreadError
 from dspyer.events import NodeFailed
 from tests.children import Child
+from tests.rows import each
 
 
 class Log(BaseModel):
@@ -94,7 +95,7 @@ WRITES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "nested"), [*((kind, False) for kind in WRITES), ("a live post", True)])
+@each(("kind", "nested"), [*((kind, False) for kind in WRITES), ("a live post", True)])
 def test_what_a_node_writes_after_a_stop_is_no_failure(kind: str, nested: bool) -> None:
     class State(Log):
         heard: Annotated[list[str], reducers.append, live] = []

@@ -24,6 +24,7 @@ from dspyer.events import Asked, NodeStarted, RunEnded
 from tests.persistence.equality import outcome
 from tests.persistence.failing import FailingMemory
 from tests.persistence.kinds import CALLS, INPUTS, KINDS
+from tests.rows import each
 
 
 class Log(BaseModel):
@@ -242,9 +243,7 @@ class SyncStage(Stage):
         super().__init__("sync")
 
 
-@pytest.mark.parametrize(
-    "leave", [acloses, aleaves_the_block, abreaks, is_cancelled, run_is_cancelled, times_out, scope_is_cancelled]
-)
+@each("leave", [acloses, aleaves_the_block, abreaks, is_cancelled, run_is_cancelled, times_out, scope_is_cancelled])
 def test_an_async_reader_or_caller_that_leaves_stops_the_run(
     leave: Callable[[Stage], Coroutine[Any, Any, None]],
 ) -> None:

@@ -15,6 +15,7 @@ from dspyer.events import Committed, Event, NodeStarted, RunEnded, RunStarted
 from tests.persistence.equality import finished, outcome
 from tests.persistence.failing import FailingMemory, disk_full
 from tests.persistence.kinds import CALLS, INPUTS, KINDS, Fault, State
+from tests.rows import each
 
 Streaming = Callable[..., tuple[list[Event], Run | None, BaseException | None]]
 
@@ -49,7 +50,7 @@ def drained(request: pytest.FixtureRequest) -> Streaming:
     return chosen
 
 
-@pytest.mark.parametrize("kind", ["fork", "policy", "subgraph", "map"])
+@each("kind", ["fork", "policy", "subgraph", "map"])
 def test_the_events_are_those_of_the_run(kind: str, drained: Streaming) -> None:
     program = KINDS[kind].compile("sync", FailingMemory())
     events, run, error = drained(program.thread("t"), "run")

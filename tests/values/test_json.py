@@ -63,7 +63,7 @@ def test_values_that_json_has_are_written_unchanged() -> None:
     assert "é" in to_json(frozen_value(value))
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         {TAG: "set", "value": [1]},

@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(
+@each(
     "place",
     [
         lambda value: {"a": {"b": value}},
@@ -224,9 +224,7 @@ def test_errors_start_with_the_path_of_the_caller() -> None:
         freeze(object())
 
 
-@pytest.mark.parametrize(
-    "key", [[1], {}, object(), (1, [2]), frozenset(), Doc("t"), np.arange(2)], ids=lambda key: type(key).__name__
-)
+@each("key", [[1], {}, object(), (1, [2]), frozenset(), Doc("t"), np.arange(2)], ids=lambda key: type(key).__name__)
 def test_keys_that_are_refused(key: Any) -> None:
     class Odd(Mapping[Any, Any]):
         def __getitem__(self, _: object) -> Any:
@@ -486,7 +484,7 @@ def test_everything_works_at_the_greatest_depth(kind: str) -> None:
     below(250, work)
 
 
-@pytest.mark.parametrize(
+@each(
     "wrap",
     [
         lambda frozen: FrozenDict({"a": frozen}),

@@ -12,6 +12,7 @@ from dspyer import END, START, CompiledGraph, Context, Entry, Graph, Thread, red
 from dspyer.stores import open_store
 from dspyer.stores.base import Store
 from tests.persistence.counting import Counting
+from tests.rows import each
 
 
 class Board(BaseModel):
@@ -211,7 +212,7 @@ def test_a_new_process_reads_the_history_of_a_thread_once() -> None:
     assert store.read <= 400
 
 
-@pytest.mark.parametrize("change", ["merged", "landed", "rerun", "manual", "a fork", "a copy", "resumed"])
+@each("change", ["merged", "landed", "rerun", "manual", "a fork", "a copy", "resumed"])
 def test_the_cache_agrees_with_the_whole_history(change: str) -> None:
     """A program that has run the thread shows the same as one that reads it anew."""
     store = open_store(":memory:")

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Graph, Messages, Send, View, view
 from dspyer.errors import GraphError, UnsetFieldError
 from tests.plain_values import plain
+from tests.rows import each
 
 ANN, BOB = "ann", "bob"
 
@@ -160,7 +161,7 @@ def changed(entries: Any, left: list[Any]) -> Any:
     return left
 
 
-@pytest.mark.parametrize(
+@each(
     ("fn", "expected"),
     [
         (len, 2),
