@@ -8,11 +8,13 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+import pytest
+
 from tests.budget import deep
 
 
 def each(
-    names: str | Collection[str], rows: Iterable[Any], ids: Iterable[str] | Callable[[Any], str] = repr
+    names: str | Collection[str], rows: Iterable[Any], ids: Iterable[str] | Callable[[Any], str] = repr, items: int = 1
 ) -> Callable[..., Any]:
     """In place of `pytest.mark.parametrize` for rows that take milliseconds: a thousand items cost a second to collect.
 
@@ -20,6 +22,7 @@ def each(
         names: the parameters that a row gives, as `parametrize` takes them.
         rows: the rows.
         ids: their names, or what gives the name of a value; by default what it is written as.
+        items: how many items share the rows, so that none takes long.
 
     Returns:
         A decorator. The test keeps its other parameters, fixtures that all rows share.
@@ -30,9 +33,9 @@ def each(
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
-        def whole(*args: Any, **fixtures: Any) -> None:
+        def whole(*args: Any, part: int = 0, **fixtures: Any) -> None:
             failed = []
-            for name, row in zip(known, table, strict=True):
+            for name, row in [*zip(known, table, strict=True)][part::items]:
                 try:
                     test(*args, **fixtures, **dict(zip(given, row, strict=True)))
                 except Exception as error:  # noqa: BLE001 - all failures are raised below
@@ -43,8 +46,10 @@ def each(
 
         signature = inspect.signature(test)
         kept = [value for name, value in signature.parameters.items() if name not in given]
+        if items > 1:
+            kept.append(inspect.Parameter("part", inspect.Parameter.KEYWORD_ONLY))
         vars(whole)["__signature__"] = signature.replace(parameters=kept)
-        return whole
+        return pytest.mark.parametrize("part", range(items))(whole) if items > 1 else whole
 
     return decorate
 

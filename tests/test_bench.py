@@ -30,6 +30,7 @@ from bench.process import Library, Peer, PeerError
 from bench.report import Cell, Measured, Report, as_page, as_text, number
 from bench.rows import PLAIN, Entry, Row, tables
 from bench.run import Bench
+from tests.rows import each
 
 PLAIN_ROWS: list[tuple[str, dict[str, Any]]] = [
     ("loop", {"keys": 3, "steps": 4}),
@@ -286,7 +287,7 @@ def test_unsupported_is_not_a_failure() -> None:
     assert not issubclass(UnsupportedError, WrongResultError)
 
 
-@pytest.mark.parametrize("row", growth.ROWS, ids=[row.title for row in growth.ROWS])
+@each("row", growth.ROWS, ids=[row.title for row in growth.ROWS], items=4)
 def test_growth_rows_measure(row: growth.Growth) -> None:
     assert row.measure(3) > 0
 

@@ -22,6 +22,8 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.util._once import Once
 
+from tests.rows import each
+
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 FENCE = re.compile(
@@ -145,7 +147,7 @@ def anchors(page: Path) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@each("page", PAGES, ids=name_of)
 def test_links_of_a_page_lead_somewhere(page: Path) -> None:
     prose = FENCE.sub("", page.read_text())
     targets = re.findall(r"\]\(([^)\s]+)\)", prose) + re.findall(r"(?:src|srcset|href)=\"([^\"]+)\"", prose)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dspyer.archive.archived_thread import CommitInfo, ExecutionInfo
 from dspyer.archive.run_info import RunInfo
 from dspyer.cli.app import COMMANDS

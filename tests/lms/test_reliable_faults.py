@@ -47,6 +47,7 @@ from tests.http_faults import (
 )
 from tests.lm_calls import ANSWER, CALLS, Outcome, call_streamed, call_streamed_async
 from tests.openai_server import OpenAIServer
+from tests.rows import each
 from tests.timeouts import PATIENCE
 
 ATTEMPTS = 3
@@ -123,13 +124,9 @@ ROWS: list[tuple[Row, Row | None]] = [
     ),
     (down(Hold(), LMTransportError), None),
 ]
-CASES = [
-    pytest.param(streamed or whole if call in STREAMED else whole, call, id=f"{whole.fault!r}-{call.__name__}")
-    for whole, streamed in ROWS
-    for call in CALLS
-]
+CASES = [(streamed or whole if call in STREAMED else whole, call) for whole, streamed in ROWS for call in CALLS]
 
-RETRIED = [case for case in CASES if case.values[0].retried]  # type: ignore[union-attr]
+RETRIED = [case for case in CASES if case[0].retried]
 
 
 def failing(fault: Fault) -> OpenAIServer:
@@ -141,7 +138,7 @@ def lm_of(server: OpenAIServer, fault: Fault | None = None) -> Any:
     return server.lm(**({"timeout": httpx.Timeout(PATIENCE, read=0.1)} if isinstance(fault, Hold) else {}))
 
 
-@pytest.mark.parametrize(("row", "call"), CASES)
+@each(("row", "call"), CASES, items=8)
 def test_a_fault_that_lasts(row: Row, call: Call) -> None:
     """One LM: the number of requests, the exception with its type, and whether a node may repeat the step."""
     with failing(row.fault) as server, no_pauses() as pauses:
@@ -156,7 +153,7 @@ def test_a_fault_that_lasts(row: Row, call: Call) -> None:
         assert is_transient(outcome.error) is repeatable, "a node must not repeat what the LM has repeated"
 
 
-@pytest.mark.parametrize(("row", "call"), RETRIED)
+@each(("row", "call"), RETRIED, items=5)
 def test_a_fault_that_passes(row: Row, call: Call) -> None:
     """One LM, whose first request fails: the response is given once, and its usage is counted once."""
     failed: list[Any] = []
@@ -178,7 +175,7 @@ def test_a_fault_that_passes(row: Row, call: Call) -> None:
     assert "".join(outcome.tokens) == ("" if call not in STREAMED else ANSWER)
 
 
-@pytest.mark.parametrize(("row", "call"), CASES)
+@each(("row", "call"), CASES, items=10)
 def test_the_next_lm(row: Row, call: Call) -> None:
     """Two LMs, the first of which always fails."""
     with failing(row.fault) as main, OpenAIServer(lambda messages: ANSWER, "backup") as backup, no_pauses():

@@ -26,28 +26,24 @@ from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
 from tests.migrate import flow_graphs, service_graphs, state_graphs
 from tests.migrate.cases import Case, Seen, run_dspyer, run_langgraph
 from tests.migrate.refused_graphs import REFUSED, all_problems
+from tests.rows import each
 
 CASES = [*state_graphs.CASES, *flow_graphs.CASES, *service_graphs.CASES]
-MODES = [
-    pytest.param(each, mode, id=f"{each.name}-{'async' if mode else 'sync'}")
-    for each in CASES
-    for mode in (False, True)
-    if mode or not each.only_async
-]
+MODES = [(each, mode) for each in CASES for mode in (False, True) if mode or not each.only_async]
 
 
-@pytest.mark.parametrize(("each", "asynchronous"), MODES)
-def test_langgraph_gives_this_outcome(each: Case, asynchronous: bool) -> None:
-    assert run_langgraph(each, asynchronous=asynchronous) == each.langgraph
+@each(("case", "asynchronous"), MODES, items=8)
+def test_langgraph_gives_this_outcome(case: Case, asynchronous: bool) -> None:
+    assert run_langgraph(case, asynchronous=asynchronous) == case.langgraph
 
 
-@pytest.mark.parametrize(("each", "asynchronous"), MODES)
-def test_the_converted_program_gives_this_outcome(each: Case, asynchronous: bool) -> None:
+@each(("case", "asynchronous"), MODES, items=12)
+def test_the_converted_program_gives_this_outcome(case: Case, asynchronous: bool) -> None:
     with testing.no_pauses():
-        assert run_dspyer(each, asynchronous=asynchronous) == each.dspyer, each.why
+        assert run_dspyer(case, asynchronous=asynchronous) == case.dspyer, case.why
 
 
-@pytest.mark.parametrize(("build", "sentence"), [pytest.param(*row, id=row[0].__name__) for row in REFUSED])
+@each(("build", "sentence"), REFUSED)
 def test_a_graph_that_is_refused(build: Callable[[], Any], sentence: str) -> None:
     graph = build()
     with pytest.raises(errors.GraphError) as raised:
@@ -56,9 +52,9 @@ def test_a_graph_that_is_refused(build: Callable[[], Any], sentence: str) -> Non
     assert any(sentence in problem for problem in explain_langgraph(graph).problems)
 
 
-@pytest.mark.parametrize("each", CASES, ids=lambda each: each.name)
-def test_a_graph_that_converts_is_explained(each: Case) -> None:
-    report = explain_langgraph(each.build(Seen()))
+@each("case", CASES, ids=lambda case: case.name, items=6)
+def test_a_graph_that_converts_is_explained(case: Case) -> None:
+    report = explain_langgraph(case.build(Seen()))
     assert not report.problems
     assert max(map(len, str(report).splitlines())) <= 120
 

@@ -41,6 +41,7 @@ from tests.http_faults import (
 )
 from tests.lm_calls import ANSWER, CALLS, Outcome, call_streamed, call_streamed_async, call_sync
 from tests.openai_server import OpenAIServer, usage
+from tests.rows import each
 
 STREAMED = {call_streamed, call_streamed_async}
 
@@ -92,7 +93,7 @@ ROWS = [
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.fault))
+@each("row", ROWS, ids=lambda row: repr(row.fault))
 def test_what_a_fault_raises(row: Row, call: Callable[..., Outcome]) -> None:
     with OpenAIServer(lambda messages: ANSWER, faults=itertools.repeat(row.fault)) as server:
         lm = server.lm(**({"timeout": 0.05} if isinstance(row.fault, Hold) else {}))
