@@ -334,7 +334,7 @@ def commit_row(
         None if entry.parents == before else entry.parents,
         scope,
         int(commit.started * 1_000),
-        int(commit.duration * 1_000_000),
+        round(commit.duration * 1_000_000) or int(commit.duration > 0),  # 0 is said of what took no time
         items,
         commit.live,
         commit.calls,

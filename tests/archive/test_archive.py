@@ -22,6 +22,7 @@ from dspyer.errors import StoreError, ThreadError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Row, RunQuery, RunRow, Store
 from dspyer.stores.encrypted import Encrypted
+from tests.children import run_python
 from tests.persistence.processes import end_of, fork
 from tests.stores.older_versions import V1, V2, make_old
 from tests.threads.owned_runs import BackgroundRun, Gate, gated
@@ -148,12 +149,11 @@ def test_bad_arguments_are_refused() -> None:
         archive.thread("t")
 
 
-def test_of_many_threads_those_that_begin_alike_are_suggested(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dspyer.archive.archive.NAMES", 2)
+def test_of_many_threads_those_that_begin_alike_are_suggested() -> None:
     store = Memory()
-    for name in ("desk-12", "desk-17", "mail-1"):
-        program(store).thread(name).run({"name": "good"})
-    for name, words in {"zoe": "It has more than 2 threads", "desk-71": "Did you mean 'desk-17'"}.items():
+    for name in ("desk-12", "desk-17", *(f"mail-{number}" for number in range(1_000))):
+        store.write(Change(name))
+    for name, words in {"zoe": "It has more than 1,000 threads", "desk-71": "Did you mean 'desk-17'"}.items():
         with pytest.raises(ThreadError, match=words):
             Archive(store).thread(name)
 
@@ -193,7 +193,7 @@ def test_a_run_that_will_be_merged_is_running_while_its_process_lives(tmp_path: 
     assert facts(archive) == [("t", "running"), ("t", "completed")]
     assert facts(archive, status="running") == [("t", "running")]
     statement = "from dspyer import Archive; print([info.status for info in Archive(%r).runs()])"
-    other = subprocess.run([sys.executable, "-c", statement % str(path)], capture_output=True, text=True, check=True)
+    other = run_python(statement % str(path), check=True)
     assert other.stdout == "['running', 'completed']\n"
     (on_this_host,) = [one.run.header["worker"] for one in SQLite(path).list_runs(RunQuery()) if one.status == ""]
     gate.opened.set()
@@ -271,25 +271,21 @@ def test_a_program_at_work_is_read_and_nothing_is_written(tmp_path: Path) -> Non
                 program(archive._store).thread("d").run({"name": "good"})
 
 
-@pytest.mark.parametrize("kind", ["missing", "folder", "text", "other", "empty"])
-def test_what_is_no_store_is_refused_and_not_made(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "runs.db"
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "text":
-        path.write_text("no database" * 200)
-    elif kind == "empty":
-        path.touch()
-    elif kind == "other":
-        sqlite3.connect(path).execute("CREATE TABLE cats (name)").connection.close()
+def test_what_is_no_store_is_refused_and_not_made(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("no database" * 200)
+    (tmp_path / "empty").touch()
+    sqlite3.connect(tmp_path / "other").execute("CREATE TABLE cats (name)").connection.close()
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(StoreError, match="name the file of a store"):
-        Archive(path).runs()
-    assert sorted(tmp_path.rglob("*")) == before
+    for kind in ("missing", "folder", "text", "other", "empty"):
+        with pytest.raises(StoreError, match="name the file of a store"):
+            Archive(tmp_path / kind).runs()
+        assert sorted(tmp_path.rglob("*")) == before, kind
     with pytest.raises(StoreError, match="which has no runs"):
         Archive(":memory:")
 
 
+@pytest.mark.slow("starts Python anew: what a process has imported is what is asked")
 def test_nothing_of_the_program_and_no_dspy_is_imported(tmp_path: Path) -> None:
     path = tmp_path / "runs.db"
     with SQLite(path) as store:
@@ -349,21 +345,23 @@ DAMAGES = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGES)
-def test_damage_of_one_thread_is_told_and_leaves_the_others(kind: str, tmp_path: Path) -> None:
-    path = tmp_path / "runs.db"
-    with SQLite(path) as store:
+def test_damage_of_one_thread_is_told_and_leaves_the_others(tmp_path: Path) -> None:
+    whole = tmp_path / "whole.db"
+    with SQLite(whole) as store:
         fill(program(store))
-    damage(path, DAMAGES[kind])
-    with Archive(path) as archive:
-        assert [commit.node for commit in archive.thread("b").history(newest=True, count=2)] == ["check", "read"]
-        assert facts(archive, thread="b") == [("b", "completed"), ("b", "failed")]
-        assert len(archive.threads()) == 4
-        for read in READS:
-            with suppress(StoreError, LookupError):
-                read(archive)
-        told = archive.runs(thread="a")[0]
-        assert (told.failure is not None) == (kind in ("end", "rows")), told
+    for kind, statement in DAMAGES.items():
+        path = tmp_path / f"{kind}.db"
+        path.write_bytes(whole.read_bytes())
+        damage(path, statement)
+        with Archive(path) as archive:
+            assert [commit.node for commit in archive.thread("b").history(newest=True, count=2)] == ["check", "read"]
+            assert facts(archive, thread="b") == [("b", "completed"), ("b", "failed")], kind
+            assert len(archive.threads()) == 4, kind
+            for read in READS:
+                with suppress(StoreError, LookupError):
+                    read(archive)
+            told = archive.runs(thread="a")[0]
+            assert (told.failure is not None) == (kind in ("end", "rows")), (kind, told)
 
 
 READS: list[Callable[[Archive], Any]] = [
