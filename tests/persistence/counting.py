@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from dspyer.stores import Memory
 from dspyer.stores.base import Point, Row, Snapshot
-from dspyer.stores.memory import Memory
 
 
 class Counting(Memory):

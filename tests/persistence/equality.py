@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from typing import Any, NamedTuple
 
 from dspyer import Run
-from dspyer.persistence.reader import read_run
-from dspyer.persistence.rows import CommitHeader, RowKind, read_commit_content
-from dspyer.stores.base import Store
-from dspyer.values import json as encoding
+from dspyer.stores import Store
+from dspyer.stores.base import Point, Row
 from tests.persistence.kinds import Called
 
 
@@ -34,29 +33,47 @@ def outcome(run: Run) -> Outcome:
     return Outcome(run.status, run.state.to_dict(), commits, run.conflicts, drawn)
 
 
+def rows_of(store: Store, thread: str) -> list[Row]:
+    """The rows of the last run of a thread, with those of the parts that it continues."""
+    found = store.thread(thread)
+    return [] if found is None or found.head is None else _rows_up_to(store, found.head)
+
+
+def _rows_up_to(store: Store, at: Point) -> list[Row]:
+    run, rows = store.run(at.run), store.rows(at.run, 0, at.seq)
+    assert run is not None
+    if not run.header.get("continues"):
+        return rows
+    gone = {place for first, last in run.header.get("without", ()) for place in range(first, last + 1)}
+    before = _rows_up_to(store, run.parents[0])
+    return [*[row for place, row in enumerate(before) if place not in gone], *rows]
+
+
+SCOPE = 9
+"""The place of the executions around a commit in the header of its row, where there are some."""
+
+
 def finished(store: Store, thread: str) -> set[str]:
     """The executions whose results are in the store, of the last run of a thread."""
-    row = store.thread(thread)
     found: set[str] = set()
-    if row is None or row.head is None:
-        return found
-    for entry in read_run(store, row.head).rows:
-        if entry.kind in (RowKind.COMMIT, RowKind.JOIN):
-            head = CommitHeader.parse(entry.header)
-            found.add("/".join((*head.scope, head.id)))
-        elif entry.kind == RowKind.ITEM:
-            found.add(str(entry.header[0]))
+    for row in rows_of(store, thread):
+        if row.kind in ("commit", "join"):
+            name = row.header[0]  # a number on the trunk
+            scope = row.header[SCOPE] if len(row.header) > SCOPE else ()
+            found.add("/".join((*scope, f"trunk:{name}" if isinstance(name, int) else name)))
+        elif row.kind == "item":
+            found.add(str(row.header[0]))
     return found
+
+
+RESOLUTIONS = 3
+"""The place of what policies have decided in the content of a join, where it has more than a patch."""
 
 
 def decided(store: Store, thread: str) -> int:
     """How many conflicts were decided by a policy in what is in the store."""
-    row = store.thread(thread)
-    if row is None or row.head is None:
-        return 0
-    joins = [entry.content for entry in read_run(store, row.head).rows if entry.kind == RowKind.JOIN]
-    found = [read_commit_content(content, store.blobs, encoding.decode) for content in joins]
-    return sum(len(written.resolutions) for written in found)
+    joins = [json.loads(row.content.data) for row in rows_of(store, thread) if row.kind == "join" and row.content]
+    return sum(len(content[RESOLUTIONS]) for content in joins if len(content) > RESOLUTIONS)
 
 
 def left_to_call(undisturbed: Counter[Called], done: set[str]) -> Counter[Called]:

@@ -7,9 +7,8 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from dspyer.stores.base import Change, Store
-from dspyer.stores.memory import Memory
-from dspyer.stores.sqlite import SQLite
+from dspyer.stores import Memory, SQLite, Store
+from dspyer.stores.base import Change
 
 
 class Crash(BaseException):

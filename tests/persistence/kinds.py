@@ -14,9 +14,8 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer import END, START, Command, CompiledGraph, Conflict, Context, Failure, Graph, Send, reducers
-from dspyer.stores.base import Store
-from dspyer.testing import ScriptedLM
-from dspyer.testing.prompt import Prompt
+from dspyer.stores import Store
+from dspyer.testing import Prompt, ScriptedLM
 
 
 class Called(NamedTuple):

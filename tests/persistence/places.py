@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dspyer import CompiledGraph, Run
-from dspyer.stores.base import Store
-from dspyer.threads.thread import Thread
+from dspyer import CompiledGraph, Run, Thread
+from dspyer.stores import Store
 from tests.persistence.equality import Outcome, decided, finished, left_to_call, outcome
 from tests.persistence.failing import Failing, FailingMemory, FailingSQLite
 from tests.persistence.kinds import CALLS, INPUTS, Called, Kind
@@ -34,6 +33,14 @@ MODES = {
 
 FEWER = ["sync, sqlite", "async, memory, writes in a thread"]
 """Modes that show each difference once."""
+
+ON_DISK = ("chain", "fork", "map", "error edges")
+"""Kinds of graphs that are tried in a file as well: a graph and a store know nothing of each other."""
+
+
+def modes_of(kind: str) -> list[str]:
+    """The modes that share the writes of a kind of graph between them."""
+    return ["sync, sqlite" if kind in ON_DISK else "sync, memory", FEWER[1]]
 
 
 def start(thread: Thread, call_mode: str, inputs: dict[str, Any] = INPUTS) -> Run:

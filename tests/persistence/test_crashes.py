@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -12,29 +13,34 @@ from dspyer.errors import StoreError
 from tests.persistence.equality import outcome
 from tests.persistence.failing import Crash, crash
 from tests.persistence.kinds import KINDS
-from tests.persistence.places import FEWER, MODES, Place, go_on, start
+from tests.persistence.places import MODES, Place, go_on, modes_of, start
 
 
-@pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, mode: str, tmp_path: Path) -> None:
-    place = Place(KINDS[kind], MODES[mode], tmp_path)
-    for after in (False, True):
-        for at in count(1 + FEWER.index(mode), len(FEWER)):  # the modes share the writes
-            place.arm(crash, at, after)
-            name = f"t {at} {after}"
-            try:
-                with KINDS[kind].lm():
-                    run = start(place.first.thread(name), place.call_mode)
-            except Crash:
-                place.check_the_rest(name)
-                continue
-            if _lost_its_store(run):
-                place.check_the_rest(name)
-                continue
-            assert outcome(run) == place.whole.outcome
-            assert at > 3
-            break
+def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, tmp_path: Path) -> None:
+    for number, mode in enumerate(modes_of(kind)):
+        place = Place(KINDS[kind], MODES[mode], tmp_path)
+        check_crashes(kind, place, count(1 + number, 2), after=False)  # the modes share the writes
+        check_crashes(kind, place, count(1 + number, 2), after=True)
+
+
+def check_crashes(kind: str, place: Place, writes: Iterator[int], after: bool) -> None:
+    """Crashes at each of the writes, in runs of their own, until one has fewer."""
+    for at in writes:
+        place.arm(crash, at, after)
+        name = f"t {at} {after}"
+        try:
+            with KINDS[kind].lm():
+                run = start(place.first.thread(name), place.call_mode)
+        except Crash:
+            place.check_the_rest(name)
+            continue
+        if _lost_its_store(run):
+            place.check_the_rest(name)
+            continue
+        assert outcome(run) == place.whole.outcome
+        assert at > 3
+        break
 
 
 def _lost_its_store(run: Run) -> bool:
@@ -42,11 +48,14 @@ def _lost_its_store(run: Run) -> bool:
     return run.status == "failed" and isinstance(run.error, StoreError)
 
 
-@pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_crashes_repeatedly_completes(kind: str, mode: str, tmp_path: Path) -> None:
+def test_a_run_that_crashes_repeatedly_completes(kind: str, tmp_path: Path) -> None:
+    for mode in modes_of(kind):
+        check_repeated_crashes(kind, Place(KINDS[kind], MODES[mode], tmp_path))
+
+
+def check_repeated_crashes(kind: str, place: Place) -> None:
     """Each process takes the thread over, writes a resume row, and then one more row before it crashes."""
-    place = Place(KINDS[kind], MODES[mode], tmp_path)
     for life in count():
         place.arm(crash, 4 if life else 3, after=False)
         try:
@@ -62,11 +71,14 @@ def test_a_run_that_crashes_repeatedly_completes(kind: str, mode: str, tmp_path:
     assert outcome(run) == place.whole.outcome
 
 
-@pytest.mark.parametrize("mode", FEWER)
 @pytest.mark.parametrize("kind", ["chain", "fork", "policy", "subgraph"])
-def test_a_crash_in_the_second_run_of_a_thread(kind: str, mode: str, tmp_path: Path) -> None:
+def test_a_crash_in_the_second_run_of_a_thread(kind: str, tmp_path: Path) -> None:
+    for mode in modes_of(kind):
+        check_the_second_run(Place(KINDS[kind], MODES[mode], tmp_path))
+
+
+def check_the_second_run(place: Place) -> None:
     """It continues from the first one: its state, its versions, its ids."""
-    place = Place(KINDS[kind], MODES[mode], tmp_path)
     whole = place.first.thread("whole")
     expected = outcome(start(whole, place.call_mode))
     for at in count(1):

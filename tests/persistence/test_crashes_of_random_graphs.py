@@ -11,11 +11,10 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from dspyer import START, CompiledGraph, Context, Graph, Run, Send
-from dspyer.threads.thread import Thread
+from dspyer import START, CompiledGraph, Context, Graph, Run, Send, Thread
 from tests.persistence.equality import finished, left_to_call, outcome
 from tests.persistence.failing import Crash, Failing, FailingMemory, crash
 from tests.persistence.kinds import CALLS, Called
@@ -69,7 +68,6 @@ def attempt(thread: Thread, whole: Counter[Called]) -> Run:
         assert CALLS.take() <= left
 
 
-@settings(max_examples=25)
 @given(plans(), st.integers(0, 2**32), st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=6))
 def test_a_run_recovers_from_crashes_at_any_writes(plan: Plan, seed: int, crashes: list[tuple[int, bool]]) -> None:
     check(plan, seed, crashes, FailingMemory())

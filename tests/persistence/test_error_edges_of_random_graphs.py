@@ -8,12 +8,12 @@ from collections import Counter
 from typing import Annotated, Any, NamedTuple
 
 import anyio.lowlevel
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry, Run, Send, reducers
-from dspyer.stores.base import Store
+from dspyer.stores import Store
 from dspyer.testing import no_pauses
 from tests.persistence.equality import Outcome, outcome
 from tests.persistence.failing import Failing, FailingMemory
@@ -144,7 +144,6 @@ def calls_and_outcome(run: Run) -> tuple[Outcome, Counter[Called]]:
     return outcome(run), CALLS.take()
 
 
-@settings(max_examples=50, deadline=None)
 @given(faulty_plans(), st.integers(0, 2**32))
 def test_failures_that_are_taken_keep_runs_confluent(plan: tuple[Plan, Faults], seed: int) -> None:
     """Commits, failures, conflicts and calls do not depend on the order of completion, nor on the driver."""
@@ -167,7 +166,6 @@ def test_failures_that_are_taken_keep_runs_confluent(plan: tuple[Plan, Faults], 
         assert sorted(failed, key=str) == sorted(first[0].state["problems"], key=str)
 
 
-@settings(max_examples=20, deadline=None)
 @given(
     faulty_plans(), st.integers(0, 2**32), st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=6)
 )

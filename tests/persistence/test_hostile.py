@@ -19,11 +19,11 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Archive, CompiledGraph, Context, Graph, reducers
-from dspyer.errors import DspyerError, StateError, StoreError
+from dspyer.errors import DspyerError, StoreError
 from dspyer.persistence.snapshots import chunk_id
 from dspyer.stores import Memory, content
 from dspyer.stores.base import Change, Point, RunRow, Snapshot
-from dspyer.stores.content import Content, ReadBudget, blob_id
+from dspyer.stores.content import Content, blob_id
 from dspyer.threads import export as exported
 from dspyer.threads.thread import Thread
 
@@ -395,14 +395,18 @@ def test_what_could_not_be_read_again_is_refused_when_it_is_written(value: Any, 
     assert "out" not in t.state
 
 
-def test_references_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long text that many references name is not brought in more often than fits."""
-    monkeypatch.setattr(content, "MAX_EXPANDED_BYTES", 100_000)
-    data = b"x" * 30_000
-    form = json.dumps([{"$type": "blob bytes", "value": blob_id(data)}] * 4).encode()
-    with pytest.raises(StateError, match="more than the 100,000 bytes"):
-        Content.stored(form, [blob_id(data)]).value(lambda ids: {blob_id(data): data})
-    assert ReadBudget().expand(data) == data
+def test_a_run_whose_commit_is_too_large_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = [list(range(9_000))]
+    graph = Graph(inputs=["ns"]).add_node("write", lambda state: {"value": made[0]}).add_path(START, "write", END)
+    run = graph.compile(store=tmp_path / "runs.db").thread("t").run({"ns": []})
+    assert run.status == "completed"
+    monkeypatch.setattr(content, "MAX_JSON_BYTES", 20_000)
+    t = graph.compile(store=tmp_path / "runs.db").thread("u")
+    assert (t.run({"ns": []}).status, t.status) == ("failed", "failed")
+    assert t.error is not None
+    assert t.error.node == "write"
+    made[0] = 7
+    assert t.resume().state["value"] == 7
 
 
 @pytest.mark.usefixtures("small")

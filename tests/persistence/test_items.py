@@ -11,11 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
-from dspyer.persistence.rows import RowKind
-from dspyer.stores import Store
+from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.base import Row
-from dspyer.stores.memory import Memory
-from dspyer.stores.sqlite import SQLite
 
 Open = Callable[[], Store]
 
@@ -79,7 +76,7 @@ def test_the_commit_of_a_map_refers_to_its_items(
 ) -> None:
     run = mapping(into, node, opened()).thread("t").run({"docs": ["a", "b"]})
     assert run.state[into] == expected
-    items, commits = rows(opened(), RowKind.ITEM), rows(opened(), RowKind.COMMIT)
+    items, commits = rows(opened(), "item"), rows(opened(), "commit")
     assert [row.header[0] for row in items] == ["trunk:1[0]", "trunk:1[1]"]
     assert (into not in stored(commits[1])) is refers
     thread = mapping(into, node, opened()).thread("t")

@@ -11,7 +11,7 @@ import pytest
 
 from dspyer import END, START, Graph
 from dspyer.errors import ThreadError
-from dspyer.stores.sqlite import SQLite
+from dspyer.stores import SQLite
 from tests.persistence.equality import finished
 from tests.persistence.failing import kill
 from tests.persistence.kinds import CALLS, KINDS, State, read_calls

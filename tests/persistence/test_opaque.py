@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -16,14 +14,6 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Context, Graph
 from dspyer.errors import StateError
-from dspyer.schema.schema import Schema
-from dspyer.stores import content
-from dspyer.threads.graph_fingerprint import decoder, named_classes
-from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import thaw
-from dspyer.values.refusals import MAX_DEPTH
-from dspyer.values.types import Opaque
 from tests.persistence.places import go_on, start
 
 
@@ -48,87 +38,6 @@ class Draft(BaseModel):
 
 class Text(str):
     __slots__ = ()
-
-
-UNKNOWN = decoder(Schema.of(None))
-
-
-@pytest.mark.parametrize(
-    ("value", "whole"),
-    [
-        pytest.param(Draft(title="a", points=[Point(1)]), True, id="a model"),
-        pytest.param(Point(2), True, id="a dataclass"),
-        pytest.param(Colour.RED, True, id="an enum"),
-        pytest.param(Pair(1, Colour.RED), True, id="a namedtuple"),
-        pytest.param(Text("a"), True, id="a subclass of a scalar"),
-        pytest.param({"a": [Point(1), 2]}, False, id="inside"),
-        pytest.param({Colour.RED: 1}, True, id="a key makes its mapping opaque"),
-        pytest.param({Colour.RED}, True, id="a member makes its set opaque"),
-        pytest.param((Point(1), "x" * 20_000), False, id="beside a long text"),
-    ],
-)
-def test_an_opaque_value_is_written_unchanged(value: Any, whole: bool) -> None:
-    written = encoding.encode(freeze(value))
-    read = UNKNOWN(written)
-    assert isinstance(thaw(read), Opaque) is whole
-    assert encoding.encode(read) == written
-    assert encoding.encode(freeze(thaw(read))) == written, "also through a node that passes it on"
-    assert "<opaque " in repr(read)
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        pytest.param(lambda value: value.title, id="attribute"),
-        pytest.param(str, id="text"),
-        pytest.param(lambda value: f"{value}", id="f-string"),
-        pytest.param(bool, id="truth"),
-        pytest.param(list, id="iteration"),
-        pytest.param(len, id="length"),
-        pytest.param(lambda value: value["title"], id="item"),
-        pytest.param(lambda value: setattr(value, "title", "b"), id="assignment"),
-    ],
-)
-def test_using_an_opaque_value_raises(use: Callable[[Any], Any]) -> None:
-    read = thaw(UNKNOWN(encoding.encode(freeze(Draft(title="a")))))
-    with pytest.raises(StateError, match=r"test_opaque:Draft, which cannot be read here.*register_value_type"):
-        use(read)
-
-
-def test_the_schema_names_what_may_be_read() -> None:
-    class State(BaseModel):
-        draft: Draft | None = None
-        pairs: dict[str, tuple[Pair, ...]] = {}
-
-    schema = Schema.of(State)
-    assert set(named_classes(schema)) == {State, Draft, Point, Pair, Colour}
-    value = {"draft": Draft(title="a", points=[Point(1)]), "pairs": {"a": (Pair(1, Colour.RED),)}}
-    assert thaw(decoder(schema)(encoding.encode(freeze(value)))) == value
-
-
-@pytest.mark.parametrize(
-    ("form", "words"),
-    [
-        pytest.param({"$type": "enum", "class": f"{__name__}:Colour", "value": "BLUE"}, "BLUE", id="a member is gone"),
-        pytest.param({"$type": "quaternion", "value": [1]}, "does not know", id="a tag of a later version"),
-        pytest.param({"$type": "fraction", "value": "1e999999999"}, "ValueError", id="a text that would grow"),
-        pytest.param({"$type": "decimal", "value": "x"}, "InvalidOperation", id="no number"),
-        pytest.param({"$type": "model", "class": "os:system", "value": {}}, "os:system", id="an unnamed class"),
-    ],
-)
-def test_what_cannot_be_read_is_opaque(form: Any, words: str) -> None:
-    read = thaw(encoding.decoder([Colour], Opaque.of)(form))
-    assert isinstance(read, Opaque)
-    assert words in read.reason
-    assert json.loads(read.text) == form
-
-
-def test_json_that_is_too_deep_is_opaque() -> None:
-    form: Any = "bottom"
-    for _ in range(MAX_DEPTH * 50):
-        form = [form]
-    with pytest.raises(StateError, match=f"deeper than {MAX_DEPTH} levels"):
-        UNKNOWN(form)
 
 
 def test_a_node_fails_only_if_it_reads_an_opaque_value(tmp_path: Path) -> None:
@@ -246,20 +155,6 @@ def test_a_run_with_a_refused_value_has_failed_for_other_processes_too(
     assert (run.status, t.status, run.state["value"]) == ("completed", "completed", [7, 7] if node == "size" else 7)
 
 
-def test_a_run_whose_commit_is_too_large_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = [list(range(9_000))]
-    graph = refused_node(lambda: made[0])
-    run = graph.compile(store=tmp_path / "runs.db").thread("t").run({"ns": []})
-    assert run.status == "completed"
-    monkeypatch.setattr(content, "MAX_JSON_BYTES", 20_000)
-    t = graph.compile(store=tmp_path / "runs.db").thread("u")
-    assert (t.run({"ns": []}).status, t.status) == ("failed", "failed")
-    assert t.error is not None
-    assert t.error.node == "write"
-    made[0] = 7
-    assert t.resume().state["value"] == 7
-
-
 def test_what_may_be_written(tmp_path: Path) -> None:
     """What the schema names, texts that only look like a class, and what was read as an opaque value before."""
 
@@ -280,14 +175,3 @@ def test_what_may_be_written(tmp_path: Path) -> None:
 @dataclass
 class Secret:
     n: int
-
-
-def test_sizes_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(content, "MAX_JSON_BYTES", 1_000)
-    with pytest.raises(StateError, match=r"1,002 bytes of JSON besides .*; 1,000 are stored and read at most"):
-        content.Content.stored(b'"' + b"a" * 1_000 + b'"').value(lambda ids: {})
-    with pytest.raises(StateError, match="more than the 1,000 bytes"):
-        content.ReadBudget().inflate(zlib.compress(b"a" * 1_001))
-    assert content.ReadBudget().inflate(zlib.compress(b"a" * 1_000)) == b"a" * 1_000
-    with pytest.raises(StateError, match="truncated"):
-        content.ReadBudget().inflate(zlib.compress(b"a" * 1_000)[:-3])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dspyer.stores import SQLite
 from dspyer.stores.base import Change
-from dspyer.stores.sqlite import SQLite
 from tests.persistence.equality import outcome
 from tests.persistence.failing import Crash
 from tests.persistence.kinds import CALLS, KINDS

@@ -9,13 +9,11 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph, reducers
+from dspyer import END, START, CompiledGraph, Graph, Thread, reducers
 from dspyer.errors import StoreError
 from dspyer.reducers import Reducer
 from dspyer.stores import SQLite
-from dspyer.stores.base import Point, Row, Snapshot
-from dspyer.stores.content import Content
-from dspyer.threads.thread import Thread
+from dspyer.stores.base import Content, Point, Row, Snapshot
 
 LONG = "long " * 9_000
 

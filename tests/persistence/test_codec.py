@@ -1,0 +1,377 @@
+"""What rows and snapshots hold: what is written is read, in few bytes, within limits, and by older versions.
+
+A part of dspyer that no user sees: what it gets wrong shows in few states, or only in what another version reads.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from dspyer import ImmutableState
+from dspyer.errors import StateError, StoreError
+from dspyer.events import LMCall
+from dspyer.persistence.lm_calls import PackedCalls, calls_in, is_within, lm_call_row, pack_call, unpack_call
+from dspyer.persistence.rows import (
+    CommitContent,
+    CommitHeader,
+    MapItems,
+    decode_commit_content,
+    encode_commit_content,
+)
+from dspyer.persistence.snapshots import CHUNK, SnapshotContent, SnapshotEncoder, SnapshotState, state_digest
+from dspyer.schema.schema import Schema
+from dspyer.stores import content
+from dspyer.stores.content import Content, ReadBudget, blob_id
+from dspyer.threads.graph_fingerprint import decoder, named_classes
+from dspyer.values import json as encoding
+from dspyer.values.refusals import MAX_DEPTH
+from dspyer.values.types import Opaque
+from tests.plain_values import frozen, plain
+
+SINCE = 1_600_000_000_000
+
+texts = st.text(max_size=400)
+numbers = st.integers(0, 10**9)
+parts = st.recursive(st.none() | st.booleans() | texts, lambda inner: st.lists(inner) | st.dictionaries(texts, inner))
+messages = st.dictionaries(st.sampled_from(["role", "content", "$type", "name"]), texts | parts)
+
+
+@st.composite
+def lm_calls(draw: st.DrawFn) -> LMCall:
+    """Calls with whatever a server or an LM of the user may give."""
+    return LMCall(
+        draw(st.sampled_from(["trunk:1", "0.1:2[3]/trunk:1"])),
+        draw(st.sampled_from(["answer", "a b"])),
+        draw(st.sampled_from(["answer", "answer.predict", "a b.react", "other", "", "~x"])),
+        draw(st.sampled_from(["openai/gpt", "gpt", "", "x/y/z"]) | texts),
+        draw(st.none() | st.sampled_from(["gpt", "gpt-2", "openai/gpt", "~x", ""]) | texts),
+        draw(numbers),
+        draw(numbers),
+        draw(st.none() | numbers.map(lambda n: n / 10**12)),
+        draw(numbers) / 10**6,
+        draw(st.integers(1_600_000_000_000, 2_000_000_000_000)) / 1_000,
+        draw(st.booleans()),
+        draw(st.sampled_from([None, "stop", "length", ""])),
+        draw(st.integers(1, 5)),
+        draw(st.none() | texts),
+        draw(st.none() | st.lists(messages, max_size=3)),
+        draw(st.none() | texts | st.lists(parts, max_size=2)),
+        draw(st.integers(0, 5)),
+        draw(st.booleans()),
+    )
+
+
+def written_and_read(call: LMCall, hidden: bool = False) -> tuple[LMCall, dict[str, bytes]]:
+    """A call, through JSON."""
+    blobs: dict[str, bytes] = {}
+    packed = json.loads(json.dumps(pack_call(call, blobs, SINCE, hidden)))
+    return unpack_call(
+        packed, call.execution, call.node, SINCE, lambda names: {name: blobs[name] for name in names}
+    ), blobs
+
+
+@given(lm_calls())
+def test_a_call_is_read_as_it_was_written(call: LMCall) -> None:
+    found, _ = written_and_read(call)
+    assert found._replace(cost=0, started=0, seconds=0) == call._replace(cost=0, started=0, seconds=0)
+    assert (found.cost or 0) == pytest.approx(call.cost or 0, abs=1e-12)
+    assert (found.cost is None) == (call.cost is None)
+    assert found.started == pytest.approx(call.started, abs=0.0011)
+    assert found.seconds == pytest.approx(call.seconds, abs=1.1e-6)
+
+
+@given(lm_calls())
+def test_of_a_hidden_call_usage_alone_is_read(call: LMCall) -> None:
+    found, _ = written_and_read(call, hidden=True)
+    assert (found.messages, found.response) == (None, None)
+    if call.failed is not None:
+        assert found.failed == call.failed.partition(":")[0]
+
+
+USUAL = LMCall(
+    "trunk:3",
+    "answer",
+    "answer",
+    "openai/gpt-4o-mini",
+    "gpt-4o-mini-2024-07-18",
+    1812,
+    143,
+    0.00035760,
+    1.234567,
+    1_790_000_000.123,
+    finish_reason="stop",
+)
+
+
+def test_a_usual_call_takes_less_than_100_bytes() -> None:
+    blobs: dict[str, bytes] = {}
+    packed = pack_call(USUAL, blobs, int(USUAL.started * 1000) - 250)
+    alone = encode_commit_content(CommitContent({"n": 1}))
+    both = encode_commit_content(CommitContent({"n": 1}, lm_calls=(packed,)))
+    size = len(json.dumps(both, separators=(",", ":"))) - len(json.dumps(alone, separators=(",", ":")))
+    assert (size < 100, blobs) == (True, {})
+    row = lm_call_row("trunk:3[17]", "answer", PackedCalls((packed,))).numbered(0)
+    assert row.content is not None
+    assert len(row.content.data) < 90
+
+
+def test_a_long_text_is_stored_once_and_not_read_with_its_row() -> None:
+    system = "You answer questions about the sea. " * 20
+    blobs: dict[str, bytes] = {}
+    prompts = [[{"role": "system", "content": system}, {"role": "user", "content": f"{n}?"}] for n in range(3)]
+    calls = [USUAL._replace(messages=prompt, response="Yes.") for prompt in prompts]
+    row = lm_call_row("trunk:3", "answer", PackedCalls(tuple([pack_call(call, blobs) for call in calls]), blobs))
+    assert list(blobs.values()) == [system.encode()]
+    content = row.numbered(0).content
+    assert content is not None
+    assert list(content.refs) == list(blobs)
+    assert not any(name.encode() in content.data for name in blobs), "Content.value would read it with each commit"
+    read = calls_in(row.numbered(0), lambda names: {name: blobs[name] for name in names})
+    assert [call.messages for call in read] == prompts
+
+
+def test_version_0_4_reads_a_commit_with_lm_calls() -> None:
+    encoded = encode_commit_content(CommitContent({"n": 1}, reason="why", lm_calls=(pack_call(USUAL, {}),)))
+    _, _, _, _, *failures = encoded
+    failure, failed = failures[0] if failures else (None, ())  # as `decode_commit_content` of version 0.4 does
+    assert (failure, [*failed]) == (None, [])
+    assert decode_commit_content(encoded) == CommitContent({"n": 1}, reason="why")
+
+
+def test_a_damaged_call_is_named() -> None:
+    damaged: list[list[object]] = [[], [0, "m"], ["~x", None, 0, 1, 1, 0, 0, 0], [0, "m", 0, 1, 1, 0, "now", 0]]
+    for packed in damaged:
+        with pytest.raises(StoreError, match=r"an LM call of execution 'trunk:1' is stored as"):
+            unpack_call(packed, "trunk:1", "answer")
+
+
+def test_what_is_inside_of_an_execution() -> None:
+    inside = ["trunk:2", "trunk:2[0]", "trunk:2/trunk:1", "trunk:2[a]/trunk:1"]
+    assert [is_within(one, "trunk:2") for one in [*inside, "trunk:21", "trunk:2+1", "0:2"]] == [True] * 4 + [False] * 3
+
+
+# --- headers of commits
+
+
+def test_an_old_header_has_no_failed_attempts() -> None:
+    old: tuple[Any, ...] = (1, "one", "ask", 0, 10, 20, 0, 1, None, [], ["notes", 2], None, [1, 2])
+    header = CommitHeader.parse(old)
+    assert (header.attempt, header.cached, header.calls) == (1, False, (1, 2))
+    assert header.items == MapItems("notes", 2)
+    assert header.pack() == old
+    later = header._replace(attempt=2, cached=True)
+    assert CommitHeader.parse(later.pack()) == later
+    only = header._replace(items=None, calls=(0, 0), cached=True)
+    assert CommitHeader.parse(only.pack()) == only
+
+
+# --- values of classes that a reader does not know
+
+
+class Colour(Enum):
+    RED = 1
+
+
+class Pair(NamedTuple):
+    left: int
+    right: Colour
+
+
+@dataclass
+class Point:
+    x: int
+
+
+class Draft(BaseModel):
+    title: str
+    points: list[Point] = []
+
+
+class Text(str):
+    __slots__ = ()
+
+
+UNKNOWN = decoder(Schema.of(None))
+
+
+VALUES_OF_CLASSES: dict[str, tuple[Any, bool]] = {
+    "a model": (Draft(title="a", points=[Point(1)]), True),
+    "a dataclass": (Point(2), True),
+    "an enum": (Colour.RED, True),
+    "a namedtuple": (Pair(1, Colour.RED), True),
+    "a subclass of a scalar": (Text("a"), True),
+    "inside": ({"a": [Point(1), 2]}, False),
+    "a key makes its mapping opaque": ({Colour.RED: 1}, True),
+    "a member makes its set opaque": ({Colour.RED}, True),
+    "beside a long text": ((Point(1), "x" * 20_000), False),
+}
+
+
+def test_an_opaque_value_is_written_unchanged() -> None:
+    for name, (value, whole) in VALUES_OF_CLASSES.items():
+        written = encoding.encode(frozen(value))
+        read = UNKNOWN(written)
+        assert isinstance(plain(read), Opaque) is whole, name
+        assert encoding.encode(read) == written, name
+        assert encoding.encode(frozen(plain(read))) == written, f"{name}: also through a node that passes it on"
+        assert "<opaque " in repr(read), name
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "attribute": lambda value: value.title,
+    "text": str,
+    "f-string": lambda value: f"{value}",
+    "truth": bool,
+    "iteration": list,
+    "length": len,
+    "item": lambda value: value["title"],
+    "assignment": lambda value: setattr(value, "title", "b"),
+}
+
+
+def test_using_an_opaque_value_raises() -> None:
+    read = plain(UNKNOWN(encoding.encode(frozen(Draft(title="a")))))
+    for use in USES.values():
+        with pytest.raises(StateError, match=r"test_codec:Draft, which cannot be read here.*register_value_type"):
+            use(read)
+
+
+def test_the_schema_names_what_may_be_read() -> None:
+    class State(BaseModel):
+        draft: Draft | None = None
+        pairs: dict[str, tuple[Pair, ...]] = {}
+
+    schema = Schema.of(State)
+    assert set(named_classes(schema)) == {State, Draft, Point, Pair, Colour}
+    value = {"draft": Draft(title="a", points=[Point(1)]), "pairs": {"a": (Pair(1, Colour.RED),)}}
+    assert plain(decoder(schema)(encoding.encode(frozen(value)))) == value
+
+
+UNREADABLE: dict[str, tuple[Any, str]] = {
+    "a member is gone": ({"$type": "enum", "class": f"{__name__}:Colour", "value": "BLUE"}, "BLUE"),
+    "a tag of a later version": ({"$type": "quaternion", "value": [1]}, "does not know"),
+    "a text that would grow": ({"$type": "fraction", "value": "1e999999999"}, "ValueError"),
+    "no number": ({"$type": "decimal", "value": "x"}, "InvalidOperation"),
+    "an unnamed class": ({"$type": "model", "class": "os:system", "value": {}}, "os:system"),
+}
+
+
+def test_what_cannot_be_read_is_opaque() -> None:
+    for name, (form, words) in UNREADABLE.items():
+        read = plain(encoding.decoder([Colour], Opaque.of)(form))
+        assert isinstance(read, Opaque), name
+        assert words in read.reason, name
+        assert json.loads(read.text) == form, name
+
+
+def test_json_that_is_too_deep_is_opaque() -> None:
+    form: Any = "bottom"
+    for _ in range(MAX_DEPTH * 50):
+        form = [form]
+    with pytest.raises(StateError, match=f"deeper than {MAX_DEPTH} levels"):
+        UNKNOWN(form)
+
+
+# --- snapshots
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dspyer.persistence.snapshots.CHUNK", 4)
+
+
+def stored(
+    state: ImmutableState, forms: SnapshotEncoder, blobs: dict[str, bytes]
+) -> tuple[ImmutableState, SnapshotEncoder]:
+    """A state there and back."""
+    made = SnapshotContent(SnapshotState(state, 0), forms)
+    blobs.update(made.blobs)
+    assert set(made.refs) <= set(blobs)
+    again = SnapshotEncoder()
+    _, _, form = json.loads(zlib.decompress(made.data))
+    found = {name: blobs[name] for name in made.refs}
+    return again.load(form, made.refs, lambda _: found, encoding.decode, ReadBudget()), again
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text(max_size=5)
+    | st.binary(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=9)
+        | st.dictionaries(st.text(max_size=3) | st.sampled_from(["$type", "é"]), inner, max_size=9)
+        | st.tuples(inner, inner)
+    ),
+    max_leaves=30,
+)
+
+
+@pytest.mark.usefixtures("small_pieces")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(states=st.lists(st.dictionaries(st.text(max_size=2), VALUES, max_size=8), min_size=1, max_size=4))
+def test_any_state_is_restored_with_the_same_digest(states: list[dict[str, Any]]) -> None:
+    forms, blobs = SnapshotEncoder(), dict[str, bytes]()
+    state = ImmutableState()
+    for patch in states:
+        state = ImmutableState({**dict(state.raw_items()), **patch})
+        back, again = stored(state, forms, blobs)
+        assert encoding.to_json(back) == encoding.to_json(state)
+        assert forms.digest(state) == again.digest(back) == state_digest(back) == state_digest(state)
+
+
+GROWING: dict[str, tuple[Callable[[int], Any], int]] = {
+    "a list that grows": (lambda n: [{"text": f"item {i}"} for i in range(3 * CHUNK + n)], 0),
+    "a mapping that grows": (lambda n: {f"k{i}": [i] for i in range(3 * CHUNK + n)}, 0),
+    "an item of the middle": (lambda n: [n if i == CHUNK else i for i in range(4 * CHUNK)], 1),
+    "a long text": (lambda n: "x" * 100_000, 0),
+    "long bytes": (lambda n: b"x" * 100_000, 0),
+    "a long text in a list": (lambda n: [n, "x" * 100_000], 0),
+}
+
+
+def test_chunks_are_stored_once() -> None:
+    for name, (value, fresh) in GROWING.items():
+        state = ImmutableState({"field": value(0), "deep": {"down": value(0)}})
+        forms, blobs = SnapshotEncoder(), dict[str, bytes]()
+        assert SnapshotContent(SnapshotState(state, 0), forms).blobs, name
+        changed = state.set("field", value(1))
+        assert len(SnapshotContent(SnapshotState(changed, 1), forms).blobs) == fresh, name
+        back, again = stored(changed, SnapshotEncoder(), blobs)
+        assert SnapshotContent(SnapshotState(back, 1), again).blobs == {}, name
+
+
+# --- limits
+
+
+def test_references_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long text that many references name is not brought in more often than fits."""
+    monkeypatch.setattr(content, "MAX_EXPANDED_BYTES", 100_000)
+    data = b"x" * 30_000
+    form = json.dumps([{"$type": "blob bytes", "value": blob_id(data)}] * 4).encode()
+    with pytest.raises(StateError, match="more than the 100,000 bytes"):
+        Content.stored(form, [blob_id(data)]).value(lambda ids: {blob_id(data): data})
+    assert ReadBudget().expand(data) == data
+
+
+def test_sizes_have_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(content, "MAX_JSON_BYTES", 1_000)
+    with pytest.raises(StateError, match=r"1,002 bytes of JSON besides .*; 1,000 are stored and read at most"):
+        Content.stored(b'"' + b"a" * 1_000 + b'"').value(lambda ids: {})
+    with pytest.raises(StateError, match="more than the 1,000 bytes"):
+        ReadBudget().inflate(zlib.compress(b"a" * 1_001))
+    assert ReadBudget().inflate(zlib.compress(b"a" * 1_000)) == b"a" * 1_000
+    with pytest.raises(StateError, match="truncated"):
+        ReadBudget().inflate(zlib.compress(b"a" * 1_000)[:-3])
