@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,7 @@ import pytest
 
 from dspyer import END, START, Graph
 from dspyer.errors import StoreError
-from dspyer.persistence.checked_store import CheckedStore
-from dspyer.persistence.journal import Journal
-from dspyer.persistence.rows import NewRow
-from dspyer.stores.base import Change, Point, Row, RunRow, Store, ThreadRow
-from dspyer.stores.memory import Memory
+from dspyer.stores.base import ThreadRow
 from tests.persistence.equality import finished, outcome
 from tests.persistence.failing import DiskError, Failing, FailingMemory, disk_full
 from tests.persistence.kinds import CALLS, KINDS, State
@@ -95,36 +89,6 @@ def test_running_siblings_finish_and_are_not_committed() -> None:
     assert finished_calls[2:] in (["quick", "slow"], ["slow", "quick"])
 
 
-def test_rows_written_by_another_branch_stay_written_when_the_next_write_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two branches write at once, one of them for both; the next write fails before the other has looked."""
-    store = FailingMemory()
-    store.write(Change("t", run=RunRow("r", "t", (), {}), rows_of="r", rows=[Row(0, "open", ())], head=Point("r", 0)))
-    store.inline = False
-    journal = Journal(store, "t", 1, "r", 1)
-
-    async def both() -> None:
-        asked, go_on = asyncio.Event(), asyncio.Event()
-
-        async def in_order(work: Callable[..., None], *args: Any, **options: Any) -> None:
-            if not asked.is_set():
-                asked.set()
-                await go_on.wait()
-            work(*args)
-
-        monkeypatch.setattr("anyio.to_thread.run_sync", in_order)
-        first = asyncio.create_task(journal.awrite([NewRow("commit", ("a",))]))
-        await asked.wait()
-        await journal.awrite([NewRow("commit", ("b",))])
-        store.arm(disk_full, 1, after=False)
-        with pytest.raises(StoreError):
-            journal.write([NewRow("commit", ("c",))])
-        go_on.set()
-        await first
-
-    asyncio.run(both())
-    assert [row.header for row in store.rows("r")] == [(), ("a",), ("b",)]
-
-
 class Unreadable(FailingMemory):
     """A store that cannot be read."""
 
@@ -134,23 +98,6 @@ class Unreadable(FailingMemory):
         if not self.readable:
             raise DiskError("read error")
         return super().thread(name)
-
-
-@pytest.mark.parametrize("name", sorted(Store.__abstractmethods__ | {"write_now"}))
-def test_every_method_of_a_store_raises_store_errors(name: str) -> None:
-    def fail(*args: Any) -> None:
-        raise DiskError("no disk")
-
-    inner = Memory()
-    if name == "address":
-        assert CheckedStore(inner).address == inner.address
-        return
-    setattr(inner, name, fail)
-    arguments = [Change()] if name.startswith("write") else [Point("r", 0)] if name == "snapshot" else ["t"]
-    takes_none = name in ("threads", "drop_snapshots", "vacuum", "close")
-    with pytest.raises(StoreError, match="DiskError: no disk") as caught:
-        getattr(CheckedStore(inner), name)(*([] if takes_none else arguments))
-    assert isinstance(caught.value.__cause__, DiskError)
 
 
 def test_a_failed_read_raises_a_store_error() -> None:
