@@ -1,39 +1,66 @@
-"""Parts of a history, each read from the snapshot before it, equal those of the whole, and cost few rows."""
+"""Snapshots, and the parts of a history that are read from them: they equal those of the whole, and cost few rows.
+
+Both are caches: what they get wrong shows where a snapshot happens to lie, one in 480 rows, so this file moves them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import random
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Thread, reducers
+from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Thread, reducers
 from dspyer.errors import ThreadError
-from dspyer.persistence.time_travel import cut_page
-from dspyer.stores import Memory, SQLite
-from dspyer.stores.base import Store
+from dspyer.persistence.reader import HistoryReader
+from dspyer.persistence.snapshots import AT_END, EVERY, latest_snapshot
+from dspyer.persistence.time_travel import ThreadReader
+from dspyer.stores import Memory, SQLite, Store, open_store
+from dspyer.stores.base import Point, Row
+from dspyer.values.json import decode
 from tests.persistence.counting import Counting
 from tests.persistence.kinds import CALLS, INPUTS, KINDS
+from tests.persistence.pages import page_of
 
 MODULES = ("dspyer.persistence.journal", "dspyer.persistence.history_parts")
 
 
-@pytest.fixture(params=[1, 4, 480], ids=lambda every: f"snapshots every {every} rows")
-def every(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def take_snapshots(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    """Takes a snapshot every few rows, and reads in short pages."""
     for module in MODULES:
-        monkeypatch.setattr(f"{module}.EVERY", request.param)
-    monkeypatch.setattr("dspyer.persistence.journal.AT_END", max(request.param // 2, 1))
+        monkeypatch.setattr(f"{module}.EVERY", every)
+    monkeypatch.setattr("dspyer.persistence.journal.AT_END", max(every // 2, 1))
     monkeypatch.setattr("dspyer.persistence.history_parts.PAGE", 2)
     monkeypatch.setattr("dspyer.persistence.reader.PAGE", 2)
-    return int(request.param)
+
+
+class NoPages:
+    """Reads no part of a history."""
+
+    def none(self, *_: Any) -> None: ...
+
+    blame = writers = at = none
+
+
+def reader_of_all(thread: Any) -> Any:
+    """A reader of the same thread that reads nothing but the whole history."""
+    reader = ThreadReader(thread._thread_reader.cache._reader, thread.name)
+    pages: Any = NoPages()
+    reader.pages = pages
+    return reader
 
 
 def check(thread: Thread) -> None:
     """Compares what is read in pages with the whole history."""
-    handle = Thread(thread._program, thread._store, thread.name)
-    listed = handle._thread_reader.cache.listed()
+    whole_reader = reader_of_all(thread)
+    listed = whole_reader.cache.listed()
     whole = list(listed.commits)
     assert thread.history() == whole
     for number, commit in enumerate(whole):
@@ -45,26 +72,24 @@ def check(thread: Thread) -> None:
         for first in (None, len(whole) // 2, len(whole) + 5, *[one.version for one in whole[-2:]]):
             for count in (1, 7, len(whole) + 1):
                 page = thread.history(first=first, count=count, newest=newest)
-                assert page == cut_page(whole, first, count, newest), (first, count, newest)
-    paths = {(key,) for commit in whole for key in commit.patch}
-    for path in paths:
-        assert said(thread, path) == said(handle, path, whole=True), path
+                assert page == page_of(whole, first, count, newest), (first, count, newest)
+    for path in {(key,) for commit in whole for key in commit.patch}:
+        assert said(thread, path) == said(whole_reader, path), path
 
 
-def said(thread: Thread, path: tuple[Any, ...], whole: bool = False) -> Any:
-    pages = thread._thread_reader.pages
-    if whole:
-        thread._thread_reader.pages = type("NoPages", (), {"blame": lambda *_: None})()
+def said(reader: Any, path: tuple[Any, ...]) -> Any:
     try:
-        return thread.blame(path)
+        return reader.blame(path)
     except LookupError as error:
         return str(error)
-    finally:
-        thread._thread_reader.pages = pages
 
 
-@pytest.mark.parametrize("kind", [name for name in KINDS if name != "LM router"])
-def test_parts_of_a_history_equal_those_of_the_whole(kind: str, every: int) -> None:
+KINDS_READ = [name for name in KINDS if name != "LM router"]
+
+
+@pytest.mark.parametrize("kind", KINDS_READ)
+def test_parts_of_a_history_equal_those_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_snapshots(monkeypatch, [1, 4][KINDS_READ.index(kind) % 2])
     made = KINDS[kind].compile("sync", Memory())
     thread = made.thread("a/t")
     for _ in range(3):
@@ -162,23 +187,32 @@ def without_snapshots(thread: Thread) -> None:
     thread._store.drop_snapshots()
 
 
+CHANGES = (
+    forked,
+    resumed,
+    abandoned,
+    by_hand,
+    made_in_the_name_of_a_node,
+    rerun,
+    pruned,
+    merged,
+    landed,
+    without_snapshots,
+)
+
+
 @pytest.mark.parametrize(
-    "change",
+    ("change", "every"),
     [
-        forked,
-        resumed,
-        abandoned,
-        by_hand,
-        made_in_the_name_of_a_node,
-        rerun,
-        pruned,
-        merged,
-        landed,
-        without_snapshots,
+        *((change, every) for change in CHANGES for every in (1, 4)),
+        *((change, 480) for change in (resumed, rerun, merged)),
     ],
 )
-def test_parts_equal_the_whole_after_any_change_of_the_thread(change: Callable[[Thread], None], every: int) -> None:
-    made = program()
+def test_parts_equal_the_whole_after_any_change_of_the_thread(
+    change: Callable[[Thread], None], every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_snapshots(monkeypatch, every)
+    made = program(laps=2)
     thread = made.thread("t")
     for question in "xy":
         thread.run({"q": question}).raise_error()
@@ -259,14 +293,14 @@ RUNS: dict[str, Callable[[Thread, int], Any]] = {
 
 
 def test_rows_read_do_not_grow_with_the_number_of_runs() -> None:
-    store, runs = Counting(), 800
+    store, runs = Counting(), 400
     made = chat(store)
     for _ in range(runs):
         made.thread("t").run({"first": "a"})
     for what, read in RUNS.items():
         store.read = 0
         read(made.thread("t"), runs)
-        assert store.read <= 800, what  # of 3,200 rows
+        assert store.read <= 800, what  # of 1,600 rows
 
 
 @pytest.fixture
@@ -286,3 +320,239 @@ def test_successive_commits_are_read_together(path: Path) -> None:
     with SQLite(path) as file:
         loop(file, 30).thread("t").run({"first": "a"})
         assert [loop(file, 30).thread("t").at(version)["n"] for version in (29, 0)] == [29, 0]
+
+
+# --- who has written each field at a step of a long run
+
+
+FIELDS = ["a", "b", "c", "seen", "by"]
+ROUNDS = 40
+
+
+class Board(BaseModel):
+    n: int = 0
+    a: int = 0
+    b: int = 0
+    c: int | None = None
+    seen: Annotated[list[int], reducers.extend] = []
+    by: dict[str, int] = {}
+    results: list[int] = []
+    old: int = 0
+
+
+def writer(seed: int, node: str) -> Callable[[int], dict[str, Any]]:
+    """A node that writes some fields in few rounds: also what they hold already."""
+
+    def write(n: int) -> dict[str, Any]:
+        chance = random.Random(f"{seed} {node} {n}")
+        found: dict[str, Any] = {"n": n + 1} if node == "begin" else {}
+        if n % 37 == 5 or chance.random() < 0.05:
+            for field in chance.sample(FIELDS, chance.randint(1, 3)):
+                value = chance.choice([0, 1, n])
+                found[field] = [value] if field == "seen" else {node: value} if field == "by" else value
+        return found
+
+    return write
+
+
+def looping(seed: int, rounds: int = ROUNDS) -> Graph:
+    """A map, then rounds with a fork in two of three."""
+    graph = Graph(Board, name="Rounds", inputs=["old"], merge=dict.fromkeys(["a", "b", "c", "by"], "last_write_wins"))
+    graph.add_map("each", lambda x: x, over="seen", item="x", into="results")
+    for node in ("begin", "left", "more", "right", "meet"):
+        graph.add_node(node, writer(seed, node), writes=[*FIELDS, "n"] if node == "begin" else FIELDS)
+    graph.add_path(START, "each", "begin")
+    graph.add_conditional_edges("begin", lambda n: ["left", "right"] if n % 3 else "meet", ["left", "right", "meet"])
+    graph.add_edge("left", "more").add_edge(["more", "right"], "meet")
+    return graph.add_conditional_edges("meet", lambda n: "begin" if n % rounds else END, ["begin", END])
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_writers_are_those_of_the_whole_history(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_snapshots(monkeypatch, 2 * ROUNDS)
+    store = Memory()
+    thread = looping(seed).compile(store=store, max_steps=10 * ROUNDS).thread("t")
+    for _ in range(2):
+        thread.run({"old": seed}).raise_error()
+    there = Archive(store).thread("t")
+    pages, whole = there._thread_reader.pages, reader_of_all(there)
+    for commit in random.Random(seed).sample(thread.history(), 25):
+        found = pages.writers(commit.id)
+        assert found is not None  # the whole history was not read
+        expected = {field: one.id for field, one in whole.writers(commit.id).items()}
+        assert {field: one.id for field, one in found.items()} == expected, commit.id
+
+
+def test_a_step_reads_few_blocks_of_a_long_run_with_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_snapshots(monkeypatch, 40)
+    store = Memory()
+    thread = looping(-1, 2 * ROUNDS).compile(store=store, max_steps=10_000).thread("t")
+    thread.run({"old": 1}).raise_error()
+    there, last = Archive(store).thread("t"), thread.history()[-1]
+    folds: list[int] = []
+    fold = HistoryReader.fold
+
+    def counted(reader: HistoryReader, rows: Any, *rest: Any) -> Any:
+        folds.append(len(rows.rows))
+        return fold(reader, rows, *rest)
+
+    monkeypatch.setattr(HistoryReader, "fold", counted)
+    assert there.commit(last.id).blame["old"].node == "START"
+    first, folds[:] = len(folds), []
+    assert there.commit(last.parents[0]).blame["old"].node == "START"
+    assert first <= 12
+    assert len(folds) <= 2  # its neighbour
+
+
+# --- with and without snapshots
+
+
+class Chat(BaseModel):
+    """Fields that grow, change and stay."""
+
+    messages: Annotated[list[dict[str, str]], reducers.extend] = []
+    n: Annotated[int, reducers.increment] = 0
+    left: int = 0
+    right: int = 0
+    more: int = 0
+    note: str = ""
+
+
+STEPS: list[int] = []
+
+
+def step(n: int, more: int) -> dict[str, Any]:
+    """One step of the loop."""
+    STEPS.append(n)
+    if more == 13 and n % 3 == 1:
+        raise RuntimeError("unlucky")
+    return {"messages": [{"role": "user", "content": f"message {n}"}], "n": 1}
+
+
+def chatting(store: Store | None) -> CompiledGraph:
+    """As many rounds as `more` says; each forks in two every other time."""
+    graph = Graph(Chat).add_node(step, writes=["messages", "n"])
+    graph.add_node("l", lambda n: {"left": n, "messages": [{"role": "l", "content": str(n)}]})
+    graph.add_node("r", lambda n: {"right": n, "messages": [{"role": "r", "content": str(n)}]})
+    graph.add_node("join", lambda left, right: {"note": f"{left}{right}"}, writes=["note"])
+    graph.add_edge(START, "step")
+    graph.add_conditional_edges("step", lambda n: ["l", "r"] if n % 2 else "join", ["l", "r", "join"])
+    graph.add_edge(["l", "r"], "join")
+    graph.add_conditional_edges("join", lambda n, more: "step" if n % max(more, 1) else END, ["step", END])
+    return graph.compile(store=store, max_steps=100_000)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes snapshots every few rows, with small pieces."""
+    monkeypatch.setattr("dspyer.persistence.journal.EVERY", 5)
+    monkeypatch.setattr("dspyer.persistence.journal.AT_END", 3)
+    monkeypatch.setattr("dspyer.persistence.snapshots.CHUNK", 4)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An empty store."""
+    with open_store(":memory:" if request.param == "memory" else tmp_path / "runs.db") as made:
+        yield made
+
+
+def seen(program: CompiledGraph) -> tuple[Any, ...]:
+    """What a new handle says of the thread."""
+    t = program.thread("t")
+    return t.state.to_dict(), t.status
+
+
+@pytest.mark.usefixtures("often")
+@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(turns=st.lists(st.tuples(st.sampled_from([1, 2, 5, 13]), st.booleans()), min_size=1, max_size=6))
+def test_deleting_all_snapshots_changes_nothing(turns: list[tuple[int, bool]], tmp_path_factory: Any) -> None:
+    paths = [tmp_path_factory.mktemp("runs") / "runs.db" for _ in range(2)]
+    with open_store(paths[0]) as kept, open_store(paths[1]) as dropped:
+        pair = [(each, chatting(each)) for each in (kept, dropped)]
+        for more, resumes in turns:
+            found = []
+            for one, program in pair:
+                if one is dropped:
+                    one.drop_snapshots()
+                STEPS.clear()
+                t = program.thread("t")
+                run = t.resume() if resumes and t.status == "failed" else t.run({"more": more}, abandon=True)
+                commits = [(c.id, c.version, c.node, c.route) for c in run.commits]
+                found.append((run.status, STEPS.copy(), run.state.to_dict(), commits, seen(program)))
+            assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("often")
+def test_few_rows_follow_a_snapshot(store: Store) -> None:
+    program = chatting(store)
+    t = program.thread("t")
+    for _ in range(3):
+        t.run({"more": 20})
+    row = store.thread("t")
+    assert row is not None
+    assert row.head is not None
+    found = store.snapshot(row.head)
+    assert found is not None
+    assert found.at == row.head
+    rows, asked = store.rows, []
+
+    def counted(run: str, first: int = 0, last: int | None = None) -> list[Row]:
+        asked.append(first)
+        return rows(run, first, last)
+
+    store.rows = counted  # type: ignore[method-assign]
+    assert program.thread("t").state["n"] == 60
+    assert asked == [row.head.seq]
+    for at in range(row.head.seq):
+        before = store.snapshot(Point(row.head.run, at))
+        assert at < 12 or (before is not None and at - before.at.seq <= 10), at
+
+
+UNREADABLE = {
+    "missing blob": None,
+    "no zlib": b"?",
+    "no JSON": zlib.compress(b"?"),
+    "another version": zlib.compress(b'[99,0,{"n":1}]'),
+    "no state": zlib.compress(b"[1,0,5]"),
+}
+
+
+@pytest.mark.usefixtures("often")
+def test_an_unreadable_snapshot_is_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for damage, data in UNREADABLE.items():
+        caplog.clear()
+        path = tmp_path / f"{damage}.db"
+        with open_store(path) as store:
+            program = chatting(store)
+            program.thread("t").run({"more": 9})
+            wanted = seen(program)
+            file = sqlite3.connect(path)
+            if data is None:
+                file.execute("DELETE FROM blob")
+            else:
+                file.execute("UPDATE snapshot SET content = ?, refs = NULL", (data,))
+            file.commit()
+            file.close()
+            assert seen(program) == wanted, damage
+            assert "is skipped" in caplog.text, damage
+            program.thread("t").run({"more": 9})
+            assert program.thread("t").state["n"] == 18, damage
+
+
+def test_in_memory_nothing_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dspyer.persistence.journal.AT_END", 1)
+    with open_store(":memory:") as store:
+        program = chatting(store)
+        t = program.thread("t")
+        state = t.run({"more": 2}).state
+        row = store.thread("t")
+        assert row is not None
+        assert row.head is not None
+        found = latest_snapshot(store, row.head, decode)
+        assert found is not None
+        assert found[1].state["messages"] is state["messages"]
+
+
+def test_the_limits_keep_the_promise() -> None:
+    assert AT_END <= EVERY <= 500

@@ -44,8 +44,8 @@ class Docs(BaseModel):
     log: Annotated[list[str], reducers.extend] = ["begun"]
 
 
-def rows(store: Store, kind: str) -> list[Row]:
-    thread = store.thread("t")
+def rows(store: Store, kind: str, name: str) -> list[Row]:
+    thread = store.thread(name)
     assert thread is not None
     assert thread.head is not None
     return [row for row in store.rows(thread.head.run, 0, thread.head.seq) if row.kind == kind]
@@ -70,18 +70,16 @@ MAPS: dict[str, tuple[str, Callable[[str], Any], list[Any], bool]] = {
 }
 
 
-@pytest.mark.parametrize(("into", "node", "expected", "refers"), MAPS.values(), ids=MAPS)
-def test_the_commit_of_a_map_refers_to_its_items(
-    opened: Open, into: str, node: Callable[[str], Any], expected: list[Any], refers: bool
-) -> None:
-    run = mapping(into, node, opened()).thread("t").run({"docs": ["a", "b"]})
-    assert run.state[into] == expected
-    items, commits = rows(opened(), "item"), rows(opened(), "commit")
-    assert [row.header[0] for row in items] == ["trunk:1[0]", "trunk:1[1]"]
-    assert (into not in stored(commits[1])) is refers
-    thread = mapping(into, node, opened()).thread("t")
-    assert thread.state == run.state
-    assert [commit.patch for commit in thread.history()] == [commit.patch for commit in run.commits]
+def test_the_commit_of_a_map_refers_to_its_items(opened: Open) -> None:
+    for name, (into, node, expected, refers) in MAPS.items():
+        run = mapping(into, node, opened()).thread(name).run({"docs": ["a", "b"]})
+        assert run.state[into] == expected, name
+        items, commits = rows(opened(), "item", name), rows(opened(), "commit", name)
+        assert [row.header[0] for row in items] == ["trunk:1[0]", "trunk:1[1]"], name
+        assert (into not in stored(commits[1])) is refers, name
+        thread = mapping(into, node, opened()).thread(name)
+        assert thread.state == run.state, name
+        assert [commit.patch for commit in thread.history()] == [commit.patch for commit in run.commits], name
 
 
 def test_a_map_without_items_has_an_empty_result() -> None:

@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Callable
 from operator import add
 from pathlib import Path
+from threading import Timer
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel
+from tenacity import RetryCallState
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Retry, clock
+from dspyer import END, START, CompiledGraph, Context, Graph, Retry
 from dspyer.testing import no_pauses
 from tests.persistence.processes import end_of, fork
 
@@ -41,7 +43,9 @@ class Calls:
         return Counter(self.path.read_text().split("\n")[:-1])
 
 
-def program(path: Path, calls: Calls, mode: str, hook: Callable[[int], None], failures: int) -> CompiledGraph:
+def program(
+    path: Path, calls: Calls, mode: str, hook: Callable[[int], None], failures: int, wait: Any = None
+) -> CompiledGraph:
     """a -> flaky | sibling -> last, where `flaky` charges once and then fails."""
 
     def flaky(ctx: Context) -> dict[str, Any]:
@@ -64,7 +68,9 @@ def program(path: Path, calls: Calls, mode: str, hook: Callable[[int], None], fa
         return node
 
     inner = Graph(State, name="Inner").add_node("first", plain("first"), writes=["log"])
-    inner.add_node("flaky", flaky if mode == "sync" else aflaky, writes=["log"], retry=Retry(4))
+    inner.add_node(
+        "flaky", flaky if mode == "sync" else aflaky, writes=["log"], retry=Retry(4, wait=wait) if wait else Retry(4)
+    )
     inner.add_path(START, "first", "flaky", END)
     graph = Graph(State, name="Outer").add_node("inner", inner.compile())
     for name in ("a", "last"):
@@ -84,18 +90,17 @@ def test_kill_9_in_a_pause_or_a_later_attempt(mode: str, where: str, tmp_path: P
     calls = Calls(tmp_path / "calls")
 
     def child() -> None:
-        pauses: list[float] = []
+        def wait(tried: RetryCallState) -> float:
+            if where != WHERE[tried.attempt_number - 1]:
+                return 0.0
+            Timer(0.02, kill_here).start()  # in the pause, which is longer
+            return 60.0
 
-        def pause(seconds: float, stop: object = None) -> None:
-            pauses.append(seconds)
-            if where == ("in the first pause", "in the second pause")[len(pauses) - 1 : len(pauses)][0]:
+        def hook(attempt: int) -> None:
+            if where.endswith(str(attempt)):
                 kill_here()
 
-        async def apause(seconds: float, stop: object = None) -> None:
-            pause(seconds)
-
-        clock.pause, clock.apause = pause, apause  # in this process alone
-        made = program(tmp_path, calls, mode, lambda attempt: kill_here() if where.endswith(str(attempt)) else None, 9)
+        made = program(tmp_path, calls, mode, hook, 9, wait)
         t = made.thread("t")
         t.run({}) if mode == "sync" else asyncio.run(t.arun({}))
 

@@ -12,20 +12,16 @@ from typing import Any
 import pytest
 
 from dspyer import END, START, CompiledGraph, Graph
-from dspyer.runtime import node_cache
 from dspyer.stores import SQLite
 from tests.persistence.processes import end_of, fork
 from tests.runtime.cached import Doc, Later, Library, library, search, slow, warnings_of
 from tests.runtime.calls import CALLS, GATES, Gate, count_call
-from tests.runtime.conftest import PLAYS, Play
-
-EVERYWHERE = pytest.mark.parametrize("play", PLAYS.values(), ids=PLAYS.keys())
+from tests.runtime.conftest import PLAYS
 
 
 @pytest.fixture(autouse=True)
 def _no_calls() -> None:
     CALLS.clear()
-    node_cache._warned.clear()
 
 
 # --- processes: threads of a store, crashes, forks
@@ -96,19 +92,21 @@ def test_a_process_that_is_killed_in_a_write_leaves_an_entry_or_none(query: str,
         def die(*args: Any, **kwargs: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        own_set, own_write = diskcache.Cache.set, diskcache.Disk._write
+        own_set, own_store = diskcache.Cache.set, diskcache.Disk.store
 
-        def half(self: Any, path: str, chunks: Any, *more: Any) -> None:
-            data = b"".join(chunks)
-            own_write(self, path, iter([data[: len(data) // 2]]), *more)
-            die()
+        def half(self: Any, *args: Any, **options: Any) -> Any:
+            found = own_store(self, *args, **options)
+            for file in tmp_path.rglob("*.val"):
+                os.truncate(file, file.stat().st_size // 2)
+                die()
+            return found
 
         def whole(self: Any, *args: Any, **options: Any) -> None:
             own_set(self, *args, **options)
             die()
 
         if when == "in the file":
-            diskcache.Disk._write = half
+            diskcache.Disk.store = half
         else:
             diskcache.Cache.set = die if when == "before" else whole
         program.run({"query": query})
@@ -141,18 +139,18 @@ def test_a_forked_process_does_not_wait_for_threads_of_its_parent(tmp_path: Path
 # --- a bad disk
 
 
-@EVERYWHERE
-def test_a_folder_that_cannot_be_used_is_a_miss(play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("how", ["sync", "inside a loop", "streamed"])
+def test_a_folder_that_cannot_be_used_is_a_miss(how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "folder"
     program = library().compile(cache_dir=folder)
     folder.write_text("no folder")
     for _ in range(2):
-        assert play(program, {"query": "tides"}).status == "completed"
+        assert PLAYS[how](program, {"query": "tides"}).status == "completed"
     assert CALLS == {"tides": 2}
     assert len(warnings_of(caplog)) == 1
     folder.unlink()
     for _ in range(2):
-        assert play(program, {"query": "tides"}).status == "completed"
+        assert PLAYS[how](program, {"query": "tides"}).status == "completed"
     assert CALLS == {"tides": 3}, "the folder can be used again"
 
 
@@ -164,27 +162,28 @@ def rows(folder: Path, statement: str, *values: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda data: data[:-1],
-        lambda data: data.replace(b"tides", b"rides"),
-        lambda data: b"",
-        lambda data: bytes(40),
-        lambda data: data.decode("latin-1"),
-    ],
-    ids=["cut", "changed", "empty", "zeros", "text"],
-)
-def test_a_damaged_entry_is_a_miss(damage: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    program = library().compile(cache_dir=tmp_path)
-    program.run({"query": "tides"})
-    ((data,),) = rows(tmp_path, "SELECT value FROM Cache")
-    rows(tmp_path, "UPDATE Cache SET value = ?", damage(data))
-    run = program.run({"query": "tides"})
-    assert run.state["docs"] == [Doc(title="tides")]
-    assert CALLS == {"tides": 2}
-    assert "is damaged" in warnings_of(caplog)[0]
-    assert program.run({"query": "tides"}).commits[-1].cached, "the next call has replaced it"
+DAMAGES: dict[str, Any] = {
+    "cut": lambda data: data[:-1],
+    "changed": lambda data: data.replace(b"tides", b"rides"),
+    "empty": lambda data: b"",
+    "zeros": lambda data: bytes(40),
+    "text": lambda data: data.decode("latin-1"),
+}
+
+
+def test_a_damaged_entry_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name, damage in DAMAGES.items():
+        CALLS.clear()
+        caplog.clear()
+        program = library().compile(cache_dir=tmp_path / name)
+        program.run({"query": "tides"})
+        ((data,),) = rows(tmp_path / name, "SELECT value FROM Cache")
+        rows(tmp_path / name, "UPDATE Cache SET value = ?", damage(data))
+        run = program.run({"query": "tides"})
+        assert run.state["docs"] == [Doc(title="tides")], name
+        assert CALLS == {"tides": 2}, name
+        assert "is damaged" in warnings_of(caplog)[0], name
+        assert program.run({"query": "tides"}).commits[-1].cached, f"{name}: the next call has replaced it"
 
 
 def test_an_entry_of_another_key_is_a_miss(tmp_path: Path) -> None:
@@ -235,9 +234,9 @@ def test_a_large_result_whose_file_is_gone_or_cut_is_a_miss(tmp_path: Path) -> N
     assert CALLS == {"tides": 3}
 
 
-@EVERYWHERE
+@pytest.mark.parametrize("how", ["async", "asyncified"])
 def test_a_full_disk_fails_no_run(
-    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import diskcache
 
@@ -247,7 +246,7 @@ def test_a_full_disk_fails_no_run(
     monkeypatch.setattr(diskcache.Cache, "set", full)
     program = library().compile(cache_dir=tmp_path)
     for _ in range(2):
-        assert play(program, {"query": "tides"}).status == "completed"
+        assert PLAYS[how](program, {"query": "tides"}).status == "completed"
     assert CALLS == {"tides": 2}
     assert [("it cannot be written" in text, "disk is full" in text) for text in warnings_of(caplog)] == [(True, True)]
 
