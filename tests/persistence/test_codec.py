@@ -315,10 +315,11 @@ VALUES = st.recursive(
         | st.dictionaries(st.text(max_size=3) | st.sampled_from(["$type", "é"]), inner, max_size=9)
         | st.tuples(inner, inner)
     ),
-    max_leaves=30,
+    max_leaves=15,
 )
 
 
+@pytest.mark.slow("a law over states of any values, of which drawing costs most")
 @pytest.mark.usefixtures("small_pieces")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(states=st.lists(st.dictionaries(st.text(max_size=2), VALUES, max_size=8), min_size=1, max_size=4))

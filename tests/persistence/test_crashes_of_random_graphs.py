@@ -11,6 +11,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ def attempt(thread: Thread, whole: Counter[Called]) -> Run:
         assert CALLS.take() <= left
 
 
+@pytest.mark.slow("a law over random graphs, with up to six crashes in each example")
 @given(plans(), st.integers(0, 2**32), st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=6))
 def test_a_run_recovers_from_crashes_at_any_writes(plan: Plan, seed: int, crashes: list[tuple[int, bool]]) -> None:
     check(plan, seed, crashes, FailingMemory())

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Annotated, Any, NamedTuple
 
 import anyio.lowlevel
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -144,6 +145,7 @@ def calls_and_outcome(run: Run) -> tuple[Outcome, Counter[Called]]:
     return outcome(run), CALLS.take()
 
 
+@pytest.mark.slow("a law over random graphs: each example is run four times, sync and async")
 @given(faulty_plans(), st.integers(0, 2**32))
 def test_failures_that_are_taken_keep_runs_confluent(plan: tuple[Plan, Faults], seed: int) -> None:
     """Commits, failures, conflicts and calls do not depend on the order of completion, nor on the driver."""
@@ -166,6 +168,7 @@ def test_failures_that_are_taken_keep_runs_confluent(plan: tuple[Plan, Faults], 
         assert sorted(failed, key=str) == sorted(first[0].state["problems"], key=str)
 
 
+@pytest.mark.slow("a law over random graphs, with up to six crashes in each example")
 @given(
     faulty_plans(), st.integers(0, 2**32), st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1, max_size=6)
 )

@@ -71,6 +71,7 @@ def plain(run: Run) -> Any:
     return found._replace(drawn=[])
 
 
+@pytest.mark.slow("a law: each example runs a map whole, and with up to three crashes")
 @example(docs=["a", "a"], limit=1, seed=0, crashes=[(7, True), (1, False)], share=0.0, graphs=False)
 @given(
     docs=st.lists(st.sampled_from(["a", "b", "bad", "flaky"]), max_size=12),

@@ -293,14 +293,14 @@ RUNS: dict[str, Callable[[Thread, int], Any]] = {
 
 
 def test_rows_read_do_not_grow_with_the_number_of_runs() -> None:
-    store, runs = Counting(), 400
+    store, runs = Counting(), 300
     made = chat(store)
     for _ in range(runs):
         made.thread("t").run({"first": "a"})
     for what, read in RUNS.items():
         store.read = 0
         read(made.thread("t"), runs)
-        assert store.read <= 800, what  # of 1,600 rows
+        assert store.read <= 700, what  # of 1,200 rows
 
 
 @pytest.fixture
@@ -463,6 +463,7 @@ def seen(program: CompiledGraph) -> tuple[Any, ...]:
     return t.state.to_dict(), t.status
 
 
+@pytest.mark.slow("a law over two stores in files, with several runs in each example")
 @pytest.mark.usefixtures("often")
 @settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(st.tuples(st.sampled_from([1, 2, 5, 13]), st.booleans()), min_size=1, max_size=6))

@@ -18,19 +18,21 @@ from tests.persistence.kinds import CALLS, KINDS, State, read_calls
 from tests.persistence.places import MODES, Place, start
 from tests.persistence.processes import end_of, fork
 
+SLOW = pytest.mark.slow("a process is killed at every write of a run: 20 to 50 of them, forked")
+
 
 @pytest.mark.parametrize(
     ("kind", "mode"),
     [
         ("fork", "sync, sqlite"),
-        ("policy", "sync, sqlite"),
-        ("subgraph", "async, sqlite"),
-        ("map", "sync, sqlite"),
-        ("ctx.call", "sync, sqlite"),
+        pytest.param("policy", "sync, sqlite", marks=SLOW),
+        pytest.param("subgraph", "async, sqlite", marks=SLOW),
+        pytest.param("map", "sync, sqlite", marks=SLOW),
+        pytest.param("ctx.call", "sync, sqlite", marks=SLOW),
         ("Send", "async, sqlite"),
         ("LM router", "sync, sqlite"),
-        ("error edges", "sync, sqlite"),
-        ("failed Sends", "async, sqlite"),
+        pytest.param("error edges", "sync, sqlite", marks=SLOW),
+        pytest.param("failed Sends", "async, sqlite", marks=SLOW),
     ],
 )
 def test_kill_9_at_any_write(kind: str, mode: str, tmp_path: Path) -> None:
