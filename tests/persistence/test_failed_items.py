@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio.lowlevel
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel
