@@ -7,9 +7,11 @@ from threading import Barrier, Event
 from typing import Any
 
 from dspyer.errors import ConcurrentRunError
+from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import (
     NO_EPOCHS,
     Change,
+    Content,
     DeletionReport,
     ListedRun,
     Point,
@@ -19,10 +21,8 @@ from dspyer.stores.base import (
     Snapshot,
     ThreadRow,
 )
-from dspyer.stores.content import Content
-from dspyer.stores.memory import Memory
-from dspyer.stores.sqlite import SQLite
-from dspyer.testing.store_processes import THREADS
+
+THREADS = 8  # of the test that it must fail
 
 
 class LosesTheLastOfManyRows(Memory):

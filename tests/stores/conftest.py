@@ -15,7 +15,7 @@ def postgres_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server, shared by all workers of a test session."""
     folder = tmp_path_factory.getbasetemp()
     shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
-    with postgres_server.server(shared / "postgres") as address:
+    with postgres_server.server(shared / "postgres", durable=False) as address:
         yield address
 
 

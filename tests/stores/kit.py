@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Snapshot, Store
-from dspyer.stores.content import Content
-from dspyer.values.freezing import freeze
+from dspyer.stores import Store
+from dspyer.stores.base import Change, Content, Owner, Point, Row, RunRow, Snapshot
+from tests.plain_values import frozen
 
 OWNER = Owner("here", 7, "today", "a")
 OTHER = Owner("there", 8, "today", "b")
 
 
 def content(value: Any) -> Content:
-    return Content(freeze(value))
+    return Content(frozen(value))
 
 
 def row(seq: int, value: Any = None) -> Row:

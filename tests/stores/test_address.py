@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dspyer.stores import open_store
-from dspyer.stores.memory import Memory
-from dspyer.stores.sqlite import SQLite
+from dspyer.stores import Memory, SQLite, open_store
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,9 @@ from typing import ClassVar
 import pytest
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores.base import Store
-from dspyer.stores.memory import Memory
+from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.postgres import Postgres
-from dspyer.stores.sqlite import SQLite
 from dspyer.testing import StoreConformance
-from dspyer.testing.store_samples import VALUES
 from tests.stores import broken
 from tests.value_samples import SAMPLES, TYPES
 
@@ -23,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("fork_server")
 
 
 class EveryValue(StoreConformance):
-    values: ClassVar = {**VALUES, **{name: make() for name, make in SAMPLES.items()}}
+    values: ClassVar = {**StoreConformance.values, **{name: make() for name, make in SAMPLES.items()}}
     types: ClassVar = TYPES
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -13,13 +13,13 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg import sql
 
 from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.base import Change, Point, RunQuery, Snapshot
 from dspyer.stores.postgres import Postgres
-from dspyer.stores.postgres_server import split_address
-from dspyer.stores.sqlite_tables import SHIFT
 from tests.stores.kit import OWNER, append, begin, content, run
+from tests.stores.postgres_server import split_schema
 
 SMALL, LARGE = 1_000, 100_000
 BLOB = "a text that is stored apart " * 1_000
@@ -90,8 +90,8 @@ FILL_SQLITE = [
         "SELECT 'other ' || n, 1, 1, 1000000 + n, 0 FROM numbers"
     ),
     "INSERT INTO link SELECT 'pruned ' || n, 1000000 + n FROM numbers",
-    f"INSERT INTO entry (id, kind, head) SELECT (1000000 + n) << {SHIFT}, 'end', '[\"completed\"]' FROM numbers",
-    f"INSERT INTO ref SELECT x'{content(SHARED).refs[0]}', (1000000 + n) << {SHIFT} FROM numbers",
+    "INSERT INTO entry (id, kind, head) SELECT (1000000 + n) << 32, 'end', '[\"completed\"]' FROM numbers",
+    f"INSERT INTO ref SELECT x'{content(SHARED).refs[0]}', (1000000 + n) << 32 FROM numbers",
 ]
 
 
@@ -102,60 +102,65 @@ def fill_sqlite(first: int, last: int, connection: sqlite3.Connection) -> None:
         connection.execute(f"{insert} {numbers} SELECT {select}")
 
 
-class UndoError(Exception):
-    """Ends a transaction without a commit."""
+class Counting(sqlite3.Connection):
+    """Counts the steps of SQLite, and undoes what is to be committed."""
 
-
-def test_in_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = SQLite(tmp_path / "runs.db")
-    begin_threads(store)
-    connections = store._connections
-    write, read = connections.write, connections.read
     steps = 0
+    active = False
 
-    def step() -> int:
-        nonlocal steps
-        steps += 1
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.set_progress_handler(self.step, 1)
+
+    @classmethod
+    def step(cls) -> int:
+        cls.steps += cls.active
         return 0
 
-    def count(work: Callable[[sqlite3.Connection], Any], connection: sqlite3.Connection) -> Any:
-        connection.set_progress_handler(step, 1)
-        try:
-            return work(connection)
-        finally:
-            connection.set_progress_handler(None, 0)
+    def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
+        return super().execute("ROLLBACK" if self.active and statement == "COMMIT" else statement, *values)
 
-    def written(work: Any, *_: Any) -> Any:
-        found: list[Any] = []
-
-        def undone(connection: sqlite3.Connection) -> None:
-            found.append(count(work, connection))
-            raise UndoError
-
-        with pytest.raises(UndoError):
-            write(undone)
-        return found[0]
-
-    def counts() -> dict[str, int]:
-        nonlocal steps
-        found = {}
-        with monkeypatch.context() as patched:
-            patched.setattr(connections, "write", written)
-            patched.setattr(connections, "read", lambda work: read(partial(count, work)))
-            patched.setattr(connections, "erase", lambda: True)
-            for name, operation in {**OPERATIONS, **LISTS}.items():
-                steps = 0
-                assert operation(store), name
-                found[name] = steps
+    @classmethod
+    def count(cls, store: Store) -> dict[str, int]:
+        found, cls.active = {}, True
+        for name, operation in {**OPERATIONS, **LISTS}.items():
+            cls.steps = 0
+            assert operation(store), name
+            found[name] = cls.steps
+        cls.active = False
         return found
 
-    with store:
-        write(partial(fill_sqlite, 1, SMALL))
-        small = counts()
-        write(partial(fill_sqlite, SMALL + 1, LARGE))
-        check(small, counts())
-        write(lambda connection: connection.execute("ANALYZE"))
-        check(small, counts())
+
+@pytest.mark.slow("two stores of 1,000 and of 100,000 threads")
+def test_in_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "runs.db"
+    with sqlite3_connections(monkeypatch), SQLite(path) as store:
+        begin_threads(store)
+        with filling(path) as connection:
+            fill_sqlite(1, SMALL, connection)
+        small = Counting.count(store)
+        with filling(path) as connection:
+            fill_sqlite(SMALL + 1, LARGE, connection)
+        check(small, Counting.count(store))
+        with filling(path) as connection:
+            connection.execute("ANALYZE")
+        check(small, Counting.count(store))
+
+
+@contextmanager
+def sqlite3_connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Connections that are made in the block count."""
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Counting))
+        yield
+
+
+@contextmanager
+def filling(path: Path) -> Iterator[sqlite3.Connection]:
+    connection = sqlite3.Connection(path)
+    with connection:
+        yield connection
+    connection.close()
 
 
 # --- PostgreSQL: rows that are read and written, whatever the statistics of the tables say
@@ -183,27 +188,38 @@ TOUCHED = """
 
 
 class Tables:
-    """The tables of a store, with a connection that counts the rows that are touched."""
+    """The tables of a store, with its connection, which counts the rows that are touched."""
 
-    def __init__(self, address: str) -> None:
-        self.store = Postgres(address)
-        begin_threads(self.store)
-        server, _, self.schema = split_address(address)
+    def __init__(self, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        server, self.schema = split_schema(address)
         self.connect = partial(psycopg.connect, server, autocommit=True)
-        self.connection = self.connect()
+        made: list[Any] = []
+        connect = psycopg.connect
+
+        def noted(*args: Any, **options: Any) -> Any:
+            made.append(connect(*args, **options))
+            return made[-1]
+
+        self.store = Postgres(address)
+        with monkeypatch.context() as patched:
+            patched.setattr(psycopg, "connect", noted)
+            begin_threads(self.store)
+        (self.connection,) = made  # one thread needs one
+
+    def execute(self, statement: str, connection: Any = None) -> Any:
+        return (connection or self.connection).execute(sql.SQL(statement).format(s=sql.Identifier(self.schema)))  # type: ignore[arg-type]
 
     def fill(self, first: int, last: int) -> None:
         for statement in FILL_POSTGRES:
             text = statement.replace("{a}", str(first)).replace("{b}", str(last))
-            self.connection.execute(self.store._sql(text.replace("{shared}", content(SHARED).refs[0])))
+            self.execute(text.replace("{shared}", content(SHARED).refs[0]))
 
     def touched(self) -> int:
         self.connection.execute("SELECT pg_stat_force_next_flush()")
         found = self.connection.execute(TOUCHED, [self.schema] * 2).fetchone()
         return found[0] if found else 0
 
-    def counts(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-        monkeypatch.setattr(self.store, "_run", lambda work: work(self.connection))
+    def counts(self) -> dict[str, int]:
         found = {}
         for name, operation in {**OPERATIONS, **LISTS}.items():
             before = self.touched()
@@ -215,34 +231,33 @@ class Tables:
 
 
 @pytest.fixture
-def tables(postgres: str) -> Iterator[Tables]:
-    made = Tables(postgres)
-    with made.store, made.connection:
+def tables(postgres: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tables]:
+    made = Tables(postgres, monkeypatch)
+    with made.store:
         yield made
 
 
-def test_in_postgres(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_postgres(tables: Tables) -> None:
     tables.fill(1, SMALL)
     tables.connection.execute("ANALYZE")
-    small = tables.counts(monkeypatch)
+    small = tables.counts()
     tables.fill(SMALL + 1, LARGE)
-    check(small, tables.counts(monkeypatch))  # with the statistics of the small store
+    check(small, tables.counts())  # with the statistics of the small store
     for table in ("thread", "run", "link", "entry", "ref"):
-        tables.connection.execute(tables.store._sql(f"ANALYZE {{s}}.{table}"))
-    check(small, tables.counts(monkeypatch))
+        tables.execute(f"ANALYZE {{s}}.{table}")
+    check(small, tables.counts())
 
 
-def test_a_deletion_locks_the_rows_of_its_threads_alone(tables: Tables, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_deletion_locks_the_rows_of_its_threads_alone(tables: Tables) -> None:
     """Neither a table, nor another thread or run, nor the row of the largest epoch, for which all others would wait."""
     tables.fill(1, SMALL)
-    monkeypatch.setattr(tables.store, "_run", lambda work: work(tables.connection))
     with tables.connection.transaction(force_rollback=True), tables.connect() as other:
         assert tables.store.delete(["t"]).rows
 
         def locked(table: str, column: str) -> set[Any]:
             name = f"SELECT {column} FROM {{s}}.{table}"
-            free = other.execute(tables.store._sql(f"{name} FOR UPDATE SKIP LOCKED")).fetchall()
-            return {key for (key,) in other.execute(tables.store._sql(name)).fetchall()} - {key for (key,) in free}
+            free = tables.execute(f"{name} FOR UPDATE SKIP LOCKED", other).fetchall()
+            return {key for (key,) in tables.execute(name, other).fetchall()} - {key for (key,) in free}
 
         assert locked("thread", "name") == {b"t", b"copy"}
         assert locked("run", "id") == {"t-1", "t-2"}

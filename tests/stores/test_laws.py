@@ -13,12 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dspyer.errors import ConcurrentRunError
-from dspyer.stores.base import Change, Point, RunRow, Snapshot, Store
-from dspyer.stores.memory import Memory
+from dspyer.stores import Memory, SQLite, Store
+from dspyer.stores.base import Change, Point, RunRow, Snapshot
 from dspyer.stores.postgres import Postgres
-from dspyer.stores.sqlite import SQLite
-from dspyer.testing.store_samples import content, owner, row
 from tests.stores import postgres_server
+from tests.stores.kit import OTHER, OWNER, content, row
 from tests.stores.model import Model
 
 THREADS = ("t", "u")
@@ -46,7 +45,7 @@ changes = st.builds(
     st.sampled_from([*THREADS, *THREADS, ""]),
     st.integers(0, 3),
     st.none() | st.integers(1, 4),
-    st.none() | st.builds(owner, st.sampled_from(["x", "y"])),
+    st.sampled_from([None, OWNER, OTHER]),
     st.sampled_from([None, None, 0.0, 1_000.0]),
     st.none() | points,
     st.none() | st.none() | points,
@@ -181,21 +180,22 @@ def sqlite() -> Iterator[Store]:
         yield store
 
 
-@settings(max_examples=300)
+@settings(max_examples=settings.default.max_examples * 3)
 @given(steps)
 def test_memory(script: list[tuple[str, Any]]) -> None:
     apply_steps(Memory(), script)
 
 
-@settings(max_examples=150)
+@pytest.mark.slow("a law over files: each example is a sequence of transactions")
+@settings(max_examples=settings.default.max_examples * 2)
 @given(steps)
 def test_sqlite(script: list[tuple[str, Any]]) -> None:
     with sqlite() as store:
         apply_steps(store, script)
 
 
-@pytest.mark.slow
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@pytest.mark.slow("a law over schemas of a server: each example makes its tables")
+@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=steps)
 def test_postgres(postgres_address: str, script: list[tuple[str, Any]]) -> None:
     address = postgres_server.fresh(postgres_address)

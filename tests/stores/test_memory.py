@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from dspyer.stores.base import Change, Point, Snapshot
-from dspyer.stores.content import Content
-from dspyer.stores.memory import Memory
+from dspyer.stores import Memory
+from dspyer.stores.base import Change, Content, Point, Snapshot
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from dspyer.errors import ConcurrentRunError
+from dspyer.stores import SQLite
 from dspyer.stores.base import Change, Point
-from dspyer.stores.sqlite import SQLite
 from tests.stores.kit import append, begin, numbers, row, run
 
 ROOT = Path(__file__).parent.parent.parent
