@@ -32,13 +32,14 @@ class Proxy:
         self.address = f"postgresql://{quote(str(options['user']))}@{host}:{port}/{options['dbname']}?sslmode=disable"
         self.connections = 0
         self._cut: tuple[str, bytes] | None = None
+        self._times = 0
         self._threads: list[threading.Thread] = []
         self._start(self._accept)
 
-    def cut(self, when: str, text: bytes) -> None:
-        """Cuts the next connection whose client sends a message with a text: before the server gets it, or when the
+    def cut(self, when: str, text: bytes, times: int = 1) -> None:
+        """Cuts the next connections whose client sends a message with a text: before the server gets it, or when the
         server has answered; the client gets no answer."""
-        self._cut = (when, text)
+        self._cut, self._times = (when, text), times
 
     @property
     def armed(self) -> bool:
@@ -80,7 +81,8 @@ class Proxy:
             while True:
                 cut = self._cut if self._cut is not None and self._cut[1] in batch else None
                 if cut is not None:
-                    self._cut = None
+                    self._times -= 1
+                    self._cut = cut if self._times else None
                 if cut is not None and cut[0] == BEFORE:
                     return
                 server.sendall(batch)

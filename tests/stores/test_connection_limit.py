@@ -1,8 +1,13 @@
-"""PostgreSQL at its limit of connections: calls wait for those that this process has."""
+"""PostgreSQL at its limit of connections: calls wait for those that this process has.
+
+Who waits, and for how long, shows only in what order things happen: this file moves the limits, and looks at who waits.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -206,31 +211,30 @@ def test_without_a_connection_the_servers_error_is_raised_at_once(server: Server
 def test_connections_that_become_free_elsewhere_are_used(
     server: Server, store: Postgres, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("dspyer.stores.postgres_server.PAUSE", 0.02)
     server.allow(2)
     elsewhere = psycopg.connect(f"{server.whole}&user={server.role}")
     with one_in_use(server, store, threads) as (written, lock):
         waiting = threads.submit(store.rows, "r")
         assert server.refused.acquire(timeout=LONG)
-        monkeypatch.setattr("dspyer.stores.postgres_server.PAUSE", 0.0)
         elsewhere.close()
         server.wait_for_sessions(1)
-        store._connections._ask_again = 0.0  # the pause is over
+        time.sleep(0.02)  # the pause is over
         assert store.rows("r") == waiting.result(LONG) == rows(1)
         assert not written.done()
         lock.rollback()
 
 
 @pytest.mark.parametrize("ends", ["the store is closed", "Ctrl-C"])
-def test_a_call_may_stop_waiting(
-    server: Server, store: Postgres, threads: ThreadPoolExecutor, ends: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_may_stop_waiting(server: Server, store: Postgres, threads: ThreadPoolExecutor, ends: str) -> None:
     server.allow(1)
     with Postgres(server.address("_other")) as other, one_in_use(server, store, threads) as (written, lock):
         if ends == "Ctrl-C":
-            with monkeypatch.context() as patched:
-                patched.setattr(store._connections._changed, "wait", interrupted)
-                with pytest.raises(KeyboardInterrupt):
-                    other.threads()
+            here = threading.get_ident()
+            later = threading.Timer(0.02, lambda: signal.pthread_kill(here, signal.SIGINT))
+            server.on_refusal[:] = [later.start]  # it waits from then on
+            with pytest.raises(KeyboardInterrupt):
+                other.threads()
         else:
             waiting = threads.submit(other.threads)
             assert server.refused.acquire(timeout=LONG)
@@ -240,10 +244,6 @@ def test_a_call_may_stop_waiting(
         lock.rollback()
         written.result(LONG)
         assert store.rows("r") == rows(2)
-
-
-def interrupted(timeout: float) -> None:
-    raise KeyboardInterrupt
 
 
 def test_who_waits_comes_before_who_comes_later(server: Server, threads: ThreadPoolExecutor) -> None:

@@ -1,4 +1,7 @@
-"""The store in PostgreSQL: what only it does. The promises of all stores are in the conformance suite."""
+"""The store in PostgreSQL: what only it does. The promises of all stores are in the conformance suite.
+
+Its connections, and what it leaves on a server, show only when they are missing: this file looks at both.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Barrier
@@ -25,6 +28,7 @@ from dspyer.stores.base import Change, Point, Snapshot
 from dspyer.stores.postgres import Postgres
 from dspyer.stores.postgres_server import split_address
 from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, copy_thread, dump, owner, row, rows
+from tests.children import Child
 from tests.stores.older_versions import V1_POSTGRES, V3_POSTGRES
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
 
@@ -61,15 +65,15 @@ ADDRESSES = [
 ]
 
 
-@pytest.mark.parametrize(("given", "shown"), ADDRESSES)
-def test_no_password_in_address_repr_and_pickle(given: str, shown: str) -> None:
-    store = Postgres(given)
-    assert store.address == shown
-    assert "cret" not in repr(store)
-    assert b"cret" not in pickle.dumps(store)
-    again = pickle.loads(pickle.dumps(store))
-    assert again.address == shown
-    assert Postgres(shown).address == shown
+def test_no_password_in_address_repr_and_pickle() -> None:
+    for given, shown in ADDRESSES:
+        store = Postgres(given)
+        assert store.address == shown
+        assert "cret" not in repr(store), shown
+        assert b"cret" not in pickle.dumps(store), shown
+        again = pickle.loads(pickle.dumps(store))
+        assert again.address == shown
+        assert Postgres(shown).address == shown
 
 
 def test_addresses_of_other_databases_are_errors() -> None:
@@ -124,26 +128,25 @@ WRITES: dict[str, tuple[Change, bytes]] = {
 
 
 @pytest.mark.parametrize("when", [BEFORE, AFTER])
-@pytest.mark.parametrize("name", WRITES)
-def test_a_write_is_repeated_after_a_lost_connection(
-    store: Postgres, far: Postgres, between: Proxy, name: str, when: str
-) -> None:
-    change, text = WRITES[name]
-    far.write(begin("t", "r", 2))
-    connections = between.connections
-    between.cut(when, text)
-    far.write(change)
-    assert not between.armed
-    assert between.connections == connections + 1
-    thread = store.thread(change.thread) if change.thread else None
-    if change.rows:
-        assert store.rows(change.rows_of, change.rows[0].seq) == list(change.rows)
-    if thread is not None:
-        assert thread.epoch == (change.next_epoch or change.epoch or 1)
-        assert thread.head == (change.head or Point("r", 1))
-        assert thread.runs == len(store.runs(change.thread))
-    if change.snapshot is not None:
-        assert store.snapshot(change.snapshot.at) == change.snapshot
+def test_a_write_is_repeated_after_a_lost_connection(store: Postgres, far: Postgres, between: Proxy, when: str) -> None:
+    for name, (change, text) in WRITES.items():
+        far.write(begin("t", "r", 2))
+        connections = between.connections
+        between.cut(when, text)
+        far.write(change)
+        assert not between.armed, name
+        assert between.connections == connections + 1, name
+        thread = store.thread(change.thread) if change.thread else None
+        if change.rows:
+            assert store.rows(change.rows_of, change.rows[0].seq) == list(change.rows), name
+        if thread is not None:
+            assert thread.epoch == (change.next_epoch or change.epoch or 1), name
+            assert thread.head == (change.head or Point("r", 1)), name
+            assert thread.runs == len(store.runs(change.thread)), name
+        if change.snapshot is not None:
+            assert store.snapshot(change.snapshot.at) == change.snapshot, name
+        store.delete(["t", "u"])  # epochs begin anew, as on another server
+        _execute(store.address, sql.SQL("UPDATE {}.fence SET largest = 0").format(_schema(store.address)))
 
 
 def test_a_repeated_write_is_refused_if_another_was_faster(store: Postgres, far: Postgres, between: Proxy) -> None:
@@ -155,38 +158,30 @@ def test_a_repeated_write_is_refused_if_another_was_faster(store: Postgres, far:
     assert store.rows("r", 2) == [row(2, "other")]
 
 
-def test_a_write_is_repeated_only_once(
-    store: Postgres, far: Postgres, between: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_write_is_repeated_only_once(store: Postgres, far: Postgres, between: Proxy) -> None:
     far.write(begin("t", "r", 1))
-    writing = far._writer.write
-
-    def cut(connection: Any, change: Change, written: Any) -> None:
-        between.cut(BEFORE, b"INSERT INTO")
-        writing(connection, change, written)
-
-    monkeypatch.setattr(far._writer, "write", cut)
+    between.cut(BEFORE, b"INSERT INTO", times=2)
     with pytest.raises(psycopg.OperationalError):
         far.write(append("t", "r", 1))
-    monkeypatch.undo()
+    assert not between.armed
     assert store.rows("r") == rows(1)
     far.write(append("t", "r", 1))
     assert store.rows("r") == rows(2)
 
 
-@pytest.mark.parametrize("name", ["rows", "thread", "blobs", "remove"])
-def test_reads_and_deletions_are_repeated_after_a_lost_connection(far: Postgres, between: Proxy, name: str) -> None:
+def test_reads_and_deletions_are_repeated_after_a_lost_connection(far: Postgres, between: Proxy) -> None:
     far.write(begin("t", "r", 2))
     before = far.rows("r")
-    between.cut(AFTER, b"SELECT" if name != "remove" else b"COMMIT")
     work = {
         "rows": lambda: far.rows("r") == before,
         "thread": lambda: far.thread("t") is not None,
         "blobs": lambda: far.blobs(["x"]) == {},
         "remove": lambda: far.delete(["t"]) is not None and far.threads() == [],
     }
-    assert work[name]()
-    assert not between.armed
+    for name, does in work.items():
+        between.cut(AFTER, b"SELECT" if name != "remove" else b"COMMIT")
+        assert does(), name
+        assert not between.armed, name
 
 
 def test_idle_sessions_ended_by_the_server_are_replaced(store: Postgres, postgres: str) -> None:
@@ -222,44 +217,43 @@ def test_a_session_ended_during_a_write_is_replaced(store: Postgres, postgres: s
     assert store.rows("r") == rows(2)
 
 
-def test_no_state_is_kept_in_a_session(store: Postgres, postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_state_is_kept_in_a_session(store: Postgres, postgres: str) -> None:
     """As behind a pooler that gives every transaction another session, which has seen no other."""
-    opened: list[Any] = []
-
-    class Nothing(list[Any]):
-        def append(self, connection: Any) -> None:
-            left = connection.execute(
+    left: list[Any] = []
+    calls: list[Callable[[], Any]] = [
+        lambda: store.write(begin("t", "r", 2)),
+        lambda: store.write(append("t", "r", 2, 3)._replace(flush=True)),
+        lambda: store.write(append("t", "r", 5, value=BLOB)),
+        lambda: store.write(Change("t", 1, snapshot=Snapshot(Point("r", 1), content({"v": 1})))),
+        lambda: [found.seq for found in store.rows("r")] == [0, 1, 2, 3, 4, 5],
+        lambda: store.delete(["t"]).rows == 6,
+    ]
+    for call in calls:
+        assert call()
+        (connection,) = store._connections._idle
+        left.append(
+            connection.execute(
                 "SELECT (SELECT count(*) FROM pg_prepared_statements), "
                 "(SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()), "
                 "(SELECT count(*) FROM pg_listening_channels()), "
                 "(SELECT count(*) FROM pg_settings WHERE source = 'session')"
             ).fetchone()
-            opened.append(left)
-            connection.close()
-
-    monkeypatch.setattr(store._connections, "_idle", Nothing())
-    store.write(begin("t", "r", 2))
-    store.write(append("t", "r", 2, 3)._replace(flush=True))
-    store.write(append("t", "r", 5, value=BLOB))
-    store.write(Change("t", 1, snapshot=Snapshot(Point("r", 1), content({"v": 1}))))
-    assert [found.seq for found in store.rows("r")] == [0, 1, 2, 3, 4, 5]
-    assert store.delete(["t"]).rows == 6
-    assert len(opened) == 6
+        )
+        connection.close()
     plain = _execute(postgres, "SELECT count(*) FROM pg_settings WHERE source = 'session'")[0][0]
-    assert set(opened) == {(0, 0, 0, plain)}
+    assert set(left) == {(0, 0, 0, plain)}
 
 
-@pytest.mark.parametrize(
-    ("change", "waits"),
-    [
-        (append("t", "r", 1), False),
-        (append("t", "r", 1)._replace(flush=True), True),
-        (append("t", "r", 1, value=BLOB), False),
-        (append("t", "r", 1, value=BLOB)._replace(flush=True), True),
-        (Change("t", 1, 2, owner("second"), 30.0), True),
-    ],
-)
-def test_flush_and_new_epochs_wait_for_the_disk(store: Postgres, postgres: str, change: Change, waits: bool) -> None:
+WAITING: list[tuple[Change, bool]] = [
+    (append("t", "r", 1), False),
+    (append("t", "r", 2)._replace(flush=True), True),
+    (append("t", "r", 3, value=BLOB), False),
+    (append("t", "r", 4, value=BLOB)._replace(flush=True), True),
+    (Change("t", 1, 2, owner("second"), 30.0), True),
+]
+
+
+def test_flush_and_new_epochs_wait_for_the_disk(store: Postgres, postgres: str) -> None:
     """A trigger that runs when a transaction commits sees how far the commit will wait."""
     store.write(begin("t", "r", 1))
     schema = _schema(postgres)
@@ -273,8 +267,12 @@ def test_flush_and_new_epochs_wait_for_the_disk(store: Postgres, postgres: str, 
             FOR EACH ROW EXECUTE FUNCTION {s}.see();
     """).format(s=schema),
     )
-    store.write(change)
-    assert _execute(postgres, sql.SQL("SELECT setting FROM {s}.seen").format(s=schema)) == [("on" if waits else "off",)]
+    # The server of the tests waits for nothing; the one of this store does, unless it is told otherwise.
+    with Postgres(f"{postgres}&options=-csynchronous_commit%3Don") as waiting:
+        for change, _ in WAITING:
+            waiting.write(change)
+    seen = _execute(postgres, sql.SQL("SELECT setting FROM {s}.seen").format(s=schema))
+    assert seen == [("on" if waits else "off",) for _, waits in WAITING]
 
 
 def test_leases_use_the_clock_of_the_server(store: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,24 +339,19 @@ def _refs(store: Postgres, name: str = "r") -> list[str]:
     return [ref for found in store.rows(name) if found.content for ref in found.content.refs]
 
 
-@pytest.mark.slow
 def test_concurrent_processes_create_the_tables_once(postgres: str) -> None:
-    command = [sys.executable, "-c", PREPARE, postgres]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    processes = [subprocess.Popen(command, text=True, **pipes) for _ in range(4)]  # type: ignore[call-overload]
+    processes = [Child(PREPARE, postgres) for _ in range(4)]
     try:
         for process in processes:
             assert process.stdout.readline() == "ready\n", process.stderr.read()
         for process in processes:
             process.stdin.write("\n")
             process.stdin.flush()
-        assert [process.communicate() for process in processes] == [("[]\n", "")] * 4
+        assert [(process.stdout.read(), process.stderr.read()) for process in processes] == [("[]\n", "")] * 4
+        assert [process.wait() for process in processes] == [0] * 4
     finally:
         for process in processes:
             process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                pipe.close()
 
 
 def test_concurrent_threads_create_the_tables_once(postgres: str) -> None:
@@ -502,27 +495,29 @@ def test_the_number_of_connections_is_bounded(postgres: str) -> None:
         assert len(store._connections._idle) <= 2
 
 
-@pytest.mark.parametrize(
-    ("more", "environment", "expected"),
-    [("", None, 5), ("connect_timeout=9", None, 9), ("", "7", None)],
-    ids=["a limit of ours", "that of the address", "that of the environment"],
-)
-def test_connection_timeouts(
-    more: str, environment: str | None, expected: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: dict[str, Any] = {}
+TIMEOUTS: list[tuple[str, str | None, int | None]] = [
+    ("", None, 5),  # a limit of ours
+    ("connect_timeout=9", None, 9),
+    ("", "7", None),  # that of the environment
+]
 
-    def connect(**options: Any) -> None:
-        given.update(options)
-        raise psycopg.OperationalError("no answer")
 
-    monkeypatch.setattr(psycopg, "connect", connect)
-    if environment:
-        monkeypatch.setenv("PGCONNECT_TIMEOUT", environment)
-    with Postgres(f"postgresql://ada@db/runs?{more}") as store, pytest.raises(psycopg.OperationalError):
-        store.threads()
-    assert int(given.get("connect_timeout", 0)) == (expected or 0)
-    assert given["tcp_user_timeout"] == 10_000
+def test_connection_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for more, environment, expected in TIMEOUTS:
+        given: dict[str, Any] = {}
+
+        def connect(given: dict[str, Any] = given, **options: Any) -> None:
+            given.update(options)
+            raise psycopg.OperationalError("no answer")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(psycopg, "connect", connect)
+            if environment:
+                patched.setenv("PGCONNECT_TIMEOUT", environment)
+            with Postgres(f"postgresql://ada@db/runs?{more}") as store, pytest.raises(psycopg.OperationalError):
+                store.threads()
+        assert int(given.get("connect_timeout", 0)) == (expected or 0), (more, environment)
+        assert given["tcp_user_timeout"] == 10_000
 
 
 def test_an_interrupted_transaction_is_not_reused(store: Postgres) -> None:
@@ -574,6 +569,7 @@ print([row.seq for row in store.rows("r")])
 """
 
 
+@pytest.mark.slow("starts Python anew: it ends as programs do, with collection and handlers at exit")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 def test_a_forked_process_opens_its_own_connections(postgres: str) -> None:
     done = subprocess.run(

@@ -1,4 +1,7 @@
-"""The store in an SQLite file: what only it does. The promises of all stores are in the conformance suite."""
+"""The store in an SQLite file: what only it does. The promises of all stores are in the conformance suite.
+
+Checkpoints, locks and versions of tables show only when a process dies or another one waits: this file looks at them.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,21 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dspyer.errors import ConcurrentRunError, StoreError
 from dspyer.persistence.leases import LEASE
+from dspyer.stores import SQLite, sqlite_file, sqlite_tables
 from dspyer.stores import postgres_server as postgres_connections
-from dspyer.stores import sqlite_file, sqlite_tables
 from dspyer.stores import sqlite_file as sqlite_connections
 from dspyer.stores.base import Change, Point
 from dspyer.stores.content import blob_id
-from dspyer.stores.sqlite import PATIENCE, SQLite
+from dspyer.stores.sqlite import PATIENCE
 from dspyer.stores.sqlite_file import FileConnections, checkpoint
 from dspyer.testing.store_samples import BLOB, dump
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
@@ -44,23 +48,27 @@ def connections(store: SQLite) -> FileConnections:
     return store._connections
 
 
-@pytest.mark.parametrize("name", ["größe 漢字 🙂", "a\0b", "it's; --", "0" * 32, "ab" * 16, "AB" * 16, "a" * 5_000])
-def test_any_text_is_a_name(store: SQLite, path: Path, name: str) -> None:
+NAMES = ["größe 漢字 🙂", "a\0b", "it's; --", "0" * 32, "ab" * 16, "AB" * 16, "a" * 5_000]
+
+
+def test_any_text_is_a_name(tmp_path: Path) -> None:
     long = content("🙂" * 20_000)
-    begun = run(name, name, Point(name, 0))
-    rows = (row(0, name)._replace(kind=name), row(1)._replace(header=(name, [name]), content=long))
-    store.write(Change(name, run=begun, rows_of=name, rows=rows, head=Point(name, 1)))
-    store.close()
-    with SQLite(path) as again:
-        found = again.thread(name)
-        assert found is not None
-        assert (again.threads(), found.name, found.head, found.runs) == ([name], name, Point(name, 1), 1)
-        assert again.run(name) == begun
-        assert again.runs(name) == [begun]
-        assert again.rows(name) == list(rows)
-        kept = again.rows(name)[1].content
-        assert kept is not None
-        assert kept.value(again.blobs) == "🙂" * 20_000
+    for number, name in enumerate(NAMES):
+        path = tmp_path / f"{number}.db"
+        begun = run(name, name, Point(name, 0))
+        rows = (row(0, name)._replace(kind=name), row(1)._replace(header=(name, [name]), content=long))
+        with SQLite(path) as store:
+            store.write(Change(name, run=begun, rows_of=name, rows=rows, head=Point(name, 1)))
+        with SQLite(path) as again:
+            found = again.thread(name)
+            assert found is not None
+            assert (again.threads(), found.name, found.head, found.runs) == ([name], name, Point(name, 1), 1)
+            assert again.run(name) == begun
+            assert again.runs(name) == [begun]
+            assert again.rows(name) == list(rows)
+            kept = again.rows(name)[1].content
+            assert kept is not None
+            assert kept.value(again.blobs) == "🙂" * 20_000
 
 
 def test_leases_expire_by_the_clock(path: Path) -> None:
@@ -151,9 +159,9 @@ def test_a_thread_that_writes_too_long_is_an_error(path: Path) -> None:
         store.write(append("t", "r", 1))
 
 
-@pytest.mark.parametrize("patience", [PATIENCE, postgres_connections.PATIENCE])
-def test_waiting_ends_before_a_lease_expires(patience: float) -> None:
-    assert patience <= LEASE / 2
+def test_waiting_ends_before_a_lease_expires() -> None:
+    assert PATIENCE <= LEASE / 2
+    assert postgres_connections.PATIENCE <= LEASE / 2
 
 
 def test_each_thread_has_a_connection(store: SQLite) -> None:
@@ -191,25 +199,28 @@ def test_concurrent_threads_write(store: SQLite) -> None:
     assert [numbers(store, f"r{number}") for number in range(4)] == [list(range(50))] * 4
 
 
-@pytest.mark.parametrize("flush", [False, True])
-def test_flush_sets_full_synchronous_mode(store: SQLite, flush: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_sets_full_synchronous_mode(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The connection says what SQLite does at a commit: 2 flushes, 1 does not."""
-    begin(store, "t", "r", 1)
     levels: list[int] = []
-    before = connections(store)._transaction
+    connect = sqlite3.connect
 
-    def watched(connection: sqlite3.Connection, *rest: object) -> object:
+    def watched(*args: Any, **options: Any) -> sqlite3.Connection:
+        connection: sqlite3.Connection = connect(*args, **options)
         connection.set_trace_callback(
             lambda text: (
                 levels.append(*connection.execute("PRAGMA synchronous").fetchone()) if text == "COMMIT" else None
             )
         )
-        return before(connection, *rest)  # type: ignore[arg-type]
+        return connection
 
-    monkeypatch.setattr(connections(store), "_transaction", watched)
-    store.write(append("t", "r", 1, flush=flush))
-    assert store.write_now(append("t", "r", 2, flush=flush))
-    assert levels == [2 if flush else 1] * 2
+    monkeypatch.setattr(sqlite3, "connect", watched)
+    with SQLite(path) as store:
+        begin(store, "t", "r", 1)
+        levels.clear()
+        for seq, flush in ((1, False), (3, True)):
+            store.write(append("t", "r", seq, flush=flush))
+            assert store.write_now(append("t", "r", seq + 1, flush=flush))
+    assert levels[:4] == [1, 1, 2, 2]
 
 
 def big(seq: int) -> Change:
@@ -313,22 +324,25 @@ def test_close_removes_the_log(store: SQLite, path: Path) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["open connection", "new connection"])
-def test_a_removed_or_replaced_file_is_an_error(path: Path, replaced: bool, elsewhere: bool) -> None:
-    store = SQLite(path)
-    begin(store, "t", "r", 1)
-    change = append("t", "r", 1, flush=True)
-    for file in path.parent.iterdir():
-        file.rename(path.parent.parent / f"moved-{file.name}")
-    if replaced:
-        with SQLite(path) as other:
-            begin(other, "t", "r2", 1)
-    names = sorted(file.name for file in path.parent.iterdir())
-    with ThreadPoolExecutor() as pool:
-        call = pool.submit(store.write, change) if elsewhere else None
-        with pytest.raises(StoreError, match="is another file than before" if replaced else "was removed"):
-            call.result() if call else store.write(change)
-    assert sorted(file.name for file in path.parent.iterdir()) == names
+def test_a_removed_or_replaced_file_is_an_error(tmp_path: Path, replaced: bool) -> None:
+    """On an open connection, and on a new one."""
+    for elsewhere in (False, True):
+        path = tmp_path / str(elsewhere) / "runs.db"
+        path.parent.mkdir()
+        store = SQLite(path)
+        begin(store, "t", "r", 1)
+        change = append("t", "r", 1, flush=True)
+        for file in path.parent.iterdir():
+            file.rename(tmp_path / f"moved-{elsewhere}-{file.name}")
+        if replaced:
+            with SQLite(path) as other:
+                begin(other, "t", "r2", 1)
+        names = sorted(file.name for file in path.parent.iterdir())
+        with ThreadPoolExecutor() as pool:
+            call = pool.submit(store.write, change) if elsewhere else None
+            with pytest.raises(StoreError, match="is another file than before" if replaced else "was removed"):
+                call.result() if call else store.write(change)
+        assert sorted(file.name for file in path.parent.iterdir()) == names, elsewhere
 
 
 def test_close_empties_the_log_of_an_open_file(store: SQLite, path: Path) -> None:
@@ -359,22 +373,25 @@ def secrets(path: Path) -> dict[str, int]:
     return {found.name: found.read_bytes().count(SECRET) for found in sorted(path.parent.iterdir())}
 
 
-@pytest.mark.parametrize("length", [1, 100, 30_000], ids=["small", "a page", "a blob"])
 @pytest.mark.parametrize("how", ["delete", "delete_unreachable"])
-def test_deleted_values_are_erased_from_file_and_log(store: SQLite, path: Path, length: int, how: str) -> None:
-    """They are neither in the log nor in free pages of the file."""
-    text = SECRET.decode() + " again" * length
-    head = begin(store, "t", "r", 2)
-    store.write(append("t", "r", 2, text))
-    store.write(Change("t", 1, snapshot=snapshot("r", 2, text)))
-    begin(store, "u", "s", 1)
-    assert sum(secrets(path).values())
-    if how == "delete":
-        assert store.delete(["t"]).erased
-    else:
-        begin(store, "t", "again", 1, head, epoch=1)
-        assert store.delete_unreachable("t").erased
-    assert not sum(secrets(path).values()), secrets(path)
+def test_deleted_values_are_erased_from_file_and_log(tmp_path: Path, how: str) -> None:
+    """They are neither in the log nor in free pages of the file: small ones, ones of a page, and blobs."""
+    for length in (1, 100, 30_000):
+        path = tmp_path / str(length) / "runs.db"
+        path.parent.mkdir()
+        text = SECRET.decode() + " again" * length
+        with SQLite(path) as store:
+            head = begin(store, "t", "r", 2)
+            store.write(append("t", "r", 2, text))
+            store.write(Change("t", 1, snapshot=snapshot("r", 2, text)))
+            begin(store, "u", "s", 1)
+            assert sum(secrets(path).values()), length
+            if how == "delete":
+                assert store.delete(["t"]).erased, length
+            else:
+                begin(store, "t", "again", 1, head, epoch=1)
+                assert store.delete_unreachable("t").erased, length
+            assert not sum(secrets(path).values()), secrets(path)
 
 
 def test_a_reader_delays_the_erasure_of_the_log(
@@ -433,28 +450,30 @@ def newer(path: Path) -> None:
     other.close()
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        pytest.param(lambda path: path.write_bytes(b"cats and dogs" * 1000), "is no SQLite file", id="another file"),
-        pytest.param(lambda path: path.write_bytes(b"cat"), "is no SQLite file", id="a short file"),
-        pytest.param(lambda path: foreign(path, "DELETE"), "of something else than dspyer", id="another's tables"),
-        pytest.param(lambda path: foreign(path, "WAL"), "of something else than dspyer", id="with a log"),
-        pytest.param(newer, "has version 99", id="a later version"),
-        pytest.param(lambda path: path.mkdir(), "is a folder", id="a folder"),
-    ],
-)
-def test_other_files_are_refused_unchanged(path: Path, make: object, words: str) -> None:
-    make(path)  # type: ignore[operator]
-    before = path.read_bytes() if path.is_file() else b""
-    store = SQLite(path)
-    for _ in range(2):
-        with pytest.raises(StoreError) as caught:
-            begin(store, "t", "r", 1)
-        assert words in str(caught.value)
-        assert str(path) in str(caught.value)
-    store.close()
-    assert (path.read_bytes() if path.is_file() else b"") == before
+OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "another file": (lambda path: path.write_bytes(b"cats and dogs" * 1000), "is no SQLite file"),
+    "a short file": (lambda path: path.write_bytes(b"cat"), "is no SQLite file"),
+    "another's tables": (lambda path: foreign(path, "DELETE"), "of something else than dspyer"),
+    "with a log": (lambda path: foreign(path, "WAL"), "of something else than dspyer"),
+    "a later version": (newer, "has version 99"),
+    "a folder": (lambda path: path.mkdir(), "is a folder"),
+}
+
+
+def test_other_files_are_refused_unchanged(tmp_path: Path) -> None:
+    for name, (make, words) in OTHERS.items():
+        path = tmp_path / name / "runs.db"
+        path.parent.mkdir()
+        make(path)
+        before = path.read_bytes() if path.is_file() else b""
+        store = SQLite(path)
+        for _ in range(2):
+            with pytest.raises(StoreError) as caught:
+                begin(store, "t", "r", 1)
+            assert words in str(caught.value), name
+            assert str(path) in str(caught.value), name
+        store.close()
+        assert (path.read_bytes() if path.is_file() else b"") == before, name
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
@@ -533,25 +552,25 @@ def test_a_failed_migration_is_rolled_back(path: Path, monkeypatch: pytest.Monke
         assert numbers(store, "r") == [0]
 
 
-@pytest.mark.parametrize(
-    ("mounts", "kind"),
-    [
-        ("/dev/a / ext4 rw 0 0\nserver:/x {folder} nfs4 rw 0 0\n", "nfs4"),
-        ("/dev/a / ext4 rw 0 0\nserver:/x {folder} nfs4 rw 0 0\n/dev/b {folder}/sub xfs rw 0 0\n", "nfs4"),
-        ("server / nfs rw 0 0\n/dev/b {folder} ext4 rw 0 0\n", "ext4"),
-        ("/dev/a / ext4 rw 0 0\nserver:/x {folder}x nfs4 rw 0 0\n", "ext4"),
-    ],
-)
-def test_network_file_systems_are_recognized(path: Path, mounts: str, kind: str) -> None:
+MOUNTS = [
+    ("/dev/a / ext4 rw 0 0\nserver:/x {folder} nfs4 rw 0 0\n", "nfs4"),
+    ("/dev/a / ext4 rw 0 0\nserver:/x {folder} nfs4 rw 0 0\n/dev/b {folder}/sub xfs rw 0 0\n", "nfs4"),
+    ("server / nfs rw 0 0\n/dev/b {folder} ext4 rw 0 0\n", "ext4"),
+    ("/dev/a / ext4 rw 0 0\nserver:/x {folder}x nfs4 rw 0 0\n", "ext4"),
+]
+
+
+def test_network_file_systems_are_recognized(path: Path) -> None:
     listed = path.with_name("mounts")
-    listed.write_text(mounts.format(folder=str(path.parent).replace(" ", "\\040")))
-    assert sqlite_file.file_system(path, listed) == kind
-    if kind in sqlite_file.NETWORK_FILE_SYSTEMS:
-        with pytest.raises(StoreError) as caught:
+    for mounts, kind in MOUNTS:
+        listed.write_text(mounts.format(folder=str(path.parent).replace(" ", "\\040")))
+        assert sqlite_file.file_system(path, listed) == kind, mounts
+        if kind in sqlite_file.NETWORK_FILE_SYSTEMS:
+            with pytest.raises(StoreError) as caught:
+                sqlite_file.check_path(path, listed)
+            assert f"network file system ({kind})" in str(caught.value)
+        else:
             sqlite_file.check_path(path, listed)
-        assert f"network file system ({kind})" in str(caught.value)
-    else:
-        sqlite_file.check_path(path, listed)
 
 
 def test_systems_without_a_mount_list(path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from dspyer.errors import ConcurrentRunError
 from dspyer.stores import SQLite
 from dspyer.stores.base import Change, Point
+from tests.children import Child
 from tests.stores.kit import append, begin, numbers, row, run
 
 ROOT = Path(__file__).parent.parent.parent
@@ -32,22 +33,17 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "runs.db"
 
 
-def start(script: str, *arguments: object) -> subprocess.Popen[str]:
+HEAD = "import os, sys; from tests.stores.kit import *; from dspyer.stores import SQLite\n"
+
+
+def start(script: str, *arguments: object) -> Child:
     """A process that begins with the imports of these tests."""
-    head = "import os, sys; from tests.stores.kit import *; from dspyer.stores.sqlite import SQLite\n"
-    return subprocess.Popen(
-        [sys.executable, "-c", head + script, *map(str, arguments)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return Child(HEAD + script, *map(str, arguments), cwd=ROOT)
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
-    return out
+def finish(process: Child) -> None:
+    err = process.stderr.read()
+    assert process.wait() == 0, err
 
 
 def write(store: SQLite, change: Change) -> None:
@@ -85,14 +81,11 @@ for seq in range(1, 100_000):
     print(seq, flush=True)
 """
     process = start(script, path)
-    assert process.stdout is not None
     for _ in range(100):
         seen = int(process.stdout.readline())
     process.kill()
-    with process.stdout as lines:  # communicate() would pass over what readline() has read ahead
-        seen = max([seen, *(int(line) for line in lines)])
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    seen = max([seen, *(int(line) for line in process.stdout)])
+    assert process.wait() == -signal.SIGKILL
     with SQLite(path) as store:
         assert len(numbers(store, "r")) in (seen + 1, seen + 2)
         assert heads_are_last_rows(store)
@@ -118,12 +111,12 @@ SQLite(sys.argv[1]).write(change)
         begin(store, "t", "r", 1)
     for passes in range(1, 20):
         process = start(script, path, passes)
-        _, err = process.communicate(timeout=120)
+        err, code = process.stderr.read(), process.wait()
         with SQLite(path) as store:
-            if process.returncode == 0:
+            if code == 0:
                 assert numbers(store, "r") == [0, 1, 2]
                 break
-            assert process.returncode == -signal.SIGKILL, err
+            assert code == -signal.SIGKILL, err
             assert numbers(store, "r") == [0]
     assert passes > 2  # packed, looked at and written: it was killed in the transaction too
 
@@ -141,7 +134,7 @@ def test_a_power_failure_keeps_flushed_writes_and_a_prefix_of_the_rest(path: Pat
         begin(store, "t2", "r2", 1)
         whole, data = path.read_bytes(), log.read_bytes()
     cut = path.with_name("cut.db")
-    lengths = {*range(flushed, len(data), 211), *range(32, len(data), 24 + 4096), len(data), len(data) - 1}
+    lengths = {*range(flushed, len(data), 1_511), *range(32, len(data), 24 + 4096), len(data), len(data) - 1}
     found = set()
     for length in sorted(length for length in lengths if length >= flushed):
         for old in path.parent.glob("cut.db*"):
@@ -293,6 +286,7 @@ def test_a_replaced_owner_cannot_write(path: Path) -> None:
         assert numbers(mine, "r") == [0]
 
 
+@pytest.mark.slow("starts Python anew: how a process ends with its daemon threads is the point")
 def test_a_process_ends_although_a_daemon_thread_is_ended_while_it_closes_a_connection(path: Path) -> None:
     """A node with a timeout runs in a daemon thread, which Python ends with the locks that it holds."""
     script = """
@@ -310,8 +304,7 @@ threading.Thread(target=hold, daemon=True).start()
 inside.wait()
 print("end")
 """
-    process = start(script, path)
-    try:
-        assert process.communicate(timeout=20)[0] == "end\n"
-    finally:
-        process.kill()
+    done = subprocess.run(
+        [sys.executable, "-c", HEAD + script, path], cwd=ROOT, capture_output=True, timeout=20, check=False
+    )
+    assert done.stdout == b"end\n"

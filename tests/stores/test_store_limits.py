@@ -32,6 +32,7 @@ def test_a_filled_store_has_threads_as_runs_make_them(kind: str, tmp_path: Path,
     bench.program.cache_clear()
 
 
+@pytest.mark.slow("the whole benchmark, on two stores of next to nothing")
 def test_it_measures_all_and_writes_its_section(
     postgres_address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
