@@ -24,6 +24,9 @@ class EveryValue(StoreConformance):
     types: ClassVar = TYPES
 
 
+DEAR = "80 values of every kind, each written, read, and read by a second store"
+
+
 class TestMemory(EveryValue):
     @pytest.fixture
     def store(self) -> Store:
@@ -36,6 +39,10 @@ class TestSQLite(EveryValue):
         with SQLite(tmp_path / "runs.db") as store:
             yield store
 
+    @pytest.mark.slow(DEAR)
+    def test_every_kind_of_value_is_read_back(self, store: Store) -> None:
+        super().test_every_kind_of_value_is_read_back(store)
+
     def opener(self, store: Store) -> Callable[[], Store]:
         return partial(SQLite, store.address)
 
@@ -45,6 +52,10 @@ class TestPostgres(EveryValue):
     def store(self, postgres: str) -> Iterator[Store]:
         with Postgres(postgres) as store:
             yield store
+
+    @pytest.mark.slow(DEAR)
+    def test_every_kind_of_value_is_read_back(self, store: Store) -> None:
+        super().test_every_kind_of_value_is_read_back(store)
 
     def opener(self, store: Store) -> Callable[[], Store]:
         return partial(Postgres, store.address)

@@ -28,6 +28,8 @@ OTHER = Encrypted.new_key()
 
 
 class TestEncryptedSQLite(StoreConformance):
+    test_every_kind_of_value_is_read_back: Any = None  # below, for the other stores
+
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[Store]:
         with Encrypted(tmp_path / "runs.db", key=KEY) as store:
@@ -38,7 +40,10 @@ class TestEncryptedSQLite(StoreConformance):
 
 
 OTHERS = (
-    StoreConformance.test_every_kind_of_value_is_read_back,
+    pytest.param(
+        StoreConformance.test_every_kind_of_value_is_read_back,
+        marks=pytest.mark.slow("values of every kind, in two stores"),
+    ),
     StoreConformance.test_a_repeated_write_changes_nothing,
     StoreConformance.test_no_mutable_data_is_shared_with_the_caller,
     StoreConformance.test_blobs_are_kept_while_something_refers_to_them,
