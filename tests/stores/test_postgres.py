@@ -267,12 +267,13 @@ def test_flush_and_new_epochs_wait_for_the_disk(store: Postgres, postgres: str) 
             FOR EACH ROW EXECUTE FUNCTION {s}.see();
     """).format(s=schema),
     )
-    # The server of the tests waits for nothing; the one of this store does, unless it is told otherwise.
-    with Postgres(f"{postgres}&options=-csynchronous_commit%3Don") as waiting:
+    # The server of the tests waits for nothing: a flush waits all the same, and as far as another server says.
+    with Postgres(f"{postgres}&options=-csynchronous_commit%3Dlocal") as other:
         for change, _ in WAITING:
-            waiting.write(change)
+            other.write(change)
+    store.write(append("t", "r", 5, epoch=2)._replace(flush=True))
     seen = _execute(postgres, sql.SQL("SELECT setting FROM {s}.seen").format(s=schema))
-    assert seen == [("on" if waits else "off",) for _, waits in WAITING]
+    assert seen == [*[("local" if waits else "off",) for _, waits in WAITING], ("on",)]
 
 
 def test_leases_use_the_clock_of_the_server(store: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
