@@ -51,7 +51,7 @@ def check_displays(run: Run, store: Any, thread: str) -> None:
         }
 
 
-@settings(max_examples=settings.default.max_examples * 3 // 5, report_multiple_bugs=False)
+@settings(max_examples=settings().max_examples * 3 // 5, report_multiple_bugs=False)
 @given(faulty_plans(), st.integers(0, 2**32))
 def test_any_graph_with_failures(plan: tuple[Plan, Faults], seed: int) -> None:
     store = Memory()

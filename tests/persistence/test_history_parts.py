@@ -465,7 +465,7 @@ def seen(program: CompiledGraph) -> tuple[Any, ...]:
 
 @pytest.mark.slow("a law over two stores in files, with several runs in each example")
 @pytest.mark.usefixtures("often")
-@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(turns=st.lists(st.tuples(st.sampled_from([1, 2, 5, 13]), st.booleans()), min_size=1, max_size=6))
 def test_deleting_all_snapshots_changes_nothing(turns: list[tuple[int, bool]], tmp_path_factory: Any) -> None:
     paths = [tmp_path_factory.mktemp("runs") / "runs.db" for _ in range(2)]

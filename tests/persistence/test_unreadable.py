@@ -13,7 +13,8 @@ from dspyer import END, START, CompiledGraph, Graph, Thread, reducers
 from dspyer.errors import StoreError
 from dspyer.reducers import Reducer
 from dspyer.stores import SQLite
-from dspyer.stores.base import Content, Point, Row, Snapshot
+from dspyer.stores.base import Point, Row, Snapshot
+from tests.stores.kit import Content
 
 LONG = "long " * 9_000
 

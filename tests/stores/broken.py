@@ -11,7 +11,6 @@ from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import (
     NO_EPOCHS,
     Change,
-    Content,
     DeletionReport,
     ListedRun,
     Point,
@@ -21,6 +20,7 @@ from dspyer.stores.base import (
     Snapshot,
     ThreadRow,
 )
+from tests.stores.kit import Content
 
 THREADS = 8  # of the test that it must fail
 

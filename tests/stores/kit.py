@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dspyer.stores import Store
-from dspyer.stores.base import Change, Content, Owner, Point, Row, RunRow, Snapshot
+from dspyer.stores.base import Change, Owner, Point, Row, RunRow, Snapshot
+from dspyer.stores.base import Content as Content  # type: ignore[attr-defined]  # what a row holds
 from tests.plain_values import frozen
 
 OWNER = Owner("here", 7, "today", "a")

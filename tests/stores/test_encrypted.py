@@ -15,11 +15,11 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Graph, reducers
 from dspyer.errors import StoreError
 from dspyer.stores import Memory, SQLite, Store
-from dspyer.stores.base import Change, Content, Row
+from dspyer.stores.base import Change, Row
 from dspyer.stores.encrypted import VARIABLE, Encrypted
 from dspyer.stores.postgres import Postgres
 from dspyer.testing import StoreConformance
-from tests.stores.kit import begin, content, run
+from tests.stores.kit import Content, begin, content, run
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 

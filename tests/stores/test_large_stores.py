@@ -207,7 +207,7 @@ class Tables:
         (self.connection,) = made  # one thread needs one
 
     def execute(self, statement: str, connection: Any = None) -> Any:
-        return (connection or self.connection).execute(sql.SQL(statement).format(s=sql.Identifier(self.schema)))  # type: ignore[arg-type]
+        return (connection or self.connection).execute(sql.SQL(statement).format(s=sql.Identifier(self.schema)))
 
     def fill(self, first: int, last: int) -> None:
         for statement in FILL_POSTGRES:

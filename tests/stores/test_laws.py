@@ -180,14 +180,14 @@ def sqlite() -> Iterator[Store]:
         yield store
 
 
-@settings(max_examples=settings.default.max_examples * 3)
+@settings(max_examples=settings().max_examples * 3)
 @given(steps)
 def test_memory(script: list[tuple[str, Any]]) -> None:
     apply_steps(Memory(), script)
 
 
 @pytest.mark.slow("a law over files: each example is a sequence of transactions")
-@settings(max_examples=settings.default.max_examples * 2)
+@settings(max_examples=settings().max_examples * 2)
 @given(steps)
 def test_sqlite(script: list[tuple[str, Any]]) -> None:
     with sqlite() as store:
@@ -195,7 +195,7 @@ def test_sqlite(script: list[tuple[str, Any]]) -> None:
 
 
 @pytest.mark.slow("a law over schemas of a server: each example makes its tables")
-@settings(max_examples=settings.default.max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=steps)
 def test_postgres(postgres_address: str, script: list[tuple[str, Any]]) -> None:
     address = postgres_server.fresh(postgres_address)

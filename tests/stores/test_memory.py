@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from dspyer.stores import Memory
-from dspyer.stores.base import Change, Content, Point, Snapshot
-from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
+from dspyer.stores.base import Change, Point, Snapshot
+from tests.stores.kit import OWNER, Content, append, begin, content, numbers, row, run, snapshot
 
 
 class FailsWhenCalled:

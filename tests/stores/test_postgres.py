@@ -172,7 +172,7 @@ def test_a_write_is_repeated_only_once(store: Postgres, far: Postgres, between: 
 def test_reads_and_deletions_are_repeated_after_a_lost_connection(far: Postgres, between: Proxy) -> None:
     far.write(begin("t", "r", 2))
     before = far.rows("r")
-    work = {
+    work: dict[str, Callable[[], bool]] = {
         "rows": lambda: far.rows("r") == before,
         "thread": lambda: far.thread("t") is not None,
         "blobs": lambda: far.blobs(["x"]) == {},
