@@ -44,10 +44,8 @@ OTHERS = (
         StoreConformance.test_every_kind_of_value_is_read_back,
         marks=pytest.mark.slow("values of every kind, in two stores"),
     ),
-    StoreConformance.test_a_repeated_write_changes_nothing,
     StoreConformance.test_no_mutable_data_is_shared_with_the_caller,
     StoreConformance.test_blobs_are_kept_while_something_refers_to_them,
-    StoreConformance.test_lists_of_runs,
 )
 """The tests of what encryption changes: bytes, blobs, and what is equal."""
 
