@@ -106,6 +106,23 @@ def end_of(future: Future[Any]) -> SimpleQueue[Any]:
     return ended
 
 
+def task_signal() -> tuple[asyncio.Future[None], Callable[..., None]]:
+    """Return what this task can await, and what ends that wait: a function for any thread, with any arguments."""
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+
+    def end(*_reasons: object) -> None:
+        with suppress(RuntimeError):  # the loop has been closed: nothing waits any more
+            loop.call_soon_threadsafe(_complete, ended)
+
+    return ended, end
+
+
+def is_on_loop() -> bool:
+    """Whether this is code of an event loop, which must not wait."""
+    return asyncio._get_running_loop() is not None
+
+
 class DaemonCall(Generic[T]):
     """Work in a daemon thread of its own, with a copy of the caller's context variables. It starts at once.
 
@@ -151,14 +168,8 @@ class DaemonCall(Generic[T]):
 
     async def ended(self) -> None:
         """Wait for the end of the work. A cancellation ends the wait, not the work."""
-        loop = asyncio.get_running_loop()
-        ended = loop.create_future()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # the loop has been closed: nothing waits any more
-                loop.call_soon_threadsafe(_complete, ended)
-
-        self.on_end(wake)
+        ended, end = task_signal()
+        self.on_end(end)
         await ended
 
     def result(self) -> T:
@@ -168,11 +179,7 @@ class DaemonCall(Generic[T]):
 
 def _loop_token() -> anyio.lowlevel.EventLoopToken | None:
     """The event loop of the caller, if it runs on one or in a worker thread of AnyIO; else None."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return loop_of_worker()
-    return anyio.lowlevel.current_token()
+    return anyio.lowlevel.current_token() if is_on_loop() else loop_of_worker()
 
 
 # --- a loop for threads that have none
@@ -359,14 +366,13 @@ class _Work(Generic[T]):
 
     async def wait(self) -> None:
         """Wait for the end of the work, through any further cancellation."""
-        loop = asyncio.get_running_loop()
         with anyio.CancelScope(shield=True):
             while True:
-                ended = loop.create_future()
+                ended, end = task_signal()
                 with _completion_lock:
                     if self._done:
                         return
-                    self._wake = lambda ended=ended: loop.call_soon_threadsafe(_complete, ended)
+                    self._wake = end
                 try:
                     await ended
                 except asyncio.CancelledError:

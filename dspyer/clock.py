@@ -1,47 +1,112 @@
-"""The time that dspyer waits between two attempts. `testing.no_pauses` replaces it by a clock that does not wait."""
+"""The one clock of the package: pauses, time limits of nodes, leases, waits for an LM, and patience with stores.
+
+`testing.clock` and `testing.no_pauses` replace it, for the whole process, by a `FakeClock`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from threading import Condition
+from typing import Literal, NamedTuple, TypeVar
 
+from dspyer.blocking import task_signal
 from dspyer.ctrl_c import may_raise
 
+T = TypeVar("T")
+Kind = Literal["pause", "timeout", "lease", "live", "slot", "connection"]
+OnStop = Callable[[Callable[[str], object]], AbstractContextManager[None]]
+"""`on_stop` of what can end a pause early: a block in which a function is called once with the reason."""
 
-class Stop(Protocol):
-    """What can end a pause early: the stop signal of a run."""
+FOREVER = 1e6  # seconds
 
-    def on_stop(self, callback: Callable[[str], object]) -> AbstractContextManager[None]:
-        """A block in which `callback` is called with the reason if the run is stopped, or was before."""
+
+class Alarm(NamedTuple):
+    """What a waiter has asked a fake clock for."""
+
+    until: float
+    kind: Kind
+    ring: Callable[[], object]
 
 
 class FakeClock:
-    """A clock for tests: a pause ends at once, and the clock advances by it.
+    """A clock that a test moves. What has waited when its block ends waits no longer: its time is over.
 
     Attributes:
-        pauses: the pauses that were asked for, in seconds, in order of arrival.
+        pauses: the pauses between attempts that were asked for, in seconds, in order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, stands: bool) -> None:
         self.pauses: list[float] = []
-        self._lock = threading.Lock()
-        self._now = time.monotonic()
+        self.skips_pauses = False
+        self._stands_at = time.monotonic() if stands else None
+        self._ahead = 0.0
+        self._alarms: set[Alarm] = set()
+        self._changed = Condition()
 
     def now(self) -> float:
         """Seconds, as `time.monotonic`."""
-        with self._lock:
-            return self._now
+        return self._ahead + (time.monotonic() if self._stands_at is None else self._stands_at)
 
     def advance(self, seconds: float) -> None:
-        """Records a pause, and lets its time pass."""
-        with self._lock:
-            self.pauses.append(seconds)
-            self._now += seconds
+        """Let so many seconds pass: what is due by then is woken, in order, before this returns.
+
+        It is as if the process had been suspended: what waits again counts from the new time.
+        """
+        with self._changed:
+            self._ahead += seconds
+            due = {alarm for alarm in self._alarms if alarm.until <= self.now()}
+            self._alarms -= due
+        for alarm in sorted(due, key=lambda one: one.until):
+            alarm.ring()
+
+    def wait_for(self, kind: Kind, count: int = 1, patience: float = 10.0) -> list[float]:
+        """Wait until so many things wait for the clock, and return the seconds that each has left, in order.
+
+        In async code: `await asyncio.to_thread(time.wait_for, "pause")`.
+
+        Args:
+            kind: `"pause"` (before the next attempt, or an LM's next request), `"timeout"` (an attempt that has one),
+                `"lease"` (the renewal of leases), `"live"` (a `ctx.live` with a timeout), `"slot"` (a request that
+                waits for others of its LM, under a budget of seconds), `"connection"` (a store on PostgreSQL).
+            count: how many, at least.
+            patience: seconds of the real clock.
+
+        Raises:
+            TimeoutError: there were not so many in time; the message names what waits.
+        """
+        left: list[float] = []
+
+        def waiting() -> bool:
+            left[:] = sorted(alarm.until - self.now() for alarm in self._alarms if alarm.kind == kind)
+            return len(left) >= count
+
+        with self._changed:
+            if self._changed.wait_for(waiting, patience):
+                return left
+            others = ", ".join(sorted(repr(alarm.kind) for alarm in self._alarms)) or "nothing"
+        raise TimeoutError(f"only {len(left)} of {count} {kind!r} waited within {patience:g} s; what waits: {others}")
+
+    @contextmanager
+    def alarm(self, alarm: Alarm) -> Iterator[float | None]:
+        """A block in which the alarm rings when it is due; yields the seconds of the real clock until then, if any.
+
+        They are below 0 if it is due already: then the clock was moved before this thread came to wait.
+        """
+        with self._changed:
+            left = alarm.until - self.now()
+            if left > 0:
+                self._alarms.add(alarm)
+                self._changed.notify_all()
+        try:
+            yield -1.0 if left <= 0 else left if self._stands_at is None else None
+        finally:
+            with self._changed:
+                self._alarms.discard(alarm)
 
 
 # One for the process, and not one for each context: the threads of a run, of DSPy and of an LM must see the same time.
@@ -49,14 +114,26 @@ _fake: FakeClock | None = None
 
 
 @contextmanager
-def fake_clock() -> Iterator[FakeClock]:
-    """A block in which no pause waits."""
+def fake_clock(*, stands: bool = True, skips_pauses: bool = True) -> Iterator[FakeClock]:
+    """A block with a fake clock. One that does not stand goes on as the clock around the block does."""
     global _fake  # noqa: PLW0603 - see above
-    before, _fake = _fake, FakeClock()
+    before = _fake
+    clock = FakeClock(stands) if before is None or stands else before
+    own = clock.skips_pauses, clock.pauses
+    _fake, clock.skips_pauses, clock.pauses = clock, skips_pauses, []
     try:
-        yield _fake
+        yield clock
     finally:
         _fake = before
+        if clock is before:
+            clock.skips_pauses, clock.pauses = own
+        else:
+            clock.advance(float("inf"))
+
+
+def current() -> FakeClock | None:
+    """The fake clock, while there is one."""
+    return _fake
 
 
 def now() -> float:
@@ -69,31 +146,92 @@ def wall() -> float:
     return time.time() if _fake is None else time.time() + _fake.now() - time.monotonic()
 
 
+def after(seconds: float | None) -> float | None:
+    """What `now` will be then; None for never."""
+    return None if seconds is None else now() + seconds
+
+
 @may_raise
-def pause(seconds: float, stop: Stop | None = None) -> None:
+def get(queue: SimpleQueue[T | None], until: float | None, kind: Kind) -> T | None:
+    """The next item of a queue, or None once it is so late. It holds no lock, as `may_raise` asks."""
+    with _alarm(until, kind, partial(queue.put, None)) as seconds, suppress(Empty):
+        if seconds is None or seconds >= 0:  # else it is too late for what came meanwhile
+            return queue.get(timeout=seconds)
+    return None
+
+
+def wait(changed: Condition, until: float, kind: Kind) -> None:
+    """Waits for a condition, whose lock is held, until it is so late."""
+
+    def ring() -> None:
+        with changed:
+            changed.notify_all()
+
+    with _alarm(until, kind, ring) as seconds:
+        changed.wait(seconds)
+
+
+@asynccontextmanager
+async def timeout(until: float | None, kind: Kind, first: Callable[[], object] = int) -> AsyncIterator[None]:
+    """A block of async code that is cancelled, and raises `TimeoutError`, once it is so late; `first` comes before."""
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(None) as timer:
+
+        def end() -> None:
+            if handle.cancelled():  # the block has ended, or this was called before
+                return
+            handle.cancel()
+            first()
+            timer.reschedule(loop.time())
+
+        def ring() -> None:  # in any thread
+            with suppress(RuntimeError):  # the loop was closed meanwhile: nothing waits there any more
+                loop.call_soon_threadsafe(end)
+
+        with _alarm(until, kind, ring) as seconds:
+            handle = loop.call_later(FOREVER if seconds is None else seconds, end)
+            try:
+                yield
+            finally:
+                handle.cancel()
+
+
+@contextmanager
+def _alarm(until: float | None, kind: Kind, ring: Callable[[], object]) -> Iterator[float | None]:
+    """A block in which a fake clock calls `ring` when it is so late; yields the seconds to wait by the real clock."""
+    if until is None:
+        yield None
+    elif (fake := _fake) is None:
+        yield max(until - time.monotonic(), 0.0)
+    else:
+        with fake.alarm(Alarm(until, kind, ring)) as seconds:
+            yield seconds
+
+
+def pause(seconds: float, on_stop: OnStop | None = None) -> None:
     """Waits in sync code. A stop ends the wait at once."""
-    if _fake is not None:
-        _fake.advance(seconds)
-        return
-    ended: SimpleQueue[str] = SimpleQueue()
-    with nullcontext() if stop is None else stop.on_stop(ended.put), suppress(Empty):
-        ended.get(timeout=seconds)
+    if not _is_skipped(seconds):
+        ended: SimpleQueue[str | None] = SimpleQueue()
+        with nullcontext() if on_stop is None else on_stop(ended.put):
+            get(ended, now() + seconds, "pause")
 
 
-async def apause(seconds: float, stop: Stop | None = None) -> None:
+async def apause(seconds: float, on_stop: OnStop | None = None) -> None:
     """Waits in async code. A stop ends the wait at once."""
-    if _fake is not None:
-        _fake.advance(seconds)
+    if _is_skipped(seconds):
         await asyncio.sleep(0)
         return
-    if stop is None:
-        await asyncio.sleep(seconds)
-        return
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    ended, end = task_signal()
+    with suppress(TimeoutError), nullcontext() if on_stop is None else on_stop(end):  # the wait is over: no error
+        async with timeout(now() + seconds, "pause"):
+            await ended
 
-    def wake(_reason: str) -> None:
-        with suppress(RuntimeError):  # the loop was closed meanwhile: nothing waits there any more
-            loop.call_soon_threadsafe(ended.set)
 
-    with stop.on_stop(wake), suppress(TimeoutError):  # the wait is over, and that is no error
-        await asyncio.wait_for(ended.wait(), seconds)
+def _is_skipped(seconds: float) -> bool:
+    """Whether a pause ends at once; a fake clock knows of it in any case."""
+    if (fake := _fake) is None:
+        return False
+    fake.pauses.append(seconds)
+    if fake.skips_pauses:
+        fake.advance(seconds)
+    return fake.skips_pauses

@@ -10,14 +10,13 @@ deque are atomic, and who waits looks again after having said so.
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from threading import Lock
 from typing import Final, Generic, TypeVar
 
+from dspyer.blocking import is_on_loop, task_signal
 from dspyer.ctrl_c import may_raise
 
 T = TypeVar("T")
@@ -60,7 +59,7 @@ class EventQueue(Generic[T]):
 
         There it would stop everything else on the loop, perhaps the reader.
         """
-        if self.is_full and asyncio._get_running_loop() is None:
+        if self.is_full and not is_on_loop():
             self._producers.wait(lambda: not self.is_full)
 
     async def room(self) -> None:
@@ -148,20 +147,9 @@ class _Waiters:
 
     async def wait_async(self, done: Callable[[], bool]) -> None:
         """Wait in this task."""
-        loop = asyncio.get_running_loop()
         while not done():
-            gate = loop.create_future()
-            self._waiting.append(partial(_open_gate, loop, gate))
+            gate, open_gate = task_signal()
+            self._waiting.append(open_gate)
             if done():
                 return
             await gate
-
-
-def _open_gate(loop: asyncio.AbstractEventLoop, gate: asyncio.Future[None]) -> None:
-    with suppress(RuntimeError):  # the loop has been closed: nothing waits any more
-        loop.call_soon_threadsafe(_complete, gate)
-
-
-def _complete(gate: asyncio.Future[None]) -> None:
-    if not gate.done():
-        gate.set_result(None)

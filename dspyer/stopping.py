@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from _thread import start_new_thread
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +9,7 @@ from contextvars import ContextVar
 from threading import Lock
 from typing import Final
 
+from dspyer import clock
 from dspyer.blocking import AsyncCalls
 from dspyer.errors import AttemptOverError
 
@@ -72,12 +72,13 @@ class TimeLimit:
 
     Attributes:
         seconds: how long it is.
+        ends: when it is over, by `clock.now`.
         around: the limit of a node that contains this one.
         signal: stops the runs inside of the attempt when the time is over.
         calls: the async calls that sync code of the attempt waits for; they are cancelled.
     """
 
-    __slots__ = ("_ends", "_left_running", "_lock", "_on_leave", "around", "calls", "seconds", "signal")
+    __slots__ = ("_left_running", "_lock", "_on_leave", "around", "calls", "ends", "seconds", "signal")
 
     def __init__(self, seconds: float, around: TimeLimit | None = None) -> None:
         self.seconds = seconds
@@ -86,7 +87,7 @@ class TimeLimit:
         self.calls = AsyncCalls()
         self._left_running = False
         self._on_leave: dict[object, Callable[[], object]] = {}
-        self._ends = time.monotonic() + seconds
+        self.ends = clock.now() + seconds
         self._lock: Lock = Lock() if around is None else around._lock
 
     @property
@@ -96,7 +97,7 @@ class TimeLimit:
 
     def left(self) -> float:
         """The seconds that are left, at least 0."""
-        own = max(self._ends - time.monotonic(), 0.0)
+        own = max(self.ends - clock.now(), 0.0)
         return own if self.around is None else min(own, self.around.left())
 
     def end(self) -> None:

@@ -537,14 +537,9 @@ def text_of_parts(view: View, kind: str, parts: Sequence[FieldPart]) -> str:
     one_author = any(name == "own" or (name == "by" and len(argument) == 1) for name, argument, _ in view.steps)
     if not one_author and any(part.author for part in parts):
         return "\n".join([indented(f"{label(part.author)}: {_line(kind, part)}") for part in parts])
-    if _is_one(view):
+    if next((step.argument == 1 for step in reversed(view.steps) if step.name == "last"), False):  # one part at most
         return "".join([_line(kind, part) for part in parts])
     return "\n".join([indented(f"- {_line(kind, part)}") for part in parts])
-
-
-def _is_one(view: View) -> bool:
-    """Whether a view shows one part at most, by its last `last`."""
-    return next((step.argument == 1 for step in reversed(view.steps) if step.name == "last"), False)
 
 
 def change_text(field: str, after: Any, parts: FieldParts | None) -> str:

@@ -265,8 +265,8 @@ def _mode_problems(plan: AgentPlan) -> Iterator[str]:
                     f"{list_names(names)}"
                 )
         allowed = rules.to or tuple(names)
-        routed = _route_labels(rules.route) if callable(rules.route) else ()
-        for label in routed:
+        routed = literals(read_signature(rules.route, "").returns) if callable(rules.route) else ()
+        for label in map(str, routed):
             if label not in (mode.name, *allowed):
                 yield (
                     f"the route of mode {mode.name!r} may return {label!r}, which cannot follow it: the modes that can "
@@ -296,8 +296,3 @@ def _command_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterato
                     f"tool {name!r} hands off to {target!r}, which no mode with this tool may: name it in `to` of the "
                     f"mode.{suggestion(target, allowed)}"
                 )
-
-
-def _route_labels(route: Callable[..., object]) -> tuple[str, ...]:
-    """The modes that a route names in its return annotation; none if it has none."""
-    return tuple(str(label) for label in literals(read_signature(route, "").returns))

@@ -224,7 +224,7 @@ def _agent(
         ModePlan(
             name=name,
             instructions=mode.instructions,
-            tools=tuple(_spec_of(tool, specs) for tool in mode.tools),
+            tools=tuple(next(spec for known, spec in specs if _same(tool, known)) for tool in mode.tools),
             rules=ModeRules(tuple(mode.to), mode.route, mode.guard),
             context=common.context if mode.context is None else mode.context,
             config={**common.config, **mode.config},
@@ -287,10 +287,6 @@ def _distinct(tools: list[Any]) -> list[Any]:
         if not any(_same(tool, known) for known in found):
             found.append(tool)
     return found
-
-
-def _spec_of(tool: Any, specs: list[tuple[Any, ToolSpec]]) -> ToolSpec:
-    return next(spec for known, spec in specs if _same(tool, known))
 
 
 def _same(tool: Any, other: Any) -> bool:

@@ -60,15 +60,11 @@ def visible(text: str) -> str:
     """
     if text.isprintable():
         return text
-    return "".join([char if _is_shown(char) else _escape(char) for char in text])
+    return "".join([char if _is_shown(char) else char.encode("unicode_escape").decode() for char in text])
 
 
 def _is_shown(char: str) -> bool:
     return char.isprintable() or char == ZERO_WIDTH_JOINER or unicodedata.category(char) == "Zs"
-
-
-def _escape(char: str) -> str:
-    return char.encode("unicode_escape").decode()
 
 
 def shell_word(text: str) -> str:

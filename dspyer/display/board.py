@@ -242,14 +242,10 @@ def _items(items: MapProgress, now: float, signs: _Signs) -> Text:
     facts += [f"{items.ended['failed']:,} failed"] if items.ended["failed"] else []
     facts += [count_of(items.retries, "retry", "retries")] if items.retries else []
     remaining = items.remaining(now)
-    facts += [f"{_coarse(remaining)} left"] if remaining is not None else []
+    # Not more exact than an estimate can be.
+    facts += [f"{elapsed_text(float(max(1, round(remaining))))} left"] if remaining is not None else []
     text.append(signs.dot.join(facts))
     return text
-
-
-def _coarse(remaining: float) -> str:
-    """An estimate of seconds: not more exact than it can be."""
-    return elapsed_text(float(max(1, round(remaining))))
 
 
 # --- what fits

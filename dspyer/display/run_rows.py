@@ -267,13 +267,9 @@ def written(commit: Commit, without: Iterable[str] = ()) -> list[str]:
     if commit.node != "START":
         return writes(commit.patch, without)
     values = {field: one.value if isinstance(one, Replace) else one for field, one in commit.patch.items()}
-    empty = [field for field, value in values.items() if value is None or _has_no_items(value)]
+    empty = [field for field, value in values.items() if value is None or (isinstance(value, Sized) and not len(value))]
     lines = writes({field: value for field, value in values.items() if field not in empty}, without)
     return [*lines, f"empty: {', '.join(empty)}"] if empty else lines
-
-
-def _has_no_items(value: object) -> bool:
-    return isinstance(value, Sized) and len(value) == 0
 
 
 def writes(patch: Mapping[str, Any], without: Iterable[str] = ()) -> list[str]:

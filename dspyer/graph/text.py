@@ -26,7 +26,7 @@ def explain(graph: GraphSpec) -> str:
     lines.append(f"  outputs: {outputs}")
     if topology.schema.state_limit is not None:
         lines.append(f"  limit: the state holds at most {kilobytes(topology.schema.state_limit.max_bytes)}")
-    labels = route_labels(graph)
+    labels = _joined(_router_labels(graph))  # by source and target
     for name in (START, *graph.nodes):
         node = graph.nodes.get(name)
         facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
@@ -73,11 +73,6 @@ def _policy_facts(graph: GraphSpec, name: str) -> list[str]:
     if policy.cache is not None:
         found.append("cached" if policy.cache.ttl is None else f"cached for {policy.cache.ttl:g} s")
     return found
-
-
-def route_labels(graph: GraphSpec) -> dict[tuple[str, str], str]:
-    """The labels by which routers choose an edge, by source and target."""
-    return _joined(_router_labels(graph))
 
 
 def edge_labels(graph: GraphSpec) -> dict[tuple[str, str], str]:

@@ -199,14 +199,11 @@ def _optional(request: Request, name: str) -> str | None:
 
 def _time(text: str, name: str) -> datetime:
     """A time of the query: seconds since the epoch, or ISO 8601; without a zone it is UTC."""
+    is_number = text.replace(".", "", 1).isdigit() and text.isascii()
     try:
-        found = datetime.fromtimestamp(float(text), UTC) if _is_number(text) else datetime.fromisoformat(text)
+        found = datetime.fromtimestamp(float(text), UTC) if is_number else datetime.fromisoformat(text)
     except (ValueError, OverflowError, OSError):
         raise RefusedError(
             400, f"{name}={text!r} is no time: 2026-01-31T12:00, or seconds", {name: "is no time"}
         ) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit() and text.isascii()

@@ -54,11 +54,6 @@ class InspectorServer(uvicorn.Server):
             await asyncio.sleep(0.02)
 
 
-def new_token() -> str:
-    """A random text of 256 bits."""
-    return secrets.token_urlsafe(32)
-
-
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches an address that is bound to."""
     if host == "localhost":
@@ -98,7 +93,7 @@ def serve(
 
     `say` gets the address as its first line, `warn` what else a person should know.
     """
-    token = new_token()
+    token = secrets.token_urlsafe(32)  # 256 bits
     with closing(bound(host, port)) as listener:
         app = make_app(token, names_of(host))
         number = listener.getsockname()[1]

@@ -17,14 +17,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
-from queue import Empty
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from dspyer import clock
-from dspyer.blocking import end_of
-from dspyer.ctrl_c import at_fork, may_raise
+from dspyer.blocking import end_of, is_on_loop
+from dspyer.ctrl_c import at_fork
 from dspyer.dspy_module.request_gate import current_gate
 from dspyer.errors import AttemptOverError
 from dspyer.stopping import OVER, current_limit
@@ -87,13 +86,13 @@ class Sleep(NamedTuple):
     def call(self, _call: object) -> None:
         """In sync code: other threads run."""
         waiting = Waiting(is_async=False)
-        clock.pause(waiting.bounded(self.seconds) or 0.0, waiting)
+        clock.pause(waiting.bounded(self.seconds) or 0.0, waiting.on_stop)
         waiting.raise_if_ended()
 
     async def acall(self, _call: object) -> None:
         """In async code: other tasks run."""
         waiting = Waiting(is_async=True)
-        await clock.apause(waiting.bounded(self.seconds) or 0.0, waiting)
+        await clock.apause(waiting.bounded(self.seconds) or 0.0, waiting.on_stop)
         waiting.raise_if_ended()
 
 
@@ -163,13 +162,13 @@ class SlotStep(NamedTuple):
         """In sync code."""
         # A sync call within an event loop blocks the loop. If it waited, then the tasks of the loop that hold the slots
         # would never give them back. So it goes first: one request too many, and only one per loop at a time.
-        slot = self.slots.acquire(wait=not _in_event_loop())
+        slot = self.slots.acquire(wait=not is_on_loop())
         if slot is None:
             return
         waiting = Waiting(is_async=False)
         try:
             with waiting.on_stop(lambda _reason: slot.cancel()):
-                while not _granted(slot, waiting.bounded(None)):
+                while clock.get(end_of(slot), clock.after(waiting.bounded(None)), "slot") is None or slot.cancelled():
                     waiting.raise_if_ended()
         except BaseException:
             self._give_up(slot)
@@ -305,27 +304,12 @@ class Gate:
             self._cooling_until = 0.0
 
 
-@may_raise
-def _granted(slot: Future[None], seconds: float | None) -> bool:
-    """Whether a slot is granted within so many seconds; False once it is cancelled."""
-    try:
-        return not end_of(slot).get(timeout=seconds).cancelled()
-    except Empty:
-        return False
-
-
 async def _granted_here(slot: asyncio.Future[None], seconds: float | None) -> bool:
-    """The same in async code; a cancellation of the task is raised."""
-    await asyncio.wait((slot,), timeout=seconds)
+    """Whether a slot is granted within so many seconds; False once it is cancelled."""
+    with suppress(TimeoutError):
+        async with clock.timeout(clock.after(seconds), "slot"):
+            await asyncio.wait((slot,))
     return slot.done() and not slot.cancelled()
-
-
-def _in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 _gates: WeakSet[Gate] = WeakSet()

@@ -169,7 +169,9 @@ class ReliableLM(dspy.LM):
             if hasattr(main, name):
                 setattr(self, name, getattr(main, name))
         self._settings = dict(main.kwargs)
-        self._lanes = tuple(GatedLM(_one_attempt(lm), Gate(limits)) for lm in lms)
+        # Without retries of their own: they are made here. A reliable LM keeps its own, and its errors say so.
+        single = [lm if isinstance(lm, ReliableLM) else lm.copy(num_retries=0) for lm in lms]
+        self._lanes = tuple(GatedLM(lm, Gate(limits)) for lm in single)
         self._limits, self._retry, self._cooldown = limits, retry, cooldown
 
     # --- calls
@@ -496,11 +498,6 @@ def _check_settings(names: Iterable[str]) -> None:
             f"{', '.join(refused)}: a reliable LM takes no settings that belong to one LM. Set them on the LMs that it "
             f"is made of, and make another one: reliable(dspy.LM(..., {refused[0]}=...), ...)"
         )
-
-
-def _one_attempt(lm: Any) -> Any:
-    """The LM without retries of its own: they are made here. A reliable LM keeps its own, and its errors say so."""
-    return lm if isinstance(lm, ReliableLM) else lm.copy(num_retries=0)
 
 
 def _falls_back(error: Exception) -> bool:

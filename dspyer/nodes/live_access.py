@@ -12,9 +12,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
-from threading import Event as Signal
+from queue import SimpleQueue
 from typing import Any, Literal, NamedTuple, Protocol
 
+from dspyer import clock
+from dspyer.blocking import is_on_loop
 from dspyer.errors import AttemptError, AttemptOverError, Interrupt
 from dspyer.events import BranchPath
 from dspyer.patch import DELETE
@@ -146,19 +148,19 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
     def __next__(self) -> LiveEntry:
         source = self._source
         while (entry := self._next_entry()) is None:
-            if _on_loop():
+            if is_on_loop():
                 raise AttemptError(
                     f"`for entry in ctx.live({self._field!r})` would block the event loop until another node posts: "
                     "write `async for` in an async node"
                 )
-            signal = Signal()
-            waiter = source.wait(signal.set)
+            woken: SimpleQueue[str | None] = SimpleQueue()
+            waiter = source.wait(partial(woken.put, "by the session"))
             try:
-                with nullcontext() if self._limit is None else self._limit.signal.on_stop(partial(_wake, signal)):
-                    if not signal.wait(self._timeout):
-                        # The session may be ending the wait right now. It decides: `signal` comes in any case.
+                with nullcontext() if self._limit is None else self._limit.signal.on_stop(woken.put):
+                    if clock.get(woken, clock.after(self._timeout), "live") is None:
+                        # The session may be ending the wait right now. It decides: the wait is ended in any case.
                         source.time_out(waiter)
-                        signal.wait()
+                        clock.get(woken, None, "live")
             finally:
                 source.stop_waiting(waiter)
             if (last := self._entry_after(waiter)) is not None:
@@ -170,15 +172,16 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
     async def __anext__(self) -> LiveEntry:
         source = self._source
         while (entry := self._next_entry()) is None:
-            woken = asyncio.Event()
-            waiter = source.wait(partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set))
+            signal = asyncio.Event()
+            waiter = source.wait(partial(asyncio.get_running_loop().call_soon_threadsafe, signal.set))
             try:
                 if waiter.outcome == "waiting":
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(woken.wait(), self._timeout)
-                    if not woken.is_set():
+                        async with clock.timeout(clock.after(self._timeout), "live"):
+                            await signal.wait()
+                    if not signal.is_set():
                         source.time_out(waiter)
-                        await woken.wait()
+                        await signal.wait()
             finally:
                 source.stop_waiting(waiter)
             if (last := self._entry_after(waiter)) is not None:
@@ -200,16 +203,3 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
         if entry is None and waiter.outcome == "timeout":
             raise TimeoutError(f"nothing came to the live field {self._field!r} for {self._timeout} seconds")
         return entry
-
-
-def _wake(signal: Signal, reason: str) -> None:
-    del reason
-    signal.set()
-
-
-def _on_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

@@ -103,13 +103,13 @@ class Pause(NamedTuple):
     def call(self, call: Call) -> None:
         """Wait in sync code."""
         session = call.runner.session
-        clock.pause(self._bounded(session), None if session is None else session.stop_signal)
+        clock.pause(self._bounded(session), None if session is None else session.stop_signal.on_stop)
         _leave_open_if_stopped(session)
 
     async def acall(self, call: Call) -> None:
         """Wait in async code."""
         session = call.runner.session
-        await clock.apause(self._bounded(session), None if session is None else session.stop_signal)
+        await clock.apause(self._bounded(session), None if session is None else session.stop_signal.on_stop)
         _leave_open_if_stopped(session)
 
     def _bounded(self, session: Any) -> float:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from functools import partial
-from threading import Event
+from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
+from dspyer import clock
 from dspyer.blocking import DaemonCall
-from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.executing import execute_apart
 from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
@@ -36,17 +37,16 @@ class Timed(NamedTuple):
     step: Step
     seconds: float
 
-    @may_raise
     def call(self, call: Call) -> Reply:
         """Make the call from sync code, in a thread of its own."""
         attempt = call.context.delegate
         with _limited(attempt, self.seconds) as limit, gated(limit=limit), recording_apart():
-            ended = Event()
+            ended: SimpleQueue[bool | None] = SimpleQueue()
             work: DaemonCall[Reply] = DaemonCall(partial(self.step.call, call))
-            work.on_end(ended.set)
+            work.on_end(partial(ended.put, True))
             try:
-                if not ended.wait(self.seconds):
-                    _end(limit, ended)
+                if clock.get(ended, limit.ends, "timeout") is None:
+                    _end(limit, work, ended)
             except BaseException:  # Ctrl-C: the call is left running here, too
                 limit.end()
                 limit.leave_running()
@@ -57,22 +57,14 @@ class Timed(NamedTuple):
 
     async def acall(self, call: Call) -> Reply:
         """Make the call from async code: async code is cancelled, a sync function is left running."""
-        attempt, loop = call.context.delegate, asyncio.get_running_loop()
+        attempt = call.context.delegate
         reply: Reply | None = None
         cause: Exception | None = None
         with _limited(attempt, self.seconds) as limit:
             try:
-                async with asyncio.timeout(None) as timer:
-
-                    def end() -> None:
-                        limit.end()  # before the cancellation: what the attempt does from here on does not count
-                        timer.reschedule(loop.time())
-
-                    handle = loop.call_later(self.seconds, end)
-                    try:
-                        reply = await self.step.acall(call)
-                    finally:
-                        handle.cancel()
+                # The limit ends before the cancellation: what the attempt does from there on does not count.
+                async with clock.timeout(limit.ends, "timeout", limit.end):
+                    reply = await self.step.acall(call)
             except Exception as error:
                 if limit.signal.reason is None:
                     raise
@@ -104,14 +96,15 @@ class _limited:  # noqa: N801 - used as a function: `with _limited(...) as limit
         current_limit.reset(self._token)
 
 
-def _end(limit: TimeLimit, ended: Event) -> None:
+def _end(limit: TimeLimit, work: DaemonCall[Reply], ended: SimpleQueue[bool | None]) -> None:
     """Ends an attempt in sync code: what is async in it is awaited, the rest left running."""
     waits_for_async = limit.calls.running
     limit.end()
     if waits_for_async:
         limit.calls.wait()
-        ended.wait(GRACE)
-    if not ended.is_set():
+        with suppress(Empty):
+            ended.get(timeout=GRACE)
+    if not work.done:
         limit.leave_running()
 
 

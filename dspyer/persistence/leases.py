@@ -17,10 +17,12 @@ from contextlib import suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from queue import SimpleQueue
 from secrets import token_hex
-from threading import Event, Lock, Thread
+from threading import Lock, Thread
 from typing import Any
 
+from dspyer import clock
 from dspyer.ctrl_c import at_fork
 from dspyer.persistence.journal import Journal
 from dspyer.stores.base import Owner, ThreadRow
@@ -136,7 +138,7 @@ class Leases:
 
     def hold(self, token: str, journal: Journal) -> None:
         """Renew the lease of an owner until `let_go`."""
-        store = id(journal.store.store)
+        store = id(journal.store.store), id(clock.current())  # a renewer waits by one clock
         with self._lock:
             renewer = self._renewers.get(store)
             if renewer is None:
@@ -168,7 +170,7 @@ class Leases:
         for renewer in list(self._renewers.values()):
             renewer.renew()
 
-    def forget_idle(self, store: int, renewer: _Renewer) -> bool:
+    def forget_idle(self, store: tuple[int, int], renewer: _Renewer) -> bool:
         """Drop a renewer that has nothing to renew; return whether it was dropped, so that its thread can end.
 
         The check and the removal are under one lock: else `hold` could add a run to a renewer whose thread is ending.
@@ -183,14 +185,14 @@ class Leases:
     def forget(self) -> None:
         """Drop all leases, and the lock, which may be held. For a forked process: the runs are its parent's."""
         self._lock = Lock()
-        self._renewers: dict[int, _Renewer] = {}
+        self._renewers: dict[tuple[int, int], _Renewer] = {}
         self._tokens: dict[str, _Renewer] = {}
 
 
 class _Renewer:
-    """The background thread that renews the leases in one store, which is identified by its `id()`."""
+    """The background thread that renews the leases in one store; store and clock are identified by their `id()`."""
 
-    def __init__(self, all_leases: Leases, store: int) -> None:
+    def __init__(self, all_leases: Leases, store: tuple[int, int]) -> None:
         self.held: dict[str, Journal] = {}
         self._all = all_leases
         self._store = store
@@ -198,9 +200,9 @@ class _Renewer:
 
     def run(self) -> None:
         """Renew every third of a lease, so that one failed renewal ends no lease; until there is nothing to renew."""
-        timer = Event()  # never set: a wait with a timeout
+        nothing: SimpleQueue[None] = SimpleQueue()
         while not self._all.forget_idle(self._store, self):
-            timer.wait(self._all.lease / 3)
+            clock.get(nothing, clock.now() + self._all.lease / 3, "lease")
             self.renew()
 
     def renew(self) -> None:

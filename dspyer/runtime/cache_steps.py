@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 
 import dspy
 
+from dspyer.blocking import task_signal
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import blocked_loops
@@ -89,15 +90,10 @@ class Follow(NamedTuple):
     async def acall(self, call: Call) -> bool:
         if self._would_deadlock():
             return True
-        ended, loop = asyncio.Event(), asyncio.get_running_loop()
-
-        def wake(_reason: str = "") -> None:
-            with suppress(RuntimeError):  # the loop was closed: nothing waits there any more
-                loop.call_soon_threadsafe(ended.set)
-
-        with call.runner.session.stop_signal.on_stop(wake):
-            self.flight.on_end(wake)
-            await ended.wait()
+        ended, end = task_signal()
+        with call.runner.session.stop_signal.on_stop(end):
+            self.flight.on_end(end)
+            await ended
         return self._has_outcome()
 
     def _would_deadlock(self) -> bool:

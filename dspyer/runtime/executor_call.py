@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from concurrent.futures import BrokenExecutor, Executor, Future
 from concurrent.futures import CancelledError as FutureCancelledError
-from contextlib import suppress
 from typing import Any, cast
 from uuid import uuid4
 
 import dspy
 
-from dspyer.blocking import Outcome, end_of, result_of
+from dspyer.blocking import Outcome, end_of, result_of, task_signal
 from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.executing import Executing, executing, executing_id
 from dspyer.dspy_module.lm_prices import Prices
@@ -223,14 +222,8 @@ class ExecutorCall:
     async def arun(self) -> dspy.Prediction:
         """The same in async code. If the task is cancelled, so is the call, unless a worker has begun it."""
         future = self._submit()
-        loop = asyncio.get_running_loop()
-        ended = loop.create_future()
-
-        def wake(_: Future[bytes]) -> None:
-            with suppress(RuntimeError):  # the loop has been closed: nothing waits any more
-                loop.call_soon_threadsafe(_complete, ended)
-
-        future.add_done_callback(wake)
+        ended, end = task_signal()
+        future.add_done_callback(end)
         try:
             await ended
         except BaseException:
@@ -365,8 +358,3 @@ def _prices(recorder: LMRecorder | None) -> Prices:
     for spending in () if gate is None else gate.spendings:
         found = {**spending.budget.prices, **found}
     return found
-
-
-def _complete(ended: asyncio.Future[None]) -> None:
-    if not ended.done():
-        ended.set_result(None)

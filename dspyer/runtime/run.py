@@ -737,10 +737,7 @@ def canonical_order(log: list[LogEntry], first: int = 0) -> list[LogEntry]:
         return log  # no fork
     settled = max((i for i, entry in enumerate(log) if entry.commit.version is not None), default=-1) + 1
 
-    def order_key(i: int) -> tuple[bool, int, BranchPath]:
-        return i >= settled, log[i].commit.step, log[i].commit.branch
-
-    order = sorted(range(len(log)), key=order_key)
+    order = sorted(range(len(log)), key=lambda i: (i >= settled, log[i].commit.step, log[i].commit.branch))
     moved = {old: new for new, old in enumerate(order)}
     ordered = []
     for new, old in enumerate(order):

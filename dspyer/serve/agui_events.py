@@ -130,16 +130,6 @@ class _Text(NamedTuple):
     parts: list[str]
 
 
-def _asks_for(call: ToolUse) -> str:
-    """The question whether a tool may be called."""
-    return call_text(call.name, json.loads(call.arguments))
-
-
-def _outermost(execution: str) -> str:
-    """The execution of the node itself, for that of an item of a map or of another part."""
-    return execution.partition("[")[0]
-
-
 def _new(messages: FrozenList[Any], old: FrozenList[Any] | None) -> Iterator[bool]:
     """Whether each message of a list is another one than that of an earlier list: by identity, since lists are long."""
     return map(is_not, messages.raw_items(), chain(() if old is None else old.raw_items(), repeat(None)))
@@ -310,7 +300,7 @@ class EventTranslator:
 
     def _is_text(self, token: Token) -> bool:
         """Whether a token belongs to a text for the user, by what its node writes."""
-        node = self._graph.nodes.get(self._nodes.get(_outermost([*token.scope, token.execution][0]), ""))
+        node = self._graph.nodes.get(self._nodes.get([*token.scope, token.execution][0].partition("[")[0], ""))
         writes = None if node is None or node.writes is None else frozenset(node.writes)
         if token.field in self._texts:
             return not token.scope or writes is None or token.field in writes
@@ -460,7 +450,8 @@ class EventTranslator:
         """A question; that of a tool refers to the call."""
         calls = {call_id: call for call_id, call in self._calls.values() if call.name == question.key}
         if len(calls) > 1:  # several calls of a tool at once
-            calls = {call_id: call for call_id, call in calls.items() if _asks_for(call) == question.text}
+            asked = {call_id: call_text(call.name, json.loads(call.arguments)) for call_id, call in calls.items()}
+            calls = {call_id: call for call_id, call in calls.items() if asked[call_id] == question.text}
         call_id = next((one for one in calls if one not in self._asked), None)
         self._asked.add(call_id)
         schema = None if question.answer is None else dict(question.answer)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import nlargest, nsmallest
 from itertools import islice
 from threading import RLock
 from typing import Any, NamedTuple
 
+from dspyer.clock import now
 from dspyer.stores.base import (
     ENDINGS,
     NO_EPOCHS,
@@ -69,7 +69,7 @@ class Memory(Store):
         max_threads: int | None = None,
         max_commits: int | None = None,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = now,
     ) -> None:
         for name, limit in (("max_threads", max_threads), ("max_commits", max_commits)):
             if limit is not None and limit < 1:

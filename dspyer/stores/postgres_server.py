@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
@@ -21,6 +20,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
+from dspyer import clock
 from dspyer.ctrl_c import at_fork
 from dspyer.errors import StoreError
 from dspyer.stores.base import COMMIT, END, Row, RunRow, ending_of, start_of
@@ -116,30 +116,30 @@ class ServerConnections:
 
         `notify` wakes the call that has waited longest, and later ones leave an idle connection to it.
         """
-        end, has_waited = time.monotonic() + PATIENCE, False
+        end, has_waited = clock.now() + PATIENCE, False
         with self._changed:
             while store in self.users:
                 if len(self._idle) > (0 if has_waited else self._waiting):
                     self._busy.add(connection := self._idle.pop())
                     return connection
                 held = len(self._idle) + len(self._busy)
-                if not held or (held < self._limit and time.monotonic() >= self._ask_again):
+                if not held or (held < self._limit and clock.now() >= self._ask_again):
                     try:
                         return self._add()
                     except psycopg.OperationalError as error:
                         if not (self._idle or self._busy):
                             raise
                         why = f", and the server opens no further one ({error})"
-                        self._refusal, self._ask_again = why, time.monotonic() + PAUSE
+                        self._refusal, self._ask_again = why, clock.now() + PAUSE
                         continue
-                if time.monotonic() >= end:
+                if clock.now() >= end:
                     raise StoreError(
                         f"all {held} connections have been in use for {PATIENCE:g} s{self._refusal}: "
                         "nothing was done. Allow more with Postgres(address, connections=...) or max_connections"
                     )
                 has_waited, self._waiting = True, self._waiting + 1
                 try:
-                    self._changed.wait(end - time.monotonic())
+                    clock.wait(self._changed, end, "connection")
                 except BaseException:
                     self._changed.notify()  # this call may have been woken
                     raise

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dspyer.clock import wall
 from dspyer.stores.base import (
     ENDINGS,
     NO_EPOCHS,
@@ -91,7 +91,7 @@ class SQLite(Store):
         self,
         path: str | os.PathLike[str],
         *,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = wall,
         patience: float = PATIENCE,
         read_only: bool = False,
     ) -> None:

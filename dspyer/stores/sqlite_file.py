@@ -34,6 +34,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from dspyer.clock import now
 from dspyer.ctrl_c import at_fork, gives_up, held_back
 from dspyer.errors import StoreError
 from dspyer.stores.sqlite_tables import APPLICATION, application_and_version, check_version, migrate
@@ -407,11 +408,11 @@ def _backoff(patience: float) -> Iterator[bool]:
     Each pause waits for another process to release a lock of the file. SQLite cannot notify a waiting process, so it
     has to ask again. A commit holds the lock for well under a millisecond, hence the short first pauses.
     """
-    end = time.monotonic() + patience
+    end = now() + patience
     pause = 0.0005
     while True:
         yield True
-        if time.monotonic() > end or gives_up():
+        if now() > end or gives_up():
             return
         time.sleep(pause)
         pause = min(pause * 1.5, 0.02)

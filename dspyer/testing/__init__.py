@@ -1,9 +1,10 @@
-"""LMs that answer without a network, calls of single nodes and routes, pauses, the conformance tests of a store."""
+"""LMs that answer without a network, calls of single nodes and routes, a clock, the conformance tests of a store."""
 
 from __future__ import annotations
 
+from dspyer.clock import FakeClock
 from dspyer.testing.nearest import NearestLM
-from dspyer.testing.pauses import no_pauses
+from dspyer.testing.pauses import clock, no_pauses
 from dspyer.testing.prompt import Prompt
 from dspyer.testing.scripted import Asks, ScriptedCall, ScriptedLM, UnexpectedCallError
 from dspyer.testing.store_conformance import StoreConformance
@@ -11,6 +12,7 @@ from dspyer.testing.units import call_node, route, stub
 
 __all__ = [
     "Asks",
+    "FakeClock",
     "NearestLM",
     "Prompt",
     "ScriptedCall",
@@ -18,6 +20,7 @@ __all__ = [
     "StoreConformance",
     "UnexpectedCallError",
     "call_node",
+    "clock",
     "no_pauses",
     "route",
     "stub",

@@ -12,7 +12,7 @@ import base64
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import blake2b
@@ -256,7 +256,8 @@ def _fill(store: Store, name: str, epoch: int, exported: Exported, offsets: Mapp
     count = 0  # of runs that the store counts for the thread itself
     for line, rows in exported.runs:
         own = offsets[line["run"]]
-        run = RunRow(own.run, name if line["own"] else "", _points(line["parents"], offsets), line["header"])
+        parents = tuple([_shifted(run, seq, offsets) for run, seq in line["parents"]])
+        run = RunRow(own.run, name if line["own"] else "", parents, line["header"])
         is_new = store.run(own.run) is None
         store.write(Change(name, epoch, run=run, lease=LEASE))
         count += is_new
@@ -305,10 +306,6 @@ def _row(line: Mapping[str, Any], offset: _RunOffset, blobs: Mapping[str, bytes]
     has_content = "content" in line or "base64" in line
     content = content_of(line, blobs) if has_content else None
     return Row(int(line["row"]) - offset.shift, line["kind"], tuple(line["head"]), content)
-
-
-def _points(points: Iterable[tuple[str, int]], offsets: Mapping[str, _RunOffset]) -> tuple[Point, ...]:
-    return tuple([_shifted(run, seq, offsets) for run, seq in points])
 
 
 def _point(point: tuple[str, int] | None, offsets: Mapping[str, _RunOffset]) -> Point | None:

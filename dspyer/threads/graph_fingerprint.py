@@ -245,14 +245,10 @@ def _router_writes(ways: Iterable[Exit]) -> Iterator[list[str]]:
 
 
 def _policy_facts(policies: Policies) -> list[list[str]]:
-    found = [[_pattern_text(rule.pattern.segments), rule.policy.name] for rule in policies.rules]
+    found = [[".".join(map(str, rule.pattern.segments)), rule.policy.name] for rule in policies.rules]
     if policies.otherwise is not None:
         return found + _policy_facts(policies.otherwise)
     return [*found, ["**", policies.default.name]] if policies.given else found
-
-
-def _pattern_text(segments: tuple[Any, ...]) -> str:
-    return ".".join(map(str, segments))
 
 
 # --- which classes may stored values have?

@@ -17,6 +17,7 @@ from typing import NamedTuple, TypeAlias
 import anyio
 
 from dspyer.blocking import cancellation_count, finish_in_thread, run_in_thread
+from dspyer.clock import now
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import is_alive, leases
@@ -179,8 +180,8 @@ def _release(owned: OwnedRun) -> None:
 
 def pauses(patience: float) -> Iterator[float]:
     """The seconds to sleep before each next attempt, from 1 ms doubling to 50 ms, until `patience` seconds are over."""
-    end, pause = time.monotonic() + patience, 0.001
-    while (left := end - time.monotonic()) > 0:
+    end, pause = now() + patience, 0.001
+    while (left := end - now()) > 0:
         yield min(pause, left)
         pause = min(2 * pause, LONGEST_PAUSE)
 

@@ -178,12 +178,7 @@ def same(a: Any, b: Any) -> bool:
         return same_scalar(a, b)
     if isinstance(a, tuple):
         return type(b) is cls and _same_items(a, b)
-    return _same_plain(a, b)
-
-
-def _same_plain(a: Any, b: Any) -> bool:
-    """Compare values that are not frozen yet, such as models."""
-    return type(a) is type(b) and same(freeze(a), freeze(b))
+    return type(a) is type(b) and same(freeze(a), freeze(b))  # not frozen yet, such as models
 
 
 def _map_of(value: Any) -> MapData[Any, Any]:
