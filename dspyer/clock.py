@@ -115,12 +115,17 @@ _fake: FakeClock | None = None
 
 @contextmanager
 def fake_clock(*, stands: bool = True, skips_pauses: bool = True) -> Iterator[FakeClock]:
-    """A block with a fake clock. One that does not stand goes on as the clock around the block does."""
+    """A block with a fake clock. What it does not ask for is as around the block."""
     global _fake  # noqa: PLW0603 - see above
     before = _fake
     clock = FakeClock(stands) if before is None or stands else before
     own = clock.skips_pauses, clock.pauses
-    _fake, clock.skips_pauses, clock.pauses = clock, skips_pauses, []
+    pauses = before.pauses if before is not None and before.skips_pauses and not skips_pauses else None
+    _fake, clock.skips_pauses, clock.pauses = (
+        clock,
+        skips_pauses or pauses is not None,
+        [] if pauses is None else pauses,
+    )
     try:
         yield clock
     finally:

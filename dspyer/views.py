@@ -442,15 +442,12 @@ def _without_lone_results(parts: list[FieldPart]) -> list[FieldPart]:
 def _of_last_turns(backwards: Iterable[FieldPart], count: int) -> Iterator[FieldPart]:
     """The parts of the last turns, and the user messages just before the first of them, the last one first."""
     for part in backwards:
-        role = _role(part)
+        value = part.value
+        role = value.raw("role", None) if isinstance(value, FrozenDict) else getattr(value, "role", None)
         if not count and role != "user":
             return
         count -= role == "assistant"
         yield part
-
-
-def _role(part: FieldPart) -> Any:
-    return part.value.raw("role", None) if isinstance(part.value, FrozenDict) else getattr(part.value, "role", None)
 
 
 def _fitting(kind: str, backwards: Iterable[FieldPart], budget: int) -> Iterator[FieldPart]:

@@ -516,11 +516,8 @@ class NewCommits:
         if head.id != self._run:
             first = first_version(head) if self._run else 0
             self._run, self._version = head.id, min(first, self._version) if self._run else 0
-        found = self._thread.history(first=self._version) if not self._version else self._newest()
+        found = self._thread.history(first=self._version, count=1_000_000 if self._version else None)
         new = [commit for commit in found if commit.id not in self._seen]
         self._seen.update(commit.id for commit in new)
         self._version = max([self._version, *(commit.version + 1 for commit in found if commit.version is not None)])
         return new
-
-    def _newest(self) -> list[Commit]:
-        return self._thread.history(first=self._version, count=1_000_000)

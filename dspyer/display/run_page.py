@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from dspyer.display.cut_values import VALUE, Places
 from dspyer.display.graph_svg import GraphDrawing
+from dspyer.display.stats import Used
 from dspyer.events import Commit, FieldShape, Question
 from dspyer.failure import Failure
 
@@ -30,15 +31,6 @@ RECORD: Places = {
     **_CALL,
 }
 """Where a run, a step, an execution, an LM call, a post or a conflict holds values, and texts of any length."""
-
-
-class LMCallFigures(Protocol):
-    """What one LM call has used."""
-
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def cost(self) -> float | None: ...
 
 
 class HasDict(Protocol):
@@ -66,7 +58,7 @@ def run_answer(
     }
 
 
-def commit_row(commit: Commit, calls: Sequence[LMCallFigures] | None = None) -> dict[str, Any]:
+def commit_row(commit: Commit, calls: Sequence[Used] | None = None) -> dict[str, Any]:
     """A commit as one row of a list, without values. `calls` are the LM calls of its execution; None for none."""
     return {
         "id": commit.id,
@@ -89,7 +81,7 @@ def commit_row(commit: Commit, calls: Sequence[LMCallFigures] | None = None) -> 
     }
 
 
-def lm_figures(calls: Sequence[LMCallFigures]) -> dict[str, Any]:
+def lm_figures(calls: Sequence[Used]) -> dict[str, Any]:
     """The sums of some LM calls; the cost is None if one of them has no known price."""
     costs = [call.cost for call in calls]
     cost = None if None in costs else sum(cost for cost in costs if cost is not None)

@@ -73,12 +73,9 @@ class GraphEdges:
                 found += self._router_names(branch.path, who)
             else:
                 found += branch.ends.values()
-                found += self._router_names(branch.path, who) if self._may_send(branch) else ()
+                may_send = any(use.value is Send for use in read_code(branch.path).uses)  # without naming it
+                found += self._router_names(branch.path, who) if may_send else ()
         return list(dict.fromkeys(found))
-
-    def _may_send(self, branch: Any) -> bool:
-        """Whether a router may return a `Send`, which its path map need not name."""
-        return any(use.value is Send for use in read_code(branch.path).uses)
 
     def _read_commands(self, name: str) -> list[str]:
         spec = self.builder.nodes[name]

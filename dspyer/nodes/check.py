@@ -407,7 +407,8 @@ class CheckNode(FinderNode):
         problems = [sent.raw(PROBLEMS) for sent in refused]
         reads = nodes[self.of].reads or {}
         read = {name: reads.get(name, name) for name in inputs}
-        return Repair(inputs, _set_values(accepted), rejected, problems, read, self.outputs)
+        corrected = {name: value for name, value in accepted.items() if value is not DELETE}
+        return Repair(inputs, corrected, rejected, problems, read, self.outputs)
 
     # --- the chain of commits since `of` ran
 
@@ -463,10 +464,6 @@ class CheckNode(FinderNode):
         attempt = Attempt(old.host, self.of, before.path, old.execution, old.local_id, before)
         context = replace(call.context, node=self.of, delegate=attempt)
         return node.read_inputs(call._replace(state=before.state, context=context))
-
-
-def _set_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not DELETE}
 
 
 class CheckedVisit(NamedTuple):

@@ -396,7 +396,7 @@ class FieldWalk:
             for _, row in newest_rows(store, at):
                 if row.kind == RowKind.OPEN:  # its patch is that of the first commit of the run
                     yield from self._written(first, row)
-                elif row.kind in COMMITS and not _is_inner(row):
+                elif row.kind in COMMITS and not (len(row.header) > _LONG and CommitHeader.parse(row.header).scope):
                     if joined and _is_settled(row):
                         found = self._only_writers(joined)
                         if found is None:
@@ -468,11 +468,6 @@ class FieldWalk:
 def _marks(fields: Iterable[str]) -> list[bytes]:
     """The fields as they are in JSON."""
     return [json.dumps(field, ensure_ascii=False).encode("utf-8", "surrogatepass") for field in fields]
-
-
-def _is_inner(row: Row) -> bool:
-    """Whether a commit is one of a graph inside of a node."""
-    return len(row.header) > _LONG and bool(CommitHeader.parse(row.header).scope)
 
 
 def _is_plain(row: Row) -> bool:

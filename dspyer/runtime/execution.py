@@ -185,14 +185,10 @@ def _attempts(
     """Layer 2: the output of the first attempt that succeeds."""
     attempt: Callable[[Call], Script[_Output]]
     attempt = partial(_attempt, session, execution, timeout=policy.timeout, capture=capture)
-    attempt = keeping(call, attempt, from_cache=_from_cache)
+    attempt = keeping(call, attempt, from_cache=lambda output: output._replace(cached=True))
     if session.graph.nodes[execution.node].reports_in:
         return _reported(session, execution, call, policy.retry, attempt)
     return retried(policy.retry, call, attempt)
-
-
-def _from_cache(output: _Output) -> _Output:
-    return output._replace(cached=True)
 
 
 def _reported(

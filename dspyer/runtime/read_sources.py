@@ -286,7 +286,8 @@ class _Plain:
                 return sides[0]
             if all(side.keys is None for side in sides):
                 writers = {writer for side in sides for writer in side.writers}
-                new = writers & self._after_base(entry)
+                # A write that not all branches of the join have in common.
+                new = writers & {item.log_index for item in merge_base(self._log, entry.parents)[1]}
                 return _Written(tuple(sorted(new or writers)))
         if not isinstance(value, FrozenDict):
             winner = entry.winners.get(path, at)
@@ -296,10 +297,6 @@ class _Plain:
             held = [one.raw(key, DELETE) if isinstance(one, FrozenDict) else DELETE for one in values]
             keys[key] = self._joined(at, entry, (*path, key), [side.at(key) for side in sides], held, below)
         return _Written((at,), PersistentMap(keys))
-
-    def _after_base(self, entry: LogEntry) -> set[int]:
-        """The commits that not all branches of a join have in common."""
-        return {item.log_index for item in merge_base(self._log, entry.parents)[1]}
 
 
 def _updated(old: _Written, update: Any, before: Any, value: Any, at: int) -> _Written:

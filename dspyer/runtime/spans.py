@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pydantic_core import to_json
 
@@ -42,6 +42,8 @@ from dspyer.events import (
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script
+from dspyer.persistence.execution_records import ExecutionRecords
+from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import StoredTrace, trace_row
 from dspyer.runtime.session_events import Observe, ignore
 from dspyer.scheduler.run_state import Execution, RunState, Transition, path_text
@@ -52,9 +54,6 @@ from dspyer.values.frozen import thaw
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, Tracer
-
-    from dspyer.runtime.request import Request
-    from dspyer.runtime.session import Session
 
 logger = logging.getLogger("dspyer")
 
@@ -159,7 +158,42 @@ def _tracing() -> tuple[_OpenTelemetry, Tracer] | None:
     return None if tracer is None else (api, tracer)
 
 
-def run_spans(graph: GraphSpec, request: Request, run_id: str, label: tuple[str, ...]) -> RunSpans | None:
+class TracedRequest(Protocol):
+    """What is needed of the `Request` of a run, which names the spans of the run around it."""
+
+    @property
+    def spans(self) -> RunSpans | None:
+        """Those of the run around it."""
+
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """The executions around the run."""
+
+    @property
+    def records(self) -> ExecutionRecords | None:
+        """The records of earlier processes."""
+
+    @property
+    def journal(self) -> Journal | None:
+        """What writes the run."""
+
+
+class TracedSession(Protocol):
+    """What is needed of the `Session` of a run."""
+
+    spans: RunSpans | None
+    graph: GraphSpec
+    redactor: Redactor | None
+    records: ExecutionRecords
+    run: RunState
+    run_start: Any
+    inputs: ImmutableState
+
+    def local_id(self, execution_id: str, /) -> str:
+        """The id of an execution within the outermost run."""
+
+
+def run_spans(graph: GraphSpec, request: TracedRequest, run_id: str, label: tuple[str, ...]) -> RunSpans | None:
     """The spans of a run that begins; None if the program does not trace. Asked once per run."""
     found = _tracing()
     if found is None:
@@ -170,7 +204,7 @@ def run_spans(graph: GraphSpec, request: Request, run_id: str, label: tuple[str,
     return RunSpans(*found, graph, request, run_id, thread)
 
 
-def run_span(session: Session, outcome: Any) -> AbstractContextManager[None]:
+def run_span(session: TracedSession, outcome: Any) -> AbstractContextManager[None]:
     """The block of a run, in which its span is the current one; `outcome.ended` is how it has ended."""
     return _UNTRACED if session.spans is None else _RunSpan(session.spans, session, outcome)
 
@@ -181,7 +215,7 @@ def _takes_traces_whole() -> bool:
     return "mlflow" in sys.modules and use_own in ("false", "0")
 
 
-def continued_trace(request: Request) -> AbstractContextManager[None]:
+def continued_trace(request: TracedRequest) -> AbstractContextManager[None]:
     """A block in which the trace of a resumed run is the current one: what DSPy traces around the run belongs to it.
 
     A rerun, and the first run of a copied thread, begin traces of their own.
@@ -252,7 +286,7 @@ class RunSpans:
     """
 
     def __init__(
-        self, api: _OpenTelemetry, tracer: Tracer, graph: GraphSpec, request: Request, run_id: str, thread: str
+        self, api: _OpenTelemetry, tracer: Tracer, graph: GraphSpec, request: TracedRequest, run_id: str, thread: str
     ) -> None:
         around = request.spans
         self._api = api
@@ -274,7 +308,7 @@ class RunSpans:
 
     # --- the run
 
-    def begin(self, session: Session) -> _Current:
+    def begin(self, session: TracedSession) -> _Current:
         """Begins the span of the run; returns the block in which it is current."""
         api, graph = self._api, self._graph
         if session.redactor is not None and graph.redaction is not None:
@@ -326,7 +360,7 @@ class RunSpans:
             return links, True
         return [*links, api.trace.Link(there)] if there.is_valid else links, False
 
-    def _keep_trace(self, session: Session) -> None:
+    def _keep_trace(self, session: TracedSession) -> None:
         """Queues the row with the trace context: with the first commit of a new run, at once in a resumed one."""
         carrier: dict[str, str] = {}
         self._api.propagator.inject(carrier, context=self._context)
@@ -338,7 +372,7 @@ class RunSpans:
         else:
             session.records.queue_row(row)
 
-    def end(self, session: Session, ended: Any) -> None:
+    def end(self, session: TracedSession, ended: Any) -> None:
         """Ends the span of the run, and those of the executions that nothing was committed of."""
         for execution in list(self._running):
             self._finish(execution, "stopped")
@@ -366,7 +400,7 @@ class RunSpans:
 
     # --- executions, their items and attempts
 
-    def node(self, session: Session, execution: Execution, script: Script[Transition]) -> Script[Transition]:
+    def node(self, session: TracedSession, execution: Execution, script: Script[Transition]) -> Script[Transition]:
         """The script of an execution, whose span is current while it runs."""
         running = self._begin_node(session, execution)
         if running is None:
@@ -382,7 +416,7 @@ class RunSpans:
         finally:
             running.ended = running.ended or time.time_ns()
 
-    def _begin_node(self, session: Session, execution: Execution) -> _Running | None:
+    def _begin_node(self, session: TracedSession, execution: Execution) -> _Running | None:
         name = execution.node
         node = self._graph.nodes[name]
         attributes = {
@@ -651,7 +685,7 @@ class _RunSpan:
 
     __slots__ = ("_current", "_outcome", "_session", "_spans")
 
-    def __init__(self, spans: RunSpans, session: Session, outcome: Any) -> None:
+    def __init__(self, spans: RunSpans, session: TracedSession, outcome: Any) -> None:
         self._spans = spans
         self._session = session
         self._outcome = outcome

@@ -338,7 +338,8 @@ def _join(run: RunState, group: Group, policies: PolicyLookup | None) -> tuple[R
     node = group.position[0]
     index = len(run.log)
     topology = run.topology
-    join = Join(run.log, node, topology.schema, policies or topology.policies_at(node).decider_for, index)
+    policies = policies or topology.join_policies.get(node, topology.policies).decider_for
+    join = Join(run.log, node, topology.schema, policies, index)
     merged = join.merge([branch.head for branch in branches], [branch.state for branch in branches])
     if not isinstance(join.policies, RecordedResolutions):  # a replay must not fail where the run itself did not
         join.check_state_limit(merged)

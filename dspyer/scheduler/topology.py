@@ -56,10 +56,6 @@ class Topology:
         """The nodes that `node` itself may choose when it has returned, each once."""
         return self._own_targets.get(node, ())
 
-    def policies_at(self, node: str) -> Policies:
-        """The merge policies of a join at `node`."""
-        return self.join_policies.get(node, self.policies)
-
     def has_policy(self, field: str) -> bool:
         """Whether a merge policy was chosen for a field: only then may nodes that run in parallel both write it."""
         return any(policies.covers(field) for policies in (self.policies, *self.join_policies.values()))

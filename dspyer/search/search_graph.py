@@ -538,16 +538,12 @@ def _io(module: Any) -> tuple[Types, Collection[str], Types | None]:
     kinds = {name: _field_of_model(schema, name) for name in names}
     changed = [name for name in graph.inputs if graph.writes is None or name in graph.writes]
     written = graph.writes if graph.outputs is None else graph.outputs
-    own = (TREE, BEST, TRIALS) if _has_search(module) else ()  # what a search in a trial says of itself stays there
+    has_search = any(part.graph.searches for _, part in modules_in(module) if is_program(part))
+    own = (TREE, BEST, TRIALS) if has_search else ()  # what a search in a trial says of itself stays there
     outputs = None if written is None else [name for name in dict.fromkeys([*written, *changed]) if name not in own]
     given = None if outputs is None else {name: kinds.get(name, (Any, Field())) for name in outputs}
     optional = frozenset(graph.inputs) - graph.required
     return {name: kinds[name] for name in graph.inputs}, optional, given
-
-
-def _has_search(module: dspy.Module) -> bool:
-    """Whether a module is a search, or contains one."""
-    return any(part.graph.searches for _, part in modules_in(module) if is_program(part))
 
 
 def _field(kind: Any) -> tuple[Any, Any]:

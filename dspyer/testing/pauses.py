@@ -15,7 +15,8 @@ def clock() -> Iterator[FakeClock]:
     These are the pauses between attempts and before requests to an LM, the timeouts of nodes and of `ctx.live`, the
     seconds of budgets, the leases of threads in memory or SQLite and their renewal, `lock_timeout`, and the time that a
     cached reply is kept. PostgreSQL compares leases by the clock of its server. The block holds for the whole process;
-    what a node itself waits for, and the duration of events, are not changed. `no_pauses` may be used in it.
+    what a node itself waits for, and the duration of events, are not changed. With `no_pauses`, in it or around it, no
+    pause waits.
 
     Returns:
         The clock, which any thread may move.

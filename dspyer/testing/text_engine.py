@@ -76,7 +76,8 @@ class TextEngine:
             for number, call in enumerate(answer.calls, before)
         ]
         outputs = [answer.text, *(f"{call.name} {json.dumps(call.input)}" for call in parts)]
-        usage = Usage(input_tokens=_input_tokens(request), output_tokens=sum(map(count_tokens, outputs)))
+        read = sum(count_tokens(turn.content) for turn in turns_of(request))
+        usage = Usage(input_tokens=read, output_tokens=sum(map(count_tokens, outputs)))
         reason: Any = "tool_call" if parts else "stop"
         parts = [TextPart(text=answer.text), *parts] if answer.text or not parts else parts
         message = Message(role="assistant", parts=tuple(parts))
@@ -168,10 +169,6 @@ def _text(parts: Any) -> str:
     texts = [part.text for part in parts if getattr(part, "type", "") == "text"]
     texts += [_text(part.content) for part in parts if getattr(part, "type", "") == "tool_result"]
     return "".join(texts)
-
-
-def _input_tokens(request: Request) -> int:
-    return sum(count_tokens(turn.content) for turn in turns_of(request))
 
 
 @contextmanager

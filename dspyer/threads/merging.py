@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 from secrets import token_hex
 from typing import Any, NamedTuple
 
@@ -150,7 +151,7 @@ class ThreadMerger:
         """A lookup of the policy for a path. Fields that last for one run only take the other thread's value."""
 
         def deciding(path: tuple[Any, ...]) -> tuple[str, Callable[[Conflict], Any]]:
-            return policies.decider_for(path) if self._keeps(path[0]) else ("last_write_wins", _right)
+            return policies.decider_for(path) if self._keeps(path[0]) else ("last_write_wins", attrgetter("right"))
 
         return deciding
 
@@ -163,10 +164,6 @@ def check_same_store(name: str, store: Store, other_name: str, other: Store) -> 
     """Refuse to merge threads of different stores. Stores in memory have one address, and are the same as objects."""
     if other is not store and (other.address != store.address or store.address == ":memory:"):
         raise ThreadError(f"threads {name!r} and {other_name!r} are in different stores: export one first")
-
-
-def _right(conflict: Conflict) -> Any:
-    return conflict.right
 
 
 def _histories(cache: HistoryCache, left: ThreadRow, right: ThreadRow) -> tuple[History, int | None, int | None]:

@@ -296,6 +296,17 @@ def test_pauses_may_be_skipped_while_time_stands(time: FakeClock, gate: Gate, st
     assert isinstance(run.result(20).error, NodeTimeoutError)
 
 
+def test_time_that_stands_among_skipped_pauses() -> None:
+    def fails_once(ctx: Any) -> None:
+        if ctx.attempt == 1:
+            raise ConnectionError("no line")
+
+    with no_pauses() as pauses, clock() as time:
+        assert one_node(fails_once, retry=Retry(2, wait=wait_fixed(20))).run({}).status == "completed"
+        assert time.pauses == [20.0]
+    assert pauses == [20.0]
+
+
 def test_a_skipped_pause_is_time_that_has_passed() -> None:
     inner = one_node(lambda: 1 / 0, retry=Retry(3, wait=wait_fixed(20), on=ZeroDivisionError))
     began = real.monotonic()
