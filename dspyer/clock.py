@@ -120,12 +120,9 @@ def fake_clock(*, stands: bool = True, skips_pauses: bool = True) -> Iterator[Fa
     before = _fake
     clock = FakeClock(stands) if before is None or stands else before
     own = clock.skips_pauses, clock.pauses
-    pauses = before.pauses if before is not None and before.skips_pauses and not skips_pauses else None
-    _fake, clock.skips_pauses, clock.pauses = (
-        clock,
-        skips_pauses or pauses is not None,
-        [] if pauses is None else pauses,
-    )
+    _fake, clock.skips_pauses, clock.pauses = clock, skips_pauses, []
+    if before is not None and before.skips_pauses and not skips_pauses:
+        clock.skips_pauses, clock.pauses = True, before.pauses
     try:
         yield clock
     finally:

@@ -203,7 +203,6 @@ def _time(text: str, name: str) -> datetime:
     try:
         found = datetime.fromtimestamp(float(text), UTC) if is_number else datetime.fromisoformat(text)
     except (ValueError, OverflowError, OSError):
-        raise RefusedError(
-            400, f"{name}={text!r} is no time: 2026-01-31T12:00, or seconds", {name: "is no time"}
-        ) from None
+        problem = f"{name}={text!r} is no time: 2026-01-31T12:00, or seconds"
+        raise RefusedError(400, problem, {name: "is no time"}) from None
     return found if found.tzinfo else found.replace(tzinfo=UTC)

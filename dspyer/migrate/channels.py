@@ -113,7 +113,8 @@ class ChannelKeys:
                 values[key] = managed[key]
             elif self.field(key) in state:
                 values[key] = self._plain(self.field(key), state.raw(self.field(key)))
-        return schema(**values) if _is_built(schema) else values
+        is_built = isinstance(schema, type) and (issubclass(schema, BaseModel) or dataclasses.is_dataclass(schema))
+        return schema(**values) if is_built else values
 
     def _plain(self, name: str, raw: Any) -> Any:
         value = thaw(raw)
@@ -416,8 +417,3 @@ def _object_pairs(value: Any, keys: Sequence[str]) -> Iterator[tuple[str, Any]]:
         default_is_none = key in fields and fields[key].default is None
         if part is not DELETE and (part is not None or not default_is_none or key in given):
             yield key, part
-
-
-def _is_built(schema: Any) -> bool:
-    """Whether a node gets an instance of its schema; else a dict."""
-    return isinstance(schema, type) and (issubclass(schema, BaseModel) or dataclasses.is_dataclass(schema))

@@ -120,12 +120,10 @@ class Binding:
         """The names that an overlay may bring; None for any."""
         if self.states or self.takes_all:
             return None
-        seen = {*(self.reads.values() if self.reads is not None else self._model_fields())} if self.views else set()
+        every = () if self.schema is None else self.schema.fields
+        seen = {*(self.reads.values() if self.reads is not None else every)} if self.views else set()
         named = {field.field for field in self.fields if field.computed is None}
         return frozenset({*seen, *named, *(resource.name for resource in self.resources)})
-
-    def _model_fields(self) -> Iterable[str]:
-        return () if self.schema is None else self.schema.fields
 
     def bind(self, call: Call) -> dict[str, Any]:
         """The arguments of one call."""

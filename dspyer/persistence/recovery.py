@@ -8,7 +8,6 @@ Then its parts, the *segments*, are folded forwards. A lost snapshot makes the s
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 from dspyer.persistence.reader import (
@@ -148,11 +147,7 @@ def _fold(reader: HistoryReader, parts: list[RunRows], snapshot: LoadedSnapshot 
 def rows_from_snapshot(store: Store, run: RunRow, first: int, last: int) -> RunRows:
     """Read the rows of a run from that of a snapshot on; raise `StoreError` if the last one is missing."""
     rows = rows_through(store, run, first, last)
-    return rows_of_part(run, tuple(with_map_results(rows, partial(_rows_up_to, store, Point(run.id, first)))))
-
-
-def _rows_up_to(store: Store, at: Point) -> tuple[Row, ...]:
-    return read_run(store, at).rows
+    return rows_of_part(run, tuple(with_map_results(rows, lambda: read_run(store, Point(run.id, first)).rows)))
 
 
 def rows_of_part(run: RunRow, rows: tuple[Row, ...]) -> RunRows:

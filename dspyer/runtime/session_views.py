@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from dspyer.display.tokens import Count, Read, Sizes
 from dspyer.errors import ThreadError
@@ -31,7 +31,7 @@ from dspyer.scheduler.provenance import (
     unseen_commits,
     unseen_parts,
 )
-from dspyer.scheduler.run_state import Branch
+from dspyer.scheduler.run_state import Branch, RunState
 from dspyer.scheduler.run_values import run_value
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
@@ -42,10 +42,29 @@ from dspyer.views import ViewRead, render, select_parts
 
 if TYPE_CHECKING:
     from dspyer.graph.spec import GraphSpec
-    from dspyer.runtime.session import Session
 
 EarlierCommits = Callable[[str], PriorHistory]
 """Loads the commits of the thread before a run, for a field. Called when a view first needs them."""
+
+
+class ViewedSession(Protocol):
+    """The part of a session that views read."""
+
+    @property
+    def graph(self) -> GraphSpec:
+        """The graph."""
+
+    @property
+    def run(self) -> RunState:
+        """The run."""
+
+    @property
+    def fields(self) -> Fields:
+        """The parts of the fields of the run."""
+
+    @property
+    def view_reads(self) -> list[ViewRead]:
+        """The views that were read."""
 
 
 class SessionViews:
@@ -54,7 +73,7 @@ class SessionViews:
     The session must not refer to this object: its states would wait for the cyclic garbage collector.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: ViewedSession) -> None:
         self._session = session
 
     @property

@@ -352,17 +352,14 @@ def best(scored: Mapping[str, float], noise: float, seed: str) -> str:
     """
     if noise <= 0:
         return max(scored, key=lambda value: scored[value])
-    return max(scored, key=lambda value: scored[value] + noise * _gumbel_noise(f"{seed}|{value}"))
+    gumbel = {value: -math.log(-math.log(hash_fraction(f"{seed}|{value}"))) for value in scored}
+    return max(scored, key=lambda value: scored[value] + noise * gumbel[value])
 
 
 def hash_fraction(seed: str) -> float:
     """A number in (0, 1) that depends on the seed alone."""
     digest = hashlib.blake2b(seed.encode(), digest_size=7).digest()
     return (int.from_bytes(digest, "big") + 0.5) / 2**56
-
-
-def _gumbel_noise(seed: str) -> float:
-    return -math.log(-math.log(hash_fraction(seed)))
 
 
 def _name_words(name: str) -> str:

@@ -52,17 +52,14 @@ def scalar_base(cls: type) -> type | None:
         return None
     for base in _BASES:
         if issubclass(cls, base):
-            return None if _is_numpy(cls) or _has_slots(cls, base) else base
+            slots = any(parent.__dict__.get("__slots__") for parent in cls.__mro__ if parent not in base.__mro__)
+            return None if _is_numpy(cls) or slots else base
     return None
 
 
 def _is_numpy(cls: type) -> bool:
     numpy: Any = sys.modules.get("numpy")
     return numpy is not None and issubclass(cls, numpy.generic)
-
-
-def _has_slots(cls: type, base: type) -> bool:
-    return any(parent.__dict__.get("__slots__") for parent in cls.__mro__ if parent not in base.__mro__)
 
 
 def freeze_key(key: Any, path: KeyPath) -> Hashable:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import dspy
@@ -18,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 from tenacity import retry_if_exception_type, wait_fixed
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, clock
+from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run
 from dspyer.errors import (
     AttemptError,
     AttemptOverError,
@@ -39,7 +36,7 @@ from dspyer.errors import (
 )
 from dspyer.events import AttemptFailed, Committed, NodeFailed, NodeStarted
 from dspyer.stores import Memory
-from dspyer.testing import call_node, no_pauses
+from dspyer.testing import FakeClock, call_node, clock, no_pauses
 
 MODES = ["sync", "async"]
 modes = pytest.mark.parametrize("mode", MODES)
@@ -414,54 +411,23 @@ def test_a_predicate_of_the_user_that_raises_ends_the_attempts() -> None:
 # --- rule 5: a pause ends when the run stops
 
 
-class RealPauses:
-    """Pauses of a minute: says when one has begun, and what ended it."""
+class LongPauses:
+    """Pauses by a clock that nobody moves: only a stop ends them."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun = threading.Event()
-        self.ended_by: list[str] = []
+    def __init__(self, time: FakeClock) -> None:
+        self.time = time
         self.node = Failing(*[ConnectionError("no line")] * 9)
-        wait, await_ = clock.pause, clock.apause
-
-        def pause(seconds: float, stop: Any) -> None:
-            with self.watched() as reasons:
-                wait(seconds, self.heard(stop, reasons))
-
-        async def apause(seconds: float, stop: Any) -> None:
-            with self.watched() as reasons:
-                await await_(seconds, self.heard(stop, reasons))
-
-        monkeypatch.setattr(clock, "pause", pause)
-        monkeypatch.setattr(clock, "apause", apause)
-
-    def heard(self, stop: Any, reasons: list[str]) -> Any:
-        """The stop signal, which notes what it ends."""
-        self.begun.set()
-
-        def on_stop(callback: Callable[[str], object]) -> Any:
-            def stopped(reason: str) -> None:
-                reasons.append("the stop")
-                callback(reason)
-
-            return stop.on_stop(stopped)
-
-        return SimpleNamespace(on_stop=on_stop)
-
-    @contextmanager
-    def watched(self) -> Iterator[list[str]]:
-        begin, reasons = time.monotonic(), list[str]()
-        try:
-            yield reasons
-        except asyncio.CancelledError:
-            reasons.append("cancelled")
-            raise
-        finally:
-            self.ended_by += reasons[:1] if time.monotonic() - begin < MINUTE else ["its time"]
 
     def check(self) -> None:
-        """The one pause was ended by the stop, and no attempt followed."""
-        assert self.ended_by in (["the stop"], ["cancelled"])
+        """One pause began, and no attempt followed."""
+        assert self.time.pauses == [MINUTE]
         assert self.node.attempts == [1]
+
+
+@pytest.fixture
+def long_pauses() -> Iterator[LongPauses]:
+    with clock() as time:
+        yield LongPauses(time)
 
 
 MINUTE = 60.0
@@ -477,15 +443,14 @@ def forked(mode: str, node: Failing, other: Callable[..., Any], **options: Any) 
 
 @modes
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_closed_stream_ends_a_pause(mode: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses = RealPauses(monkeypatch)
-    made = program(pauses.node.node(mode), LONG) if alone else forked(mode, pauses.node, lambda done: {})
+def test_a_closed_stream_ends_a_pause(mode: str, alone: bool, long_pauses: LongPauses) -> None:
+    made = program(long_pauses.node.node(mode), LONG) if alone else forked(mode, long_pauses.node, lambda done: {})
 
     async def astream() -> Run | None:
         async with made.astream({}) as events:
             async for event in events:
                 if isinstance(event, AttemptFailed):
-                    assert await asyncio.to_thread(pauses.begun.wait, 20)
+                    await asyncio.to_thread(long_pauses.time.wait_for, "pause")
                     break
         return events.run
 
@@ -495,32 +460,28 @@ def test_a_closed_stream_ends_a_pause(mode: str, alone: bool, monkeypatch: pytes
         with made.stream({}) as events:
             for event in events:
                 if isinstance(event, AttemptFailed):
-                    assert pauses.begun.wait(20)
+                    long_pauses.time.wait_for("pause")
                     break
         found = events.run
     assert found is not None
     assert found.status == "stopped"
-    pauses.check()
+    long_pauses.check()
 
 
-def test_a_cancelled_task_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses = RealPauses(monkeypatch)
-
+def test_a_cancelled_task_ends_a_pause(long_pauses: LongPauses) -> None:
     async def main() -> None:
-        task = asyncio.create_task(program(pauses.node.awaited, LONG).arun({}))
-        await asyncio.to_thread(pauses.begun.wait, 20)
+        task = asyncio.create_task(program(long_pauses.node.awaited, LONG).arun({}))
+        await asyncio.to_thread(long_pauses.time.wait_for, "pause")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
 
     asyncio.run(main())
-    pauses.check()
+    long_pauses.check()
 
 
 @modes
-def test_a_failing_store_ends_a_pause(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses = RealPauses(monkeypatch)
-
+def test_a_failing_store_ends_a_pause(mode: str, long_pauses: LongPauses) -> None:
     class Full(Memory):
         full = False
 
@@ -532,26 +493,24 @@ def test_a_failing_store_ends_a_pause(mode: str, monkeypatch: pytest.MonkeyPatch
     store = Full()
 
     def other(done: int) -> dict[str, Any]:
-        assert pauses.begun.wait(20)
+        long_pauses.time.wait_for("pause")
         store.full = True
         return {"flag": True}
 
-    t = forked(mode, pauses.node, other, store=store).thread("t")
+    t = forked(mode, long_pauses.node, other, store=store).thread("t")
     ran = t.run({}) if mode == "sync" else asyncio.run(t.arun({}))
     assert isinstance(ran.error, StoreError)
-    pauses.check()
+    long_pauses.check()
 
 
-def test_ctrl_c_of_a_sibling_ends_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses = RealPauses(monkeypatch)
-
+def test_ctrl_c_of_a_sibling_ends_a_pause(long_pauses: LongPauses) -> None:
     def other(done: int) -> dict[str, Any]:
-        assert pauses.begun.wait(20)
+        long_pauses.time.wait_for("pause")
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        forked("sync", pauses.node, other).run({})
-    pauses.check()
+        forked("sync", long_pauses.node, other).run({})
+    long_pauses.check()
 
 
 @modes
