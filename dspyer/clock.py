@@ -38,6 +38,14 @@ class FakeClock:
 
     Attributes:
         pauses: the pauses between attempts that were asked for, in seconds, in order.
+
+    Example:
+        >>> from dspyer.testing import clock
+        >>> with clock() as time:
+        ...     before = time.now()
+        ...     time.advance(60)
+        ...     time.now() - before
+        60.0
     """
 
     def __init__(self, stands: bool) -> None:
@@ -49,13 +57,31 @@ class FakeClock:
         self._changed = Condition()
 
     def now(self) -> float:
-        """Seconds, as `time.monotonic`."""
+        """Seconds, as `time.monotonic`.
+
+        Example:
+            >>> from dspyer.testing import clock
+            >>> with clock() as time:
+            ...     time.now() == time.now()
+            True
+        """
         return self._ahead + (time.monotonic() if self._stands_at is None else self._stands_at)
 
     def advance(self, seconds: float) -> None:
         """Let so many seconds pass: what is due by then is woken, in order, before this returns.
 
         It is as if the process had been suspended: what waits again counts from the new time.
+
+        Args:
+            seconds: how many.
+
+        Example:
+            >>> from dspyer.testing import clock
+            >>> with clock() as time:
+            ...     before = time.now()
+            ...     time.advance(0.5)
+            ...     time.now() - before
+            0.5
         """
         with self._changed:
             self._ahead += seconds
@@ -78,6 +104,14 @@ class FakeClock:
 
         Raises:
             TimeoutError: there were not so many in time; the message names what waits.
+
+        Example:
+            >>> from dspyer.testing import clock
+            >>> with clock() as time:
+            ...     time.wait_for("lease", patience=0.01)
+            Traceback (most recent call last):
+            ...
+            TimeoutError: only 0 of 1 'lease' waited within 0.01 s; what waits: nothing
         """
         left: list[float] = []
 
@@ -92,7 +126,7 @@ class FakeClock:
         raise TimeoutError(f"only {len(left)} of {count} {kind!r} waited within {patience:g} s; what waits: {others}")
 
     @contextmanager
-    def alarm(self, alarm: Alarm) -> Iterator[float | None]:
+    def _alarm(self, alarm: Alarm) -> Iterator[float | None]:
         """A block in which the alarm rings when it is due; yields the seconds of the real clock until then, if any.
 
         They are below 0 if it is due already: then the clock was moved before this thread came to wait.
@@ -206,7 +240,7 @@ def _alarm(until: float | None, kind: Kind, ring: Callable[[], object]) -> Itera
     elif (fake := _fake) is None:
         yield max(until - time.monotonic(), 0.0)
     else:
-        with fake.alarm(Alarm(until, kind, ring)) as seconds:
+        with fake._alarm(Alarm(until, kind, ring)) as seconds:
             yield seconds
 
 
