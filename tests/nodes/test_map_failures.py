@@ -620,7 +620,8 @@ def test_an_item_that_takes_too_long_is_a_failure(mode: str, time_is_over: TimeI
         return doc
 
     try:
-        run = play(reading(read if mode == "sync" else aread, timeout=0.05), ["a", "slow", "b"], mode)
+        program = reading(read if mode == "sync" else aread, timeout=0.05, limit=1)  # the time of no other item is over
+        run = play(program, ["a", "slow", "b"], mode)
     finally:
         release.set()
     assert run.state["notes"] == ["a", "b"]
