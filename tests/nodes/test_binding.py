@@ -25,6 +25,7 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import FrozenDict, FrozenList
 from tests.nodes.kit import MODES, OPEN, built, call_of, good, holder, reply, run_node
+from tests.rows import each
 
 
 class Doc(BaseModel):
@@ -163,7 +164,7 @@ def traced(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @MODES
-@pytest.mark.parametrize(
+@each(
     ("fn", "expected"),
     [
         (fields, ["q", ["a"]]),
@@ -351,9 +352,7 @@ def test_a_registered_class_is_a_value_and_no_resource() -> None:
     assert good(built(fn)).reads == {"money": "money"}
 
 
-@pytest.mark.parametrize(
-    "kind", [int, list[int], dict[str, int], Sequence[int], Path, datetime, Any, object, Doc, Literal["a"]]
-)
+@each("kind", [int, list[int], dict[str, int], Sequence[int], Path, datetime, Any, object, Doc, Literal["a"]])
 def test_types_of_values_are_no_resources(kind: Any) -> None:
     def fn(value: Any) -> None: ...
 
@@ -446,7 +445,7 @@ async def async_generator(question):  # type: ignore[no-untyped-def]
     yield {}
 
 
-@pytest.mark.parametrize(
+@each(
     ("fn", "message"),
     [
         (positional_only, "'question' is positional-only: remove the `/`"),
@@ -544,7 +543,7 @@ def test_a_view_shows_only_what_the_node_reads() -> None:
         run_node(node, STATE, schema=RESEARCH, reads=["question"])
 
 
-@pytest.mark.parametrize(
+@each(
     ("fn", "reads", "message"),
     [
         (lambda question: None, {"query": "question"}, "'query' in reads is none of its inputs"),

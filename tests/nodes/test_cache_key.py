@@ -35,6 +35,7 @@ from dspyer.errors import GraphError
 from dspyer.nodes.cache_key import key_of
 from dspyer.values.freezing import freeze, same
 from tests.nodes.kit import call_of
+from tests.rows import each
 
 # --- what a call reads
 
@@ -119,7 +120,7 @@ DIFFERENT: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("values", DIFFERENT.values(), ids=DIFFERENT.keys())
+@each("values", DIFFERENT.values(), ids=DIFFERENT.keys())
 def test_different_reads_have_different_keys(values: list[Any]) -> None:
     assert len({key(value) for value in values}) == len(values)
     assert len({key(0, {"value": value}) for value in values}) == len(values), "of a Send, too"
@@ -242,7 +243,7 @@ HOLDERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS.keys())
+@each("hold", HOLDERS.values(), ids=HOLDERS.keys())
 def test_two_callables_that_hold_different_values_have_different_keys(hold: Callable[[Any], Any]) -> None:
     values = ["a", b"a", 1, True, 1.0, ["a"], {"a": 1}, Doc(), Page(), np.zeros(2, "i8"), np.zeros(2, "f8"), Color.RED]
     options: dict[str, Any] = {"writes": None} if hold is HOLDERS["decorated"] else {}
@@ -251,7 +252,7 @@ def test_two_callables_that_hold_different_values_have_different_keys(hold: Call
     assert identities == [plan_of(hold(value), **options) for value in values]
 
 
-@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS.keys())
+@each("hold", HOLDERS.values(), ids=HOLDERS.keys())
 def test_an_object_that_the_key_cannot_know_needs_a_version(hold: Callable[[Any], Any]) -> None:
     class Client: ...
 
@@ -435,7 +436,7 @@ def naming(value: str) -> Any:
     return compiled(NAMED.replace("{}", value))
 
 
-@pytest.mark.parametrize(
+@each(
     "value",
     [
         "1",
@@ -553,7 +554,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize(("text", "old"), PARTS.values(), ids=PARTS.keys())
+@each(("text", "old"), PARTS.values(), ids=PARTS.keys())
 def test_what_is_behind_a_class_type_or_object_is_in_the_key(text: str, old: str) -> None:
     text = CLASSES.replace("{}", text, 1)
     assert text.count(old) == 1
@@ -712,7 +713,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("node", "options", "why"), REFUSED.values(), ids=REFUSED.keys())
+@each(("node", "options", "why"), REFUSED.values(), ids=REFUSED.keys())
 def test_what_cannot_be_cached_is_refused_when_the_graph_is_compiled(node: Any, options: Any, why: str) -> None:
     graph = Graph(Doc).add_node("node", node, **{"cache": True, "writes": None, **options})
     with pytest.raises(GraphError, match=why):
@@ -730,7 +731,7 @@ def test_a_folder_is_a_folder(tmp_path: Path) -> None:
         graph.compile(cache_dir=wrong)
 
 
-@pytest.mark.parametrize("ttl", [0, -1, math.nan, math.inf, True, "1h"])
+@each("ttl", [0, -1, math.nan, math.inf, True, "1h"])
 def test_a_time_to_live_is_a_number_of_seconds(ttl: Any) -> None:
     with pytest.raises(ValueError, match="give seconds, more than 0"):
         Cache(ttl=ttl)

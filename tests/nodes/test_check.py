@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from dspyer import END, START, CompiledGraph, Context, Graph, Send, fill, reducers, view
 from dspyer.errors import CheckError, GraphError, InputError, NodeOutputError, NodeTimeoutError
 from dspyer.testing import ScriptedLM, call_node, no_pauses
+from tests.rows import each
 from tests.runtime.conftest import Play, play
 from tests.timeouts import TimeIsOver
 
@@ -60,7 +61,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@each("case", CASES.values(), ids=CASES)
 def test_corrections_follow_until_the_check_passes(play: Play, case: Case) -> None:
     program = checked(**case.options).compile()
     with ScriptedLM(case.answers):
@@ -155,7 +156,7 @@ FORMS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@each("form", FORMS.values(), ids=FORMS)
 def test_the_forms_of_a_check(play: Play, form: Any) -> None:
     values = iter([5.0, 3.0])
     graph = Graph(inputs=["text"]).add_node(
@@ -253,7 +254,7 @@ GIVEN: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "text"), GIVEN.values(), ids=GIVEN)
+@each(("given", "text"), GIVEN.values(), ids=GIVEN)
 def test_a_check_gives_a_list_of_texts(given: Any, text: str) -> None:
     run = checked(lambda cites: given).compile()
     with ScriptedLM([GOOD]):
@@ -570,7 +571,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+@each("wrong", WRONG.values(), ids=WRONG)
 def test_a_mistake_is_reported_alone_with_its_fix(wrong: Wrong) -> None:
     graph = Graph(Fields, inputs=["question"]).add_node("draft", dspy.Predict(DRAFT)).add_path(START, "draft", END)
     wrong.spoil(graph)
@@ -626,7 +627,7 @@ HANDLED = {
 }
 
 
-@pytest.mark.parametrize(("source", "answers", "expected", "status"), HANDLED.values(), ids=HANDLED)
+@each(("source", "answers", "expected", "status"), HANDLED.values(), ids=HANDLED)
 def test_error_edges_stay_where_they_were_declared(
     play: Play, source: str, answers: list[Any], expected: list[str], status: list[str]
 ) -> None:
@@ -658,7 +659,7 @@ def test_a_correction_has_as_much_time_as_the_output_that_it_corrects(time_is_ov
     assert run.failures[0].node == "write_fix"
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["of the node", "of the graph"])
+@each("own", [True, False], ids=["of the node", "of the graph"])
 def test_a_correction_is_attempted_as_often_as_the_output_that_it_corrects(play: Play, own: bool) -> None:
     attempts: list[str] = []
 

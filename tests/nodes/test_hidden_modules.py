@@ -8,13 +8,13 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import dspy
-import pytest
 
 from dspyer.nodes import node as node_module
 from dspyer.nodes.function import NodeModules
 from dspyer.nodes.hidden_modules import find_hidden, mentions
 from dspyer.nodes.node import Command, Send
 from tests.nodes.kit import OPEN, built, built_router
+from tests.rows import each
 
 PREDICT = dspy.Predict("question -> answer")
 LISTED = [dspy.Predict("question -> answer")]
@@ -123,7 +123,7 @@ class OwnModule(dspy.Module):
         return None
 
 
-@pytest.mark.parametrize(
+@each(
     ("fn", "name", "place"),
     [
         (uses_global, "PREDICT", "a global variable"),
@@ -178,7 +178,7 @@ def uses_parameter(predict: Any) -> Any:
     return predict()
 
 
-@pytest.mark.parametrize("fn", [reads_field_named_like_a_global, makes_one, uses_parameter, len, dict, print])
+@each("fn", [reads_field_named_like_a_global, makes_one, uses_parameter, len, dict, print])
 def test_functions_without_a_hidden_module_have_no_problem(fn: Any) -> None:
     assert find_hidden(fn) == []
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field, create_model
 from dspyer import END, START, CompiledGraph, Context, Graph, ImmutableState, Send, reducers
 from dspyer.errors import GraphError, InputError, NodeOutputError, UnsetFieldError
 from dspyer.testing import call_node
+from tests.rows import each
 from tests.runtime.conftest import Play, play
 
 __all__ = ["play"]
@@ -57,7 +58,7 @@ QUESTIONS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("question", "text"), QUESTIONS.values(), ids=QUESTIONS)
+@each(("question", "text"), QUESTIONS.values(), ids=QUESTIONS)
 def test_the_question_is_a_template_or_a_function_of_fields(play: Play, question: Any, text: str) -> None:
     program = asking(question=question, into="approved").compile()
     run = play(program, {})
@@ -84,7 +85,7 @@ ANSWERS: dict[str, tuple[Any, str, Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "into", "given", "stored"), ANSWERS.values(), ids=ANSWERS)
+@each(("kind", "into", "given", "stored"), ANSWERS.values(), ids=ANSWERS)
 def test_the_answer_is_committed_to_its_field(kind: Any, into: str, given: Any, stored: Any) -> None:
     program = asking(question="?", answer=kind, into=into).compile(store=":memory:")
     program.thread("t").run({})
@@ -297,7 +298,7 @@ MISFITS: dict[str, tuple[Any, Any, str]] = {  # what is asked, and the field
 }
 
 
-@pytest.mark.parametrize(("answer", "field", "text"), MISFITS.values(), ids=MISFITS)
+@each(("answer", "field", "text"), MISFITS.values(), ids=MISFITS)
 def test_a_question_whose_answer_its_field_refuses_is_not_built(answer: Any, field: Any, text: str) -> None:
     graph = Graph(create_model("Asked", said=(field, ...)), inputs=["said"])
     graph.add_interrupt("ask", question="?", answer=answer, into="said").add_path(START, "ask", END)
@@ -307,7 +308,7 @@ def test_a_question_whose_answer_its_field_refuses_is_not_built(answer: Any, fie
     assert text in str(caught.value)
 
 
-@pytest.mark.parametrize(("options", "text"), PROBLEMS.values(), ids=PROBLEMS)
+@each(("options", "text"), PROBLEMS.values(), ids=PROBLEMS)
 def test_wrong_options_are_refused_when_the_graph_is_built(options: dict[str, Any], text: str) -> None:
     with pytest.raises(GraphError) as caught:
         asking(**{"into": "approved", **options}).compile()

@@ -14,6 +14,7 @@ from dspyer.nodes.map import MapNode
 from dspyer.nodes.node import Built, Command, OneByOne, Reply, Send, StartRule
 from dspyer.schema.schema import Schema
 from tests.nodes.kit import MODES, OPEN, answering, built_map, call_of, good, holder, reply
+from tests.rows import each
 
 T = TypeVar("T")
 
@@ -89,7 +90,7 @@ def prediction(doc: str) -> dspy.Prediction:
 
 
 @MODES
-@pytest.mark.parametrize(
+@each(
     ("fn", "expected"),
     [
         (bare, ["B", "A"]),
@@ -203,7 +204,7 @@ def goes(doc: str) -> Command[Literal["a"]]:
     return Command(goto="a")
 
 
-@pytest.mark.parametrize(
+@each(
     ("fn", "state", "error", "message"),
     [
         (goes, STATE, NodeOutputError, "an item, which goes nowhere"),
@@ -222,7 +223,7 @@ def test_items_that_cannot_be_mapped_raise_in_the_run(
         results(fn, mode, state, schema=OPEN)
 
 
-@pytest.mark.parametrize(
+@each(
     ("fn", "options", "message"),
     [
         (bare, {"over": "doc"}, "over='doc' is no field of the state"),

@@ -22,6 +22,7 @@ from dspyer.nodes.map import FIRST_ITEMS
 from dspyer.testing import ScriptedLM, no_pauses
 from dspyer.threads.graph_fingerprint import fingerprint_of
 from tests.nodes.kit import MODES
+from tests.rows import each
 from tests.timeouts import TimeIsOver
 
 
@@ -157,7 +158,7 @@ def test_a_lookup_that_ends_an_iterator_is_a_failure_by_its_own_name() -> None:
 # --- when the map fails
 
 
-@pytest.mark.parametrize(
+@each(
     ("share", "failed", "count", "text"),
     [
         (0.0, 5, 5, "all 5 items failed"),
@@ -214,7 +215,7 @@ def test_a_wrong_key_ends_the_map_after_the_first_items(mode: str) -> None:
     assert FIRST_ITEMS <= reader.calls.total() < FIRST_ITEMS + 4
 
 
-@pytest.mark.parametrize(
+@each(
     "first",
     [
         ["gone 0"] + [f"gone {i}" for i in range(1, 20)],  # another attempt may mend it
@@ -550,7 +551,7 @@ def test_two_maps_that_run_at_once_need_a_reducer_for_their_failures() -> None:
 # --- build
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "text"),
     [
         (

@@ -21,6 +21,7 @@ from dspyer.nodes.sync_async import uses_acall
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from tests.nodes.kit import MODES, answering, built, call_of, good, holder, reply, run_node
+from tests.rows import each
 
 
 class Research(BaseModel):
@@ -99,7 +100,7 @@ def test_the_table_has_every_module_that_dspy_exports() -> None:
     assert {kind.__name__ for kind in TABLE} == set(MAKERS)
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@each("name", MAKERS)
 def test_inputs_outputs_and_call_modes_of_a_module_of_dspy(name: str) -> None:
     module = quiet(MAKERS[name])
     found = module_io(module)
@@ -114,7 +115,7 @@ def test_inputs_outputs_and_call_modes_of_a_module_of_dspy(name: str) -> None:
     assert node.writes == {"answer": "answer"}
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@each("name", MAKERS)
 def test_by_products_are_written_where_they_are_named(name: str) -> None:
     module = quiet(MAKERS[name])
     extra = BY_PRODUCTS.get(name, ())
@@ -123,7 +124,7 @@ def test_by_products_are_written_where_they_are_named(name: str) -> None:
     assert "'elsewhere' in writes is none of its outputs" in problem
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@each("name", MAKERS)
 def test_no_node_holds_its_module(name: str) -> None:
     module = quiet(MAKERS[name])
     found = built(module)
@@ -134,7 +135,7 @@ def test_no_node_holds_its_module(name: str) -> None:
 
 
 @MODES
-@pytest.mark.parametrize("name", ["Predict", "ChainOfThought", "BestOfN"])
+@each("name", ["Predict", "ChainOfThought", "BestOfN"])
 def test_a_module_gets_its_inputs_and_gives_its_outputs(name: str, mode: str) -> None:
     with dspy.context(lm=answering({"reasoning": "because", "answer": "42"}), trace=[]):
         given = run_node(MAKERS[name](), {**STATE, "more": 1}, mode)
@@ -244,7 +245,7 @@ def test_an_overlay_hides_fields() -> None:
         assert dspy.settings.trace[0][1] == {"question": "sent"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("signature", "options", "messages"),
     [
         ("qestion -> answer", {}, ["its input 'qestion' is no field of the state", "reads={'qestion': 'a field'}"]),
@@ -401,7 +402,7 @@ def test_a_module_that_cannot_be_called_by_name_is_a_problem(module: dspy.Module
 
 
 @MODES
-@pytest.mark.parametrize(
+@each(
     ("result", "expected"),
     [
         (None, {}),
@@ -417,7 +418,7 @@ def test_outputs_of_a_module_replace_values_without_a_merge(
 
 
 @MODES
-@pytest.mark.parametrize("result", ["text", ["a"], dspy.Example(answer="a"), 3])
+@each("result", ["text", ["a"], dspy.Example(answer="a"), 3])
 def test_a_module_that_gives_something_else_is_an_error(result: object, mode: str) -> None:
     with pytest.raises(NodeOutputError, match="a module gives a dspy"):
         run_node(Gives(result), mode=mode)
@@ -452,7 +453,7 @@ class Uncompiled:
     def __call__(self) -> None: ...
 
 
-@pytest.mark.parametrize(
+@each(
     ("node", "message"),
     [
         ("question -> answer", "a signature needs a module, dspy.Predict('question -> answer')"),

@@ -14,6 +14,7 @@ from dspyer.nodes.node import Command, Reply, Send
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from tests.nodes.kit import MODES, built, good, run_node
+from tests.rows import each
 
 
 class Draft(BaseModel):
@@ -40,7 +41,7 @@ DRAFT = Schema.of(Draft)
 
 
 @MODES
-@pytest.mark.parametrize(
+@each(
     ("result", "expected"),
     [
         (None, Reply({})),
@@ -65,7 +66,7 @@ def test_what_a_function_returns_becomes_updates(result: object, expected: Reply
 
 
 @MODES
-@pytest.mark.parametrize(
+@each(
     ("result", "messages"),
     [
         ("text", ["node 'node' returned 'text', of type str", "return a dict of what changed"]),
@@ -171,7 +172,7 @@ def returns_bare_command() -> Command:
     return Command()
 
 
-@pytest.mark.parametrize(
+@each(
     ("fn", "writes"),
     [
         (returns_typed, ("title", "tags")),
@@ -217,7 +218,7 @@ def returns_elsewhere() -> Other:
     return {"elsewhere": "a"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("fn", "writes", "message"),
     [
         (returns_elsewhere, None, "its return annotation has 'elsewhere', none of which is a field of the state"),

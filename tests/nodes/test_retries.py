@@ -37,6 +37,7 @@ from dspyer.errors import (
 from dspyer.events import AttemptFailed, Committed, NodeFailed, NodeStarted
 from dspyer.stores import Memory
 from dspyer.testing import FakeClock, call_node, clock, no_pauses
+from tests.rows import each
 
 MODES = ["sync", "async"]
 modes = pytest.mark.parametrize("mode", MODES)
@@ -157,7 +158,7 @@ async def _async_yes(error: BaseException) -> bool:
     return True  # a coroutine is true, whatever it would return
 
 
-@pytest.mark.parametrize(
+@each(
     ("make", "error"),
     [
         (lambda: Retry(0), ValueError),
@@ -230,7 +231,7 @@ FAILURES = [
 
 
 @modes
-@pytest.mark.parametrize("error", PASSES, ids=lambda error: type(error).__name__)
+@each("error", PASSES, ids=lambda error: type(error).__name__)
 def test_some_exceptions_pass_at_once(error: BaseException, mode: str, pauses: list[float]) -> None:
     node = Failing(error)
     made = program(node.node(mode), Retry(3, on=lambda error: True))
@@ -253,7 +254,7 @@ def test_failures_of_dspyer_are_retried_as_those_of_users(error: Exception, mode
 LOST, LATE = ConnectionError("no line"), TimeoutError("late")
 
 
-@pytest.mark.parametrize(
+@each(
     ("on", "parts", "taken"),
     [
         (is_transient, [LOST, LATE], True),
@@ -372,7 +373,7 @@ class AskedToWaitError(Exception):
         self.retry_after = retry_after
 
 
-@pytest.mark.parametrize(
+@each(
     ("retry_after", "least", "most"),
     [(5, 5.0, 5.5), (59.9, 59.9, 60.0), (60, 60.0, 60.0), (0, 0.0, 0.5), (-3, 0.0, 0.5), ("soon", 0.0, 0.5)],
 )

@@ -16,6 +16,7 @@ from dspyer.nodes.router import FieldRouter, FunctionRouter, ModuleRouter, Route
 from dspyer.scheduler.topology import END
 from dspyer.schema.schema import Schema
 from tests.nodes.kit import MODES, OPEN, answering, built_router, call_of, decision, holder
+from tests.rows import each
 
 
 class Size(enum.Enum):
@@ -66,7 +67,7 @@ LABELS = {"again": "search", "done": END, "both": ["search", "other"], True: "ot
 
 
 @MODES
-@pytest.mark.parametrize(
+@each(
     ("fn", "path_map", "targets"),
     [
         (gives("again"), LABELS, ("search",)),
@@ -96,7 +97,7 @@ def test_a_function_may_return_labels_names_sends_and_lists(
     assert decision(router, call_of(), mode) == Decision(targets)
 
 
-@pytest.mark.parametrize(
+@each(
     ("result", "messages"),
     [
         ([], ["the router of 'judge' returned an empty list", "END"]),
@@ -158,7 +159,7 @@ def generates() -> Any:
     yield "a"
 
 
-@pytest.mark.parametrize(
+@each(
     ("route", "path_map", "message"),
     [
         (awaits, None, "is async: a router is a plain, pure function"),
@@ -217,7 +218,7 @@ def test_reads_writes_and_targets_of_a_router() -> None:
 
 
 @MODES
-@pytest.mark.parametrize(
+@each(
     ("field", "value", "path_map", "targets"),
     [
         ("category", "billing", {"billing": "a", "other": "b"}, ("a",)),
@@ -286,7 +287,7 @@ def test_a_module_with_one_literal_output_routes(mode: str) -> None:
 
 
 @MODES
-@pytest.mark.parametrize(
+@each(
     ("writes", "updates"),
     [
         (None, {}),
@@ -321,7 +322,7 @@ def test_a_label_that_a_module_made_up_raises() -> None:
         router.call(call_of({"question": "q"}, program=holder(judge_router=MadeUp())))
 
 
-@pytest.mark.parametrize(
+@each(
     ("module", "options", "message"),
     [
         (dspy.Predict("question -> label"), {}, "is a Predict with no Literal output: a router has exactly one"),

@@ -21,6 +21,7 @@ from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.values.freezing import freeze
 from tests.nodes.kit import MODES, OPEN, built, built_map, call_of, good, holder, reply
+from tests.rows import each
 
 
 class Inner(BaseModel):
@@ -165,9 +166,7 @@ def test_a_field_with_a_reducer_gets_the_raw_updates(mode: str) -> None:
 
 
 @MODES
-@pytest.mark.parametrize(
-    ("schema", "writes", "field"), [(OUTER, {"log": "lines"}, "lines"), (OPEN, None, "log"), (OPEN, ["log"], "log")]
-)
+@each(("schema", "writes", "field"), [(OUTER, {"log": "lines"}, "lines"), (OPEN, None, "log"), (OPEN, ["log"], "log")])
 def test_a_field_without_a_reducer_gets_the_value(schema: Schema, writes: Any, field: str, mode: str) -> None:
     program = Program({"log": Updates(freeze(["x"]), freeze(["y"]))})
     given = run(program, mode, schema=schema, writes=writes)

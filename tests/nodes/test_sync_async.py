@@ -24,6 +24,7 @@ from dspyer.nodes.sync_async import (
     uses_acall,
 )
 from tests.nodes.kit import MODES, run_node
+from tests.rows import each
 
 WHERE: ContextVar[str] = ContextVar("WHERE", default="nowhere")
 
@@ -50,7 +51,7 @@ def test_async_code_from_a_plain_thread_keeps_context_variables() -> None:
     assert thread != threading.get_ident()
 
 
-@pytest.mark.parametrize("name", ["work", "call", "self", "fn", "kwargs", "limiter"])
+@each("name", ["work", "call", "self", "fn", "kwargs", "limiter"])
 def test_a_parameter_of_any_name_reaches_a_sync_function_that_async_code_calls(name: str) -> None:
     def gives(**given: int) -> dict[str, int]:
         return given
@@ -256,7 +257,7 @@ class Mixed(Mixin, Both):
     pass
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "found", "sync", "asynchronous"),
     [
         (Both, {"sync", "async"}, "forward", "aforward"),
@@ -290,7 +291,7 @@ def test_a_forward_set_on_the_instance_counts_but_a_left_over_original_does_not(
     assert call_modes(module) == {"sync"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("fn", "expected"),
     [
         (place, True),

@@ -20,6 +20,7 @@ from dspyer.errors import AttemptOverError, GraphError, NodeTimeoutError, is_tra
 from dspyer.lms import reliable
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.openai_server import OpenAIServer
+from tests.rows import each
 from tests.timeouts import TimeIsOver
 
 ANSWER = "[[ ## answer ## ]]\nyes\n\n[[ ## completed ## ]]"
@@ -580,7 +581,7 @@ def test_seconds_left(mode: str) -> None:
     assert LONG - 10 < found["inside"] <= LONG
 
 
-@pytest.mark.parametrize("wrong", [0, -1, float("inf"), float("nan"), True, "60", None])
+@each("wrong", [0, -1, float("inf"), float("nan"), True, "60", None])
 def test_what_a_timeout_may_be(wrong: Any) -> None:
     graph = Graph().add_node("a", lambda: None, writes=[], timeout=wrong).add_path(START, "a", END)
     if wrong is None:

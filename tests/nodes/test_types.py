@@ -29,6 +29,7 @@ from dspyer import END, START, Graph, Run, reducers
 from dspyer.errors import GraphError, NodeOutputError
 from dspyer.schema.type_fit import NEVER, fits
 from dspyer.testing import ScriptedLM
+from tests.rows import each
 
 from .kit import MODES
 
@@ -118,12 +119,12 @@ FITS: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("given", "wanted"), MISFITS, ids=str)
+@each(("given", "wanted"), MISFITS, ids=str)
 def test_misfit_names_types_that_never_fit(given: Any, wanted: Any) -> None:
     assert not fits(given, wanted)
 
 
-@pytest.mark.parametrize(("given", "wanted"), FITS, ids=str)
+@each(("given", "wanted"), FITS, ids=str)
 def test_misfit_accepts_types_that_may_fit(given: Any, wanted: Any) -> None:
     assert fits(given, wanted)
 
@@ -155,7 +156,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(("given", "wanted"), [(a, b) for a in NEVER for b in NEVER[a]])
+@each(("given", "wanted"), [(a, b) for a in NEVER for b in NEVER[a]])
 def test_pydantic_refuses_what_never_fits(given: str, wanted: str) -> None:
     for value in SAMPLES[given]:
         with pytest.raises(ValidationError):
@@ -202,7 +203,7 @@ BUILDS: dict[str, tuple[Any, dict[str, str], str]] = {
 }
 
 
-@pytest.mark.parametrize(("node", "writes", "text"), BUILDS.values(), ids=BUILDS)
+@each(("node", "writes", "text"), BUILDS.values(), ids=BUILDS)
 def test_a_type_that_never_fits_is_a_problem_of_the_build(node: Any, writes: dict[str, str], text: str) -> None:
     graph = Graph(State, inputs=["text"]).add_node("it", node, writes=writes).add_path(START, "it", END)
     with pytest.raises(GraphError, match=f"node 'it': .*{text}"):

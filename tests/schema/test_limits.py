@@ -18,6 +18,7 @@ from dspyer.schema.schema import Schema
 from dspyer.stores import open_store
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
+from tests.rows import each
 
 
 class Board(BaseModel):
@@ -56,7 +57,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize(("updates", "text"), REFUSED.values(), ids=REFUSED)
+@each(("updates", "text"), REFUSED.values(), ids=REFUSED)
 def test_the_error_of_an_exceeded_limit_names_node_and_field(updates: list[dict[str, Any]], text: str) -> None:
     """S004-5."""
     with pytest.raises(errors.NodeOutputError, match=f"node 'node' writes .*{text}"):

@@ -23,6 +23,7 @@ from dspyer.errors import (
 from dspyer.patch import DELETE
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
+from tests.rows import each
 from tests.schema.research import SCHEMA, Options, Research, User
 
 
@@ -99,7 +100,7 @@ class Later(BaseModel):
     field: NotDefinedYet  # type: ignore[name-defined]  # noqa: F821
 
 
-@pytest.mark.parametrize(
+@each(
     ("model", "words"),
     [
         (model_with(Annotated[list[str], "extend"]), ["field 'field' of schema Model", "reducers.extend"]),

@@ -29,6 +29,7 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from tests.rows import each
 from tests.schema.research import SCHEMA, START, Research, User, after, commit, double
 
 
@@ -213,7 +214,7 @@ class TestCommit:
         assert patch == {"numbers": Replace([1])}
         assert state["numbers"] == schema.fold("numbers", freeze([9]), patch["numbers"]) == [1]
 
-    @pytest.mark.parametrize(
+    @each(
         ("update", "words"),
         [
             (
@@ -320,7 +321,7 @@ class TestCommit:
 class TestWithoutModel:
     schema = Schema.of(None)
 
-    @pytest.mark.parametrize(
+    @each(
         ("state", "updates", "whole", "patch", "expected"),
         [
             ({"a": 1}, {"a": 2, "b": {"c": 1}}, False, {"a": 2, "b": Replace({"c": 1})}, {"a": 2, "b": {"c": 1}}),

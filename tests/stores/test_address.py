@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from dspyer.stores import Memory, SQLite, open_store
+from tests.rows import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("address", "path"),
     [
         ("runs.db", "runs.db"),
@@ -34,7 +35,7 @@ def test_memory_and_existing_stores() -> None:
     assert open_store(store) is store
 
 
-@pytest.mark.parametrize(
+@each(
     ("address", "kind", "words"),
     [
         ("mysql://host/db", ValueError, "no store of kind 'mysql'"),

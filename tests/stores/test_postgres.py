@@ -29,6 +29,7 @@ from dspyer.stores.postgres import Postgres
 from dspyer.stores.postgres_server import split_address
 from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, copy_thread, dump, owner, row, rows
 from tests.children import Child
+from tests.rows import each
 from tests.stores.older_versions import V1_POSTGRES, V3_POSTGRES
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
 
@@ -127,7 +128,7 @@ WRITES: dict[str, tuple[Change, bytes]] = {
 }
 
 
-@pytest.mark.parametrize("when", [BEFORE, AFTER])
+@each("when", [BEFORE, AFTER])
 def test_a_write_is_repeated_after_a_lost_connection(store: Postgres, far: Postgres, between: Proxy, when: str) -> None:
     for name, (change, text) in WRITES.items():
         far.write(begin("t", "r", 2))
