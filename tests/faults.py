@@ -473,8 +473,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="lease_renewed_too_late",
         file="dspyer/persistence/leases.py",
-        old="timer.wait(self._all.lease / 3)",
-        new="timer.wait(self._all.lease)",
+        old='clock.now() + self._all.lease / 3, "lease"',
+        new='clock.now() + self._all.lease, "lease"',
         loss="a lease ends before it is renewed: another host takes a thread over from a living run",
         tests=("tests/threads",),
         found=False,

@@ -119,12 +119,14 @@ def test_the_metric_by_hand_finds_the_visit_of_a_loop() -> None:
         assert said in ("`worked` is right.", f"`worked` is {step[2]['worked']!r}, expected {wanted!r}.")
 
 
+@pytest.mark.slow("optimizations are compared")
 def test_the_tables_show_what_was_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["--quick", "--parts", "gepa"]) == 0
     printed = capsys.readouterr().out
     assert all(f"| {title} " in printed for title in bench.TITLES.values())
 
 
+@pytest.mark.slow("optimizations are compared")
 def test_an_optimization_with_a_cache_is_compared_with_the_same_one_without() -> None:
     job = Job("cache", "tools", OURS, 0, quick=True)
     _, found = run(job)

@@ -192,6 +192,7 @@ FEWER = {
 
 @pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.slow("an example as its users run it")
 def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
     """S004-30."""
     context = multiprocessing.get_context("forkserver")

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 WITHOUT_EXTRAS = '''
@@ -33,6 +35,8 @@ assert importlib.util.find_spec("numpy") is None
 TUNED = """
 import asyncio, json, tempfile
 from pathlib import Path
+
+import pytest
 import dspy
 from dspyer import END, START, Graph, ImmutableState
 from dspyer.testing import NearestLM
@@ -92,6 +96,7 @@ def python(code: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow("a process without the extras, which tunes a program")
 def test_programs_are_tuned_saved_and_run_without_the_extras(tmp_path: Path) -> None:
     paths = [ROOT / "examples" / name for name in ("quickstart.py", "research.py")]
     examples = [EXAMPLE.format(path=str(path), folder=str(path.parent)) for path in paths]
@@ -105,6 +110,7 @@ def test_reading_a_store_imports_no_dspy() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+@pytest.mark.slow("a process whose imports are counted")
 def test_an_import_opens_no_socket_and_loads_only_what_is_used(tmp_path: Path) -> None:
     """Beyond what `import dspy` has loaded, and LiteLLM least of all: that takes seconds."""
     code = f"""{IMPORT}

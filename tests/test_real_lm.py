@@ -310,6 +310,7 @@ def test_an_equal_run_asks_nothing(way: Way, served: Serve, memory_cache: None) 
     assert [commit.node for commit in second.commits] == [commit.node for commit in first.commits]
 
 
+@pytest.mark.slow("an example as its users run it, over HTTP")
 def test_an_example_runs_with_a_model_that_the_environment_names(tmp_path: Path) -> None:
     """`DSPYER_MODEL=openai/... python examples/quickstart.py`: the desk asks that model, and no other."""
     writer = NearestLM()

@@ -27,6 +27,7 @@ def play(script: str, *, data: bytes = b"", **variables: str) -> subprocess.Comp
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such shell")
 @pytest.mark.parametrize("closed", ["1", "2"])
+@pytest.mark.slow("a real process, since a closed pipe is seen at its end")
 def test_a_stream_that_is_closed_changes_no_exit_code(closed: str) -> None:
     done = play(f"$RUN {closed}>&-")
     assert done.returncode == 0
@@ -45,6 +46,7 @@ def test_a_closed_stdin_is_refused() -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.slow("a real process, since a full disk is seen at its end")
 def test_a_full_disk_is_told_apart_from_a_refusal(unbuffered: str) -> None:
     done = play("$RUN > /dev/full", PYTHONUNBUFFERED=unbuffered)
     assert done.returncode == 74
@@ -58,6 +60,7 @@ def test_a_full_disk_is_told_apart_from_a_refusal(unbuffered: str) -> None:
     [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
     ids=["latin-1", "C"],
 )
+@pytest.mark.slow("a real process, since a locale holds from its start")
 def test_json_on_stdin_is_utf_8_in_every_locale(variables: dict[str, str]) -> None:
     order = f"{sys.executable} -m dspyer run {GRAPH} --input - --json"
     done = play(order, data='{"text": "Zoë"}'.encode(), **variables)

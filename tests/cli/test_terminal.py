@@ -244,6 +244,7 @@ def test_colours_only_where_a_terminal_shows_them(stored: Command, monkeypatch: 
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo terminals")
+@pytest.mark.slow("real processes: a terminal and a pipe")
 def test_in_a_real_terminal_and_in_a_pipe_that_closes(stored: Command) -> None:
     import pty
 

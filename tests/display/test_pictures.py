@@ -297,6 +297,7 @@ def test_mermaid_escapes_markup_in_labels(label: str, shown: str) -> None:
     assert f'    a_ -->|"{shown}"| b_' in draw_mermaid(made).splitlines()
 
 
+@pytest.mark.slow("two processes, since a hash seed holds for one")
 def test_drawings_are_the_same_in_every_process() -> None:
     script = (
         "import runpy, sys; names = runpy.run_path(sys.argv[1])\n"

@@ -20,6 +20,7 @@ from dspyer.events import LMCall
 from dspyer.lms import reliable
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.nodes.kit import MODES
+from tests.rows import each
 from tests.timeouts import TimeIsOver
 
 NOW = Retry(3, wait=wait_none())
@@ -52,7 +53,7 @@ def failing(times: int, error: type[Exception] = ConnectionError) -> Any:
     return work
 
 
-@pytest.mark.parametrize(
+@each(
     ("node", "retry", "expected", "exceptions"),
     [
         (failing(0), NOW, (1, 1, 0, 0, 0, 0, 1), {}),
@@ -83,7 +84,7 @@ def drafting(caught: bool = False, **options: Any) -> CompiledGraph:
     return graph.add_path(START, "draft", END).compile(store=":memory:")
 
 
-@pytest.mark.parametrize(
+@each(
     ("answers", "accept", "expected", "problems", "rejected"),
     [
         (["one"], False, (1, 1, 0, 0, 0, 0, 1), 0, 0),

@@ -56,7 +56,7 @@ CALLS: dict[str, Callable[[CompiledGraph], Any]] = {
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+@each("loss", LOSSES.values(), ids=LOSSES)
 def test_a_loss_is_no_exception_that_anything_counts_as_a_failure(loss: dict[str, Any], call: Any) -> None:
     with BreakingExecutor(0, **loss) as pool, dspy.context(lm=WordLM()), pytest.raises(ExecutorLost) as lost:
         call(chain().compile().with_executor(pool))
@@ -102,7 +102,7 @@ class Misbehaving(BytesExecutor):
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("returns", ["None", "the result", "garbage", "the first future"])
+@each("returns", ["None", "the result", "garbage", "the first future"])
 def test_an_executor_that_misbehaves_gives_no_score(returns: str, call: Any) -> None:
     with Misbehaving(returns) as pool, dspy.context(lm=WordLM()):
         far = chain().compile().with_executor(pool)
@@ -244,6 +244,7 @@ SOME = ["chain", "failure", "error edge", "check", "budget", "LM of a predictor"
 
 @pytest.mark.usefixtures("quiet", "fork_server")
 @pytest.mark.parametrize("kind", POOLS)
+@pytest.mark.slow("pools of other projects start workers, of which one is killed")
 def test_a_real_pool_gives_the_same_until_a_worker_is_killed(kind: str, tmp_path: Path) -> None:
     with POOLS[kind]() as pool:
         for name in SOME:

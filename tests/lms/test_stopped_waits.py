@@ -123,7 +123,7 @@ def test_the_limit_that_one_caller_reaches_ends_the_wait_of_the_others(mode: str
             graph = Graph(Docs).add_map("read", dspy.Predict("doc -> note"), over="docs", item="doc", into="notes")
 
             def spends(ask: dspy.Predict) -> None:
-                time.sleep(0.1)  # the others wait by then, as a rule; the result is the same if they do not
+                time.sleep(0.05)  # the others wait by then, as a rule; the result is the same if they do not
                 ask(doc="z")
 
             graph.add_node("spends", spends, modules={"ask": direct}, writes=[])

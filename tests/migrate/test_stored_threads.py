@@ -45,6 +45,7 @@ class Talk(MessagesState):
     words: Annotated[str, update]
 
 
+@pytest.mark.slow("a process that has not imported the program")
 def test_another_process_reads_messages_without_the_program_that_wrote_them(tmp_path: Path) -> None:
     def answer(state: Talk) -> Any:
         removed = RemoveMessage(id=str(state["messages"][0].id))

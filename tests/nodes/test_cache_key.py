@@ -657,6 +657,7 @@ print(json.dumps([keys.key(value) for value in values] + holders + [keys.plan_of
 """
 
 
+@pytest.mark.slow("processes of other hash seeds")
 def test_keys_are_the_same_in_every_process(capsys: pytest.CaptureFixture[str]) -> None:
     root = Path(__file__).parents[2]
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another than that of this process

@@ -145,7 +145,7 @@ REFUSED: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize("inside", [False, True], ids=["node", "function in a graph"])
-@pytest.mark.parametrize("case", [*READ, *REFUSED])
+@each("case", [*READ, *REFUSED])
 def test_an_answer_is_read_as_strict_json(case: str, inside: bool) -> None:
     """Of an interrupt node, and of a question whose class only the function knows, in a graph inside."""
     kind, answer = (READ.get(case) or REFUSED[case])[:2]

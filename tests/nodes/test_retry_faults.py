@@ -35,6 +35,7 @@ from tests.http_faults import (
 )
 from tests.lm_calls import ANSWER
 from tests.openai_server import OpenAIServer, usage
+from tests.rows import each
 from tests.timeouts import PATIENCE
 
 
@@ -174,7 +175,7 @@ each_call = pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name_
 
 
 @each_call
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: repr(row.fault))
+@each("row", ROWS, ids=lambda row: repr(row.fault))
 def test_each_fault_with_and_without_a_policy(row: Row, call: Callable[..., Outcome]) -> None:
     again = row.streamed if call in STREAMED else row.retried
     options = {"timeout": SHORT} if isinstance(row.fault, Hold) else {}
@@ -193,8 +194,9 @@ def test_each_fault_with_and_without_a_policy(row: Row, call: Callable[..., Outc
 
 
 @each_call
-@pytest.mark.parametrize("row", [row for row in ROWS if row.retried and row.streamed], ids=lambda row: repr(row.fault))
+@each("row", [row for row in ROWS if row.retried and row.streamed], ids=lambda row: repr(row.fault))
 def test_one_fault_and_then_an_answer(row: Row, call: Callable[..., Outcome], pauses: list[float]) -> None:
+    pauses.clear()
     script, arrived = iter([row.fault] * row.requests), threading.Event()
 
     def faults(body: dict[str, Any]) -> Fault | None:

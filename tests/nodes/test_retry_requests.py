@@ -22,6 +22,7 @@ from dspyer.search import best_of
 from dspyer.testing import no_pauses
 from tests.http_faults import Cut, Drop, Fault, Status, Text
 from tests.openai_server import OpenAIServer, text_of
+from tests.rows import each
 
 GOOD = "[[ ## answer ## ]]\n7\n\n[[ ## completed ## ]]"
 REASONED = "[[ ## reasoning ## ]]\nso\n\n" + GOOD
@@ -149,9 +150,7 @@ def test_trials_of_a_module_with_an_adapter_of_its_own_ask_for_different_respons
     assert len(server.requests) == 3
 
 
-@pytest.mark.parametrize(
-    ("lm_options", "added"), [({"rollout_id": 5, "temperature": 0.4}, 0.4), ({"temperature": 0}, 1.0)]
-)
+@each(("lm_options", "added"), [({"rollout_id": 5, "temperature": 0.4}, 0.4), ({"temperature": 0}, 1.0)])
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_rollout_id_counts_from_that_of_the_lm(
@@ -312,7 +311,7 @@ ROWS = [  # the fault, what the LM retries itself, requests of a node with 3 att
 
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(("fault", "lm_retries", "requests", "error"), ROWS, ids=repr)
+@each(("fault", "lm_retries", "requests", "error"), ROWS, ids=repr)
 def test_requests_are_not_multiplied(
     fault: Fault,
     lm_retries: int,

@@ -238,7 +238,7 @@ def test_a_missing_input_raises() -> None:
 
 @MODES
 @pytest.mark.parametrize("writes", [(), None], ids=["declared", "unknown"])
-@pytest.mark.parametrize(
+@each(
     ("outputs", "expected"),
     [
         (("answer",), "a"),

@@ -187,9 +187,9 @@ ASKS = [asks_in_a_loop, asks_in_parallel, asks_on_a_loop_of_its_own, asks_in_a_p
 
 
 @MODES
-@pytest.mark.parametrize("budget", [None, Budget(requests=1)])
+@each("budget", [None, Budget(requests=1)])
 @pytest.mark.parametrize("repeats", [False, True])
-@pytest.mark.parametrize("asks", ASKS)
+@each("asks", ASKS)
 def test_a_left_attempt_makes_no_further_request(
     asks: Any, repeats: bool, budget: Budget | None, mode: str, time_is_over: TimeIsOver
 ) -> None:

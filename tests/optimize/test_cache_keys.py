@@ -454,6 +454,7 @@ print(len(lm.calls) + len(typed.calls))
 """
 
 
+@pytest.mark.slow("another process")
 def test_a_program_that_is_built_in_another_process_hits(tmp_path: Path) -> None:
     with caching() as lm, optimize.cache(tmp_path):
         pair().run(ASK)

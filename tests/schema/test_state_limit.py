@@ -21,6 +21,7 @@ from dspyer.state import ImmutableState, cached_size
 from dspyer.stores import open_store
 from dspyer.values.frozen import thaw
 from tests.nodes.kit import MODES
+from tests.rows import each
 
 
 class Pad(BaseModel):
@@ -68,7 +69,7 @@ def test_a_state_of_exactly_the_limit_is_accepted(mode: str) -> None:
 
 @MODES
 @pytest.mark.parametrize("schema", [Pad, None], ids=["a schema", "none"])
-@pytest.mark.parametrize("on_a_thread", [False, True], ids=["alone", "on a thread"])
+@each("on_a_thread", [False, True], ids=["alone", "on a thread"])
 def test_inputs_over_the_limit_are_refused_before_any_node_runs(mode: str, schema: Any, on_a_thread: bool) -> None:
     calls: list[int] = []
     program = linear(lambda topic: calls.append(1), 0.1, schema, writes=[]).compile(store=":memory:")
@@ -345,6 +346,7 @@ def _giving(patch: dict[str, Any]) -> Callable[[], dict[str, Any]]:
 
 @settings(max_examples=60, deadline=None)
 @given(first=branch_patches, left=branch_patches, right=branch_patches)
+@pytest.mark.slow("a law over random graphs")
 def test_the_commit_of_a_join_has_the_size_of_its_state(first: Any, left: Any, right: Any) -> None:
     """Also if parallel branches changed the same paths, with or without conflict; the history has the same sizes."""
     graph = Graph(Both, outputs=["text"], limit=limit(kb=1000), merge="last_write_wins")

@@ -79,6 +79,7 @@ def right(example: Any, found: Any, trace: Any = None) -> bool:
 # It knows nothing but its prompt.
 
 
+@pytest.mark.slow("many demonstrations")
 def test_more_demonstrations_give_better_answers() -> None:
     dev = EXAMPLES["dev"][:64]
     curve = [mean(share_right(shown(count, seed), dev) for seed in range(4)) for count in (0, 8, 16, 48)]
@@ -216,9 +217,7 @@ class Everything(dspy.Signature):
     summary: str = dspy.OutputField()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "Name: Ada\nPlace: 3 Mill Lane", "42", "(?!)", "] } \" ' ## ]]", "Ünïcödé 漢字 🦆"]
-)
+@each("text", ["", "Name: Ada\nPlace: 3 Mill Lane", "42", "(?!)", "] } \" ' ## ]]", "Ünïcödé 漢字 🦆"])
 @pytest.mark.parametrize("adapter", [dspy.ChatAdapter(use_json_adapter_fallback=False), dspy.JSONAdapter()])
 @pytest.mark.parametrize("demos", [0, 2])
 def test_every_type_gets_a_value_that_parses(text: str, adapter: Any, demos: int) -> None:
@@ -282,6 +281,7 @@ def test_without_temperature_nothing_varies() -> None:
     assert len(set(found)) == 1
 
 
+@pytest.mark.slow("processes of other hash seeds")
 def test_answers_are_the_same_in_every_process() -> None:
     code = (
         "import dspy; from tests.testing.test_nearest import answers; from dspyer.testing import NearestLM;"
