@@ -25,7 +25,8 @@ def each(
         items: how many items share the rows, so that none takes long.
 
     Returns:
-        A decorator. The test keeps its other parameters, fixtures that all rows share.
+        A decorator. The test keeps its other parameters, fixtures that all rows share;
+        `tmp_path` is a folder of its own for each row.
     """
     given = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = [(row,) if len(given) == 1 else tuple(row) for row in rows]
@@ -34,15 +35,19 @@ def each(
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def whole(*args: Any, part: int = 0, **fixtures: Any) -> None:
-            failed = []
-            for name, row in [*zip(known, table, strict=True)][part::items]:
+            failed: list[BaseException] = []
+            for place, (name, row) in [*enumerate(zip(known, table, strict=True))][part::items]:
+                values = {**fixtures, **dict(zip(given, row, strict=True))}
+                if "tmp_path" in fixtures:
+                    values["tmp_path"] = fixtures["tmp_path"] / f"row {place}"
+                    values["tmp_path"].mkdir()
                 try:
-                    test(*args, **fixtures, **dict(zip(given, row, strict=True)))
-                except Exception as error:  # noqa: BLE001 - all failures are raised below
+                    test(*args, **values)
+                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - all failures are raised below
                     error.add_note(f"in row {name}")
                     failed.append(error)
             if failed:
-                raise ExceptionGroup(f"{len(failed)} of {len(table)} rows failed", failed)
+                raise BaseExceptionGroup(f"{len(failed)} of {len(table)} rows failed", failed)
 
         signature = inspect.signature(test)
         kept = [value for name, value in signature.parameters.items() if name not in given]
@@ -67,3 +72,8 @@ def sampled(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
         open_pairs -= {*itertools.combinations(enumerate(row), 2)}
         rows.append(row)
     return [tuple(axis[place] for axis, place in zip(axes, row, strict=True)) for row in rows]
+
+
+def in_turn(table: Iterable[Any], values: Iterable[Any] = ("sync", "async")) -> list[tuple[Any, Any]]:
+    """Each row with one of the values, which take turns: for what does not depend on both at once."""
+    return list(zip(table, itertools.cycle(values)))

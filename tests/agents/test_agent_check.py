@@ -14,7 +14,7 @@ from dspyer import Command, agents
 from dspyer.errors import CheckError, NodeOutputError
 from dspyer.testing import Asks, ScriptedLM, stub
 from tests.agents.test_loop import add, turn
-from tests.testing.rows import rows
+from tests.rows import each
 
 TEXT = "it is a draft"
 
@@ -54,7 +54,7 @@ FORMS: dict[str, tuple[Callable[[], Any], list[tuple[Any, Any]], str]] = {
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@rows("form", FORMS)
+@each("form", FORMS)
 def test_each_form_of_a_check(form: str, mode: str) -> None:
     make, answers, text = FORMS[form]
     program = agents.tool_loop("question -> answer", [add], check=make()).compile()
@@ -126,7 +126,7 @@ STUBS: dict[str, Any] = {
 }
 
 
-@rows("case", STUBS)
+@each("case", STUBS)
 def test_a_stub_stands_for_the_check(case: str) -> None:
     refuses = "refuses" in case
     program = agents.tool_loop("question -> answer", [add], check=dspy.Predict(Judge)).compile()

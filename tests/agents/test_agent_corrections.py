@@ -14,7 +14,7 @@ from dspyer.display.stats import NodeStats
 from dspyer.errors import CheckError
 from dspyer.testing import ScriptedLM
 from tests.agents.kit import modes, start, turn
-from tests.testing.rows import rows
+from tests.rows import each
 
 DRAFT = "it is a draft"
 QUESTION = {"question": "Why?"}
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[dict[str, Any], list[Any], dict[str, int], int]] = {
 }
 
 
-@rows("case", CASES)
+@each("case", CASES)
 def test_stats_count_turns_as_those_of_a_checked_node(case: str) -> None:
     options, script, expected, problems = CASES[case]
     thread = checked(":memory:", **options).thread("t")
@@ -140,7 +140,7 @@ def test_a_repair_leads_from_the_task_to_the_accepted_outputs(mode: str, tmp_pat
     assert thread.repairs() == [example, *later]
 
 
-@rows("case", ["accepted at once", "accepted with problems", "refused to the end"])
+@each("case", ["accepted at once", "accepted with problems", "refused to the end"])
 def test_only_accepted_corrections_are_repairs(case: str) -> None:
     options, script, _, _ = CASES[case]
     with ScriptedLM(script):
@@ -163,7 +163,7 @@ INNER: dict[str, tuple[Callable[[], Graph], dict[str, Any], list[Any], list[Any]
 }
 
 
-@rows("case", INNER)
+@each("case", INNER)
 def test_repairs_of_an_agent_inside_of_a_node(case: str, tmp_path: Path) -> None:
     make, inputs, before, after = INNER[case]
     thread = make().compile(store=tmp_path / "runs.db").thread("t")

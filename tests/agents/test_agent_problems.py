@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from dspyer import Command, agents, reducers, view
 from dspyer.errors import GraphError
-from tests.testing.rows import rows
+from tests.rows import each
 
 
 def look_up(word: str) -> str:
@@ -165,7 +165,7 @@ PROBLEMS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@rows("case", PROBLEMS)
+@each("case", PROBLEMS)
 def test_the_error_says_what_is_wrong(case: str) -> None:
     build, text = PROBLEMS[case]
     with pytest.raises(GraphError, match=text):

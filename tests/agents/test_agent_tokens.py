@@ -14,7 +14,7 @@ from dspyer import END, START, Graph, agents
 from dspyer.events import Token
 from dspyer.testing import ScriptedLM
 from tests.agents.parity import ADAPTERS
-from tests.testing.rows import rows
+from tests.rows import each
 
 modes = pytest.mark.parametrize("how", ["sync", "async"])
 adapters = pytest.mark.parametrize("adapter", ADAPTERS)
@@ -54,7 +54,7 @@ def streamed(program: Any, how: str, **inputs: Any) -> tuple[list[Any], Any]:
 HALF = "\ud83c"  # the first half of a surrogate pair
 
 
-@rows(
+@each(
     ("adapter", "text", "how"),
     [
         (adapter, text, ("sync", "async")[(at + number) % 2])

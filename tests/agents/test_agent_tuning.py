@@ -25,8 +25,8 @@ from tests.dspy_optimizers import table
 from tests.dspy_optimizers.lm import FakeProvider
 from tests.dspy_optimizers.programs import LABEL, TEXTS, exact, generous
 from tests.dspy_optimizers.table import ROWS, Row, Tune
+from tests.rows import each
 from tests.search.kit import RolloutLM, asked_here
-from tests.testing.rows import rows
 
 REFUSED = "refused-note"
 MARK = "described-by-its-docstring"
@@ -300,7 +300,7 @@ def test_demos_show_what_those_of_react_show(native: bool) -> None:
     assert demos_of(lone(), TRAIN[0], adapter) == demos_of(by_hand, TRAIN[0], adapter) == "[]"
 
 
-@rows(("kind", "own"), itertools.product(["node", "tool", "search"], [None, 3]))
+@each(("kind", "own"), itertools.product(["node", "tool", "search"], [None, 3]))
 def test_demos_of_agents_in_other_graphs_are_shortened(kind: str, own: int | None) -> None:
     """Unless the graph inside has a number of its own."""
     inner = agents.tool_loop("question -> label, note", [look_up]).compile(max_demo_turns=own)

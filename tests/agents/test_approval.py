@@ -18,7 +18,7 @@ from dspyer.errors import ChangedGraphError, InputError, ThreadError
 from dspyer.stores import Memory, Store
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.agents.kit import SUBMIT, agent, modes, results, run_turn, start, turn
-from tests.testing.rows import in_turn, rows
+from tests.rows import each, in_turn
 
 
 class Budget(BaseModel):
@@ -90,7 +90,7 @@ ANSWERS: dict[str, tuple[Any, tuple[str, Any, bool], list[Any]]] = {
 }
 
 
-@rows(("case", "mode"), in_turn(ANSWERS))
+@each(("case", "mode"), in_turn(ANSWERS))
 def test_the_answer_decides(case: str, mode: str) -> None:
     """The question has the tool's name as its key and the call as its text; another program may resume."""
     answer, result, calls = ANSWERS[case]
@@ -122,7 +122,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@rows(("case", "mode"), in_turn(WRONG))
+@each(("case", "mode"), in_turn(WRONG))
 def test_a_wrong_answer_leaves_the_question_open(case: str, mode: str) -> None:
     """The one who answers is told, and not the model; nothing is stored."""
     answer, text = WRONG[case]
@@ -181,7 +181,7 @@ CONDITIONS: dict[str, tuple[Any, dict[str, Any], bool]] = {
 }
 
 
-@rows(("case", "mode"), in_turn(CONDITIONS))
+@each(("case", "mode"), in_turn(CONDITIONS))
 def test_a_function_says_whether_to_ask(case: str, mode: str) -> None:
     """Of the validated arguments, those that the model left out included, and of fields."""
     approve, args, asks = CONDITIONS[case]

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from dspyer import Command, Replace, agents, reducers
 from dspyer.testing import ScriptedLM
 from tests.agents.kit import SUBMIT, agent, results, run_turn, start, turn
-from tests.testing.rows import in_turn, rows
+from tests.rows import each, in_turn
 
 
 class Shared(BaseModel):
@@ -63,7 +63,7 @@ WRITES: dict[str, tuple[tuple[dict[str, Any], ...], dict[str, Any], list[str]]] 
 }
 
 
-@rows(("case", "mode"), in_turn(WRITES))
+@each(("case", "mode"), in_turn(WRITES))
 def test_of_calls_that_write_one_path_the_first_is_kept_whichever_ends_first(case: str, mode: str) -> None:
     updates, state, lost = WRITES[case]
     ended = [threading.Event() for _ in updates]

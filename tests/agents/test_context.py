@@ -20,7 +20,7 @@ from dspyer.errors import GraphError, NodeOutputError
 from dspyer.testing import ScriptedLM
 from tests.messages.providers import problems_of
 from tests.openai_server import OpenAIServer
-from tests.testing.rows import rows
+from tests.rows import each
 
 
 class Plan(BaseModel):
@@ -124,7 +124,7 @@ def test_a_mode_shows_what_another_one_left_out(asynchronous: bool) -> None:
     assert ['"value": 11' in text for text in found] == [False, False, False, False, True]
 
 
-@rows(
+@each(
     ("context", "problem"),
     [
         (3, "the context of node 'react' is 3: give view('messages')"),
@@ -141,7 +141,7 @@ def test_a_context_that_cannot_be_is_a_build_error(context: Any, problem: str) -
     assert problem in str(caught.value)
 
 
-@rows(
+@each(
     ("context", "problem"),
     [
         (lambda messages: "all" if messages else None, "returned 'all', of type str: return a list of messages"),
@@ -266,7 +266,7 @@ TASK = {"role": "user", "content": "?", "turn": INPUTS}
 HINT = {"role": "user", "content": "Ask the harbour."}
 
 
-@rows(
+@each(
     ("messages", "inputs", "events"),
     [
         ([TASK], INPUTS, []),
@@ -288,12 +288,12 @@ def test_which_inputs_are_shown_and_where(messages: Any, inputs: Any, events: An
     """Also without a context, where what is converted once is kept: then the task of the run follows."""
     found = shown(messages)
     assert found.inputs == inputs
-    for each in (found.events, shown(messages, context=None).events[: len(events)]):
-        own = [{name: value for name, value in event.items() if name in INPUTS} for event in each]
+    for part in (found.events, shown(messages, context=None).events[: len(events)]):
+        own = [{name: value for name, value in event.items() if name in INPUTS} for event in part]
         assert own == events
 
 
-@rows(
+@each(
     ("signature", "name"),
     [
         ("year: int, question -> answer", "question"),

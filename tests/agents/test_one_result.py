@@ -13,7 +13,7 @@ from dspyer import to_chat
 from tests.agents.hostile_turns import KINDS, Drawn, Played, expected_calls, expected_turns, play, turns
 from tests.agents.parity import ADAPTERS
 from tests.messages.providers import problems_of
-from tests.testing.rows import in_turn
+from tests.rows import in_turn
 
 
 def check(played: Played, drawn: Sequence[Sequence[Drawn]]) -> None:

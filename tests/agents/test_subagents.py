@@ -15,7 +15,7 @@ from dspyer.errors import GraphError
 from dspyer.testing import ScriptedLM
 from tests.budget import deep
 from tests.persistence.failing import Crash, FailingMemory, crash
-from tests.testing.rows import rows
+from tests.rows import each
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -357,7 +357,7 @@ def needs() -> Graph:
     return Graph(Needs).add_node("look", lambda call: None, writes=[]).add_path(START, "look", END)
 
 
-@rows(
+@each(
     ("make", "text"),
     [
         (lambda: read(effect=True), "tool 'reader': effect=True records a call"),

@@ -26,7 +26,7 @@ from dspyer.errors import (
 from dspyer.events import Emitted
 from dspyer.testing import ScriptedLM, call_node, no_pauses, stub
 from tests.agents.kit import SUBMIT, agent, modes, results, run_one, run_turn, start, turn
-from tests.testing.rows import in_turn, rows
+from tests.rows import each, in_turn
 
 
 class Client:
@@ -99,7 +99,7 @@ FORMS: dict[str, tuple[Any, dict[str, Any], Any]] = {
 
 
 @modes
-@rows("form", FORMS)
+@each("form", FORMS)
 def test_each_form_of_a_tool_is_called(form: str, mode: str) -> None:
     """Async tools work from sync programs, and sync tools from async ones."""
     given, args, value = FORMS[form]
@@ -167,7 +167,7 @@ WRONG_ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@rows(("case", "mode"), in_turn(WRONG_ARGUMENTS))
+@each(("case", "mode"), in_turn(WRONG_ARGUMENTS))
 def test_wrong_arguments_are_told_at_once(case: str, mode: str) -> None:
     """No retry helps a model that gave wrong arguments; the function is not called."""
     args, text = WRONG_ARGUMENTS[case]
@@ -257,7 +257,7 @@ PROPAGATE = {
 }
 
 
-@rows(("case", "mode"), in_turn(PROPAGATE))
+@each(("case", "mode"), in_turn(PROPAGATE))
 def test_what_the_tool_raises_and_what_always_propagates_fails_the_node(case: str, mode: str) -> None:
     error, kind = PROPAGATE[case]
 
@@ -307,7 +307,7 @@ VALUES: dict[str, tuple[Any, Any]] = {
 }
 
 
-@rows("case", VALUES)
+@each("case", VALUES)
 def test_every_value_can_be_stored(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As DSPy shows it to a model: what has no JSON form is text."""
     monkeypatch.setattr(Client, "__str__", lambda self: "<client>")
@@ -353,7 +353,7 @@ OUTSIDE: dict[str, tuple[Any, str]] = {
 }
 
 
-@rows("case", OUTSIDE)
+@each("case", OUTSIDE)
 def test_an_update_outside_the_writes_fails_the_node(case: str) -> None:
     """The author of the tool mends it, and not the model."""
     command, text = OUTSIDE[case]
@@ -388,7 +388,7 @@ def test_a_tool_posts_to_its_writes_alone() -> None:
     assert isinstance(run.error, NodeOutputError)
 
 
-@rows("goto", [["a", "b"], 3])
+@each("goto", [["a", "b"], 3])
 def test_a_handoff_names_one_mode(goto: Any) -> None:
     def go() -> Any:
         """Goes."""
@@ -447,7 +447,7 @@ STUBS: dict[str, tuple[Any, Any]] = {
 }
 
 
-@rows(("case", "mode"), in_turn(STUBS))
+@each(("case", "mode"), in_turn(STUBS))
 def test_a_stub_stands_for_the_function(case: str, mode: str) -> None:
     def mail(to: str, text: str, mood: str) -> str:
         """Sends a mail."""
@@ -524,7 +524,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 }
 
 
-@rows("case", REFUSED)
+@each("case", REFUSED)
 def test_a_wrong_tool_is_refused_at_once(case: str) -> None:
     given, options, text = REFUSED[case]
     with pytest.raises(GraphError, match=text):
@@ -566,7 +566,7 @@ BUILD: dict[str, tuple[Any, str]] = {
 }
 
 
-@rows("case", BUILD)
+@each("case", BUILD)
 def test_what_does_not_fit_the_agent_is_refused_when_it_is_built(case: str) -> None:
     tool, text = BUILD[case]
     with pytest.raises(GraphError, match=f"(?s){text}"):
@@ -607,7 +607,7 @@ HOSTILE: dict[str, tuple[BaseException, str]] = {
 }
 
 
-@rows(("case", "mode"), in_turn(HOSTILE))
+@each(("case", "mode"), in_turn(HOSTILE))
 def test_any_exception_becomes_one_line(case: str, mode: str) -> None:
     """The same in every process, and such that a request can hold it."""
     error, text = HOSTILE[case]

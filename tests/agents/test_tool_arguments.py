@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from dspyer import CompiledGraph
 from tests.agents.kit import agent, results, run_turn
-from tests.testing.rows import rows
+from tests.rows import each
 
 
 class Place(BaseModel):
@@ -83,7 +83,7 @@ def test_each_value_is_parsed_or_refused_as_dspy_does(tool: dspy.Tool, value: An
         assert (GOT[0], type(GOT[0])) == (reference, type(reference))
 
 
-@rows("schema", [{"type": "no such type"}, {"type": "object", "properties": 7}])
+@each("schema", [{"type": "no such type"}, {"type": "object", "properties": 7}])
 def test_a_schema_that_is_none_is_left_to_the_tool(schema: Any) -> None:
     def made() -> dspy.Tool:
         return dspy.Tool(GOT.append, name="t", desc=".", args={"x": schema}, arg_types={"x": Any})

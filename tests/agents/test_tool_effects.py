@@ -22,7 +22,7 @@ from dspyer.errors import NodeOutputError
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.agents.kit import SUBMIT, agent, modes, results, run_one, run_turn, start, turn
 from tests.persistence.processes import end_of, fork
-from tests.testing.rows import in_turn, rows
+from tests.rows import each, in_turn
 
 
 class Notes:
@@ -215,7 +215,7 @@ CHECKS: dict[str, tuple[Any, list[str], str]] = {
 
 
 @modes
-@rows("case", CHECKS)
+@each("case", CHECKS)
 def test_a_call_with_problems_is_repeated_once(case: str, mode: str) -> None:
     """Only this call, and an effect gets another key; the conversation has the last result."""
     check, words, value = CHECKS[case]
@@ -254,7 +254,7 @@ WRITERS: dict[str, tuple[Callable[[], Any], Callable[[str], Any]]] = {
 
 
 @modes
-@rows(("case", "check"), itertools.product(WRITERS, ["a function", "a module"]))
+@each(("case", "check"), itertools.product(WRITERS, ["a function", "a module"]))
 def test_the_steps_of_a_refused_call_are_rejected(case: str, check: str, mode: str) -> None:
     """Those of the check that refused it are not."""
     make, said = WRITERS[case]
@@ -299,7 +299,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], list[str], str]] = {
 
 
 @modes
-@rows("case", ARGUMENTS)
+@each("case", ARGUMENTS)
 def test_a_module_may_give_other_arguments(case: str, mode: str) -> None:
     args, words, value = ARGUMENTS[case]
     flaky = Flaky()
@@ -365,7 +365,7 @@ WRONG_CHECKS: dict[str, tuple[Any, str]] = {
 }
 
 
-@rows("case", WRONG_CHECKS)
+@each("case", WRONG_CHECKS)
 def test_what_a_function_gives_wrongly_fails_the_node(case: str) -> None:
     check, text = WRONG_CHECKS[case]
     run = run_one(agent(agents.tool(Flaky().find, effect=True, check=check)), ("find", {"word": "a"}))
@@ -440,7 +440,7 @@ UNUSABLE: dict[str, Callable[[], Any]] = {
 }
 
 
-@rows(("case", "mode"), in_turn(UNUSABLE))
+@each(("case", "mode"), in_turn(UNUSABLE))
 def test_a_call_with_an_effect_is_not_repeated_for_a_result_that_cannot_be_kept(case: str, mode: str) -> None:
     """Whatever the retries say: it is recorded, and the model is told, that the call was made."""
     keys: list[str] = []

@@ -16,7 +16,7 @@ from dspyer.errors import NodeOutputError
 from dspyer.messages import call_ids, task_message, tool_message
 from dspyer.values.freezing import freeze
 from tests.messages.providers import problems_of
-from tests.testing.rows import rows
+from tests.rows import each
 
 
 def call(call_id: str, name: str = "look", arguments: str = "{}") -> dict[str, Any]:
@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
 }
 
 
-@rows(("chat", "text"), REFUSED.values())
+@each(("chat", "text"), REFUSED.values())
 def test_the_kit_refuses_what_a_provider_refuses(chat: Any, text: str) -> None:
     assert text in "\n".join(problems_of(chat))
 
@@ -187,7 +187,7 @@ class Talk(BaseModel):
     messages: Messages = []
 
 
-@rows(("message", "text"), WRONG.values())
+@each(("message", "text"), WRONG.values())
 def test_calls_in_another_form_are_refused_by_the_field_and_by_from_chat(message: Any, text: str) -> None:
     program = Graph(Talk).add_node("say", lambda: {"messages": message}).add_path(START, "say", END).compile()
     run = program.run({})

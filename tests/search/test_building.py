@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from dspyer import END, START, Graph, agents
 from dspyer.errors import GraphError
 from dspyer.search import beam, best_of, mcts, tree
+from tests.rows import each
 from tests.search.kit import Step, run
-from tests.testing.rows import rows
 
 QA = "question -> answer"
 
@@ -96,7 +96,7 @@ PROBLEMS: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@rows("name", PROBLEMS)
+@each("name", PROBLEMS)
 def test_problems(name: str) -> None:
     build, text = PROBLEMS[name]
     with pytest.raises(GraphError, match=text):
@@ -129,7 +129,7 @@ CHOICES: list[tuple[Any, str]] = [
 ]
 
 
-@rows(("choice", "text"), CHOICES)
+@each(("choice", "text"), CHOICES)
 def test_a_wrong_choice_fails_the_run(choice: Any, text: str) -> None:
     done = run(tree(Step(lambda n: n + 1), near, lambda tree: choice, writes=["n"]), {"n": 1})
     with pytest.raises(ValueError, match=text):

@@ -11,12 +11,12 @@ import pytest
 from dspyer import END, START, Graph
 from dspyer.events import Token
 from dspyer.search import beam, best_of
+from tests.rows import each
 from tests.search.kit import RolloutLM, Step
-from tests.testing.rows import rows
 
 
 @pytest.mark.parametrize("nested", [False, True])
-@rows(
+@each(
     ("change", "redact"),
     itertools.product(
         [lambda n: f"{n}-secret", lambda n: {"key": None, "text": f"{n}-secret"}],
