@@ -35,8 +35,6 @@ assert importlib.util.find_spec("numpy") is None
 TUNED = """
 import asyncio, json, tempfile
 from pathlib import Path
-
-import pytest
 import dspy
 from dspyer import END, START, Graph, ImmutableState
 from dspyer.testing import NearestLM

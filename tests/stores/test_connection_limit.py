@@ -89,9 +89,10 @@ def server(postgres: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         "r": sql.Identifier(found.role),
         "d": sql.Identifier(str(psycopg.conninfo.conninfo_to_dict(whole)["dbname"])),
     }
-    found.execute(sql.SQL("CREATE ROLE {r} LOGIN; GRANT CREATE ON DATABASE {d} TO {r}").format(**names))
+    alone = "SELECT pg_advisory_xact_lock(7); "  # two workers cannot grant, or drop, at the same time
+    found.execute(sql.SQL(alone + "CREATE ROLE {r} LOGIN; GRANT CREATE ON DATABASE {d} TO {r}").format(**names))
     yield found
-    found.execute(sql.SQL("DROP OWNED BY {r}; DROP ROLE {r}").format(**names))
+    found.execute(sql.SQL(alone + "DROP OWNED BY {r}; DROP ROLE {r}").format(**names))
 
 
 @pytest.fixture
