@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.optimize.killable import OPTIMIZERS, Work, optimize_in
+from bench.killable import OPTIMIZERS, Work, optimize_in
 
 LINE = "{:18} {:>7} {:22} {:>6} {:>6} {:>9} {:>7} {:>9}"
 
