@@ -19,9 +19,3 @@ def quiet() -> Iterator[None]:
     yield
     dspy.cache.enable_memory_cache, dspy.cache.enable_disk_cache = stores
     logger.setLevel(level)
-
-
-@pytest.fixture
-def no_dspy_cache(own_dspy_cache: None) -> None:
-    """What is spared is spared by `optimize.cache` alone."""
-    dspy.configure_cache(enable_disk_cache=False, enable_memory_cache=False)

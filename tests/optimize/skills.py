@@ -12,8 +12,8 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph
-from dspyer.testing.prompt import Prompt, write_answer
-from dspyer.testing.text_engine import Sampling, TextLM
+from dspyer.testing import Prompt
+from tests.dspy_optimizers.lm import WriterLM, written
 
 RULES: Mapping[str, Callable[..., int]] = {
     "a": lambda n: n + 1,
@@ -50,13 +50,13 @@ class Writer:
     def __deepcopy__(self, memo: dict[int, Any]) -> Writer:
         return self
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
+    def write(self, prompt: Prompt, sampling: Any, /) -> str:
         text = "\n".join(turn.content for turn in prompt.turns)
         names = [field.name for field in prompt.output_fields]
         with self._lock:
             self.asked.append(Asked(names[-1], text, sampling.rollout))
         if "new_instruction" in names:
-            return write_answer(prompt, {"new_instruction": self.reflect(prompt, sampling.rollout)})
+            return written(prompt, {"new_instruction": self.reflect(prompt, sampling.rollout)})
         (name,) = (name for name in names if name in self.rules)
         if "BREAK" in prompt.instructions:
             return "no field at all"
@@ -64,7 +64,7 @@ class Writer:
         value = self.rules[name](*given)
         knows = f"RULE {name}" in prompt.instructions or (name in self.hard and given[0] % 3 != self.hard[name])
         rest = dict.fromkeys(names, "because")
-        return write_answer(prompt, {**rest, name: value if knows else value + 100})
+        return written(prompt, {**rest, name: value if knows else value + 100})
 
     def reflect(self, prompt: Prompt, rollout: int | None) -> str:
         current, examples = prompt.inputs["current_instruction"], prompt.inputs["examples_with_feedback"]
@@ -74,18 +74,18 @@ class Writer:
         return f"{current} RULE {rule}"
 
 
-class SkillLM(TextLM):
+class SkillLM(WriterLM):
     """The LM of these tests."""
 
     def __init__(
         self, rules: Mapping[str, Callable[..., int]] = RULES, *, hard: Mapping[str, int] | None = None, **options: Any
     ) -> None:
-        self.writer = Writer(rules, hard or {})
-        super().__init__("skills", self.writer, **options)
+        super().__init__("skills", Writer(rules, hard or {}), **options)
 
     @property
     def asked(self) -> list[Asked]:
-        return self.writer.asked
+        found: list[Asked] = self.writer.asked
+        return found
 
     @property
     def tasks(self) -> list[Asked]:

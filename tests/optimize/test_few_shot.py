@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Self
 
 import dspy
@@ -15,12 +14,10 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Retry, Run, Send, reducers
 from dspyer.errors import StoreError
-from dspyer.optimize import FewShot, by_field, cache, equals
-from dspyer.optimize.few_shot import StepJudge
-from dspyer.runtime.optimizer_layers import asking_for
-from dspyer.testing import no_pauses
-from dspyer.testing.prompt import Prompt, write_answer
-from dspyer.testing.text_engine import Sampling, TextLM
+from dspyer.optimize import FewShot, by_field, equals
+from dspyer.testing import Prompt, no_pauses
+from tests.dspy_optimizers.lm import WriterLM, written
+from tests.rows import each
 
 Answer = Callable[[Mapping[str, Any], int], dict[str, Any]]
 """What a step answers, given its inputs and the number of the rollout: 0 for the first call."""
@@ -40,15 +37,15 @@ class Task:
     def __deepcopy__(self, memo: dict[int, Any]) -> Task:
         return self
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
+    def write(self, prompt: Prompt, sampling: Any, /) -> str:
         name = prompt.output_fields[0].name
         rollout = (sampling.rollout or 0) // STRIDE
         with self._lock:
             self.calls[name, sampling.rollout or 0] += 1
-        return write_answer(prompt, self.steps[name](dict(prompt.inputs), rollout))
+        return written(prompt, self.steps[name](dict(prompt.inputs), rollout))
 
     def __enter__(self) -> Self:
-        self._context = dspy.context(lm=TextLM("task", self))
+        self._context = dspy.context(lm=WriterLM("task", self))
         self._context.__enter__()
         return self
 
@@ -225,7 +222,7 @@ def test_it_goes_on_for_a_predictor_that_a_route_has_left_out() -> None:
 def test_a_teacher_gives_the_demonstrations() -> None:
     teacher = pipeline()
     teacher.make_a.signature = teacher.make_a.signature.with_instructions(teacher.make_a.signature.instructions)
-    strong = TextLM("strong", Task(a=right("text", "a")))
+    strong = WriterLM("strong", Task(a=right("text", "a")))
     teacher.make_a.lm = strong
     with Task(a=right("text", "a", ["x"]), b=right("a", "b"), c=right("b", "c")) as task:
         tuned = few_shot().compile(pipeline(), teacher=teacher, trainset=examples("x"))
@@ -323,12 +320,28 @@ def test_what_follows_from_a_wrong_value_is_not_asked_again() -> None:
     assert texts_of(tuned) == {"make_a": [], "make_b": [], "make_c": []}
 
 
+class Watched(dspy.Module):
+    """A module around a program, all copies of which note its runs in one list."""
+
+    def __init__(self, program: CompiledGraph, how: str) -> None:
+        super().__init__()
+        self.program, self.how = program, how
+
+    def forward(self, **inputs: Any) -> dspy.Prediction:
+        found = asyncio.run(self.program.acall(**inputs)) if self.how == "async" else self.program(**inputs)
+        RUNS.append(Run.of(found))
+        return found
+
+
+RUNS: list[Run] = []
+
+
 def run_with_rollouts(program: CompiledGraph, example: dspy.Example, metric: Any, rollouts: int, how: str) -> Run:
-    judge = StepJudge(metric, example, rollouts)
-    with asking_for(rollouts=judge):
-        if how == "async":
-            return asyncio.run(program.arun(example.inputs().toDict()))
-        return program.run(example.inputs().toDict())
+    """The run by which `FewShot` has learned of the example."""
+    RUNS.clear()
+    few_shot(metric, rollouts=rollouts).compile(Watched(program, how), trainset=[example])
+    (run,) = RUNS
+    return run
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])
@@ -381,14 +394,6 @@ def test_rollouts_that_fail_leave_the_failed_attempts_of_the_output_that_stays()
     (commit,) = run.commits[1:]
     assert run.state["a"] == "?"
     assert (commit.attempt, len(commit.failed_attempts), len(calls)) == (2, 1, 6)
-
-
-def test_rollouts_are_asked_once_in_a_cache_and_found_afterwards(tmp_path: Path) -> None:
-    task = Task(a=right("text", "a", ["x"], 2), b=right("a", "b"), c=right("b", "c"))
-    with dspy.context(lm=TextLM("task", task, cache=True)), cache(tmp_path):
-        made = [few_shot(rollouts=3).compile(pipeline(), trainset=examples("x")).dump_state() for _ in range(2)]
-    assert made[0] == made[1]
-    assert task.calls == {("a", 0): 1, ("a", STRIDE): 1, ("a", 2 * STRIDE): 1, ("b", 0): 1, ("c", 0): 1}
 
 
 def test_it_goes_on_until_enough_runs_were_successful() -> None:
@@ -477,7 +482,7 @@ def test_fields_of_a_graph_inside_are_not_those_of_the_metric() -> None:
 # --- errors
 
 
-@pytest.mark.parametrize(
+@each(
     ("call", "error", "says"),
     [
         (lambda: few_shot(lambda example, pred, trace=None: True), TypeError, "takes a metric by field.*by_field"),
@@ -510,23 +515,6 @@ def test_a_metric_is_asked_once_for_each_value_of_a_run() -> None:
     assert asked == {"no x": 1, "c y": 1}
 
 
-# --- with optimize.cache
-
-
-@pytest.mark.usefixtures("no_dspy_cache")
-def test_rollouts_are_kept_and_are_no_answers_of_a_plain_run(tmp_path: Path) -> None:
-    """What was chosen by the gold value must not be found by a run that is evaluated."""
-    task = Task(a=right("text", "a", ["x"], 2), b=right("a", "b"), c=right("b", "c", ["y"]))
-    with cache(tmp_path), dspy.context(lm=TextLM("task", task, cache=True)):
-        first = few_shot(rollouts=3).compile(pipeline(), trainset=examples("x", "y"))
-        calls = Counter(task.calls)
-        again = few_shot(rollouts=3).compile(pipeline(), trainset=examples("x", "y"))
-        assert task.calls == calls  # all of them came from the folder
-        plain = pipeline()(text="x")
-    assert texts_of(again) == texts_of(first) == {"make_a": ["x", "y"], "make_b": ["x", "y"], "make_c": ["x"]}
-    assert (plain.a, plain.c) == ("no x", "no x")
-
-
 # --- branches that make one value together
 
 
@@ -549,23 +537,29 @@ def workers(how: str) -> CompiledGraph:
     return graph.add_conditional_edges(START, spread, ["part"]).add_edge("part", "make_c").compile()
 
 
-@pytest.mark.parametrize("how", ["send", "fork"])
-@pytest.mark.parametrize(("part", "c", "demos"), [("ok", "no", (1, 0)), ("ok", "ok", (1, 1)), ("bad", "ok", (0, 1))])
+@each(
+    ("how", "own", "c", "demos"),
+    [
+        (how, *row)
+        for how in ("send", "fork")
+        for row in (("ok", "no", (1, 0)), ("ok", "ok", (1, 1)), ("bad", "ok", (0, 1)))
+    ],
+)
 def test_a_part_is_judged_with_the_others_and_not_asked_again(
-    how: str, part: str, c: str, demos: tuple[int, int]
+    how: str, own: str, c: str, demos: tuple[int, int]
 ) -> None:
     """It is never right alone, so rollouts would be in vain; that of a wrong value is no demonstration."""
     program = workers(how)
     metric = by_field({"parts": equals("parts"), "c": equals("c")}, goal="c")
     example = dspy.Example(text="x", parts=["ok", "ok"], c="ok").with_inputs("text")
-    with Task(part=lambda inputs, rollout: {"part": part}, c=lambda inputs, rollout: {"c": c}) as task:
+    with Task(part=lambda inputs, rollout: {"part": own}, c=lambda inputs, rollout: {"c": c}) as task:
         taught = few_shot(metric, rollouts=2).compile(program, trainset=[example])
-    assert (task.count("part"), task.count("c")) == (2, 1 if c == "ok" or part == "bad" else 3)
+    assert (task.count("part"), task.count("c")) == (2, 1 if c == "ok" or own == "bad" else 3)
     found = {name: len(predictor.demos) for name, predictor in taught.named_predictors()}
     assert (found["part"], found["make_c"]) == demos
 
 
-@pytest.mark.parametrize("how", ["send", "fork"])
+@each("how", ["send", "fork"])
 def test_a_metric_never_sees_a_part(how: str) -> None:
     def both(example: Any, parts: list[str]) -> bool:
         return (parts[0], parts[1]) == ("ok", "ok")

@@ -11,7 +11,7 @@ import pytest
 
 from dspyer import END, START, Graph, optimize
 from dspyer.errors import StoreError
-from dspyer.testing.text_engine import TextLM
+from dspyer.testing import ScriptedLM
 from tests.optimize.skills import ONE_EACH, RULES, ChainState, SkillLM, candidates, chain, examples, step, stepwise
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -169,11 +169,10 @@ def test_feedback_that_raises_is_in_the_stats() -> None:
 
 
 def test_a_reflection_lm_that_raises_is_in_the_stats() -> None:
-    class Down:
-        def write(self, prompt: Any, sampling: Any, /) -> str:
-            raise ConnectionError("no route")
+    def down(prompt: Any) -> str:
+        raise ConnectionError("no route")
 
-    _, stats = tune(chain(), reflection_lm=TextLM("down", Down(), num_retries=0))
+    _, stats = tune(chain(), reflection_lm=ScriptedLM(down))
     _, fine = tune(chain())
 
     assert stats.reflection_errors

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import dspy
 import pytest
-from gepa.core.adapter import EvaluationBatch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dspyer import END, START, Graph, optimize
-from dspyer.optimize.components import Components
-from dspyer.optimize.gepa_adapter import KnownRuns, ReusingAdapter
-from dspyer.optimize.gepa_stats import GEPAStats
 from tests.optimize.skills import RULES, ChainState, SkillLM, chain, examples, step, stepwise
 
 pytestmark = pytest.mark.usefixtures("quiet")
@@ -213,18 +205,6 @@ def rows(*stats: Any) -> list[Any]:
 # --- proposals
 
 
-def test_reflections_that_the_folder_of_the_block_serves_are_counted(tmp_path: Path) -> None:
-    found = []
-    for _ in range(2):
-        with optimize.cache(tmp_path):
-            _, stats, strong = tune(chain())
-        assert stats.reflection_calls == len(strong.asked)
-        found.append((stats.reflection_calls, stats.reflection_cached))
-    (made, _), _ = found
-    assert found == [(made, 0), (0, made)]
-    assert made > 0
-
-
 def test_a_repeated_proposal_is_asked_for_with_another_rollout_id() -> None:
     dspy.cache.enable_memory_cache = True
     strong = SkillLM(cache=True, temperature=None)
@@ -273,78 +253,3 @@ def test_without_reuse_proposals_are_asked_as_dspy_asks_them() -> None:
 
     assert not stats.repeated
     assert all(one.rollout is None for one in strong.asked)
-
-
-# --- the adapter alone
-
-
-class Inner:
-    """DSPy's adapter, of a program whose score is a function of the texts that it uses: those of its side."""
-
-    reflection_lm = None
-    student = dspy.Module()
-
-    def __init__(self) -> None:
-        self.made: list[Any] = []
-        self.lock = threading.Lock()
-
-    def build_program(self, candidate: Any) -> dspy.Module:
-        return self.student
-
-    def evaluate(self, batch: Any, candidate: Any, capture_traces: bool = False) -> Any:
-        outputs, scores = [], []
-        for example in batch:
-            used = "left" if example["n"] % 2 else "right"
-            self.made.append((example["n"], used, candidate[used]))
-            outputs.append(dspy.Prediction(used=used, value=(example["n"], candidate[used])))
-            scores.append(hash((example["n"], candidate[used])) % 7 / 7)
-        trajectories = [{"example_ind": i, "score": score} for i, score in enumerate(scores)]
-        return EvaluationBatch(outputs, scores, trajectories if capture_traces else None)
-
-    def batch_evaluate(self, items: Any) -> Any:
-        return [self.evaluate(batch, candidate, capture_traces=True) for candidate, batch in items]
-
-
-class UsedSide(Components):
-    def used_in(self, prediction: Any) -> tuple[str, ...]:
-        return (prediction.used,)
-
-
-SET = [{"n": n} for n in range(4)]
-TEXTS = st.fixed_dictionaries({"left": st.sampled_from("ab"), "right": st.sampled_from("ab")})
-STEP = st.tuples(
-    TEXTS, st.lists(st.sampled_from(range(4)), min_size=1, max_size=5), st.sampled_from(["all", "one", "ids"])
-)
-
-
-@given(st.lists(STEP, max_size=8))
-def test_any_order_of_evaluations_gives_the_scores_of_runs_made_anew(steps: list[Any]) -> None:
-    inner, plain = Inner(), Inner()
-    stats = GEPAStats([], [])
-    adapter = ReusingAdapter(inner, UsedSide(dspy.Module(), ["left", "right"]), stats, SET, reuse=True)
-    asked = 0
-    for candidate, ids, way in steps:
-        batch = [SET[n] for n in ids]
-        expected = plain.evaluate(batch, candidate, capture_traces=True)
-        if way == "ids":
-
-            class Loader:
-                def fetch(self, ids: Any) -> Any:
-                    return [SET[n] for n in ids]
-
-            found, missing = KnownRuns(adapter, Loader()).get_batch(candidate, sorted(set(ids)))
-            wanted = dict(zip(ids, expected.scores, strict=True))
-            assert {key: one.score for key, one in found.items()} == {key: wanted[key] for key in found}
-            assert {*found, *missing} == set(ids)
-            asked += len(found)
-            continue
-        before = len(inner.made)
-        result = adapter.batch_evaluate([(candidate, batch)])[0] if way == "all" else adapter.evaluate(batch, candidate)
-        asked += len(batch)
-        assert result.scores == expected.scores
-        assert result.outputs == expected.outputs
-        assert result.trajectories == (expected.trajectories if way == "all" else None)
-        assert result.num_metric_calls == len(inner.made) - before
-    assert len(set(inner.made)) == len(inner.made), "no run is made twice"
-    assert stats.metric_calls == len(inner.made)
-    assert stats.metric_calls + stats.metric_spared == asked

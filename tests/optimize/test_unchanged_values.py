@@ -8,8 +8,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, optimize
-from dspyer.runtime.run import Run
+from dspyer import END, START, Graph, Run, optimize
 from dspyer.testing import ScriptedLM
 
 
