@@ -10,8 +10,7 @@ import dspy
 from dspy.signatures.signature import SignatureMeta
 from pydantic import BaseModel, field_validator
 
-from dspyer.dspy_module.signatures import FieldExtra, own_signatures
-from tests.rows import each
+from dspyer import END, START, Graph
 
 
 class Triage(dspy.Signature):
@@ -38,18 +37,28 @@ class Odd(dspy.Signature, metaclass=OddMeta):
     desk: str = dspy.OutputField()
 
 
-class Two(dspy.Module):
+class Parts(dspy.Module):
+    """Predictors in a list and a dict, one of them in a module that is compiled already."""
+
     def __init__(self) -> None:
         super().__init__()
-        self.first = dspy.Predict(Triage)
-        self.second = dspy.Predict(Triage)
         self.more: Any = [dspy.ChainOfThought("question -> answer"), {"key": dspy.Predict("a -> b")}]
+        self.more[0]._compiled = True
+
+    def forward(self, text: str) -> dspy.Prediction:
+        return dspy.Prediction(desk=self.more[0](question=text).answer)
 
 
-def owned() -> Two:
-    program = Two()
-    own_signatures(program, retag=True)
-    return program
+def program_of(**modules: dspy.Module) -> Any:
+    """A program with these nodes, one after the other."""
+    graph = Graph(name="Owning")
+    for name, module in modules.items():
+        graph.add_node(name, module, writes=["desk"])
+    return graph.add_path(START, *modules, END).compile()
+
+
+def owned() -> Any:
+    return program_of(first=dspy.Predict(Triage), second=dspy.Predict(Triage))
 
 
 def test_every_predictor_has_a_subclass_of_the_users_class() -> None:
@@ -67,20 +76,19 @@ def test_every_predictor_has_a_subclass_of_the_users_class() -> None:
 
 
 def test_predictors_in_lists_and_dicts_and_frozen_modules_count() -> None:
-    program = Two()
-    program.more[0]._compiled = True
-    before = [program.more[0].predict.signature, program.more[1]["key"].signature]
-    own_signatures(program)
+    parts = Parts()
+    before = [parts.more[0].predict.signature, parts.more[1]["key"].signature]
+    more: Any = program_of(parts=parts).parts.more
 
-    after = [program.more[0].predict.signature, program.more[1]["key"].signature]
+    after = [more[0].predict.signature, more[1]["key"].signature]
     assert [issubclass(new, old) and new is not old for new, old in zip(after, before, strict=True)] == [True, True]
 
 
 def test_one_predictor_in_two_places_has_one_class() -> None:
-    program = Two()
-    program.second = program.first
-    own_signatures(program)
-    assert program.first.signature is program.second.signature
+    shared = dspy.Predict(Triage)
+    for program in (made := program_of(first=shared, second=shared), made.deepcopy()):
+        assert program.first.signature is program.second.signature
+        assert program.first.signature is not Triage
 
 
 def test_instructions_are_set_for_one_predictor_alone() -> None:
@@ -93,7 +101,7 @@ def test_copies_keep_what_an_optimizer_changed() -> None:
     program = owned()
     program.first.signature.instructions = "Be quick."
     program.second.signature = program.second.signature.with_updated_fields("desk", prefix="Desk is:", desc="which")
-    own_signatures(program)
+    program = program.deepcopy()
 
     assert program.first.signature.instructions == "Be quick."
     field = program.second.signature.fields["desk"].json_schema_extra
@@ -104,18 +112,17 @@ def test_copies_keep_what_an_optimizer_changed() -> None:
 def test_chain_of_classes_does_not_grow_with_copies_of_copies() -> None:
     program = owned()
     for _ in range(5):
-        own_signatures(program)
+        program = program.deepcopy()
     assert program.first.signature.__bases__ == (Triage,)
 
 
 def test_equal_signatures_of_two_nodes_differ_and_those_of_copies_do_not() -> None:
-    program, twin = owned(), owned()
-    own_signatures(twin)
-
-    assert not program.first.signature.equals(program.second.signature)
-    assert program.first.signature.equals(twin.first.signature)
-    assert hash(program.first.signature) == hash(twin.first.signature) != hash(program.second.signature)
-    assert program.first.signature != twin.first.signature
+    program = owned()
+    for twin in (owned(), program.deepcopy()):
+        assert not program.first.signature.equals(program.second.signature)
+        assert program.first.signature.equals(twin.first.signature)
+        assert hash(program.first.signature) == hash(twin.first.signature) != hash(program.second.signature)
+        assert program.first.signature != twin.first.signature
     changed = [predictor.signature.with_instructions("New.") for predictor in (program.first, program.second)]
     assert not changed[0].equals(changed[1])
 
@@ -133,31 +140,36 @@ def test_copy_of_a_replaced_signature_hashes_like_it() -> None:
     """An optimizer puts a plain class in its place; a teacher that is copied from the student must still match."""
     program = owned()
     program.first.signature = replaced = program.first.signature.with_instructions("New.")
-    own_signatures(program)
+    twin = program.deepcopy()
 
-    assert program.first.signature is not replaced
-    assert hash(program.first.signature) == hash(replaced)
-    assert program.first.signature.equals(replaced)
+    assert twin.first.signature is not replaced
+    assert hash(twin.first.signature) == hash(replaced)
+    assert twin.first.signature.equals(replaced)
 
 
-@each(
-    ("left", "right", "equal"),
-    [
-        ({"desc": "x"}, {"desc": "x"}, True),
-        ({"desc": "x"}, {"desc": "y"}, False),
-        ({"desc": "x", "dspyer_node": "a"}, {"desc": "x"}, True),
-        ({"desc": "x", "dspyer_node": "a"}, {"desc": "x", "dspyer_node": "a"}, True),
-        ({"desc": "x", "dspyer_node": "a"}, {"desc": "x", "dspyer_node": "b"}, False),
-        ({"desc": "x", "dspyer_node": "a"}, {"desc": "y"}, False),
-    ],
-)
-def test_field_extras_compare_in_both_directions(left: dict[str, str], right: dict[str, str], equal: bool) -> None:
-    for one, other in ((FieldExtra(left), right), (FieldExtra(left), FieldExtra(right)), (right, FieldExtra(left))):
-        assert (one == other) is equal
-        assert (one != other) is not equal
-    assert FieldExtra(left) != "text"
-    assert "dspyer_node" not in repr(FieldExtra(left))
-    assert type(copy.deepcopy(FieldExtra(left))) is FieldExtra
+def test_extras_of_fields_compare_in_both_directions() -> None:
+    """Those of a node equal those of the user, of its copies, and of no other node."""
+    program = owned()
+
+    def extra(signature: Any, **changes: str) -> Any:
+        changed = signature.with_updated_fields("text", **changes) if changes else signature
+        return changed.fields["text"].json_schema_extra
+
+    first, second = program.first.signature, program.second.signature
+    rows = [
+        (extra(first), extra(Triage), True),
+        (extra(first), extra(first), True),
+        (extra(first), extra(program.deepcopy().first.signature), True),
+        (extra(first), extra(second), False),
+        (extra(first), extra(Triage, desc="other"), False),
+        (extra(first, desc="other"), extra(first), False),
+    ]
+    for left, right, equal in rows:
+        assert (left == right, right == left) == (equal, equal), (left, right)
+        assert (left != right, right != left) == (not equal, not equal), (left, right)
+    assert extra(first) != "text"
+    assert "dspyer" not in repr(extra(first))
+    assert type(copy.deepcopy(extra(first))) is type(extra(first))
 
 
 def test_own_class_of_an_importable_class_is_pickled() -> None:
@@ -174,10 +186,7 @@ def test_own_class_of_an_importable_class_is_pickled() -> None:
 
 
 def test_class_with_another_metaclass_is_left_alone() -> None:
-    program = Two()
-    program.first = dspy.Predict(Odd)
-    own_signatures(program)
-    assert program.first.signature is Odd
+    assert program_of(first=dspy.Predict(Odd)).first.signature is Odd
 
 
 def test_types_of_a_function_are_kept() -> None:
@@ -188,9 +197,7 @@ def test_types_of_a_function_are_kept() -> None:
         """Ask."""
 
         text: str = dspy.InputField()
-        found: list[Local] = dspy.OutputField()
+        desk: list[Local] = dspy.OutputField()
 
-    program = Two()
-    program.first = dspy.Predict(Asking)
-    own_signatures(program)
-    assert program.first.signature.fields["found"].annotation == Asking.model_fields["found"].annotation
+    made = program_of(first=dspy.Predict(Asking)).first.signature
+    assert made.fields["desk"].annotation == Asking.model_fields["desk"].annotation

@@ -22,7 +22,6 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph
-from dspyer.dspy_module import source
 from dspyer.dspy_module.source import EdgeText, FunctionText, MapText, graph_text, parsed, reduce_program, source_class
 from tests.rows import each
 
@@ -230,10 +229,15 @@ def test_the_source_of_a_function_that_is_made_again_is_read_once(monkeypatch: p
     assert len(texts) == getsource.call_count == 1
 
 
-def test_one_thread_parses_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_thread_parses_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ast.parse
     inside: list[int] = []
     most: list[int] = []
+    monkeypatch.syspath_prepend(tmp_path)
+    names = [f"counting_{number}" for number in range(40)]
+    for number, name in enumerate(names):  # each is another function, or the first graph alone would be parsed
+        text = f"def count(x: int) -> dict[str, int]:\n    return {{'x': x + {number}}}\n"
+        (tmp_path / f"{name}.py").write_text(text)
 
     def parse(*args: Any, **options: Any) -> Any:
         inside.append(1)
@@ -244,24 +248,23 @@ def test_one_thread_parses_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         inside.pop()
         return tree
 
-    def build() -> type:
-        source._found.clear()  # or the first graph alone would be parsed
-        source._check_whole.cache_clear()
-        graph = Graph(Numbered).add_node("count", count, writes=["x"])
+    def build(function: Callable[..., Any]) -> type:
+        graph = Graph(Numbered).add_node("count", function, writes=["x"])
         return type(graph.add_path(START, "count", END).compile())
 
+    functions = [importlib.import_module(name).count for name in names]
     monkeypatch.setattr(ast, "parse", parse)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(4) as threads:
-            made = [found.result() for found in [threads.submit(build) for _ in range(40)]]
+            made = [found.result() for found in [threads.submit(build, each_one) for each_one in functions]]
     finally:
         sys.setswitchinterval(interval)
     assert len(most) >= 40
     assert max(most) == 1
     assert "def count(x: int)" in inspect.getsource(made[0])
-    assert len(set(made)) == 1
+    assert len(set(made)) == 40
 
 
 @pytest.mark.parametrize("disturbance", [SystemError, RecursionError])
