@@ -9,7 +9,7 @@ from typing import Any
 import dspy
 import pytest
 from dspy.utils.exceptions import AdapterParseError
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from dspyer.dspy_module.field_texts import SubmitText, reader_for, text_of_value
@@ -88,7 +88,6 @@ def read(adapter: dspy.Adapter, response: str, lengths: list[int]) -> dict[str, 
 
 
 @forms
-@settings(max_examples=80, deadline=None)
 @given(one=texts, two=texts, lengths=cuts)
 def test_what_is_shown_is_what_the_adapter_parses(form: str, one: str, two: str, lengths: list[int]) -> None:
     adapter, write = FORMS[form]

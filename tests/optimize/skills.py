@@ -146,3 +146,15 @@ def candidates(program: Any) -> list[dict[str, str]]:
         {name: predictor.signature.instructions for name, predictor in candidate.named_predictors()}
         for candidate in program.detailed_results.candidates
     ]
+
+
+def rivals() -> list[dspy.Example]:
+    """Inputs of the chain for which another edit each is the best one, by `rivalling`: GEPA merges such candidates."""
+    return [dspy.Example(n=n, kind=("neither", "a", "b")[n % 3]).with_inputs("n") for n in range(6)]
+
+
+def rivalling(example: Any, prediction: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
+    del trace, pred_name, pred_trace
+    a, b = prediction.a, prediction.b
+    edited = {"a": a == RULES["a"](example.n), "b": b == RULES["b"](a)}
+    return dspy.Prediction(score=float(edited.get(example.kind, not any(edited.values()))), feedback="expected")

@@ -129,6 +129,7 @@ NOT_KEPT: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.slow("one item for all runs with the block, which is cut soon")
 def test_a_run_with_results_from_the_folder_is_the_same_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     program = everything()
     with ScriptedLM(answers, cache=True) as plain:
@@ -195,6 +196,7 @@ def verdict(prompt: Any) -> dict[str, str]:
     return {"verdict": "yes" if prompt.inputs["value"] == prompt.inputs["expected"] else "no"}
 
 
+@pytest.mark.slow("three optimizations by two optimizers each: without the block, on a new folder, and again")
 def test_an_optimization_that_is_started_again_asks_for_nothing_again(tmp_path: Path) -> None:
     """The runs of candidates, rollouts, verdicts of a metric that asks an LM, and reflections are in the folder."""
     fields = {"a": optimize.equals("a"), "b": fair, "c": optimize.equals("c")}

@@ -10,7 +10,7 @@ import pytest
 
 from dspyer import END, START, Graph, Run, optimize
 from dspyer.optimize.gepa_stats import GEPAStats
-from tests.optimize.skills import ONE_EACH, RULES, ChainState, SkillLM, chain, examples, step
+from tests.optimize.skills import ONE_EACH, RULES, ChainState, SkillLM, chain, examples, rivalling, rivals, step
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -95,6 +95,7 @@ def test_a_culprit_that_is_no_predictor_or_frozen_is_never_selected_and_is_in_th
     assert rows["write_b"].lm_calls == rows["write_c"].lm_calls == gepa.stats.metric_calls
 
 
+@pytest.mark.slow("three optimizations are compared")
 def test_if_only_the_goal_has_a_metric_it_does_what_dspy_does() -> None:
     ours, _, selected = tune(chain(), metric=GOAL, reuse=False)
     plain, _, theirs = tune(chain(), metric=GOAL, reuse=True, component_selector="round_robin")
@@ -231,6 +232,7 @@ def test_responses_that_do_not_parse_do_not_stop_the_selector(shown: bool) -> No
 # --- the statistics
 
 
+@pytest.mark.slow("three optimizations are compared, one of them in four threads")
 def test_stats_are_those_of_the_last_compile_and_do_not_depend_on_threads() -> None:
     program, lm = chain(), SkillLM(hard=ONE_EACH)
     _, gepa, selected = tune(program, lm)
@@ -266,15 +268,8 @@ def test_a_router_with_a_predictor_has_a_row_of_its_own_for_all_that_is_counted(
 
 def test_an_edit_that_a_merge_brings_together_is_kept_once() -> None:
     """Each candidate is the best one for some examples, so two of them are merged."""
-    rows = [dspy.Example(n=n, kind=("neither", "a", "b")[n % 3]).with_inputs("n") for n in range(6)]
-
-    def whole(example: Any, pred: Any, trace: Any = None, pred_name: Any = None, pred_trace: Any = None) -> Any:
-        edited = {"a": pred.a == RULES["a"](example.n), "b": pred.b == RULES["b"](pred.a)}
-        score = edited.get(example.kind, not any(edited.values()))
-        return dspy.Prediction(score=float(score), feedback="expected")
-
-    options = {"train": rows, "val": rows, "max_metric_calls": 80, "seed": 5, "reuse": False}
-    tuned, gepa, _ = tune(chain(), SkillLM(), whole, component_selector="round_robin", **options)
+    options = {"train": rivals(), "val": rivals(), "max_metric_calls": 80, "seed": 5, "reuse": False}
+    tuned, gepa, _ = tune(chain(), SkillLM(), rivalling, component_selector="round_robin", **options)
 
     assert tuned.detailed_results.parents == [[None], [0], [0], [1, 2]]
     assert [row.kept for row in gepa.stats.nodes.values()] == [1, 1, 0]

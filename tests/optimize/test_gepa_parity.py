@@ -11,7 +11,17 @@ import dspy
 import pytest
 
 from dspyer import optimize
-from tests.optimize.skills import Asked, SkillLM, candidates, chain, examples, step, stepwise
+from tests.optimize.skills import (
+    Asked,
+    SkillLM,
+    candidates,
+    chain,
+    examples,
+    rivalling,
+    rivals,
+    step,
+    stepwise,
+)
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -27,9 +37,10 @@ class Tuned(NamedTuple):
 def tune(optimizer: type[dspy.GEPA], lm: SkillLM | None = None, program: Any = None, **options: Any) -> Tuned:
     lm, strong = lm or SkillLM(), SkillLM()
     settings = {"max_metric_calls": 36, "num_threads": 1, "track_stats": True, "reflection_lm": strong, **options}
+    metric, train, val = settings.pop("on", (stepwise, examples(6), examples(5, 100)))
     with dspy.context(lm=lm):
-        gepa = optimizer(stepwise, **settings)
-        tuned = gepa.compile(program or chain(), trainset=examples(6), valset=examples(5, 100))
+        gepa = optimizer(metric, **settings)
+        tuned = gepa.compile(program or chain(), trainset=train, valset=val)
     found = tuned.detailed_results
     scores = [found.parents, found.val_subscores, found.val_aggregate_scores, found.best_idx]
     return Tuned(
@@ -66,11 +77,12 @@ class Last:
         return [state.list_of_named_predictors[-1]]
 
 
+RIVALS = (rivalling, rivals(), rivals())
 CASES = {
     "round_robin": {"component_selector": "round_robin"},
     "all": {"component_selector": "all"},
     "a selector of the user": {"component_selector": Last()},
-    "merges": {"component_selector": "round_robin", "max_metric_calls": 80},
+    "merges": {"component_selector": "round_robin", "max_metric_calls": 80, "seed": 5, "on": RIVALS},
     "a plain metric has no culprits": {},
     "by hand": {"component_selector": "round_robin", "program": by_hand()},
     "cache of gepa": {"component_selector": "round_robin", "gepa_kwargs": {"cache_evaluation": True}},
@@ -78,14 +90,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-def test_without_reuse_candidates_scores_calls_and_prompts_are_those_of_dspy(options: dict[str, Any]) -> None:
-    options = copy.deepcopy(options)
+DEAR = pytest.mark.slow("two optimizations until candidates are merged")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[DEAR] * (case == "merges")) for case in CASES])
+def test_without_reuse_candidates_scores_calls_and_prompts_are_those_of_dspy(case: str) -> None:
+    options: dict[str, Any] = copy.deepcopy(CASES[case])
 
     ours = tune(optimize.GEPA, **options, reuse=False)
 
     assert ours == tune(dspy.GEPA, **{"component_selector": "round_robin", **options})
     assert len(ours.candidates) > 1
+    assert any(len(parents) > 1 for parents in ours.scores[0]) == (case == "merges")
 
 
 def test_with_several_threads_the_same_calls_are_made() -> None:
@@ -96,6 +112,7 @@ def test_with_several_threads_the_same_calls_are_made() -> None:
     assert sorted(ours.tasks) == sorted(plain.tasks)
 
 
+@pytest.mark.slow("three optimizations, two of them at once")
 def test_an_optimization_of_dspy_in_another_thread_is_left_alone() -> None:
     """Only this call of `compile` sees another `gepa.optimize`."""
     found: list[Tuned] = []
