@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dspyer.optimize import by_field, culprits
 from tests.optimize.faulty_graphs import FaultyGraph, Plan, is_right, plans
 
-SETTINGS = settings(max_examples=max(15, settings.default.max_examples // 2), deadline=None)
+DEFAULT: Any = settings.default
+SETTINGS = settings(max_examples=max(15, DEFAULT.max_examples // 2), deadline=None)
 
 
 @SETTINGS

@@ -78,7 +78,7 @@ class Last:
 
 
 RIVALS = (rivalling, rivals(), rivals())
-CASES = {
+CASES: dict[str, dict[str, Any]] = {
     "round_robin": {"component_selector": "round_robin"},
     "all": {"component_selector": "all"},
     "a selector of the user": {"component_selector": Last()},
@@ -95,7 +95,7 @@ DEAR = pytest.mark.slow("two optimizations until candidates are merged")
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[DEAR] * (case == "merges")) for case in CASES])
 def test_without_reuse_candidates_scores_calls_and_prompts_are_those_of_dspy(case: str) -> None:
-    options: dict[str, Any] = copy.deepcopy(CASES[case])
+    options = copy.deepcopy(CASES[case])
 
     ours = tune(optimize.GEPA, **options, reuse=False)
 

@@ -235,7 +235,7 @@ def test_an_unusable_proposal_is_asked_for_anew_and_the_others_of_its_round_as_b
                 bad = "Give b" in prompt.inputs.get("current_instruction", "") and sampling.rollout is None
                 return "no JSON" if bad else text
 
-            self.writer.write = broken  # type: ignore[method-assign]
+            self.writer.write = broken
 
     dspy.cache.enable_memory_cache = True
     strong = Unusable()
