@@ -46,7 +46,7 @@ INTERNAL: dict[str, str] = {
     "dspy_module/test_field_texts.py": "a stream that is cut at any place reads as the adapter parses it",
     "dspy_module/test_source.py": "the source text of a class, and its one parse",
     "live/test_live_deadlock.py": "which reader is released: from outside a wrong answer is a hang or a lost race",
-    "optimize/test_gepa_insides.py": "which culprits GEPA selects, and which runs it reuses: an optimization hides mistakes",
+    "optimize/test_gepa_insides.py": "which culprits GEPA selects, and which runs it reuses: tuning hides mistakes",
     "persistence/test_codec.py": "rows, snapshots and opaque values: errors show in few states alone",
     "persistence/test_history_parts.py": "snapshots, pages and blame: errors show where a snapshot lies, 1 row in 480",
     "persistence/test_hostile.py": "limits of 256 MiB, which a test must lower",
@@ -141,9 +141,7 @@ NOT_YET = {
 STILL_PATCHED = {
     "executors/test_heavy_functions.py",
     "executors/test_inside.py",
-    "graph/test_misspelt_fields.py",
     "lms/test_gate.py",
-    "optimize/test_examples.py",
 }
 
 # A file that starts real processes -> why a child of tests/children.py would not do.
@@ -245,7 +243,8 @@ def patched(node: ast.AST) -> str | None:
 
 def test_no_private_attribute_is_patched() -> None:
     """A fault is put in by a store, an LM, a clock or a layer of the test."""
-    private = re.compile(r"\._(?!_)|\bdspyer\.(?!testing\b)[\w.]+\.\w+")
+    # `module._compiled = True` is how users of DSPy freeze a module.
+    private = re.compile(r"\._(?!_|compiled\b)|\bdspyer\.(?!testing\b)[\w.]+\.\w+")
     found = [(name, what) for name in FILES for node in nodes_of(name) if (what := patched(node))]
     inside = [(name, what) for name, what in found if private.search(what) and name not in NOT_YET | STILL_PATCHED]
     assert not [(name, what) for name, what in inside if name not in INTERNAL or "._" in what]

@@ -231,11 +231,22 @@ def test_a_call_may_stop_waiting(server: Server, store: Postgres, threads: Threa
     server.allow(1)
     with Postgres(server.address("_other")) as other, one_in_use(server, store, threads) as (written, lock):
         if ends == "Ctrl-C":
-            here = threading.get_ident()
-            later = threading.Timer(0.02, lambda: signal.pthread_kill(here, signal.SIGINT))
-            server.on_refusal[:] = [later.start]  # it waits from then on
+            here, pressed = threading.get_ident(), threading.Event()
+
+            def press() -> None:
+                while not pressed.wait(0.02):
+                    signal.pthread_kill(here, signal.SIGINT)
+
+            def interrupt(number: int, frame: object) -> None:
+                if not pressed.is_set():
+                    pressed.set()
+                    raise KeyboardInterrupt
+
+            before = signal.signal(signal.SIGINT, interrupt)
+            server.on_refusal[:] = [threading.Thread(target=press).start]  # it waits from then on
             with pytest.raises(KeyboardInterrupt):
                 other.threads()
+            signal.signal(signal.SIGINT, before)
         else:
             waiting = threads.submit(other.threads)
             assert server.refused.acquire(timeout=LONG)
