@@ -1,16 +1,27 @@
-"""Counts, durations and costs as texts."""
+"""Counts, durations and costs as texts, where reports, timelines and figures show them."""
 
 from __future__ import annotations
 
-from dspyer.display.amounts import cost_text, count_of, duration_text, elapsed_text
+import dspy
+
+from dspyer import END, START, Budget, Graph, Run
+from dspyer.testing import ScriptedLM
 from tests.rows import each
+
+
+def lasting(seconds: float, commits: int = 2) -> Run:
+    """A run of one node, which took so long, with some commits more."""
+    run = Graph().add_node("add", lambda n: {"n": n}, writes=["n"]).add_path(START, "add", END).compile().run({"n": 1})
+    first, last = (commit._replace(started=0.0) for commit in run.commits)
+    more = [first._replace(id=f"trunk:{at}") for at in range(2, commits)]
+    run.commits = (first, *more, last._replace(duration=seconds))
+    return run
 
 
 @each(
     ("seconds", "text"),
     [
-        (None, ""),
-        (0.0, "0 µs"),
+        (1e-9, "0 µs"),
         (-0.1, "0 µs"),
         (0.00099, "990 µs"),
         (0.0009997, "1 ms"),
@@ -21,19 +32,18 @@ from tests.rows import each
         (90_000.0, "25 h 0 min"),
     ],
 )
-def test_durations_have_a_fitting_unit(seconds: float | None, text: str) -> None:
-    assert duration_text(seconds) == text
+def test_durations_have_a_fitting_unit(seconds: float, text: str) -> None:
+    assert f"add → END  (step 1, {text})" in lasting(seconds).report()
 
 
 def test_a_time_of_an_axis_goes_on_after_a_minute() -> None:
-    assert [elapsed_text(one) for one in (0, 2.0, 59.94, 59.96, 3599.7)] == ["0", "2 s", "59.9 s", "1:00", "1:00:00"]
+    shown = [str(lasting(seconds).timeline()).partition(",")[0] for seconds in (0, 2.0, 59.94, 59.96, 3599.7)]
+    assert shown == ["0", "2 s", "59.9 s", "1:00", "1:00:00"]
 
 
 @each(
     ("cost", "text"),
     [
-        (None, ""),
-        (0.0, "0"),
         (1e-7, "<0.000001"),
         (0.0000512, "0.000051"),
         (0.000123, "0.000123"),
@@ -41,10 +51,19 @@ def test_a_time_of_an_axis_goes_on_after_a_minute() -> None:
         (1234.5, "1,234.50"),
     ],
 )
-def test_a_small_cost_is_not_shown_as_none(cost: float | None, text: str) -> None:
-    assert cost_text(cost) == text
+def test_a_small_cost_is_not_shown_as_none(cost: float, text: str) -> None:
+    tokens, table = 1, list[str]()
+    for price in (0.0, cost):
+        budget = Budget(cost=1e9, prices={"scripted": (price * 1e6 / tokens,) * 2})
+        graph = Graph().add_node("say", dspy.Predict("question -> answer")).add_path(START, "say", END)
+        with ScriptedLM([{"answer": "The moon."}]):
+            run = graph.compile(budget=budget).run({"question": "Why?"})
+        tokens = sum(call.tokens for call in run.lm_calls)
+        table = str(run.stats()).splitlines()
+        assert ("USD" in table[0]) == (price > 0)
+    assert table[1].endswith(f"  {text}")
 
 
 def test_counts_have_their_plural() -> None:
-    assert [count_of(one, "run") for one in (0, 1, 1000)] == ["0 runs", "1 run", "1,000 runs"]
-    assert count_of(2, "retry", "retries") == "2 retries"
+    assert "graph 'Graph', 2 commits, 1 node call\n" in lasting(1.0).report()
+    assert "graph 'Graph', 1,000 commits; " in lasting(1.0, commits=1000).report()
