@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Mapping
 from datetime import date
 from itertools import count
 from typing import Annotated, Any, Literal
@@ -12,9 +15,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from dspyer import reducers
-from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
+from dspyer import END, START, CompiledGraph, Context, Graph, Run, reducers
 
 
 class Address(BaseModel):
@@ -73,16 +74,57 @@ class Research(BaseModel):
         return len(self.findings)
 
 
-SCHEMA = Schema.of(Research)
-START = SCHEMA.initial_state({"question": "why"})
+@functools.lru_cache(maxsize=1)  # the rows of a table have one model
+def program_of(model: type[BaseModel] | None, **options: Any) -> tuple[CompiledGraph, list[Any]]:
+    """A program whose node `search` returns the updates of the list, one after another."""
+    updates: list[Any] = []
+
+    def search(ctx: Context) -> Any:
+        update = updates[ctx.visit - 1] if updates else None
+        return update() if callable(update) else update
+
+    graph = Graph(model, inputs=[] if model is None else list(model.model_fields), outputs=[], **options)
+    graph.add_node("search", search).add_edge(START, "search")
+    graph.add_conditional_edges("search", lambda ctx: "search" if ctx.visit < len(updates) else END, ["search", END])
+    return graph.compile(store=":memory:"), updates
 
 
-def commit(updates: dict[str, Any], state: ImmutableState = START, **options: Any) -> Any:
-    return SCHEMA.commit(state, updates, node="search", commit_id="trunk:1", **options)
+def write(
+    model: type[BaseModel] | None,
+    *updates: Any,
+    inputs: Mapping[str, Any] | None = None,
+    thread: str = "",
+    **options: Any,
+) -> Run:
+    """A run over a model in which a node writes these updates; it raises what the run raises."""
+    program, writes = program_of(model, **options)
+    writes[:] = updates
+    run = (program.thread(thread) if thread else program).run(inputs or {})
+    run.raise_error()
+    return run
 
 
-def after(*updates: dict[str, Any]) -> ImmutableState:
-    state = START
-    for update in updates:
-        state = commit(update, state)[1]
-    return state
+def written(*updates: Any, **inputs: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """The patch of the last of these updates of a `Research`, and the state after it."""
+    run = write(Research, *updates, inputs={"question": "why", **inputs})
+    return run.commits[-1].patch, run.state
+
+
+def calls_of_a_write(model: type[BaseModel] | None, *updates: Any, **options: Any) -> int:
+    """How many functions of Python are called to commit the last one of these updates: its cost on any machine."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    def last() -> Any:
+        sys.setprofile(count)
+        return updates[-1]
+
+    before = sys.getprofile()
+    try:
+        write(model, *updates[:-1], last, lambda: sys.setprofile(before), **options)
+    finally:
+        sys.setprofile(before)
+    return calls

@@ -7,18 +7,14 @@ import pickle
 from typing import Annotated, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, create_model
 
 from dspyer import DELETE, END, START, Context, Graph, Replace, errors, limit, reducers
-from dspyer.schema import limits
-from dspyer.schema.limits import size_of
-from dspyer.schema.schema import Schema
 from dspyer.stores import open_store
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import thaw
 from tests.rows import each
+from tests.schema.research import calls_of_a_write, write
 
 
 class Board(BaseModel):
@@ -28,15 +24,13 @@ class Board(BaseModel):
     seen: Annotated[set[str], reducers.union, limit(kb=0.03)] = set()
 
 
-SCHEMA = Schema.of(Board)
-
-
-def written(*updates: dict[str, Any]) -> dict[str, Any]:
-    state = SCHEMA.initial_state({})
-    for number, update in enumerate(updates):
-        patch, state = SCHEMA.commit(state, update, node="node", commit_id=f"trunk:{number}")
-        assert SCHEMA.sizes(patch, state) == {name: size_of(state.raw(name)) for name in patch}
-    return state.to_dict()
+def written(*updates: dict[str, Any], model: Any = Board) -> dict[str, Any]:
+    """The state after these updates. Each commit has the size of each limited field that it has written."""
+    run = write(model, *updates)
+    sizes = {name: size for commit in run.commits[1:] for name, size in commit.sizes.items()}
+    assert [list(commit.sizes) for commit in run.commits[1:]] == [[*update] for update in updates or [{}]]
+    assert sizes == {name: size for name, size in run.state.sizes().items() if name in sizes}
+    return run.state.to_dict()
 
 
 def test_drop_oldest_removes_the_oldest_entries() -> None:
@@ -60,13 +54,13 @@ REFUSED: dict[str, tuple[list[dict[str, Any]], str]] = {
 @each(("updates", "text"), REFUSED.values(), ids=REFUSED)
 def test_the_error_of_an_exceeded_limit_names_node_and_field(updates: list[dict[str, Any]], text: str) -> None:
     """S004-5."""
-    with pytest.raises(errors.NodeOutputError, match=f"node 'node' writes .*{text}"):
+    with pytest.raises(errors.NodeOutputError, match=f"node 'search' writes .*{text}"):
         written(*updates)
 
 
 def test_inputs_have_the_same_limit() -> None:
     with pytest.raises(errors.InputError, match="field 'pages' would hold"):
-        SCHEMA.initial_state({"pages": ["a" * 20, "b" * 20]})
+        write(Board, inputs={"pages": ["a" * 20, "b" * 20]})
 
 
 BAD: dict[str, tuple[Any, Any, str]] = {
@@ -149,9 +143,13 @@ def test_a_run_of_an_earlier_graph_keeps_its_limit() -> None:
 
 
 def test_sizes_are_those_of_the_json_form() -> None:
-    assert size_of(freeze([])) == 2
-    assert size_of(freeze(["ä", {"k": 1}])) == len('["ä", {"k": 1}]'.encode())
-    assert size_of(freeze({"k": [1, 2]})) == len(b'{"k": [1, 2]}')
+    class Model(BaseModel):
+        items: Annotated[list[Any], reducers.extend, limit(kb=1)] = []
+        table: Annotated[dict[str, Any], reducers.update, limit(kb=1)] = {}
+
+    run = write(Model, {"items": ["ä", {"k": 1}]}, {"table": {"k": [1, 2]}}, {"items": DELETE})
+    sizes = [dict(commit.sizes) for commit in run.commits[1:]]
+    assert sizes == [{"items": len('["ä", {"k": 1}]'.encode())}, {"table": len(b'{"k": [1, 2]}')}, {"items": 2}]
 
 
 class Wide(BaseModel):
@@ -177,33 +175,24 @@ some_updates = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(some_updates, max_size=12))
 def test_the_incremental_size_is_the_size_of_the_value(updates: list[tuple[str, Any]]) -> None:
-    schema = Schema.of(Wide)
-    state = schema.initial_state({})
-    for number, (field, update) in enumerate(updates):
-        patch, state = schema.commit(state, {field: update}, node="node", commit_id=f"trunk:{number}")
-        assert schema.sizes(patch, state) == {field: size_of(freeze(thaw(state.raw(field))))}
+    written(*[{field: update} for field, update in updates], model=Wide)
 
 
-def test_the_cost_of_measuring_depends_on_the_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    schema, measured = Schema.of(Wide), []
+class Large(BaseModel):
+    items: Annotated[list[str], reducers.extend, limit(kb=99, full="drop_oldest")] = []
+    table: Annotated[dict[str, str], reducers.update, limit(kb=99, full="drop_oldest")] = {}
+    said: Annotated[list[dict[str, Any]], reducers.add_messages, limit(kb=99, full="drop_oldest")] = []
+    seen: Annotated[set[str], reducers.union, limit(kb=99)] = set()
 
-    def entry_size(_key: Any, value: Any) -> int:
-        measured.append(value)
-        return 1
 
-    monkeypatch.setattr(limits, "entry_size", entry_size)
-    many = [str(n) for n in range(40)]
-    said = [{"id": name, "text": ""} for name in many]
-    state = schema.initial_state({"items": many, "table": dict.fromkeys(many, ""), "said": said, "seen": set(many)})
-    for field, update in {"items": ["x"], "table": {"7": "x"}, "said": {"id": "7", "text": "x"}, "seen": {"x"}}.items():
-        for n in range(60):  # other values in between, so that none is known because it was used last
-            schema.commit(state, {"seen": {str(n)}}, node="node", commit_id="other")
-        if field == "seen":
-            schema.sizes({"seen": None}, state)
-        measured.clear()
-        patch, state = schema.commit(state, {field: update}, node="node", commit_id="trunk:1")
-        schema.sizes(patch, state)
-        assert len(measured) <= 2, field
+@each("update", [{"items": ["x"]}, {"table": {"7": "x"}}, {"said": {"id": "7", "text": "x"}}, {"seen": {"x"}}])
+def test_the_cost_of_measuring_depends_on_the_update(update: dict[str, Any]) -> None:
+    def cost(size: int) -> int:
+        many = [str(n) for n in range(size)]
+        said = [{"id": name, "text": ""} for name in many]
+        before = {"items": many, "table": dict.fromkeys(many, ""), "said": said, "seen": set(many)}
+        return calls_of_a_write(Large, before, update)
+
+    assert cost(300) < cost(30) + 400, "it would be more if each entry were measured"

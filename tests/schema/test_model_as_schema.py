@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 from typing import Annotated, Any
 
 import pytest
@@ -15,59 +13,26 @@ from pydantic import (
     model_validator,
 )
 
-from dspyer import reducers
+from dspyer import Graph, reducers
 from dspyer.errors import (
     GraphError,
     NodeOutputError,
 )
-from dspyer.patch import DELETE
-from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
 from tests.rows import each
-from tests.schema.research import SCHEMA, Options, Research, User
+from tests.schema.research import Options, User, write
 
 
-class TestReading:
-    def test_fields(self) -> None:
-        assert list(SCHEMA.fields) == list(Research.model_fields)
-        assert SCHEMA.model is Research
-        assert not SCHEMA.accepts_any_key
-        assert SCHEMA.fields["question"].required
-        assert SCHEMA.fields["question"].default() is DELETE
-        assert not SCHEMA.fields["findings"].required
-        assert SCHEMA.fields["findings"].default() == []
-        assert SCHEMA.reducer("findings") is reducers.extend
-        assert SCHEMA.reducer("answer") is None
-        assert SCHEMA.reducer("replaced") is None, "its updates conflict, they do not fold"
-        assert SCHEMA.reducer("unknown") is None
+def test_other_metadata_is_not_taken_for_a_reducer() -> None:
+    class Marker:
+        pass
 
-    def test_a_schema_without_a_model(self) -> None:
-        schema = Schema.of(None)
-        assert schema.accepts_any_key
-        assert not schema.fields
-        assert schema.model is None
-        assert schema.reducer("any") is None
-        with pytest.raises(GraphError, match="Graph\\(Research\\)"):
-            schema.view(ImmutableState(), None)
+    class Model(BaseModel):
+        a: Annotated[int, Field(gt=0), Marker()] = 1
+        b: Annotated[str, AfterValidator(str.strip)] = ""
 
-    def test_a_schema_is_shared_by_copies(self) -> None:
-        assert copy.deepcopy(SCHEMA) is SCHEMA
-        assert copy.copy(SCHEMA) is SCHEMA
-        assert list(pickle.loads(pickle.dumps(SCHEMA)).fields) == list(SCHEMA.fields)
-
-    def test_other_metadata_is_not_taken_for_a_reducer(self) -> None:
-        class Marker:
-            pass
-
-        class Model(BaseModel):
-            a: Annotated[int, Field(gt=0), Marker()] = 1
-            b: Annotated[str, AfterValidator(str.strip)] = ""
-
-        schema = Schema.of(Model)
-        assert schema.reducer("a") is schema.reducer("b") is None
-        with pytest.raises(NodeOutputError, match="greater than 0"):
-            schema.commit(schema.initial_state({}), {"a": 0}, node="n", commit_id="c")
-        assert schema.commit(schema.initial_state({}), {"b": " x "}, node="n", commit_id="c")[0] == {"b": "x"}
+    assert write(Model, {"a": 2, "b": "y"}, {"a": 3, "b": " x "}).commits[-1].patch == {"a": 3, "b": "x"}
+    with pytest.raises(NodeOutputError, match="greater than 0"):
+        write(Model, {"a": 0})
 
 
 def model_with(annotation: Any, default: Any = ..., **config: Any) -> type[BaseModel]:
@@ -130,5 +95,5 @@ class Later(BaseModel):
 )
 def test_models_that_a_graph_cannot_use(model: Any, words: list[str]) -> None:
     with pytest.raises(GraphError) as refusal:
-        Schema.of(model)
+        Graph(model)
     assert all(word in str(refusal.value) for word in words)

@@ -13,51 +13,48 @@ from pydantic import (
     field_validator,
 )
 
-from dspyer import reducers
+from dspyer import DELETE, END, START, Graph, ImmutableState, Replace, reducers
 from dspyer.errors import (
     InputError,
     NodeOutputError,
 )
-from dspyer.patch import DELETE, Replace
-from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
-from dspyer.values.freezing import freeze, same
-from tests.schema.research import SCHEMA, Address, User, commit
+from tests.rows import each
+from tests.schema.research import Address, Research, User, program_of, write, written
 
 
 class TestModels:
     def test_a_field_holds_a_copy_of_the_whole_model(self) -> None:
         user = User(name="Ada", serial=7)
-        state = commit({"user": user})[1]
+        state = written({"user": user})[1]
         user.name = "changed"
         assert state["user"] == User(name="Ada", serial=7)
         state["user"].name = "changed"
         assert state["user"].name == "Ada"
 
     def test_a_dict_becomes_the_model(self) -> None:
-        state = commit({"user": {"name": "Ada", "nick": None}})[1]
+        state = written({"user": {"name": "Ada", "nick": None}})[1]
         assert isinstance(state["user"], User)
         assert state["user"].nick is None, "in a model None is a value"
 
     def test_a_patch_merges_into_the_fields(self) -> None:
         user = User(name="Ada", address=Address(street="Main", town="Bonn"), tags={"a": 1})
-        state = commit({"user": user})[1]
-        patch, state = commit({"user": {"nick": "A", "address": {"street": "Side"}, "tags": {"b": 2}}}, state)
+        updates: list[Any] = [{"user": user}, {"user": {"nick": "A", "address": {"street": "Side"}, "tags": {"b": 2}}}]
+        patch, state = written(*updates)
         merged = state["user"]
         assert (merged.name, merged.nick, merged.serial) == ("Ada", "A", user.serial)
         assert merged.address == Address(street="Side", town="Bonn")
         assert merged.tags == {"a": 1, "b": 2}
         assert patch["user"] == merged
         assert merged.model_fields_set == {"name", "nick", "address", "tags"}
-        state = commit({"user": {"nick": DELETE, "tags": Replace({})}}, state)[1]
-        assert (state["user"].nick, state["user"].tags) == ("N", {})
-        assert commit({"user": {"name": "Ada"}}, state)[1] is state
+        updates.append({"user": {"nick": DELETE, "tags": Replace({})}})
+        reset = written(*updates)[1]["user"]
+        assert (reset.nick, reset.tags) == ("N", {})
+        assert written(*updates, {"user": {"name": "Ada"}})[0] == {}
 
-    def test_a_patch_is_validated(self) -> None:
-        state = commit({"user": User(name="Ada")})[1]
-        for wrong in ({"name": 5}, {"name": DELETE}, {"address": {"street": 1}}):
-            with pytest.raises(NodeOutputError, match="field 'user'"):
-                commit({"user": wrong}, state)
+    @each("wrong", [{"name": 5}, {"name": DELETE}, {"address": {"street": 1}}])
+    def test_a_patch_is_validated(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(NodeOutputError, match="field 'user'"):
+            written({"user": User(name="Ada")}, {"user": wrong})
 
     def test_a_patch_names_fields_and_validation_uses_their_aliases(self) -> None:
         class Item(BaseModel):
@@ -68,9 +65,8 @@ class TestModels:
             item: Item | None = None
             other: int = Field(default=0, alias="otherName")
 
-        schema = Schema.of(Model)
-        state = schema.initial_state({"item": {"itemName": "a"}, "other": 2})
-        state = schema.commit(state, {"item": {"size": 3}, "other": 4}, node="n", commit_id="c")[1]
+        inputs = {"item": {"itemName": "a"}, "other": 2}
+        state = write(Model, {"item": {"size": 3}, "other": 4}, inputs=inputs).state
         assert (state["item"].name, state["item"].size, state["other"]) == ("a", 3, 4)
 
     def test_a_union_of_models_is_validated_as_a_whole(self) -> None:
@@ -85,12 +81,10 @@ class TestModels:
         class Model(BaseModel):
             pet: Annotated[Cat | Dog, Field(discriminator="kind")]
 
-        schema = Schema.of(Model)
-        state = schema.initial_state({"pet": Cat(name="Tom")})
-        state = schema.commit(state, {"pet": {"kind": "dog", "name": "Rex"}}, node="n", commit_id="c")[1]
-        assert state["pet"] == Dog(name="Rex")
+        inputs = {"pet": Cat(name="Tom")}
+        assert write(Model, {"pet": {"kind": "dog", "name": "Rex"}}, inputs=inputs).state["pet"] == Dog(name="Rex")
         with pytest.raises(NodeOutputError, match="expected tags"):
-            schema.commit(state, {"pet": {"kind": "cow"}}, node="n", commit_id="c")
+            write(Model, {"pet": {"kind": "cow"}}, inputs=inputs)
 
     def test_extra_values_of_a_model_are_kept(self) -> None:
         class Loose(BaseModel):
@@ -100,9 +94,7 @@ class TestModels:
         class Model(BaseModel):
             loose: Loose | None = None
 
-        schema = Schema.of(Model)
-        state = schema.initial_state({"loose": {"name": "a", "more": 1}})
-        state = schema.commit(state, {"loose": {"name": "b"}}, node="n", commit_id="c")[1]
+        state = write(Model, {"loose": {"name": "b"}}, inputs={"loose": {"name": "a", "more": 1}}).state
         assert state["loose"].model_dump() == {"name": "b", "more": 1}
 
     def test_dataclasses(self) -> None:
@@ -114,17 +106,13 @@ class TestModels:
         class Model(BaseModel):
             point: Point | None = None
 
-        schema = Schema.of(Model)
-        state = schema.initial_state({"point": {"x": "1"}})
-        assert state["point"] == Point(1)
+        assert write(Model, inputs={"point": {"x": "1"}}).state["point"] == Point(1)
 
     def test_a_list_of_models(self) -> None:
         class Model(BaseModel):
             users: Annotated[list[Address], reducers.extend] = []
 
-        schema = Schema.of(Model)
-        state = schema.initial_state({"users": [{"street": "a"}]})
-        state = schema.commit(state, {"users": [Address(street="b")]}, node="n", commit_id="c")[1]
+        state = write(Model, {"users": [Address(street="b")]}, inputs={"users": [{"street": "a"}]}).state
         assert state["users"] == [Address(street="a"), Address(street="b")]
 
 
@@ -163,53 +151,43 @@ class Validated(BaseModel):
 
 
 class TestValidators:
-    schema = Schema.of(Validated)
-
-    def write(self, updates: dict[str, Any], state: ImmutableState | None = None) -> Any:
-        start = self.schema.initial_state({}) if state is None else state
-        return self.schema.commit(start, updates, node="n", commit_id="c")
-
     def test_validators_of_a_field_are_honoured(self) -> None:
-        assert self.write({"name": " x "})[0] == {"name": "x"}
+        assert write(Validated, {"name": " x "}).commits[-1].patch == {"name": "x"}
         with pytest.raises(NodeOutputError, match="must not be below low"):
-            self.write({"low": 5, "high": 3})
-        assert self.write({"low": 5, "high": 7})[1]["high"] == 7
+            write(Validated, {"low": 5, "high": 3})
+        assert write(Validated, {"low": 5, "high": 7}).state["high"] == 7
         with pytest.raises(InputError, match="must not be below low"):
-            self.schema.initial_state({"low": 5, "high": 3})
+            write(Validated, inputs={"low": 5, "high": 3})
 
     def test_what_a_validator_adds_to_a_patched_mapping_is_in_the_patch(self) -> None:
-        patch, state = self.write({"totals": {"a": 1}})
-        assert patch == {"totals": {"a": 1, "sum": 1}}
-        assert self.write({"totals": {"b": 2}}, state)[0] == {"totals": {"b": 2, "sum": 3}}
+        run = write(Validated, {"totals": {"a": 1}}, {"totals": {"b": 2}})
+        assert run.commits[1].patch == {"totals": {"a": 1, "sum": 1}}
+        assert run.commits[2].patch == {"totals": {"b": 2, "sum": 3}}
 
     def test_the_validated_result_of_a_fold_is_the_same_in_a_replay(self) -> None:
-        patch, state = self.write({"words": ["A"]})
-        assert state["words"] == ["a"]
-        assert same(self.schema.fold("words", freeze([]), patch["words"]), state.raw("words"))
+        run = write(Validated, {"words": ["A"]}, {"words": ["B"]}, thread="t")
+        assert run.state["words"] == ["a", "b"]
+        assert program_of(Validated)[0].thread("t").replay() == run.state
 
     def test_a_frozen_field_is_set_by_inputs_only(self) -> None:
-        state = self.schema.initial_state({"fixed": "5"})
-        assert state["fixed"] == 5
-        with pytest.raises(NodeOutputError, match="only inputs of a run set it"):
-            self.write({"fixed": 6}, state)
-        with pytest.raises(NodeOutputError, match="only inputs of a run set it"):
-            self.write({"settled": 6}, state)
+        assert write(Validated, inputs={"fixed": "5"}).state["fixed"] == 5
+        for name in ("fixed", "settled"):
+            with pytest.raises(NodeOutputError, match="only inputs of a run set it"):
+                write(Validated, {name: 6})
 
     def test_updates_that_fit_alone_but_not_together(self) -> None:
-        _, state = commit({"short": ["a", "b"]})
-        two, _ = commit({"short": ["c", "d"]})
-        with pytest.raises(
-            NodeOutputError, match=r"'short' fold to a value that it refuses: List should have at most 3 items"
-        ):
-            SCHEMA.fold("short", state.raw("short"), two["short"])
+        graph = Graph(Research, inputs=[]).add_node("a", lambda: {"short": ["a", "b"]}, writes=["short"])
+        graph.add_node("b", lambda: {"short": ["c", "d"]}, writes=["short"]).add_node("c", lambda: None, writes=[])
+        run = graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "c").add_edge("c", END).compile().run({})
+        assert isinstance(run.error, NodeOutputError)
+        assert "'short' fold to a value that it refuses: List should have at most 3 items" in str(run.error)
 
     def test_a_list_without_a_type_of_items_accepts_any(self) -> None:
         class Model(BaseModel):
             steps: List = []  # type: ignore[type-arg]  # noqa: UP006 - it has an origin, and no argument
             log: Annotated[List, reducers.extend] = []  # type: ignore[type-arg]  # noqa: UP006
 
-        schema = Schema.of(Model)
-        state = schema.initial_state({"steps": [1, "a"], "log": freeze([None])})
+        state = write(Model, inputs={"steps": [1, "a"], "log": frozen([None])}).state
         assert (state["steps"], state["log"]) == ([1, "a"], [None])
 
     def test_the_configuration_of_the_model_applies(self) -> None:
@@ -219,11 +197,15 @@ class TestValidators:
             number: int = 0
             names: list[str] = []
 
-        schema = Schema.of(Model)
-        state = schema.initial_state({"name": " x ", "names": freeze([" y "])})
+        state = write(Model, inputs={"name": " x ", "names": frozen([" y "])}).state
         assert (state["name"], state["names"]) == ("x", ["y"])
         with pytest.raises(NodeOutputError):
-            schema.commit(state, {"number": "5"}, node="n", commit_id="c")
+            write(Model, {"number": "5"})
+
+
+def frozen(value: Any) -> Any:
+    """A value as a state gives it to nodes."""
+    return ImmutableState({"value": value})["value"]
 
 
 class Choice(BaseModel):
@@ -232,17 +214,15 @@ class Choice(BaseModel):
     inside: dict[str, tuple[str, ...] | list[str]] = {}
 
 
-@pytest.mark.parametrize("field", ["many", "bounded"])
+@each("field", ["many", "bounded"])
 def test_a_frozen_list_stays_a_list_where_a_set_is_valid_too(field: str) -> None:
     """A node that returns what it has read must not change the kind of the value, and with it the order."""
-    schema = Schema.of(Choice)
-    before = schema.initial_state({field: ["b", "a"]})
-    assert schema.commit(before, {field: before[field]}, node="n", commit_id="c")[1] is before
-    assert schema.initial_state({field: before[field]})[field] == ["b", "a"]
+    read = frozen(["b", "a"])
+    run = write(Choice, {field: read}, inputs={field: ["b", "a"]})
+    assert run.commits[-1].patch == {}
+    assert write(Choice, inputs={field: read}).state[field] == ["b", "a"]
 
 
 def test_a_frozen_list_in_a_mapping_stays_a_list() -> None:
-    schema = Schema.of(Choice)
-    before = schema.initial_state({"inside": {"a": ["x"]}})
-    after = schema.commit(before, {"inside": {"b": before["inside"]["a"]}}, node="n", commit_id="c")[1]
-    assert after.to_dict()["inside"] == {"a": ["x"], "b": ["x"]}
+    run = write(Choice, {"inside": {"b": frozen(["x"])}}, inputs={"inside": {"a": ["x"]}})
+    assert run.state.to_dict()["inside"] == {"a": ["x"], "b": ["x"]}

@@ -7,21 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, cast
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import DELETE, END, START, Command, Graph, Replace, Send, errors, limit, live, reducers
+from dspyer import DELETE, END, START, Command, Graph, Replace, Run, Send, errors, limit, live, reducers
 from dspyer.events import Committed
-from dspyer.runtime.run import Run
-from dspyer.schema import limits
-from dspyer.schema.limits import state_size
-from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState, cached_size
 from dspyer.stores import open_store
-from dspyer.values.frozen import thaw
 from tests.nodes.kit import MODES
 from tests.rows import each
+from tests.schema.research import calls_of_a_write, write
 
 
 class Pad(BaseModel):
@@ -150,9 +145,7 @@ def test_commits_and_their_events_have_the_size(mode: str) -> None:
         run = run_of(mode, thread, {})
         run.raise_error()
         assert run.commits[0].size == size
-        assert (
-            run.commits[-1].size == state_size(ImmutableState(run.state.to_dict())) == sum(run.state.sizes().values())
-        )
+        assert run.commits[-1].size == sum(run.state.sizes().values())
         assert [c.size for c in run.commits] == [e.commit.size for e in run.events if isinstance(e, Committed)]
         assert run.commits[-1].to_dict()["size"] == run.commits[-1].size
         assert [c.size for c in run.commits] == [c.size for c in thread.history()][-len(run.commits) :]
@@ -179,7 +172,8 @@ def test_a_resumed_run_has_the_sizes_of_its_earlier_commits() -> None:
 
 
 def test_manual_changes_of_a_thread_over_the_limit_are_refused() -> None:
-    thread = linear(lambda: None, 0.1, writes=[]).compile(store=":memory:").thread("t")
+    program = linear(lambda: None, 0.1, writes=[]).compile(store=":memory:")
+    thread = program.thread("t")
     with pytest.raises(errors.InputError, match="the inputs are refused"):
         thread.update({"text": "x" * 200})
     thread.run({}).raise_error()
@@ -196,15 +190,10 @@ def test_manual_changes_of_a_thread_over_the_limit_are_refused() -> None:
     thread.update({"other": "y" * 50})
     with pytest.raises(errors.NodeOutputError, match=r"update wrote .*: together the state would hold 0\.1"):
         thread.merge(other)
+    stranger = program.thread("stranger")  # they have no commit in common
+    stranger.run({"text": "x" * 50}).raise_error()
     with pytest.raises(errors.NodeOutputError, match=r"'merge' writes .* the state would hold 0\.1"):
-        thread.copy(to="w").merge(_stranger(thread), base=0)
-
-
-def _stranger(thread: Any) -> Any:
-    """A thread that has no commit in common with another one."""
-    alone = thread._program.thread("stranger")
-    alone.run({"text": "x" * 50}).raise_error()
-    return alone
+        thread.copy(to="w").merge(stranger, base=0)
 
 
 def test_a_new_limit_refuses_no_existing_thread_and_no_write_that_shrinks_it() -> None:
@@ -268,6 +257,9 @@ def test_an_invalid_state_limit_is_a_graph_error() -> None:
     assert "limit: the state holds at most 40 KB" in program.graph.explain()
 
 
+LARGE = limit(kb=1000)
+
+
 class Deep(BaseModel):
     table: dict[str, dict[str, Any]] = {}
     text: str | None = None
@@ -292,39 +284,22 @@ some_patches = st.one_of(
 
 
 @pytest.mark.parametrize("model", [Deep, None], ids=["a schema", "none"])
-@settings(max_examples=150, deadline=None)
 @given(patches=st.lists(some_patches, max_size=10))
 def test_the_incremental_size_is_the_size_of_the_state(model: Any, patches: list[dict[str, Any]]) -> None:
-    schema = Schema.of(model, state_limit=limit(kb=1000))
-    state = schema.initial_state({})
-    state_size(state)
-    for number, given_patch in enumerate(patches):
-        patch, after = schema.commit(state, given_patch, node="node", commit_id=f"trunk:{number}")
-        assert not schema.excess(state, (patch,), after)
-        assert cached_size(after) == state_size(ImmutableState(thaw(after))) == sum(after.sizes().values())
-        state = after
+    """A mistake would stay, and show at the end."""
+    run = write(model, *patches, limit=LARGE)
+    assert run.commits[-1].size == sum(run.state.sizes().values())
 
 
-def test_the_cost_of_counting_depends_on_the_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    schema, counted = Schema.of(Deep, state_limit=limit(kb=1000)), []
-    entry_size = limits.entry_size
-    many = [str(n) for n in range(300)]
+@each("update", [{"table": {"1": {"a": {"7": 2}}}}, {"items": "x"}, {"pages": {"9": {"x": 2}}}])
+def test_the_cost_of_counting_depends_on_the_update(update: dict[str, Any]) -> None:
+    def cost(size: int) -> int:
+        many = [str(n) for n in range(size)]
+        table = {name: {"a": dict.fromkeys(many, 1)} for name in many[:3]}
+        before = {"table": table, "items": Replace(many), "pages": {name: {"x": 1} for name in many}}
+        return calls_of_a_write(Deep, before, update, limit=LARGE)
 
-    def counting(key: Any, value: Any) -> int:
-        counted.append(key)
-        return entry_size(key, value)
-
-    inner = {name: {"a": dict.fromkeys(many, 1)} for name in many[:3]}
-    inputs = {"table": inner, "items": Replace(many), "pages": {name: {"x": 1} for name in many}}
-    state = schema.initial_state(inputs)
-    state_size(state)
-    monkeypatch.setattr(limits, "entry_size", counting)
-    monkeypatch.setattr("dspyer.schema.limits.entry_size", counting)
-    for update in ({"table": {"1": {"a": {"7": 2}}}}, {"items": "x"}, {"pages": {"9": {"x": 2}}}):
-        counted.clear()
-        patch, after = schema.commit(state, update, node="node", commit_id="trunk:1")
-        assert not schema.excess(state, (patch,), after)
-        assert len(counted) < 20, update
+    assert cost(300) < cost(30) + 400, "it would be more if each entry were measured"
 
 
 class Both(Deep):
@@ -344,12 +319,11 @@ def _giving(patch: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     return lambda: patch
 
 
-@settings(max_examples=60, deadline=None)
 @given(first=branch_patches, left=branch_patches, right=branch_patches)
 @pytest.mark.slow("a law over random graphs")
 def test_the_commit_of_a_join_has_the_size_of_its_state(first: Any, left: Any, right: Any) -> None:
     """Also if parallel branches changed the same paths, with or without conflict; the history has the same sizes."""
-    graph = Graph(Both, outputs=["text"], limit=limit(kb=1000), merge="last_write_wins")
+    graph = Graph(Both, outputs=["text"], limit=LARGE, merge="last_write_wins")
     for name, (patch, more) in {"first": first, "left": left, "right": right}.items():
         graph.add_node(name, _giving({**patch, **more}), writes=list(Both.model_fields))
     graph.add_node("after", lambda: {"items": 1}, writes=["items"]).add_edge(START, "first")
@@ -361,4 +335,4 @@ def test_the_commit_of_a_join_has_the_size_of_its_state(first: Any, left: Any, r
         assert [c.size for c in run.commits] == [c.size for c in thread.history()][-len(run.commits) :]
         for commit in run.commits:
             if commit.version is not None:
-                assert commit.size == state_size(ImmutableState(thread.at(commit.version).to_dict())), commit.node
+                assert commit.size == sum(thread.at(commit.version).sizes().values()), commit.node
