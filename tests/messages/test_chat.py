@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
+import functools
 from typing import Any
 
 import pytest
@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, Messages, from_chat, to_chat
+from dspyer import END, START, CompiledGraph, Graph, ImmutableState, Messages, agents, from_chat, to_chat
 from dspyer.errors import NodeOutputError
-from dspyer.messages import call_ids, task_message, tool_message
-from dspyer.values.freezing import freeze
+from dspyer.testing import ScriptedLM
 from tests.messages.providers import problems_of
 from tests.rows import each
 
@@ -86,7 +85,7 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
             message |= {"role": "assistant", "tool_calls": made, "content": draw(st.none() | texts)}
             message |= {"turn": {"next_thought": None}} if draw(st.booleans()) else {}
         elif role == "tool":
-            message |= tool_message(draw(ids), "look", draw(st.sampled_from(["", " ", [1], {"a": None}])))
+            message |= result(draw(ids), draw(st.sampled_from(["", " ", "[1]", '{"a": null}'])))
             if draw(st.booleans()):
                 message["content"] = [{"type": "text", "text": draw(texts)}, {"type": "image_url", "image_url": {}}]
         else:
@@ -103,7 +102,7 @@ def test_any_conversation_becomes_a_chat_that_providers_accept(messages: list[di
     before = copy.deepcopy(messages)
     chat = to_chat(messages)
     assert messages == before
-    assert chat == to_chat(freeze(messages).raw_items())
+    assert chat == to_chat(ImmutableState({"messages": messages})["messages"])
     assert chat == [] or problems_of(chat) == []
     again = from_chat(chat)
     assert again == chat
@@ -201,20 +200,40 @@ def test_calls_in_another_form_are_refused_by_the_field_and_by_from_chat(message
 # --- ids
 
 
-@given(st.lists(st.lists(st.none() | ids, min_size=1, max_size=4), max_size=6))
+def look() -> str:
+    """Looks."""
+    return "here"
+
+
+@functools.cache
+def agent() -> CompiledGraph:
+    return agents.tool_loop("question -> answer", tools=[look]).compile()
+
+
+def ids_of(turns: list[list[str | None]]) -> list[list[str]]:
+    """The ids in the conversation of an agent whose model gives these ids, and then submits."""
+    calls: list[list[dict[str, Any]]] = [[{"id": one, "name": "look", "args": {}} for one in turn] for turn in turns]
+    calls.append([{"name": "submit", "args": {"answer": "a"}}])
+    with ScriptedLM([{"next_thought": "t", "tool_calls": turn} for turn in calls]):
+        run = agent().run({"question": "?"})
+    run.raise_error()
+    return [[one["id"] for one in said["tool_calls"]] for said in run.state["messages"] if "tool_calls" in said]
+
+
+GIVEN = st.sampled_from([None, "c0", "call_0_0", "call_1_0", "call_1_1"])
+
+
+@given(st.lists(st.lists(GIVEN, min_size=1, max_size=2), max_size=2))
 def test_the_ids_of_calls_are_unique_in_a_conversation(turns: list[list[str | None]]) -> None:
-    messages: list[dict[str, Any]] = [task_message({"question": "?"})]
-    for given_ids in turns:
-        found = call_ids(given_ids, messages)
-        taken = {each["id"] for message in messages for each in message.get("tool_calls", ())}
-        assert len(set(found) | taken) == len(found) + len(taken)
+    taken: set[str] = set()
+    turns = [*turns, [None]]
+    for given_ids, found in zip(turns, ids_of(turns[:-1]), strict=True):
         for wanted, new in zip(given_ids, found, strict=True):
-            assert new == wanted or wanted is None or wanted in taken or given_ids.count(wanted) > 1
-        messages.append(says(*map(call, found)))
+            assert new not in taken
+            assert new == wanted or wanted is None or wanted in taken
+            taken.add(new)
 
 
 def test_ids_of_calls_are_those_of_react_v2_where_the_model_gives_none() -> None:
-    messages = [ASK, says(call("call_0_0"))]
-    assert call_ids([None, None], messages) == ["call_1_0", "call_1_1"]
-    assert call_ids([None, "call_1_0"], messages) == ["call_2_0", "call_1_0"]
-    assert json.dumps(call_ids(["x", "x"], [])) == '["x", "call_0_1"]'
+    assert ids_of([["call_0_0"], [None, "call_1_0"]]) == [["call_0_0"], ["call_2_0", "call_1_0"], ["call_3_0"]]
+    assert ids_of([["x", "x"], [None]]) == [["x", "call_0_1"], ["call_1_0"], ["call_2_0"]]

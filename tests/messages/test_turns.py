@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Entry, Graph, Messages, Send, fill, view
 from dspyer.errors import GraphError
 from dspyer.testing import ScriptedLM
+from tests.budget import deep
 from tests.rows import each
 
 
@@ -39,13 +40,13 @@ WHOLE = ["messages", view("messages"), view("messages").own(), view("messages").
 BOUNDED = [
     view("messages").new(),
     view("messages").last(3),
-    view("messages").fit(30),
+    view("messages").fit(12),
     view("messages").others().last(1),
 ]
 KINDS: list[Any] = [str, list[dict[str, Any]], Any]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=500 if deep else 6)
 @given(
     st.sampled_from(WHOLE + BOUNDED),
     st.sampled_from(KINDS),
@@ -71,9 +72,9 @@ def test_prompts_grow_by_the_new_messages_however_a_node_reads_the_conversation(
     graph.add_edge("a", "b")
     lm = ScriptedLM(lambda prompt: {name: f"said {len(lm.calls):3}" for name in prompt.asks})
     with dspy.context(lm=lm):
-        looped(graph, "b", "a", 18).run({}).raise_error()
+        looped(graph, "b", "a", 10).run({}).raise_error()
     prompts = sizes(lm)[::2]
-    early, late = prompts[11] - prompts[10], prompts[17] - prompts[16]  # by then every window of a view is full
+    early, late = prompts[6] - prompts[5], prompts[9] - prompts[8]  # by then every window of a view is full
     assert late <= 1.1 * early + 20, prompts
 
 

@@ -8,10 +8,11 @@ from typing import Any, Literal, Optional
 import dspy
 import pytest
 from dspy.adapters.xml_adapter import XMLAdapter
-from hypothesis import given, settings
+from dspy.lm15 import Message, Request, TextPart
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dspyer.testing.prompt import Prompt, Turn, read_prompt, write_answer
+from dspyer.testing import Prompt, ScriptedLM
 
 FORMS = {"chat": dspy.ChatAdapter(), "json": dspy.JSONAdapter(), "xml": XMLAdapter()}
 by_form = pytest.mark.parametrize("form", FORMS)
@@ -58,9 +59,23 @@ INPUTS = {"text": "Hello\nthere", "notes": ["one", "two"]}
 DEMO = {"text": "demo text", "notes": ["n"], **VALUES}
 
 
+def asked(
+    form: str, signature: Any, demos: list[dict[str, Any]], inputs: dict[str, Any], answer: Any = "ok"
+) -> tuple[Prompt, str]:
+    """What an LM that answers so has read from the messages of an adapter, and the text that it gives."""
+    return answered(FORMS[form].format(dspy.ensure_signature(signature), demos, inputs), answer)
+
+
+def answered(messages: list[dict[str, str]], answer: Any = "ok") -> tuple[Prompt, str]:
+    system = "".join(message["content"] for message in messages if message["role"] == "system") or None
+    turns = [Message(m["role"], (TextPart(text=m["content"]),)) for m in messages if m["role"] != "system"]
+    lm = ScriptedLM([answer])
+    response = lm(Request(model="scripted", system=system, messages=tuple(turns)))
+    return lm.calls[0].prompt, response.message.text
+
+
 def prompt_for(form: str, signature: Any, demos: list[dict[str, Any]], inputs: dict[str, Any]) -> Prompt:
-    messages = FORMS[form].format(dspy.ensure_signature(signature), demos, inputs)
-    return read_prompt([Turn(message["role"], message["content"]) for message in messages])
+    return asked(form, signature, demos, inputs)[0]
 
 
 @by_form
@@ -129,11 +144,10 @@ def test_an_input_that_quotes_another_prompt_is_left_alone() -> None:
     assert prompt.inputs == {"question": quoted}
 
 
-@pytest.mark.parametrize("turns", [[], [Turn("user", "hi")], [Turn("system", "Be brief."), Turn("user", "hi")]])
-def test_any_other_text_is_a_plain_prompt(turns: list[Turn]) -> None:
-    prompt = read_prompt(turns)
-    assert (prompt.form, prompt.asks, prompt.demos) == ("plain", (), ())
-    assert prompt.inputs == {"prompt": "hi" if turns else ""}
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be brief."}]], ids=["alone", "with a system"])
+def test_any_other_text_is_a_plain_prompt(system: list[Any]) -> None:
+    prompt, _ = answered([*system, {"role": "user", "content": "hi"}])
+    assert (prompt.form, prompt.asks, prompt.demos, prompt.inputs) == ("plain", (), (), {"prompt": "hi"})
 
 
 @by_form
@@ -142,20 +156,19 @@ def test_written_answers_are_read_by_the_adapter(form: str) -> None:
     signature = Sort
     for name in VALUES.keys() - scalars.keys():
         signature = signature.delete(name)
-    prompt = prompt_for(form, signature, [], INPUTS)
-    assert FORMS[form].parse(signature, write_answer(prompt, scalars)) == scalars
+    _, text = asked(form, signature, [], INPUTS, scalars)
+    assert FORMS[form].parse(signature, text) == scalars
 
 
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc", "Zl", "Zp")), max_size=60).map(str.strip)
 
 
-@settings(max_examples=100, deadline=None)
 @given(st.sampled_from(["chat", "json"]), TEXTS, TEXTS, TEXTS, TEXTS)
 def test_any_texts_survive_writing_and_reading(form: str, question: str, shown: str, reply: str, answer: str) -> None:
-    prompt = prompt_for(form, "question -> answer", [{"question": shown, "answer": reply}], {"question": question})
+    demos = [{"question": shown, "answer": reply}]
+    prompt, text = asked(form, "question -> answer", demos, {"question": question}, {"answer": answer})
     assert prompt.inputs == {"question": question}
     assert [(dict(demo.inputs), dict(demo.outputs)) for demo in prompt.demos] == [
         ({"question": shown}, {"answer": reply})
     ]
-    parsed = FORMS[form].parse(dspy.Signature("question -> answer"), write_answer(prompt, {"answer": answer}))
-    assert parsed == {"answer": answer}
+    assert FORMS[form].parse(dspy.Signature("question -> answer"), text) == {"answer": answer}

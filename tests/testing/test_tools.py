@@ -8,19 +8,9 @@ from typing import Any
 import dspy
 import pytest
 from dspy.adapters.xml_adapter import XMLAdapter
-from dspy.lm15 import (
-    FunctionTool,
-    Message,
-    Request,
-    TextPart,
-    ToolCallPart,
-    amaterialize_response,
-    materialize_response,
-)
 
 from dspyer import END, START, Graph
 from dspyer.testing import Asks, NearestLM, ScriptedLM, UnexpectedCallError
-from dspyer.testing.text_engine import AsyncTextEngine
 from tests.nodes.kit import MODES
 
 NATIVE = [dspy.ChatAdapter(use_native_function_calling=True), dspy.JSONAdapter()]
@@ -144,20 +134,19 @@ def test_an_answer_that_is_no_call_and_no_field_is_refused() -> None:
 
 @MODES
 def test_calls_are_streamed(mode: str) -> None:
-    lm = ScriptedLM([{"text": "two words", "tool_calls": [{"name": "people", "args": {"city": "Rome"}}]}])
-    request = Request(
-        model="scripted", messages=(Message.user("hi"),), tools=(FunctionTool(name="people", parameters={}),)
-    )
-    if mode == "sync":
-        response = materialize_response(lm.engine.stream(request), request)
-    else:
-        response = asyncio.run(amaterialize_response(AsyncTextEngine(lm.engine).stream(request), request))
-    text, call = response.message.parts
-    assert isinstance(text, TextPart)
-    assert "two words" in text.text
-    assert isinstance(call, ToolCallPart)
-    assert (call.id, call.name, call.input) == ("call_0", "people", {"city": "Rome"})
-    assert response.finish_reason == "tool_call"
+    predict = dspy.Predict("question, tools: list[dspy.Tool] -> note, calls: dspy.ToolCalls")
+    listener = dspy.streaming.StreamListener(signature_field_name="note")
+    stream = dspy.streamify(predict, stream_listeners=[listener], is_async_program=mode == "async")
+
+    async def collect() -> list[Any]:
+        return [one async for one in stream(question="hi", tools=[dspy.Tool(people)])]
+
+    lm = ScriptedLM([{"note": "two words", "calls": [{"name": "people", "args": {"city": "Rome"}}]}])
+    with dspy.context(adapter=NATIVE[0], lm=lm):
+        *chunks, last = asyncio.run(collect())
+    assert "".join(chunk.chunk for chunk in chunks).strip() == "two words"
+    assert len(chunks) > 1
+    assert [(call.name, call.args) for call in last.calls.tool_calls] == [("people", {"city": "Rome"})]
 
 
 @MODES
