@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -46,8 +47,9 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.setenv("DSPYER_PROGRAM", orders.GRAPH)
     monkeypatch.setenv("COLUMNS", "80")
 
-    def command(*arguments: str, stdin: str = "") -> Done:
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
+    def command(*arguments: str, stdin: str | bytes = "", encoding: str = "utf-8") -> Done:
+        given = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given), encoding))
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main(arguments)
@@ -55,6 +57,11 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         return Done(int(ended.value.code or 0), printed.out, printed.err)
 
     return command
+
+
+def names_of_commands(cli: Command) -> list[str]:
+    """All commands, in the order in which the help lists them."""
+    return re.findall(r"^  ([a-z]+) {2,}[A-Z]", cli("--help").out, re.MULTILINE)
 
 
 @pytest.fixture(scope="session")

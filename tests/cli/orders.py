@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Graph
+from dspyer import END, START, CompiledGraph, Context, Graph
 from dspyer.stores import SQLite
 
 GRAPH = "tests.cli.orders:graph"
@@ -103,6 +103,26 @@ def _slow() -> CompiledGraph:
 
 
 slow: Callable[[], CompiledGraph] = _slow
+
+
+class Form(BaseModel):
+    ok: Any = None
+    name: Any = None
+    text: Any = None
+    plus: Any = None
+    eq: Any = None
+    code: str = ""
+    n: int = 0
+
+
+def _asking(name: str, kind: object) -> Callable[[Context], dict[str, Any]]:
+    return lambda ctx: {name: ctx.interrupt(name, f"{name}?", answer=kind)}
+
+
+form = Graph(Form, name="Form")
+for _name, _field in Form.model_fields.items():
+    form.add_node(f"ask_{_name}", _asking(_name, _field.annotation), writes=[_name])
+    form.add_edge(START, f"ask_{_name}").add_edge(f"ask_{_name}", END)
 loose = Graph(name="Loose").add_node("keep", lambda state: {"seen": True}).add_path(START, "keep", END)
 add = (
     Graph(name="Add")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dspyer.archive.archived_thread import CommitInfo, ExecutionInfo
 from dspyer.archive.run_info import RunInfo
-from dspyer.cli.app import COMMANDS
 from dspyer.events import Commit
-from tests.cli.conftest import Command
+from tests.cli.conftest import Command, names_of_commands
 from tests.cli.orders import GRAPH
+from tests.rows import each
 
 RUN = {*RunInfo._fields}
 COMMIT = {*Commit._fields, "ended"}
@@ -28,12 +26,12 @@ ROWS: list[tuple[list[str], set[str], int]] = [
     (["stats", "t-2"], {"nodes", "usage", "unknown"}, 1),
     (["graph", "t-2"], {"name", "width", "height", "nodes", "edges"}, 1),
     (["run", GRAPH, "--input", '{"text": "a"}'], {*RUN, "outputs"}, 1),
-    (["run", GRAPH, "--input", '{"text": "a"}', "--thread", "new"], {*RUN, "outputs"}, 1),
+    (["run", GRAPH, "--input", '{"text": "a"}', "--thread", "t-9"], {*RUN, "outputs"}, 1),
     (["resume", "t-1", "--answer", "pay=true"], {*RUN, "outputs"}, 1),
-    (["rerun", "t-2", "0"], {*RUN, "outputs"}, 1),
     (["copy", "t-2", "new"], {"thread", "status"}, 1),
-    (["prune", "t-2", "2"], {"threads", "runs", "rows", "kept", "erased"}, 1),
     (["export", "t-2", "t-2.jsonl"], {"thread", "file", "digest"}, 1),
+    (["rerun", "t-2", "0"], {*RUN, "outputs"}, 1),
+    (["prune", "t-2", "1"], {"threads", "runs", "rows", "kept", "erased"}, 1),
 ]
 BY_THEMSELVES = {
     "inspect": "serves until it is stopped: tests/cli/test_inspect.py",
@@ -42,11 +40,11 @@ BY_THEMSELVES = {
 }
 
 
-def test_the_table_has_every_command() -> None:
-    assert {row[0][0] for row in ROWS} | BY_THEMSELVES.keys() == {name for part in COMMANDS.values() for name in part}
+def test_the_table_has_every_command(cli: Command) -> None:
+    assert {row[0][0] for row in ROWS} | BY_THEMSELVES.keys() == {*names_of_commands(cli)}
 
 
-@pytest.mark.parametrize(("command", "keys", "count"), ROWS, ids=[" ".join(row[0])[:30] for row in ROWS])
+@each(("command", "keys", "count"), ROWS, ids=[" ".join(row[0])[:30] for row in ROWS])
 def test_keys(stored: Command, command: list[str], keys: set[str], count: int) -> None:
     done = stored(*command, "--json")
     assert done.code in (0, 3), done.err

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,59 +18,101 @@ from tests.cli.conftest import Command
 from tests.cli.orders import GRAPH
 from tests.persistence.processes import end_of, fork
 
-RUN = [sys.executable, "-m", "dspyer", "run", "tests.cli.orders:loose"]
+LOOSE = "tests.cli.orders:loose"
 
 
-def play(script: str, *, data: bytes = b"", **variables: str) -> subprocess.CompletedProcess[bytes]:
-    """Runs a line of the shell, in which `$RUN` is the command."""
+def started(*arguments: str, stdout: Any = subprocess.PIPE, data: bytes = b"", **variables: str) -> Any:
+    """A real process that runs a command."""
     paths = os.pathsep.join([str(Path.cwd()), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": paths, "RUN": " ".join(RUN), **variables}
-    return subprocess.run(["sh", "-c", script], input=data, capture_output=True, env=environment, check=False)
+    command = [sys.executable, "-m", "dspyer", *arguments]
+    environment = {**os.environ, "PYTHONPATH": paths, **variables}
+    return subprocess.run(command, input=data, stdout=stdout, stderr=subprocess.PIPE, env=environment, check=False)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no such shell")
-@pytest.mark.parametrize("closed", ["1", "2"])
-@pytest.mark.slow("a real process, since a closed pipe is seen at its end")
-def test_a_stream_that_is_closed_changes_no_exit_code(closed: str) -> None:
-    done = play(f"$RUN {closed}>&-")
-    assert done.returncode == 0
-    assert (b"status" in done.stdout) is (closed == "2")
-    assert done.stderr == b""
-    refused = play(f"$RUN --input nothing {closed}>&-")
-    assert (refused.returncode, refused.stdout) == (2, b""), "errors never reach stdout"
+def forked(*arguments: str, closed: int) -> tuple[int, str, str]:
+    """A command in a process that has no stdin, stdout or stderr: its exit code, and what it prints on the others."""
+    files = [Path(name) for name in ("stdin", "stdout", "stderr")]
+    for file in files:
+        file.write_text("")
+
+    def work() -> None:
+        for number, (file, mode) in enumerate(zip(files, "rww", strict=True)):
+            with file.open(mode) as opened:
+                os.dup2(opened.fileno(), number)
+        os.close(closed)
+        streams = [None if number == closed else os.fdopen(number, mode) for number, mode in enumerate("rww")]
+        sys.stdin, sys.stdout, sys.stderr = streams  # as the interpreter does
+        try:
+            main(arguments)
+        except SystemExit as ended:
+            for stream in filter(None, streams[1:]):
+                stream.flush()
+            os._exit(int(ended.code or 0))
+
+    code = end_of(fork(work))
+    return code, files[1].read_text(), files[2].read_text()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no such shell")
-def test_a_closed_stdin_is_refused() -> None:
-    done = play("$RUN --input - <&-")
-    assert done.returncode == 2
-    assert b"stdin cannot be read: it is closed" in done.stderr
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is forked there")
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_stream_that_is_closed_changes_no_exit_code(cli: Command, closed: int) -> None:
+    code, out, err = forked("run", LOOSE, closed=closed)
+    assert (code, "status" in out, err) == (0, closed == 2, "")
+    code, out, _ = forked("run", LOOSE, "--input", "nothing", closed=closed)
+    assert (code, out) == (2, ""), "errors never reach stdout"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is forked there")
+def test_a_closed_stdin_is_refused(cli: Command) -> None:
+    code, _, err = forked("run", LOOSE, "--input", "-", closed=0)
+    assert code == 2
+    assert "stdin cannot be read: it is closed" in err
+
+
+FULL = "the command is done, but stdout cannot be written: No space left on device"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.slow("a real process, since a full disk is seen at its end")
-def test_a_full_disk_is_told_apart_from_a_refusal(unbuffered: str) -> None:
-    done = play("$RUN > /dev/full", PYTHONUNBUFFERED=unbuffered)
+def test_a_full_disk_is_told_apart_from_a_refusal(stored_file: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = started("runs", "--store", str(stored_file), stdout=full)
     assert done.returncode == 74
-    assert b"the command is done, but stdout cannot be written: No space left on device" in done.stderr
+    assert FULL in done.stderr.decode()
     assert b"Traceback" not in done.stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no such shell")
-@pytest.mark.parametrize(
-    "variables",
-    [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}],
-    ids=["latin-1", "C"],
-)
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_seen_at_the_first_line_of_a_stream_without_a_buffer(
+    cli: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as raw, io.TextIOWrapper(raw, write_through=True) as full:
+        with redirect_stdout(full), pytest.raises(SystemExit) as ended:
+            main(["run", LOOSE])
+    assert (ended.value.code, FULL in capsys.readouterr().err) == (74, True)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="its locales are others")
 @pytest.mark.slow("a real process, since a locale holds from its start")
-def test_json_on_stdin_is_utf_8_in_every_locale(variables: dict[str, str]) -> None:
-    order = f"{sys.executable} -m dspyer run {GRAPH} --input - --json"
-    done = play(order, data='{"text": "Zoë"}'.encode(), **variables)
-    assert done.returncode == 3, done.stderr
-    assert json.loads(done.stdout)["questions"][0]["text"] == "Pay 3.0 USD?", "three characters"
-    broken = play(order, data=b'{"text": "\xff"}', **variables)
-    assert broken.returncode == 2, "what is no UTF-8 is never stored as something else"
+def test_what_is_no_utf_8_is_refused_in_every_locale() -> None:
+    variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = started("run", GRAPH, "--input", "-", data=b'{"text": "\xff"}', **variables)
+    assert (done.returncode, b"stdin cannot be read: 'utf-8'" in done.stderr) == (2, True)
+
+
+def test_json_on_stdin_is_utf_8_in_every_encoding_of_the_stream(cli: Command) -> None:
+    request = ["run", GRAPH, "--input", "-"]
+    for encoding in ("latin-1", "ascii", "utf-8"):
+        assert "Pay 3.0 USD?" in cli(*request, stdin='{"text": "Zoë"}', encoding=encoding).out
+        assert cli(*request, stdin=b'{"text": "\xff"}', encoding=encoding).code == 2
+
+
+def test_what_the_encoding_of_stdout_lacks_is_an_escape(cli: Command) -> None:
+    with io.TextIOWrapper(io.BytesIO(), "ascii") as ascii_only:
+        with redirect_stdout(ascii_only), pytest.raises(SystemExit):
+            main(["run", GRAPH, "--input", '{"text": "Zoë"}', "--thread", "Zoë"])
+        ascii_only.seek(0)
+        assert ascii_only.readline() == "thread   Zo\\xeb\n"
 
 
 def test_a_byte_order_mark_is_no_part_of_json(cli: Command) -> None:
@@ -83,7 +128,7 @@ def one(node):
     return Graph(name="One").add_node("one", node, writes=["n"]).add_path(START, "one", END)
 
 def start(n):
-    subprocess.run([sys.executable, "-c", "print('of a process')"], check=True)
+    subprocess.run(["echo", "of a process"], check=True)
     os.write(1, b"to the descriptor\\n")
     return {"n": n}
 

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import re
+import sqlite3
 import subprocess
 import sys
 import time
 import unicodedata
+from contextlib import closing, redirect_stdout
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-import typer
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dspyer.cli import terminal
-from dspyer.cli.arguments import parse_time
-from dspyer.cli.terminal import Column, cut, value_text, visible, width_of, write_table
+from dspyer.__main__ import main
 from tests.cli.conftest import Command
-from tests.rows import each
 
 LOOKING = [
     ["runs"],
@@ -35,40 +34,35 @@ LOOKING = [
 
 # --- hostile values
 
+JOINER = "\u200d"  # inside of emoji; it moves nothing
+
 
 def is_harmless(text: str) -> bool:
-    kinds = {unicodedata.category(char) for char in text.replace("\n", "").replace(terminal.ZERO_WIDTH_JOINER, "")}
+    kinds = {unicodedata.category(char) for char in text.replace("\n", "").replace(JOINER, "")}
     return not kinds & {"Cc", "Cf", "Cs", "Cn", "Co", "Zl", "Zp"}
 
 
-@given(st.text())
-def test_visible_texts_move_no_cursor(text: str) -> None:
-    shown = visible(text)
-    assert is_harmless(shown)
-    assert "\n" not in shown
-    assert visible(shown) == shown
+def width_of(line: str) -> int:
+    """The columns that a line takes in a terminal."""
+    kinds = [(unicodedata.category(char), unicodedata.east_asian_width(char)) for char in line]
+    return sum(0 if category in ("Mn", "Me", "Cf") else 2 if wide in "WF" else 1 for category, wide in kinds)
 
 
-@given(st.text(), st.integers(1, 30))
-def test_a_cut_text_fits(text: str, width: int) -> None:
-    shown = visible(text)
-    assert width_of(cut(shown, width)) <= width
-    if width_of(shown) <= width:
-        assert cut(shown, width) == shown
+HOSTILE = "boom \x1b[2J\x9b31m\r\n\t\a\u202etxt\u2028\u2029\ue000\u0378\ud800 👩\u200d👧"
 
 
-@pytest.mark.parametrize("command", LOOKING, ids=" ".join)
-def test_hostile_values_never_reach_the_terminal(
-    cli: Command, monkeypatch: pytest.MonkeyPatch, command: list[str]
-) -> None:
-    given = '{"text": "boom \\u001b[2J\\u009b31m\\r\\n\\t\\u0007\\u202etxt"}'
-    cli("run", "tests.cli.orders:hostile", "--input", given, "--thread", "t")
-    for width in ("20", "80", "300"):
-        monkeypatch.setenv("COLUMNS", width)
-        done = cli(*command)
-        assert done.code == 0, done.err
-        assert is_harmless(done.out + done.err)
-    assert cli(*command, "--json").out.isascii()
+def test_hostile_values_never_reach_the_terminal(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("run", "tests.cli.orders:hostile", "--input", json.dumps({"text": HOSTILE}), "--thread", "t")
+    for command in LOOKING:
+        for width in ("20", "80", "300"):
+            monkeypatch.setenv("COLUMNS", width)
+            done = cli(*command)
+            assert done.code == 0, done.err
+            assert is_harmless(done.out + done.err), command
+        assert cli(*command, "--json").out.isascii()
+    monkeypatch.setenv("COLUMNS", "300")
+    assert r"boom \x1b[2J\x9b31m\r\n\t\x07\u202etxt\u2028\u2029\ue000\u0378" in cli("runs").out
+    assert "👩\u200d👧" in cli("runs").out
 
 
 @pytest.mark.parametrize(
@@ -98,40 +92,45 @@ def test_hostile_thread_names(cli: Command, name: str) -> None:
 # --- tables
 
 
-@pytest.mark.parametrize("width", [20, 40, 80, 300])
-def test_tables_fit(stored: Command, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    for command in (["runs"], ["log", "t-2"], ["blame", "t-2"], ["show", "t-1"], ["show", "t-2", "1"]):
-        done = stored(*command)
-        assert done.code == 0
-        if width >= 80:
-            assert max(map(len, done.out.splitlines())) <= width
+def test_tables_fit(stored: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("日本" * 40, "e\u0301" * 90):
+        stored("run", "tests.cli.orders:loose", "--thread", name)
+    for width in (20, 40, 80, 300):
+        monkeypatch.setenv("COLUMNS", str(width))
+        for command in (["runs"], ["log", "t-2"], ["blame", "t-2"], ["show", "t-1"], ["show", "t-2", "1"]):
+            done = stored(*command)
+            assert done.code == 0
+            if width >= 80:
+                assert max(map(width_of, done.out.splitlines())) <= width
 
 
-def test_a_table_shrinks_its_widest_columns_first(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    columns = [Column("NAME", least=4), Column("TEXT", least=4), Column("N", right=True)]
-    rows = [["short", "long " * 9, "1"], ["日本" * 4, "x", "1000"]]
-    monkeypatch.setenv("COLUMNS", "24")
-    write_table(columns, rows, {0: "a remark that is longer than the table"})
-    assert capsys.readouterr().out.splitlines() == [
-        "NAME      TEXT         N",
-        "short     long lo…     1",
-        "  a remark that is long…",
-        "日本日…   x         1000",
+def test_a_table_shrinks_its_widest_columns_first(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"short": 1, "日本" * 4: 2, "long " * 9: 3}
+    cli("run", "tests.cli.orders:loose", "--input", json.dumps(given), "--thread", "t")
+
+    def lines(width: str) -> list[str]:
+        monkeypatch.setenv("COLUMNS", width)
+        return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "then", cli("blame", "t").out).splitlines()
+
+    assert lines("47") == [
+        "PATH        NODE   VERSION  STARTED",
+        "short       START        0  then",
+        "日本日本…   START        0  then",
+        "long long…  START        0  then",
+        "seen        keep         1  then",
     ]
-    monkeypatch.setenv("COLUMNS", "10")
-    write_table(columns, rows)
-    assert capsys.readouterr().out.splitlines() == [
-        "name: short",
-        f"text: {'long ' * 9}",
-        "n: 1",
-        "",
-        "name: 日本日本日本日本",
-        "text: x",
-        "n: 1000",
+    rows = {"short": "START", "日本" * 4: "START", "long " * 9: "START", "seen": "keep"}
+    blocks = [
+        ["", f"path: {path}", f"node: {node}", f"version: {node == 'keep':d}", "started: then"]
+        for path, node in rows.items()
     ]
+    assert lines("12") == [line for block in blocks for line in block][1:]
+
+
+def test_a_remark_below_a_row_is_cut(stored: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "70")
+    remark = "  read (execution t-3.1/trunk:1, attempt 1): ValueError: cannot read boom"
+    assert f"{remark[:69]}…" in stored("runs").out.splitlines()
 
 
 def test_without_rows(cli: Command) -> None:
@@ -141,32 +140,12 @@ def test_without_rows(cli: Command) -> None:
     assert cli("runs", "--status", "failed", "--json") == (0, "", "")
 
 
-def test_values_are_shown_without_the_marks_of_their_types() -> None:
-    assert value_text({"a": {"$type": "bytes", "value": "eA=="}, "$type": 1}) == '{"a": "eA==", "$type": 1}'
+def test_values_are_shown_without_the_marks_of_their_types(cli: Command) -> None:
+    cli("run", "tests.cli.orders:odd", "--thread", "t")
+    assert '  number  "nan"\n  data    "/w=="\n' in cli("show", "t").out
 
 
 # --- times
-
-
-@pytest.mark.parametrize(
-    ("text", "time"),
-    [
-        ("today", "2026-03-30T00:00:00"),
-        ("yesterday", "2026-03-29T00:00:00"),  # a day of 23 hours
-        ("2h", "2026-03-30T10:00:00"),
-        ("90m", "2026-03-30T10:30:00"),
-        ("1.5d", "2026-03-28T23:00:00"),
-        ("1w", "2026-03-23T11:00:00"),
-        ("now", "2026-03-30T12:00:00"),
-        ("2026-03-28", "2026-03-28T00:00:00"),
-        ("2026-03-28T08:15", "2026-03-28T08:15:00"),
-        ("2026-03-28 08:15:30Z", "2026-03-28T09:15:30"),
-    ],
-)
-def test_times(monkeypatch: pytest.MonkeyPatch, text: str, time: str) -> None:
-    in_zone(monkeypatch, "Europe/Berlin")
-    now = datetime(2026, 3, 30, 12).astimezone()
-    assert parse_time(text, now) == datetime.fromisoformat(time).astimezone()
 
 
 def in_zone(monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
@@ -181,10 +160,43 @@ def _zone_of_the_machine() -> object:
     time.tzset()
 
 
-@each("text", ["", "tomorrow", "2x", "99999999999w", "2026-13-01", "-2h", "１h"])
-def test_what_is_no_time(text: str) -> None:
-    with pytest.raises(typer.BadParameter, match="no time"):
-        parse_time(text)
+def midnight(days_ago: int) -> float:
+    now = time.localtime()
+    return time.mktime((now.tm_year, now.tm_mon, now.tm_mday - days_ago, 0, 0, 0, 0, 0, -1))
+
+
+def test_times(stored: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a zone where it is about noon, and the clocks have changed the day before."""
+    yesterday = time.gmtime(time.time() - 86400)
+    day = yesterday.tm_yday - 1  # from 0
+    in_zone(monkeypatch, f"AAA{yesterday.tm_hour - 12}BBB,{day}/2,{(day + 100) % 365}/2")
+    assert midnight(0) - midnight(1) == 23 * 3600
+    means = {
+        "today": midnight(0),
+        "yesterday": midnight(1),
+        "now": time.time(),
+        **{text: time.time() - seconds for text, seconds in AGO.items()},
+        **{text: datetime.fromisoformat(text).astimezone().timestamp() for text in DATES},
+    }
+    found = {}
+    for text, expected in means.items():
+        with closing(sqlite3.connect("runs.db")) as connection:
+            for thread, seconds in {"t-1": 60, "t-2": -60}.items():
+                connection.execute("UPDATE run SET started = ? WHERE thread = ?", (expected + seconds, thread))
+            connection.commit()
+        lists = [stored("runs", option, text, "--json").records for option in ("--since", "--until")]
+        found[text] = [{"t-1", "t-2"} & {info["thread"] for info in infos} for infos in lists]
+    assert found == {text: [{"t-1"}, {"t-2"}] for text in means}
+
+
+AGO = {"2h": 7200, "90m": 5400, "1.5d": 36 * 3600, "1w": 7 * 86400, "30 s": 30, "100min": 6000}
+DATES = ("2026-03-28", "2026-03-28T08:15", "2026-03-28 08:15:30Z")
+
+
+def test_what_is_no_time(cli: Command) -> None:
+    for text in ("", "tomorrow", "2x", "99999999999w", "2026-13-01", "-2h", "１h"):
+        done = cli("runs", "--since", text)
+        assert (done.code, "is no time" in done.err) == (2, True), done
 
 
 def test_since_and_until(stored: Command) -> None:
@@ -231,16 +243,27 @@ def test_pages_of_a_log(stored: Command) -> None:
 # --- real streams
 
 
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def on_screen(*arguments: str) -> str:
+    """What a command prints in a terminal."""
+    with redirect_stdout(Screen()) as screen, pytest.raises(SystemExit):
+        main(arguments)
+    return screen.getvalue()
+
+
 def test_colours_only_where_a_terminal_shows_them(stored: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in stored("runs").out
-    monkeypatch.setattr(terminal, "is_terminal", lambda stream: True)
     monkeypatch.setenv("TERM", "xterm")
-    assert "\x1b[31mfailed\x1b[0m" in stored("runs").out
-    assert "\x1b" not in stored("runs", "--json").out
+    assert "\x1b[31mfailed\x1b[0m" in on_screen("runs")
+    assert "\x1b" not in on_screen("runs", "--json")
     for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
         with monkeypatch.context() as context:
             context.setenv(name, value)
-            assert "\x1b" not in stored("runs").out
+            assert "\x1b" not in on_screen("runs")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo terminals")
