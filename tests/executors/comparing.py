@@ -11,9 +11,6 @@ import dspy
 from dspy.utils.usage_tracker import track_usage
 
 from dspyer import CompiledGraph, Run
-from dspyer.dspy_module.parameters import all_parameters
-from dspyer.dspy_module.tracing import is_rejected
-from dspyer.runtime.request import FAILED_RUNS
 from tests.executors.programs import Case
 from tests.persistence.equality import outcome
 
@@ -50,13 +47,13 @@ def error_of(error: BaseException | None) -> Any:
 
 
 def step_of(program: CompiledGraph, step: tuple[Any, Any, Any]) -> Any:
-    """A step of a trace; a predictor by its name in the program, found by identity, as optimizers do."""
+    """A step of a trace; a predictor by its name in the program, found by identity, as optimizers do.
+
+    The step of an answer that a check has refused has a copy of its predictor, so that they skip it.
+    """
     predictor, inputs, outputs = step
-    names = {id(parameter): name for name, parameter in all_parameters(program)}
-    known = names.get(id(predictor), "a copy")
-    rejected = is_rejected(predictor)
-    assert not rejected or known == "a copy"
-    return known, rejected, str(predictor.signature), plain(inputs), plain(outputs)
+    names = {id(parameter): name for name, parameter in program.named_parameters()}
+    return names.get(id(predictor), "a copy"), str(predictor.signature), plain(inputs), plain(outputs)
 
 
 def run_of(program: CompiledGraph, run: Run) -> dict[str, Any]:
@@ -93,14 +90,10 @@ def run_of(program: CompiledGraph, run: Run) -> dict[str, Any]:
 
 
 def called(program: CompiledGraph, case: Case, mode: str) -> dict[str, Any]:
-    """`program(...)` or `acall` as the tools of DSPy see it: prediction or error, trace, usage, failures, the run."""
+    """`program(...)` or `acall` as the tools of DSPy see it: prediction or error, trace, usage, the run."""
     trace: list[Any] = []
-    failed: list[Any] = []
     prediction = error = None
-    with (
-        dspy.context(lm=case.lm(), trace=trace, track_usage=True, **{FAILED_RUNS: failed}),
-        track_usage() as tracker,
-    ):
+    with dspy.context(lm=case.lm(), trace=trace, track_usage=True), track_usage() as tracker:
         try:
             prediction = program(**case.inputs) if mode == "sync" else asyncio.run(program.acall(**case.inputs))
         except Exception as raised:  # noqa: BLE001 - compared
@@ -111,7 +104,6 @@ def called(program: CompiledGraph, case: Case, mode: str) -> dict[str, Any]:
         "trace": [step_of(program, step) for step in trace],
         "usage": tracker.get_total_tokens(),
         "entries": plain(tracker.usage_data),
-        "failed": plain(failed),
     }
     if prediction is not None:
         found["own usage"] = prediction.get_lm_usage()

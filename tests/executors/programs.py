@@ -18,8 +18,7 @@ from tenacity import wait_none
 from dspyer import END, START, Budget, Command, CompiledGraph, Context, Failure, Graph, Retry, Send, agents, reducers
 from dspyer.search import best_of
 from dspyer.testing import NearestLM, Prompt
-from dspyer.testing.prompt import write_answer
-from dspyer.testing.text_engine import Sampling, TextLM
+from tests.dspy_optimizers.lm import Sampling, WriterLM, written
 
 # --- an LM whose answers depend on the prompt alone, in every process
 
@@ -37,7 +36,7 @@ class Words:
         names = [one.name for one in prompt.output_fields]
         note(self.log, ",".join(names))
         inputs = sorted(prompt.inputs.items())
-        return write_answer(prompt, {name: self._value(name, inputs, sampling.rollout, prompt) for name in names})
+        return written(prompt, {name: self._value(name, inputs, sampling.rollout, prompt) for name in names})
 
     def _value(self, name: str, inputs: list[tuple[str, str]], rollout: int | None, prompt: Prompt) -> object:
         (asked,) = (one for one in prompt.output_fields if one.name == name)
@@ -54,7 +53,7 @@ class Words:
         return f"{name} {digest.hex()[:6]}"
 
 
-class WordLM(TextLM):
+class WordLM(WriterLM):
     """The LM of these tests."""
 
     def __init__(self, log: Path | None = None, model: str = "words", **options: Any) -> None:

@@ -6,8 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from dspyer.testing.text_engine import TextLM
-from tests.dspy_optimizers.lm import NotingLM, NotingWriter
+from tests.dspy_optimizers.lm import NotingLM, NotingWriter, WriterLM
 from tests.optimize.skills import RULES, SkillLM, Writer
 
 _WRITERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
@@ -31,9 +30,7 @@ class SharedSkillLM(SkillLM):
     """The LM of the tests of GEPA."""
 
     def __init__(self, **options: Any) -> None:
-        writer = SharedSkills(RULES, options.pop("hard", None) or {})
-        self.writer = writer
-        TextLM.__init__(self, "skills", writer, **options)
+        WriterLM.__init__(self, "skills", SharedSkills(RULES, options.pop("hard", None) or {}), **options)
 
 
 def _key(writer: object) -> int:

@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Context, Failure, Graph, Retry
 from dspyer.errors import ExecutorLost, GraphError, is_lost_work
 from dspyer.testing import no_pauses
+from tests.children import run_python
 
 
 class Pages(BaseModel):
@@ -196,17 +197,34 @@ def test_a_pool_that_was_shut_down_is_a_lost_one(text: str) -> None:
         one_page().compile().with_resources({Executor: first})(pages=PAGES)
 
 
-@pytest.mark.parametrize("interpreter", [False, True])
-def test_what_python_raises_after_a_shutdown_is_lost_work(interpreter: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_python_raises_after_a_shutdown_is_lost_work() -> None:
     pool = ThreadPoolExecutor(1)
-    if interpreter:
-        monkeypatch.setattr("concurrent.futures.thread._shutdown", True)
-    else:
-        pool.shutdown()
+    pool.shutdown()
     with pytest.raises(RuntimeError) as caught:
         pool.submit(heavy, "page")
     assert is_lost_work(caught.value)
     assert not is_lost_work(RuntimeError("the page cannot be read"))
+
+
+SUBMITS_UNTIL_THE_END = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dspyer.errors import is_lost_work
+
+def submit():
+    try:
+        while True:
+            ThreadPoolExecutor(1).submit(int).result()
+    except RuntimeError as error:
+        print(is_lost_work(error), error, flush=True)
+
+threading.Thread(target=submit).start()
+"""
+
+
+def test_what_python_raises_at_its_end_is_lost_work() -> None:
+    said = run_python(SUBMITS_UNTIL_THE_END).stdout
+    assert said == "True cannot schedule new futures after interpreter shutdown\n"
 
 
 def test_a_retry_that_names_it_finds_another_pool() -> None:

@@ -479,11 +479,8 @@ def test_an_outer_program_with_an_executor_runs_all_of_it_in_the_worker(pool: By
 
 @MODES
 @pytest.mark.parametrize("called", [False, True], ids=["a node", "ctx.call"])
-def test_what_the_lm_of_a_worker_has_retried_is_not_retried_again(
-    called: bool, mode: str, pool: BytesExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_lm_of_a_worker_has_retried_is_not_retried_again(called: bool, mode: str, pool: BytesExecutor) -> None:
     """The notes of the LM's own retries are made where the LM is called."""
-    monkeypatch.setattr("dspy.clients.execution._delay", lambda error, attempt: 0.0)
     far = Graph(name="Far").add_node("ask", dspy.Predict("question -> answer")).add_path(START, "ask", END)
     program = far.compile().with_executor(pool)
 
@@ -496,7 +493,7 @@ def test_what_the_lm_of_a_worker_has_retried_is_not_retried_again(
     else:
         graph.add_node("near", program, retry=3)
     near = graph.add_path(START, "near", END).compile()
-    with OpenAIServer(lambda messages: "", faults=itertools.repeat(Status(500))) as server:
+    with OpenAIServer(lambda messages: "", faults=itertools.repeat(Status(500, Retry_After="0"))) as server:
         with dspy.context(lm=server.lm(num_retries=1)), no_pauses():
             given = {"question": "why"}
             done = near.run(given) if mode == "sync" else asyncio.run(near.arun(given))

@@ -23,8 +23,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Budget, CompiledGraph, Context, Graph, Run, optimize
 from dspyer.errors import ExecutorLost, InputError, ThreadError
-from dspyer.runtime.executor_bytes import decode, encode_sent
-from dspyer.runtime.executor_task import SentProgram
+from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM
 from tests.executors.pools import BytesExecutor, forked
 from tests.executors.programs import WordLM
@@ -69,10 +68,15 @@ def test_it_is_the_same_program(pool: BytesExecutor, tmp_path: Any) -> None:
     far.save(tmp_path / "program.json")
     asking().load(tmp_path / "program.json")
     twin = copy.deepcopy(far)
-    assert twin._executor is pool
     assert twin.ask is not far.ask
-    assert pickle.loads(cloudpickle.dumps(far))._executor is None
-    assert here._executor is None
+    unpickled = pickle.loads(cloudpickle.dumps(far))
+    tasks = []
+    with dspy.context(lm=WordLM()):
+        for program in (far, twin, unpickled, here):
+            before = len(pool.sent)
+            program(q="1")
+            tasks.append(len(pool.sent) - before)
+    assert tasks == [1, 1, 0, 0]
 
 
 def test_an_optimizers_results_on_a_program_are_not_sent(pool: BytesExecutor) -> None:
@@ -370,9 +374,30 @@ def test_rollouts_are_made_in_the_worker(pool: BytesExecutor) -> None:
     assert re.match("a ", found[1][0]["a"])
 
 
-# --- the bytes
+def test_gepa_counts_the_failures_of_runs_in_workers(pool: BytesExecutor) -> None:
+    graph = Graph().add_node("ask", dspy.Predict("q -> a")).add_node("odd", refuse, writes=["b"])
+    program = graph.add_path(START, "ask", "odd", END).compile().with_executor(pool)
+    examples = [dspy.Example(q=str(number), a="x").with_inputs("q") for number in range(2)]
+    metric = optimize.by_field({"a": is_word}, goal="a")
+    gepa = optimize.GEPA(metric, max_metric_calls=2, reflection_lm=WordLM(), num_threads=1)
+    with dspy.context(lm=WordLM()):
+        gepa.compile(program, trainset=examples, valset=examples)
+    assert gepa.stats.nodes["odd"].failed == 2
 
 
-def test_a_store_is_not_sent() -> None:
-    sent = decode(encode_sent(SentProgram(asking(store=":memory:")._with(_store=None), {}, {})))
-    assert sent.program._store is None
+def refuse(a: str) -> dict[str, Any]:
+    raise ValueError(f"refused {a}")
+
+
+# --- the store
+
+
+class Unsent(Memory):
+    def __reduce__(self) -> Any:
+        raise AssertionError("a store is sent")
+
+
+def test_a_store_is_not_sent(pool: BytesExecutor) -> None:
+    far = asking(store=Unsent()).with_executor(pool)
+    with dspy.context(lm=WordLM()):
+        assert far(q="1").a

@@ -14,8 +14,6 @@ import pytest
 
 from dspyer import END, START, CompiledGraph, Graph, Run
 from dspyer.errors import ExecutorLost
-from dspyer.runtime import executor_task
-from dspyer.runtime.executor_task import KEPT_PROGRAMS
 from tests.executors.pools import BytesExecutor
 from tests.executors.programs import WordLM
 
@@ -48,16 +46,10 @@ def meet(n: int) -> dict[str, int]:
     return {"twice": 2 * n}
 
 
-@pytest.fixture(autouse=True)
-def empty() -> None:
-    executor_task._programs.clear()
-    loads.clear()
-
-
 def test_a_worker_loads_a_program_once_and_keeps_the_last_eight(pool: BytesExecutor) -> None:
-    programs = [named(chr(97 + index)).with_executor(pool) for index in range(KEPT_PROGRAMS + 1)]
+    programs = [named(name).with_executor(pool) for name in "abcdefghi"]
     loads.clear()  # of the copies that `compile` makes
-    for program in programs[:KEPT_PROGRAMS]:
+    for program in programs[:8]:
         program(n=1)
         program(n=2)
     assert "".join(loads) == "abcdefgh"
@@ -67,14 +59,13 @@ def test_a_worker_loads_a_program_once_and_keeps_the_last_eight(pool: BytesExecu
     assert "".join(loads) == "abcdefghi"
     programs[1](n=1)
     assert "".join(loads) == "abcdefghib"
-    assert len(executor_task._programs) == KEPT_PROGRAMS
 
 
 def test_a_changed_program_is_another_one(pool: BytesExecutor) -> None:
-    far = named("a").with_executor(pool)
-    assert far(n=1).found == "a1"
-    far.node.name = "b"
-    assert far(n=1).found == "b1"
+    far = named("x").with_executor(pool)
+    assert far(n=1).found == "x1"
+    far.node.name = "y"
+    assert far(n=1).found == "y1"
 
 
 def test_a_worker_with_several_threads_makes_calls_of_one_program_at_once() -> None:
@@ -107,9 +98,9 @@ def test_inputs_and_modules_that_hold_themselves_end_no_walk(pool: BytesExecutor
     far = Graph().add_node("measure", measure, writes=["size"]).add_path(START, "measure", END).compile()
     with pytest.raises(Exception, match=r"deep|nested|itself|depth"):
         far.with_executor(pool)(page="p", notes=loop)
-    program = named("a")
+    program = named("z")
     program.node.itself = [program.node]
-    assert program.with_executor(pool)(n=1).found == "a1"
+    assert program.with_executor(pool)(n=1).found == "z1"
 
 
 async def which_loop(kind: str) -> dict[str, Any]:
@@ -170,10 +161,11 @@ def test_nothing_of_a_call_is_kept_and_the_collector_has_nothing_to_free() -> No
 
 def test_a_signature_that_was_changed_many_times_is_as_small_as_a_new_one(pool: BytesExecutor) -> None:
     """The fields of a signature refer to those that they were made from: in pydantic, and so in DSPy."""
-    far = Graph().add_node("ask", dspy.Predict("q -> a")).add_path(START, "ask", END).compile().with_executor(pool)
+    here = Graph().add_node("ask", dspy.Predict("q -> a")).add_path(START, "ask", END).compile()
+    far = here.with_executor(pool)
     with dspy.context(lm=WordLM()):
         far(q="why")
         for number in range(400):
             far.ask.signature = far.ask.signature.with_instructions(f"Be number {number}.")
-        assert far(q="why") == far._with(_executor=None)(q="why")
+        assert far(q="why") == here(q="why")
     assert pool.sent[-1] < 1.05 * pool.sent[-2]
