@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import operator
 import re
 from collections import Counter, OrderedDict, defaultdict
@@ -21,24 +20,28 @@ from langgraph.types import Command, Overwrite, Send
 from pydantic import AfterValidator, BaseModel, Field, field_validator
 from typing_extensions import ReadOnly, TypedDict
 
-from dspyer import END, START, Graph, ImmutableState, Replace, Updates
+from dspyer import END, START, Archive, Graph, Replace, Run, Updates
 from dspyer.errors import GraphError, InputError, NodeOutputError, RouteError
 from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
-from dspyer.migrate.channel_reducers import reducer_of
-from dspyer.migrate.channels import StateFields, state_fields
-from dspyer.migrate.findings import Findings
-from dspyer.schema.schema import Schema
-from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenList, thaw
+from dspyer.stores import Memory
 from tests.rows import each
 
 
-def fields_of(schema: Any, validate: bool = True, **options: Any) -> StateFields:
-    findings = Findings()
-    fields = state_fields(StateGraph(schema, **options), validate=validate, findings=findings)
-    assert findings.problems == []
-    return fields
+def chain(schema: Any, functions: Iterable[Any], **options: Any) -> Any:
+    """The functions as nodes of LangGraph, one after the other."""
+    builder: Any = StateGraph(schema, **options)
+    builder.add_sequence([(f"n{number}", function) for number, function in enumerate(functions)])
+    return builder.add_edge("__start__", "n0")
+
+
+def idle(state: Any) -> Any:
+    return {}
+
+
+def run(schema: Any, *functions: Any, given: Any, **options: Any) -> Run:
+    """A run of the functions as a converted graph; the options are of `from_langgraph`."""
+    builder = chain(schema, functions)
+    return from_langgraph(builder, **options).compile().run(langgraph_inputs(builder, given))
 
 
 class Notes(MessagesState):
@@ -59,33 +62,13 @@ class NotesModel(BaseModel):
     seen: str | None = None
 
 
-def node(fields: StateFields, schema: Any, function: Any) -> Any:
-    def call(state: ImmutableState) -> Any:
-        return fields.updates(function(fields.seen(schema, state, {})))
-
-    return call
-
-
-def run(fields: StateFields, functions: list[Any], inputs: Any) -> ImmutableState:
-    """Run functions of LangGraph one after the other over converted fields."""
-    graph = Graph(fields.model, inputs=fields.inputs, required=[], outputs=fields.outputs)
-    schema = next(iter(fields.keys))
-    for number, function in enumerate(functions):
-        graph.add_node(f"n{number}", node(fields, schema, function))
-    graph.add_path(START, *[f"n{number}" for number in range(len(functions))], END)
-    return graph.compile().run(fields.input_values(inputs)).state
-
-
 def test_a_key_is_a_field_that_a_reducer_folds_or_a_value_replaces() -> None:
-    fields = fields_of(Notes)
     state = run(
-        fields,
-        [
-            lambda state: {"notes": ["b"], "facts": {"y": 2}, "messages": ("ai", "hi")},
-            lambda state: Command(update={"notes": Overwrite(["c"])}),
-        ],
-        {"notes": ["a"], "facts": {"x": 1}, "messages": "hello"},
-    )
+        Notes,
+        lambda state: {"notes": ["b"], "facts": {"y": 2}, "messages": ("ai", "hi")},
+        lambda state: Command(update={"notes": Overwrite(["c"])}),
+        given={"notes": ["a"], "facts": {"x": 1}, "messages": "hello"},
+    ).state
     assert (list(state["notes"]), dict(state["facts"])) == (["c"], {"y": 2})
     assert [message.content for message in state["messages"]] == ["hello", "hi"]
     assert len({message.id for message in state["messages"]}) == 2
@@ -94,29 +77,46 @@ def test_a_key_is_a_field_that_a_reducer_folds_or_a_value_replaces() -> None:
 
 @pytest.mark.parametrize("schema", [NotesObject, NotesModel])
 def test_a_class_as_schema_gives_an_instance_with_its_defaults(schema: Any) -> None:
-    fields = fields_of(schema)
-    seen = fields.seen(schema, ImmutableState({"notes": ["a"]}), {})
-    assert seen == schema(topic="sea", notes=["a"])
-    assert fields.updates(schema(notes=["b"])) == {"topic": "sea", "notes": ["b"]}
+    seen = []
+
+    def note(state: Any) -> Any:
+        seen.append(state)
+        return schema(notes=["b"])
+
+    state = run(schema, note, given={"notes": ["a"]}).state.to_dict()
+    assert seen == [schema(topic="sea", notes=["a"])]
+    assert state == chain(schema, [note]).compile().invoke({"notes": ["a"]}) == {"topic": "sea", "notes": ["a", "b"]}
 
 
-def test_results_that_langgraph_takes() -> None:
-    fields = fields_of(Notes)
-    assert fields.updates(None) == {} == fields.updates(Send("n", {"topic": "x"}))
-    assert fields.updates(Command(update=[("notes", ["a"]), ("notes", ["b"])])) == {"notes": Updates(["a"], ["b"])}
-    assert fields.updates([Command(goto="n"), {"topic": "x"}]) == {"topic": "x"}
-    assert fields.updates({"notes": {"__overwrite__": []}}) == {"notes": Replace([])}
-    assert fields.updates({"other": 1}) == {"other": 1}
-    assert fields.updates({"other": 1}, extra="drop") == {}
-    with pytest.raises(NodeOutputError, match="the node returns two values for 'topic' at once"):
-        fields.updates([Command(update={"topic": "x"}), {"topic": "y"}])
-    with pytest.raises(NodeOutputError, match="returned 'x', of type str"):
-        fields.updates("x")
+TAKEN: list[tuple[Any, dict[str, Any]]] = [  # what a node returns, and what it changes
+    (None, {}),
+    (Command(update=[("notes", ["a"]), ("notes", ["b"])]), {"notes": ["z", "a", "b"]}),
+    ([Command(goto="__end__"), {"topic": "x"}], {"topic": "x"}),
+    ({"notes": {"__overwrite__": []}}, {"notes": []}),
+]
+
+
+@each(("result", "changes"), TAKEN)
+def test_results_that_langgraph_takes(result: Any, changes: dict[str, Any]) -> None:
+    given = {"notes": ["z"], "topic": "t"}
+    found = run(Notes, lambda state: result, given=given).state.to_dict()
+    assert found == chain(Notes, [lambda state: result]).compile().invoke(given) == {"messages": [], **given, **changes}
+
+
+def test_results_that_are_refused() -> None:
+    assert run(Notes, lambda state: {"other": 1}, given={}, extra="drop").status == "completed"
+    for result, why in [
+        ({"other": 1}, "'other'"),
+        ([Command(update={"topic": "x"}), {"topic": "y"}], "the node returns two values for 'topic' at once"),
+        ("x", "returned 'x', of type str"),
+    ]:
+        error = run(Notes, lambda state, result=result: result, given={}).error
+        assert isinstance(error, NodeOutputError)
+        assert why in str(error)
 
 
 def test_a_root_value_is_the_field_root() -> None:
-    fields = fields_of(Annotated[list, operator.add])
-    state = run(fields, [lambda value: [*value, "b"]], ["a"])
+    state = run(Annotated[list, operator.add], lambda value: [*value, "b"], given=["a"]).state
     assert list(state["root"]) == ["a", "a", "b"]
 
 
@@ -124,18 +124,18 @@ def test_inputs_are_those_of_the_input_schema() -> None:
     class In(TypedDict):
         topic: str
 
-    fields = fields_of(Notes, input_schema=In)
-    assert fields.inputs == ("topic",)
-    assert fields.input_values({"topic": "x", "notes": ["a"]}) == {"topic": "x"}
+    builder = chain(Notes, [lambda state: {}], input_schema=In)
+    assert langgraph_inputs(builder, {"topic": "x", "notes": ["a"]}) == {"topic": "x"}
     with pytest.raises(InputError, match="None is no input of a new run"):
-        fields.input_values(None)
+        langgraph_inputs(builder, None)
+    with pytest.raises(InputError, match="no input 'notes'"):
+        from_langgraph(builder).compile().run({"notes": ["a"]})
 
 
 def test_ids_are_those_of_the_commit_and_given_ones_stay() -> None:
-    fields = fields_of(Notes)
-    functions = [lambda state: {"messages": [AIMessage("a"), AIMessage("b", id="mine"), AIMessage("c")]}]
-    ids = [message.id for message in run(fields, functions, {})["messages"]]
-    assert ids == ["trunk:1/0", "mine", "trunk:1/2"]
+    messages = [AIMessage("a"), AIMessage("b", id="mine"), AIMessage("c")]
+    state = run(Notes, lambda state: {"messages": messages}, given={}).state
+    assert [message.id for message in state["messages"]] == ["trunk:1/0", "mine", "trunk:1/2"]
 
 
 def test_a_field_may_be_called_root() -> None:
@@ -143,9 +143,8 @@ def test_a_field_may_be_called_root() -> None:
         root: str
         leaves: Annotated[list[str], operator.add]
 
-    fields = fields_of(Tree)
-    assert fields.outputs == ("root", "leaves")
-    assert run(fields, [lambda state: {"root": state["root"].upper()}], {"root": "a"})["root"] == "A"
+    program = from_langgraph(chain(Tree, [lambda state: {"root": state["root"].upper()}])).compile()
+    assert program(root="a").toDict() == {"root": "A", "leaves": []}
 
 
 def test_a_managed_value_is_seen_and_not_written() -> None:
@@ -153,10 +152,8 @@ def test_a_managed_value_is_seen_and_not_written() -> None:
         n: int
         left: RemainingSteps
 
-    fields = fields_of(Counted)
-    assert list(fields.model.model_fields) == ["n"]
-    assert fields.seen(Counted, ImmutableState({"n": 1}), {"left": 5}) == {"n": 1, "left": 5}
-    assert fields.updates({"n": 2, "left": 5}) == {"n": 2}
+    found = run(Counted, lambda state: {"n": state["n"] + (state["left"] > 1), "left": 5}, given={"n": 1})
+    assert found.state.to_dict() == {"n": 2}
 
 
 def test_inputs_are_read_like_results() -> None:
@@ -200,58 +197,56 @@ TYPES: dict[str, tuple[Any, Any, Any, str]] = {  # annotation, a value, what the
 @each(("annotation", "value", "held", "note"), TYPES.values(), ids=TYPES)
 def test_plain_fields_are_validated_by_their_annotation(annotation: Any, value: Any, held: Any, note: str) -> None:
     make: Any = TypedDict
-    findings = Findings()
-    fields = state_fields(StateGraph(make("Values", {"x": annotation})), validate=True, findings=findings)
-    assert findings.problems == []
-    assert bool(findings.notes) == bool(note)
-    assert not note or re.search(note, findings.notes[0])
-    assert run(fields, [lambda state: {"x": value}], {}).to_dict() == {"x": held}
+    builder = chain(make("Values", {"x": annotation}), [lambda state: {"x": value}])
+    report = explain_langgraph(builder)
+    assert report.problems == ()
+    assert len(report.notes) == bool(note)
+    assert not note or re.search(note, report.notes[0])
+    assert from_langgraph(builder).compile().run({}).state.to_dict() == {"x": held}
 
 
 def test_a_value_that_does_not_fit_is_refused_unless_nothing_is_validated() -> None:
     class Typed(TypedDict):
         x: int
 
-    assert run(fields_of(Typed, validate=False), [lambda state: {"x": "many"}], {}).to_dict() == {"x": "many"}
-    fields = fields_of(Typed)
-    schema = Schema.of(fields.model)
-    with pytest.raises(NodeOutputError, match="node 'n' writes 'many' for field 'x'"):
-        schema.commit(schema.initial_state({}), {"x": "many"}, node="n", commit_id="1")
+    def write(state: Any) -> Any:
+        return {"x": "many"}
+
+    assert run(Typed, write, given={}, validate=False).state.to_dict() == {"x": "many"}
+    with pytest.raises(NodeOutputError, match="node 'n0' writes 'many' for field 'x'"):
+        run(Typed, write, given={}).raise_error()
 
 
 def test_fields_may_have_the_names_of_methods_of_models() -> None:
     make: Any = TypedDict
-    fields = fields_of(make("Names", {"json": str, "model_dump": str}))
-    state = run(fields, [lambda state: {"model_dump": "x"}], {"json": "y"})
+    names = make("Names", {"json": str, "model_dump": str})
+    state = run(names, lambda state: {"model_dump": "x"}, given={"json": "y"}).state
     assert state.to_dict() == {"json": "y", "model_dump": "x"}
 
 
 def test_the_root_value_and_a_field_of_its_name_are_a_problem() -> None:
     make: Any = TypedDict
-    findings = Findings()
-    state_fields(StateGraph(make("Both", {"__root__": str, "root": str})), validate=True, findings=findings)
-    assert findings.problems == ["field 'root': it would be the field of the state's root value: rename it"]
+    builder = chain(make("Both", {"__root__": str, "root": str}), [lambda state: {}])
+    problem = "field 'root': it would be the field of the state's root value: rename it"
+    assert explain_langgraph(builder).problems == (problem,)
 
 
 def test_messages_with_a_format_are_messages_and_what_is_none_is_refused() -> None:
     class Formatted(TypedDict):
         messages: Annotated[list[Any], add_messages(format="langchain-openai")]
 
-    schema = Schema.of(fields_of(Formatted).model)
-    reducer = schema.fields["messages"].reducer
-    assert reducer is not None
-    assert reducer.name == "langgraph.add_messages"
+    (message,) = run(Formatted, lambda state: {"messages": "hi"}, given={}).state["messages"]
+    assert message.content == "hi"
     with pytest.raises(NodeOutputError, match="5 is no message or list of messages"):
-        schema.commit(schema.initial_state({}), {"messages": 5}, node="n", commit_id="1")
+        run(Formatted, lambda state: {"messages": 5}, given={}).raise_error()
 
 
 def test_a_start_that_no_state_can_hold_is_a_problem() -> None:
     class Odd(TypedDict):
         x: Annotated[NoSchema, lambda current, update: update]
 
-    findings = Findings()
-    state_fields(StateGraph(Odd), validate=True, findings=findings)
-    assert re.search("field 'x' starts from .*NoSchema.*, which no field can hold", findings.problems[0])
+    (problem,) = explain_langgraph(chain(Odd, [lambda state: {}])).problems
+    assert re.search("field 'x' starts from .*NoSchema.*, which no field can hold", problem)
 
 
 def test_each_graph_that_a_send_starts_gives_its_messages_ids_of_their_own() -> None:
@@ -290,9 +285,11 @@ def test_messages_of_two_runs_of_a_thread_differ() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_values_of_langchain_are_read_back_by_a_process_that_knows_no_schema(value: Any) -> None:
-    stored = json.dumps(encoding.encode(freeze([value])))
-    (found,) = thaw(encoding.decode(json.loads(stored)))
+def test_values_of_langchain_are_read_back_without_the_program(value: Any) -> None:
+    store = Memory()
+    loose = Graph(name="Loose").add_node("keep", lambda: {"values": [value]}, writes=["values"])
+    loose.add_path(START, "keep", END).compile(store=store).thread("t").run({})
+    (found,) = Archive(store).thread("t").state()["values"]
     assert (type(found), found) == (type(value), value)
 
 
@@ -318,7 +315,7 @@ FOLDED: dict[Any, tuple[list[int], bool]] = {
     add: ([1, 2], True),
     add_all: ([1, 2], False),
     add_swapped: ([2, 1], False),
-    add_three: ([1, 2, 3], False),
+    add_three: ([1, 3, 2, 3], False),
     operator.iadd: ([1, 2], False),
 }
 
@@ -326,26 +323,34 @@ FOLDED: dict[Any, tuple[list[int], bool]] = {
 @each("function", FOLDED, ids=lambda function: function.__name__)
 def test_an_addition_of_lists_copies_no_item(function: Any) -> None:
     numbers, shared = FOLDED[function]
-    reducer = reducer_of(BinaryOperatorAggregate(list, function))
-    current = freeze([{"n": 1}])
-    folded = reducer.fold(current, freeze([{"n": 2}]))
-    assert [each if each == 3 else each["n"] for each in freeze(folded)] == numbers
-    assert any(each is current.raw(0) for each in freeze(folded).raw_items()) is shared
+    make: Any = TypedDict
+    channel = Annotated[list, BinaryOperatorAggregate(list, function)]
+    builder = chain(make("Rows", {"rows": channel}), [idle, lambda state: {"rows": [{"n": 2}]}, idle])
+    seen: list[list[Any]] = []
+    look = {"node": lambda rows: seen.append(list(rows)), "writes": []}
+    from_langgraph(builder, nodes={"n0": look, "n2": look}).compile().run({"rows": [{"n": 1}]}).raise_error()
+    before, after = seen
+    assert [row if row == 3 else row["n"] for row in after] == numbers
+    assert any(row is before[0] for row in after) is shared
 
 
-def test_a_message_that_is_added_reads_none_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    reducer = reducer_of(BinaryOperatorAggregate(list, add_messages))
-    messages = reducer.fold(freeze([HumanMessage("", id=str(n)) for n in range(200)]), freeze([AIMessage("", id="a")]))
-    lengths = []
-    items = FrozenList.raw_items
+def test_a_message_that_is_added_copies_none_of_those_before() -> None:
+    made: list[type] = []
+    before: list[int] = []
 
-    def counted(self: FrozenList[Any]) -> Iterable[Any]:
-        lengths.append(len(self))
-        return items(self)
+    class Counted(HumanMessage):
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            made.append(cls)
+            return super().__new__(cls)
 
-    monkeypatch.setattr(FrozenList, "raw_items", counted)
-    more = reducer.fold(messages, freeze([AIMessage("", id="b")]))
-    assert (len(more), max(lengths)) == (202, 1)
+    def say() -> dict[str, Any]:
+        before.append(len(made))
+        return {"messages": [AIMessage("")]}
+
+    nodes = {f"n{number}": say for number in range(3)}  # of which the first has the ids of all messages read
+    program = from_langgraph(chain(MessagesState, [idle] * 3), nodes=nodes).compile()
+    assert len(program.run({"messages": [Counted("") for _ in range(80)]}).state["messages"]) == 83
+    assert before[1] == before[2]
 
 
 class Words(TypedDict):

@@ -21,7 +21,6 @@ from typing_extensions import TypedDict
 from dspyer.errors import GraphError, NodeTimeoutError
 from dspyer.events import NodeFailed
 from dspyer.migrate import from_langgraph
-from dspyer.migrate.node_policies import retry_of
 from dspyer.testing import no_pauses
 from tests.http_faults import Status
 from tests.openai_server import OpenAIServer
@@ -131,16 +130,17 @@ def test_what_replaces_a_node_repeats_no_request_that_its_lm_has_repeated(
 
 
 def test_pauses_grow_as_in_langgraph() -> None:
-    policy = retry_of(
-        RetryPolicy(initial_interval=2.0, backoff_factor=3.0, max_interval=10.0, max_attempts=9, jitter=False)
-    )
-    assert policy is not None
-    assert [policy.pause(attempt, OddError()) for attempt in (1, 2, 3, 4)] == [2.0, 6.0, 10.0, 10.0]
-    with_jitter = retry_of(RetryPolicy(max_interval=10.0, max_attempts=9))
-    assert with_jitter is not None
-    pauses = [with_jitter.pause(8, OddError()) or 0 for _ in range(20)]
-    assert len(set(pauses)) > 1
-    assert all(10.0 <= pause <= 11.0 for pause in pauses)
+    def pauses_of(count: int, **options: Any) -> list[float]:
+        policy = RetryPolicy(max_interval=10.0, max_attempts=count + 1, **options)
+        builder, _ = flaky_graph(*[OddError() for _ in range(count)], retry_policy=policy)
+        with no_pauses() as pauses:
+            from_langgraph(builder).compile().run({}).raise_error()
+        return pauses
+
+    assert pauses_of(4, initial_interval=2.0, backoff_factor=3.0, jitter=False) == [2.0, 6.0, 10.0, 10.0]
+    longest = pauses_of(12)[8:]
+    assert len(set(longest)) > 1
+    assert all(10.0 <= pause <= 11.0 for pause in longest)
 
 
 def test_defaults_of_a_graph_hold_for_its_nodes_and_the_graph_is_not_changed() -> None:

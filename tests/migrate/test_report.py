@@ -8,19 +8,16 @@ from typing import Annotated, Any, Literal
 
 import dspy
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.tools import tool
-from langgraph.channels import LastValue
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.prebuilt import ToolNode
 from typing_extensions import TypedDict
 
 from dspyer.errors import GraphError, InputError
 from dspyer.migrate import explain_langgraph, from_langgraph
-from dspyer.migrate.findings import FoundNode
-from dspyer.migrate.langgraph_report import make_report
 from dspyer.testing import ScriptedLM
 
 
@@ -163,16 +160,23 @@ def test_what_nodes_use_is_not_asked_for_anything() -> None:
     from_langgraph(builder).compile()
 
 
-TEXTS = st.text(st.characters(codec="ascii", categories=["L", "P", "Z"]), min_size=1, max_size=200)
+NAMES = st.text(st.characters(codec="ascii", categories=["L", "P", "Z"]), min_size=1, max_size=200)
+FIELDS = NAMES.filter(lambda name: not name.startswith("__"))
+NODES = NAMES.filter(lambda name: not {"|", ":"} & {*name} and not name.startswith("__"))
 
 
-@given(st.lists(TEXTS, max_size=5), st.lists(TEXTS, max_size=3), st.dictionaries(TEXTS, st.just(LastValue(str))))
-@example(["n" * 200], ["t" * 300], {"c" * 150: LastValue(str)})
-def test_it_fits_120_columns(names: list[str], texts: list[str], channels: dict[str, LastValue[str]]) -> None:
-    builder = letters()
-    found = builder.nodes["classify"].runnable
-    nodes = [FoundNode("", name, found, {**builder.channels, **channels}, (name, name)) for name in names]
-    assert max(map(len, str(make_report(texts, texts, nodes)).splitlines())) <= 120
+@settings(max_examples=8)
+@given(st.lists(NODES, min_size=1, max_size=4, unique=True), st.lists(FIELDS, max_size=3))
+@example(["n" * 200, "two words " * 20], ["c" * 150])
+@example(["n"], ["no identifier " * 20])
+def test_it_fits_120_columns(names: list[str], fields: list[str]) -> None:
+    make: Any = TypedDict
+    builder: Any = StateGraph(make("Fields", {**State.__annotations__, **dict.fromkeys(fields, str)}))
+    for name in names:
+        builder.add_node(name, classify).add_edge(START, name)
+    lines = str(explain_langgraph(builder)).splitlines()
+    assert max(map(len, lines)) <= 120
+    assert "Nodes" in lines
 
 
 # --- nodes=

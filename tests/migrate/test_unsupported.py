@@ -34,8 +34,6 @@ from typing_extensions import TypedDict
 
 from dspyer.errors import GraphError
 from dspyer.migrate import explain_langgraph, from_langgraph
-from dspyer.migrate.findings import Findings
-from dspyer.migrate.unsupported import check_graph, graph_problem
 from tests.rows import each
 
 
@@ -309,9 +307,12 @@ CASES: dict[str, tuple[StateGraph[Any, Any, Any, Any], str]] = {
 
 
 def problems(builder: StateGraph[Any, Any, Any, Any], *replaced: str) -> list[str]:
-    findings = Findings()
-    check_graph(builder, builder.nodes, replaced, findings)
-    return findings.problems
+    """Why a graph is not converted; the replaced nodes get functions of dspyer."""
+    try:
+        from_langgraph(builder, nodes=dict.fromkeys(replaced, plain)).compile()
+    except GraphError as error:
+        return list(error.problems)
+    return []
 
 
 @each("case", CASES)
@@ -379,8 +380,8 @@ def test_what_can_run_is_not_refused(case: str) -> None:
 
 def test_all_problems_are_found_at_once_and_each_once() -> None:
     builder = StateGraph(TypedDict("Fields", {"run": int, "t": Annotated[list, Topic(int)]}))  # type: ignore[operator]
-    builder.add_node("a", to_parent)
-    builder.add_node("b", uses_module)
+    builder.add_node("a", to_parent).add_edge(START, "a")
+    builder.add_node("b", uses_module).add_edge(START, "b")
     builder.add_conditional_edges("a", aroute)
     assert [text.split(":")[0] for text in problems(builder)] == [
         "field 'run' has the name of a parameter that nodes have",
@@ -435,29 +436,23 @@ def answers(state: State) -> Any:
 
 
 def test_keys_that_are_no_fields_are_a_note() -> None:
-    findings = Findings()
-    check_graph(one_node(answers), ["x"], [], findings)
-    assert findings.problems == []
-    assert findings.notes == [
-        (
-            "node 'x' may return 'junk', which is no field: LangGraph drops it, and a run here fails; add it to the "
-            "state, or write from_langgraph(extra='drop')"
-        )
-    ]
+    report = explain_langgraph(one_node(answers))
+    assert report.problems == ()
+    (note,) = report.notes
+    assert note == (
+        "node 'x' may return 'junk', which is no field: LangGraph drops it, and a run here fails; add it to the "
+        "state, or write from_langgraph(extra='drop')"
+    )
 
 
 def test_a_state_that_is_one_value_has_no_keys() -> None:
-    findings = Findings()
-    check_graph(one_node(answers, Annotated[dict, operator.or_]), ["x"], [], findings)
-    assert findings.notes == []
+    assert explain_langgraph(one_node(answers, Annotated[dict, operator.or_])).notes == ()
 
 
 def test_an_error_handler_is_checked() -> None:
     builder = StateGraph(State)
     builder.add_node("x", aplain, error_handler=uses_module).add_edge(START, "x")
-    findings = Findings()
-    check_graph(builder, ["x"], [], findings)
-    assert findings.problems == [modules("CLASSIFY")]
+    assert problems(builder) == [modules("CLASSIFY")]
 
 
 def test_what_is_wrong_with_an_error_handler_is_said_once_with_the_name_of_its_node() -> None:
@@ -512,14 +507,13 @@ REMOTE = RemoteGraph("agent", url="http://127.0.0.1:1")
         (FORGETS, ""),
     ],
 )
-def test_what_is_no_graph_is_refused(graph: object, sentence: str) -> None:
-    assert graph_problem(graph) == sentence
+def test_what_is_no_graph_is_refused(graph: Any, sentence: str) -> None:
+    assert explain_langgraph(graph).problems == ((sentence,) if sentence else ())
 
 
 def test_a_remote_graph_as_a_node_is_a_note() -> None:
-    findings = Findings()
-    check_graph(one_node(REMOTE), ["x"], [], findings)
-    assert findings.problems == []
-    assert findings.notes == [
-        "node 'x' is a RemoteGraph, which has no nodes and edges to convert: it is called as a function"
-    ]
+    report = explain_langgraph(one_node(REMOTE))
+    assert report.problems == ()
+    assert report.notes == (
+        "node 'x' is a RemoteGraph, which has no nodes and edges to convert: it is called as a function",
+    )
