@@ -595,9 +595,10 @@ def _lanes(
     for side in (1, -1):
         reach[side] = [max(side * x[cell] + widths.get(cell, 0) / 2 for cell in row) for row in grid.rows]
     lanes = []
-    for key in sorted(back, key=lambda key: rows[key[0]] - rows[key[1]]):
+    for key in sorted(back, key=lambda key: abs(rows[key[0]] - rows[key[1]])):
         source, target = key
-        span = range(rows[target], rows[source] + 1)
+        top, bottom = sorted((rows[source], rows[target]))  # in a loop with several heads, one may be below its source
+        span = range(top, bottom + 1)
         choices = []
         for side in (1, -1):
             at_side = tuple(_is_outermost(grid.rows[rows[node]], node, side) for node in key)

@@ -3,72 +3,71 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 from xml.etree import ElementTree
 
-from dspyer import END, START, Failure, Graph
-from dspyer.display.run_rows import DisplayRow, ErrorText
-from dspyer.display.timeline import PLOT, Timeline, _Axis
-from dspyer.events import BranchPath, Commit
+import pytest
+
+from dspyer import END, START, Failure, Graph, Run
 from tests.display.test_report import RUNS
 from tests.rows import each
 
 SVG = "{http://www.w3.org/2000/svg}"
-BEGAN = 1_700_000_000.0
+PLOT = 900  # pixels of the axis
 
 
-def commit(identity: str, node: str, start: float, took: float, parents: tuple[str, ...], **facts: Any) -> Commit:
-    path, _, _ = identity.rpartition(":")
-    branch: BranchPath = () if path == "trunk" else tuple(map(int, path.split(".")))
-    step = facts.pop("step")
-    return Commit(identity, None, node, branch, 1, step, {}, parents, started=BEGAN + start, duration=took, **facts)
-
-
-def row(made: Commit, came: tuple[BranchPath, ...], children: tuple[BranchPath, ...] = ()) -> DisplayRow:
-    return DisplayRow(made.node, made.branch, made.step, came, made.parents, children, made)
-
-
-def forked(error: ErrorText | None = None) -> list[DisplayRow]:
+def forked(problem: str = "") -> tuple[Run, float]:
     """A fork: `quick` is there after 1 s, `slow` after 4 s with two attempts; `judge` starts 0.5 s after that."""
+
+    def judge() -> None:
+        if problem:
+            raise ValueError(problem)
+
+    graph = Graph()
+    for name in ("quick", "slow"):
+        graph.add_node(name, lambda: None, writes=[])
+    graph.add_node("judge", judge, writes=[]).add_edge(START, ["quick", "slow"])
+    run = graph.add_edge(["quick", "slow"], "judge").add_edge("judge", END).compile().run({})
+    began = run.commits[0].started - 6
     lost = Failure(node="slow", type="ConnectionError", message="reset <by> peer", attempt=1)
-    commits = [
-        commit("trunk:0", "START", 0, 0, (), step=0, route=("quick", "slow")),
-        commit("0:0", "quick", 0, 1, ("trunk:0",), step=1),
-        commit("1:0", "slow", 0.25, 3.75, ("trunk:0",), step=1, attempt=2, failed_attempts=(lost,)),
-        commit("trunk:1", "join:judge", 4, 0, ("0:0", "1:0"), step=2),
-    ]
-    rows = [
-        row(commits[0], (), ((0,), (1,))),
-        row(commits[1], ((0,),)),
-        row(commits[2], ((1,),)),
-        row(commits[3], ((0,), (1,))),
-    ]
-    if error is None:
-        return [*rows, row(commit("trunk:2", "judge", 4.5, 1, ("trunk:1",), step=3), ((),))]
-    failed = DisplayRow("judge", (), 3, ((),), ("trunk:1",), error=error, execution="trunk:2")
-    return [*rows, failed]
+    times = {"START": (0, 0), "quick": (0, 1), "slow": (0.25, 3.75), "join:judge": (4, 0), "judge": (4.5, 1)}
+    run.commits = tuple(
+        commit._replace(
+            started=began + times[commit.node][0],
+            duration=times[commit.node][1],
+            **({"attempt": 2, "failed_attempts": (lost,)} if commit.node == "slow" else {}),
+        )
+        for commit in run.commits
+    )
+    return run, began
 
 
 def test_bars_are_where_the_commits_were_and_say_what_they_waited_for() -> None:
-    timeline = Timeline(forked())
+    run, began = forked()
+    timeline = run.timeline()
     bars = {bar.node: bar for bar in timeline.bars}
-    assert [(bar.node, bar.start, bar.seconds, bar.lane) for bar in timeline.bars] == [
+    assert [(bar.node, round(bar.start, 3), bar.seconds, bar.lane) for bar in timeline.bars] == [
         ("quick", 0, 1, 0),
         ("slow", 0.25, 3.75, 1),
         ("judge", 4.5, 1, 0),
     ]
-    assert (bars["judge"].after, bars["judge"].waited) == (("0:0", "1:0"), 0.5)
-    assert (bars["quick"].after, bars["slow"].waited) == ((), 0.25)
+    assert (bars["judge"].after, round(bars["judge"].waited, 3)) == (("0:0", "1:0"), 0.5)
+    assert (bars["quick"].after, round(bars["slow"].waited, 3)) == ((), 0.25)
     (wait,) = timeline.waits
-    assert (wait.branch, wait.id, wait.waits_for, wait.start, wait.seconds) == ((0,), "0:0", "1:0", 1, 3)
+    assert (wait.branch, wait.id, wait.waits_for) == ((0,), "0:0", "1:0")
+    assert (wait.start, round(wait.seconds, 3)) == (1, 3)
     assert (bars["slow"].attempts, bars["slow"].failure) == (2, "attempts that failed before: ConnectionError")
-    assert (timeline.started, timeline.seconds, timeline.lanes) == (BEGAN, 5.5, ("trunk", "1"))
+    assert timeline.started == began
+    assert (round(timeline.seconds, 3), timeline.lanes) == (5.5, ("trunk", "1"))
 
 
 def test_what_failed_lasts_from_what_came_before_it_to_the_end_of_the_run() -> None:
-    timeline = Timeline(forked(ErrorText("ValueError", "no <b>such</b>\n\x1b[31mthing")), ended=BEGAN + 6)
+    run, _ = forked("no <b>such</b>\n\x1b[31mthing")
+    timeline = run.timeline()
     last = timeline.bars[-1]
-    assert (last.id, last.node, last.status, last.start, last.seconds) == ("trunk:2", "judge", "failed", 4, 2)
+    assert (last.id, last.node, last.status, round(last.start, 3)) == ("trunk:2", "judge", "failed", 4)
+    assert last.seconds == pytest.approx(2 + run.duration, abs=0.02)
     assert last.failure == "ValueError: no <b>such</b> [31mthing"
     drawn = ElementTree.fromstring(timeline.to_svg())
     assert any("no <b>such</b>" in (title.text or "") for title in drawn.iter(f"{SVG}title"))
@@ -91,43 +90,59 @@ def test_every_execution_is_a_bar_inside_of_the_picture(make: Any) -> None:
         assert 0 <= float(box.get("y", "0")) <= float(box.get("y", "0")) + float(box.get("height", "0")) <= height
 
 
-def chain(starts: list[float], took: float) -> list[DisplayRow]:
-    commits = [
-        commit(f"trunk:{i}", "turn" if i else "START", at, took if i else 0, (f"trunk:{i - 1}",) if i else (), step=i)
-        for i, at in enumerate(starts)
-    ]
-    return [row(made, ((),) if made.step else ()) for made in commits]
+def chain(starts: list[float], took: float) -> Run:
+    """A run of one node again and again, at these times."""
+    run = Graph().add_node("turn", lambda: None, writes=[]).add_path(START, "turn", END).compile().run({})
+    first, turn = run.commits
+    run.commits = (
+        first._replace(started=0.0, duration=0.0),
+        *(
+            turn._replace(id=f"trunk:{at}", step=at, parents=(f"trunk:{at - 1}",), started=start, duration=took)
+            for at, start in enumerate(starts, 1)
+        ),
+    )
+    return run
+
+
+def boxes(svg: str) -> list[tuple[float, float]]:
+    """Where the bars begin and end."""
+    drawn = [box for box in ElementTree.fromstring(svg).iter(f"{SVG}rect") if "module" in box.get("class", "")]
+    lefts, widths = ([float(box.get(name, "nan")) for box in drawn] for name in ("x", "width"))
+    return [(left, left + width) for left, width in zip(lefts, widths, strict=True)]
 
 
 def test_a_day_between_two_processes_is_cut_out_of_the_picture() -> None:
-    timeline = Timeline(chain([0, 0, 2, 86_402], 2))
+    timeline = chain([0, 2, 86_402], 2).timeline()
     assert [(pause.start, pause.seconds) for pause in timeline.pauses] == [(4, 86_398)]
-    boxes = [
-        box for box in ElementTree.fromstring(timeline.to_svg()).iter(f"{SVG}rect") if "module" in box.get("class", "")
-    ]
-    assert len(boxes) == 3
-    assert min(float(box.get("width", "0")) for box in boxes) > 200
+    drawn = boxes(timeline.to_svg())
+    assert len(drawn) == 3
+    assert min(right - left for left, right in drawn) > 200
     assert "23:59:58 later" in timeline.to_svg()
 
 
 def test_a_long_run_is_drawn_in_part() -> None:
-    svg = Timeline(chain([float(i) for i in range(10_001)], 0.9)).to_svg()
+    svg = chain([float(i) for i in range(10_000)], 0.9).timeline().to_svg()
     assert "9,500 more in 2:38:20" in svg
     assert svg.count("<rect") == 500 + 2
     assert len(svg) < 200_000
 
 
 def test_the_axis_keeps_order_and_fills_the_picture() -> None:
-    axis = _Axis(100.0, [(10.0, 50.0), (70.0, 20.0)], 30.0, PLOT)
-    places = [axis.x(at / 2) for at in range(201)]
-    assert places == sorted(places)
-    assert (places[0], round(places[-1], 6)) == (0, PLOT)
-    assert round(axis.x(60.0) - axis.x(10.0), 6) == 30
-    assert not [at for at in axis.ticks() if 10 < at < 60 or 70 < at < 90]
+    """Of two pauses each is 30 pixels wide, and no time is marked inside of them."""
+    timeline = chain([*range(10), *range(60, 70), *range(90, 100)], 1.0).timeline()
+    assert [(pause.start, pause.seconds) for pause in timeline.pauses] == [(10, 50), (70, 20)]
+    drawn = boxes(timeline.to_svg())
+    assert drawn == sorted(drawn)
+    assert drawn[-1][1] - drawn[0][0] == pytest.approx(PLOT, abs=0.2)
+    assert [round(drawn[at][0] - drawn[at - 1][1]) for at in (10, 20)] == [30, 30]
+    times = re.findall(r">(?:(\d+):)?(\d+)(?: s)?</text>", timeline.to_svg())
+    marked = [60 * int(minutes or 0) + int(seconds) for minutes, seconds in times]
+    assert len(marked) >= 3
+    assert not [at for at in marked if 10 < at < 60 or 70 < at < 90]
 
 
 def test_a_run_without_any_commit_of_a_node() -> None:
-    timeline = Timeline(chain([0], 0))
+    timeline = chain([], 0).timeline()
     assert (timeline.bars, timeline.seconds) == ((), 0)
     assert "0 executions" in str(timeline)
     ElementTree.fromstring(timeline.to_svg())
