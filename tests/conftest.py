@@ -24,7 +24,8 @@ from dspy.clients.base_lm import GLOBAL_HISTORY
 from hypothesis import HealthCheck, settings
 from pydantic import TypeAdapter
 
-from dspyer.dspy_module.executing import executing_id
+from dspyer import END, START, CompiledGraph, Graph
+from dspyer.errors import Interrupted
 from tests.browser import chromium, page  # noqa: F401 - fixtures for every folder
 from tests.budget import Budget, deep
 from tests.children import fork_server  # noqa: F401 - as these
@@ -78,6 +79,18 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
 
 
+@functools.cache
+def _asking() -> CompiledGraph:
+    return Graph().add_interrupt("ask", question="?", into="answer").add_path(START, "ask", END).compile()
+
+
+def _a_node_seems_to_run() -> bool:
+    """Whether a program would count its LM calls as those of a node around it: its question says who has called it."""
+    with pytest.raises(Interrupted) as asked:
+        _asking()()
+    return "the code of a node has called the program" in str(asked.value)
+
+
 _last_path = pytest.StashKey[Path]()
 
 
@@ -98,7 +111,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if cache is not None and not (cache.enable_memory_cache and cache.enable_disk_cache):
             del dspy.cache
             pytest.fail(f"{before} has left DSPy without a part of its cache of LM calls")
-        if executing_id():
+        if _a_node_seems_to_run():
             pytest.fail(f"a node seems to run here, since {before}")
 
 

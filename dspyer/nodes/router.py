@@ -300,7 +300,7 @@ def routes_of(
             problems.append(
                 f"{who}: the path map sends {label!r} to {brief(target)}: give the name of a node, or a list of names"
             )
-        labels_of[label] = names
+        labels_of[label] = tuple([name for name in names if isinstance(name, str)])
     targets = tuple(dict.fromkeys(name for names in labels_of.values() for name in names))
     if not labels_of:
         problems.append(f"{who}: the path map is empty: give it at least one target")

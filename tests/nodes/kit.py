@@ -1,108 +1,91 @@
-"""Helpers for tests of nodes: build one node, call it from sync or async code, script the LM."""
+"""Helpers for tests of nodes: a graph around one node, which is compiled and run from sync or async code."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import anyio
-import dspy
 import pytest
 from dspy.utils import DummyLM
+from pydantic import BaseModel
 
-from dspyer.nodes.build import build_node
-from dspyer.nodes.context import Context
-from dspyer.nodes.node import Built, Call, Decision, Node, Reply
-from dspyer.nodes.options import MapOptions, node_options
-from dspyer.nodes.router import BuiltRouter, Router, RouterOptions, build_router
-from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
-from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict
+from dspyer import END, START, CompiledGraph, Graph, Run, Send
+from dspyer.errors import GraphError
 
-OPEN = Schema.of(None)
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
-
-
-class Holder(dspy.Module):
-    """A program: modules as attributes."""
-
-
-def holder(**modules: dspy.Module) -> dspy.Module:
-    program = Holder()
-    for name, module in modules.items():
-        setattr(program, name, module)
-    return program
-
-
-def call_of(
-    state: Mapping[str, Any] | None = None,
-    *,
-    program: dspy.Module | None = None,
-    overlay: Mapping[str, Any] | None = None,
-    resources: Mapping[type, object] | None = None,
-    node: str = "node",
-) -> Call:
-    return Call(
-        ImmutableState(state or {}),
-        Context(run_id="run", node=node, branch=(1,), visit=2, execution="1:0"),
-        program or holder(),
-        FrozenDict(overlay) if overlay is not None else None,
-        resources or {},
-    )
-
-
-def built(node: object, name: str = "node", *, schema: Schema = OPEN, **options: Any) -> Built:
-    return build_node(node_options(name, node, schema, **options))
-
-
-def built_map(node: object, name: str = "node", *, schema: Schema = OPEN, **options: Any) -> Built:
-    """A map over `node`; `over`, `item`, `into` and `max_concurrency` are options of the map."""
-    mapped = {key: options.pop(key) for key in MapOptions._fields if key in options}
-    return build_node(node_options(name, node, schema, map=MapOptions(**mapped), **options))
-
-
-def built_router(
-    source: str, route: Any, path_map: Any = None, *, schema: Schema, name: Any = None, writes: Any = None
-) -> BuiltRouter:
-    return build_router(RouterOptions(source, route, path_map, name, writes), schema)
-
-
-def good(result: Built) -> Node:
-    """The node of a build without problems."""
-    assert (result.problems, result.unknown) == ((), ())
-    assert result.node is not None
-    return result.node
-
-
-def reply(node: Node, call: Call, mode: str = "sync") -> Reply:
-    return node.call(call) if mode == "sync" else anyio.run(node.acall, call)
-
-
-def decision(router: Router | None, call: Call, mode: str = "sync") -> Decision:
-    assert router is not None
-    return router.call(call) if mode == "sync" else anyio.run(router.acall, call)
-
-
-def run_node(
-    node: object,
-    state: Mapping[str, Any] | None = None,
-    mode: str = "sync",
-    *,
-    schema: Schema = OPEN,
-    overlay: Mapping[str, Any] | None = None,
-    resources: Mapping[type, object] | None = None,
-    **options: Any,
-) -> Reply:
-    """Builds a node, which must have no problems, and calls it."""
-    found = built(node, schema=schema, **options)
-    program = holder(node=found.module) if found.module is not None else None
-    return reply(good(found), call_of(state, program=program, overlay=overlay, resources=resources), mode)
 
 
 def answering(*answers: dict[str, str]) -> DummyLM:
     return DummyLM(list(answers))
 
 
-def frozen(value: object) -> Any:
-    return freeze(value)
+def graph_of(
+    node: Any,
+    state: Mapping[str, Any] | None = None,
+    *,
+    name: str = "node",
+    schema: type[BaseModel] | None = None,
+    sent: Mapping[str, Any] | None = None,
+    goto: Iterable[str] = (),
+    targets: Iterable[str] = (),
+    **options: Any,
+) -> Graph:
+    """A graph whose node `given` writes a state, after which one node runs; what is `sent` comes with a `Send`.
+
+    A node with `over=` is a map. `targets` are further nodes, where it may go. Only a run shows which fields are set.
+    """
+    values = dict(state or {})
+    graph = Graph(schema, name="Around", inputs=[]).add_node("given", lambda: values).add_edge(START, "given")
+    if "over" in options:
+        graph.add_map(name, node, **options)
+    else:
+        graph.add_node(name, node, goto=[*goto], **options)
+    graph.add_edge(name, END)
+    graph = with_targets(graph, [*goto, *targets])
+    if sent is None:
+        return graph.add_edge("given", name)
+    return graph.add_conditional_edges("given", lambda: Send(name, sent), [name])
+
+
+def with_targets(graph: Graph, names: Iterable[str]) -> Graph:
+    """The graph with nodes that take anything and write nothing."""
+    for name in dict.fromkeys(names):
+        if name != END:
+            graph.add_node(name, lambda state: None, writes=[]).add_edge(name, END)
+    return graph
+
+
+def play(program: CompiledGraph, mode: str = "sync", *, resources: Any = None) -> Run:
+    """A run without inputs, which must not fail."""
+    run = program.run({}, resources=resources) if mode == "sync" else asyncio.run(program.arun({}, resources=resources))
+    run.raise_error()
+    return run
+
+
+def run_node(node: Any, state: Any = None, mode: str = "sync", *, resources: Any = None, **options: Any) -> Run:
+    return play(graph_of(node, state, **options).compile(), mode, resources=resources)
+
+
+def written(run: Run, node: str = "node") -> dict[str, Any]:
+    """What the last call of a node has changed."""
+    return dict([commit for commit in run.commits if commit.node == node][-1].patch)
+
+
+def facts(node: Any, *, name: str = "node", **options: Any) -> str:
+    """What `explain()` says of a node: `reads question; writes answer; -> END`."""
+    return facts_in(graph_of(node, name=name, **options), name)
+
+
+def facts_in(graph: Graph, name: str) -> str:
+    lines = [line.strip() for line in graph.compile().graph.explain().splitlines()]
+    return next(line for line in lines if line.startswith(f"{name}: ")).removeprefix(f"{name}: ")
+
+
+def problems(node: Any, **options: Any) -> list[str]:
+    """What is wrong with the options of a node; nothing if a graph of it compiles."""
+    try:
+        graph_of(node, **options).compile()
+    except GraphError as error:
+        return [*error.problems]
+    return []

@@ -13,18 +13,9 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import register_value_type
-from dspyer.errors import ImmutableError, InputError, UnsetFieldError
-from dspyer.events import Emitted, Event
-from dspyer.nodes.attempt import Attempt, NoRun
-from dspyer.nodes.binding import check_resources, resources_of
-from dspyer.nodes.callables import read_signature
-from dspyer.nodes.context import Context
-from dspyer.nodes.function import NodeModules
-from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
-from dspyer.values.frozen import FrozenDict, FrozenList
-from tests.nodes.kit import MODES, OPEN, built, call_of, good, holder, reply, run_node
+from dspyer import END, START, Context, Graph, ImmutableState, Send, register_value_type
+from dspyer.errors import GraphError, ImmutableError, InputError, UnsetFieldError
+from tests.nodes.kit import MODES, facts, graph_of, play, problems, run_node
 from tests.rows import each
 
 
@@ -37,7 +28,7 @@ class Research(BaseModel):
     findings: list[str] = []
     notes: dict[str, Any] = {}
     doc: Doc | None = None
-    answer: str | None = None
+    answer: str
 
 
 class Client:
@@ -53,7 +44,6 @@ class Deps:
     url: str
 
 
-RESEARCH = Schema.of(Research)
 STATE = {"question": "q", "findings": ["a"], "notes": {"k": 1}, "doc": Doc(title="t")}
 SEEN: list[Any] = []
 
@@ -192,7 +182,7 @@ def traced(fn: Callable[..., Any]) -> Callable[..., Any]:
     ],
 )
 def test_a_parameter_gets_what_its_name_or_annotation_says(fn: Any, expected: list[Any], mode: str) -> None:
-    run_node(fn, STATE, mode, schema=RESEARCH)
+    run_node(fn, STATE, mode, schema=Research)
     assert expected == SEEN
 
 
@@ -201,30 +191,28 @@ def takes_plain(findings: list[str], notes: dict[str, int], doc: Doc | None) -> 
     notes["mine"] = 1
     assert doc is not None
     doc.title = "mine"
-    see(type(findings), type(notes), type(doc))
+    see(type(findings) is list, type(notes) is dict, type(doc) is Doc)
 
 
 def takes_frozen(findings, notes: Any):  # type: ignore[no-untyped-def]
-    see(type(findings), type(notes))
+    for change in (lambda: findings.append("mine"), lambda: notes.update(mine=1)):
+        with pytest.raises(ImmutableError):
+            change()
+    see(type(findings) is list, type(notes) is dict)
 
 
 def takes_sequence(findings: Sequence[str]) -> None:
-    see(type(findings))
+    see(type(findings) is list)
 
 
-@pytest.mark.parametrize(
-    ("fn", "kinds"),
-    [
-        (takes_plain, [list, dict, Doc]),
-        (takes_frozen, [FrozenList, FrozenDict]),
-        (takes_sequence, [FrozenList]),
-    ],
+@each(
+    ("fn", "copies"),
+    [(takes_plain, [True, True, True]), (takes_frozen, [False, False]), (takes_sequence, [False])],
 )
-def test_an_annotated_list_dict_or_model_is_a_copy_of_the_nodes_own(fn: Any, kinds: list[type]) -> None:
-    state = ImmutableState(STATE)
-    reply(good(built(fn, schema=RESEARCH)), call_of(state))
-    assert kinds == SEEN
-    assert state == ImmutableState(STATE)
+def test_an_annotated_list_dict_or_model_is_a_copy_of_the_nodes_own(fn: Any, copies: list[bool]) -> None:
+    run = run_node(fn, STATE, schema=Research)
+    assert copies == SEEN
+    assert run.state == ImmutableState(STATE)
 
 
 def test_the_typed_view_is_read_only() -> None:
@@ -232,7 +220,7 @@ def test_the_typed_view_is_read_only() -> None:
         s.question = "mine"
 
     with pytest.raises(ImmutableError):
-        run_node(node, STATE, schema=RESEARCH)
+        run_node(node, STATE, schema=Research)
 
 
 def test_a_local_schema_is_known_by_its_name() -> None:
@@ -242,7 +230,7 @@ def test_a_local_schema_is_known_by_its_name() -> None:
     def node(s: Local) -> None:
         see(s.question)
 
-    run_node(node, {"question": "q"}, schema=Schema.of(Local))
+    run_node(node, {"question": "q"}, schema=Local)
     assert SEEN == ["q"]
 
 
@@ -258,7 +246,7 @@ def test_annotations_that_cannot_be_resolved_bind_by_name() -> None:
 
         return node
 
-    run_node(make(), STATE, schema=RESEARCH)
+    run_node(make(), STATE, schema=Research)
     assert ["q", list, "node"] == SEEN
 
 
@@ -269,14 +257,14 @@ def test_a_class_of_the_enclosing_function_resolves_if_the_body_uses_it() -> Non
     def node(client: Local) -> None:
         see(isinstance(client, Local))
 
-    run_node(node, schema=RESEARCH, resources={Local: Local()})
+    run_node(node, schema=Research, resources={Local: Local()})
     assert SEEN == [True]
 
 
 def test_a_parameter_with_an_unresolvable_annotation_says_so() -> None:
     def node(client: Unknown) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 
-    (problem,) = built(node, schema=RESEARCH).unknown
+    (problem,) = problems(node, schema=Research)
     assert "'client' is no field of the state" in problem
     assert "annotation 'Unknown' cannot be resolved" in problem
 
@@ -287,7 +275,7 @@ def test_an_annotation_with_an_unknown_name_keeps_its_text() -> None:
     def node(client: Any) -> None: ...
 
     node.__annotations__["client"] = ForwardRef("Unknown")
-    (problem,) = built(node, schema=RESEARCH).unknown
+    (problem,) = problems(node, schema=Research)
     assert "annotation 'Unknown' cannot be resolved" in problem
 
 
@@ -299,18 +287,8 @@ def test_a_parameter_named_ctx_gets_the_context() -> None:
         see(where.run_id, where.node, where.branch, where.visit, where.execution)
 
     for fn in (by_name, by_type):
-        run_node(fn, schema=RESEARCH)
-        assert SEEN == ["run", "node", (1,), 2, "1:0"]
-
-
-def test_emit_publishes_an_event_to_the_host() -> None:
-    class Listener(NoRun):
-        def publish(self, event: Event) -> None:
-            got.append(event)
-
-    got: list[Event] = []
-    Context("run", "node", (), 1, "0", Attempt(Listener(), "node", (), "0")).emit({"n": 1})
-    assert got == [Emitted("node", (), "0", {"n": 1})]
+        run = run_node(fn, schema=Research)
+        assert [run.run_id, "node", (), 1, "trunk:2"] == SEEN
 
 
 # --- resources
@@ -329,14 +307,13 @@ def needs_deps(deps: Deps) -> None:
 
 
 @MODES
-@pytest.mark.parametrize("schema", [OPEN, RESEARCH], ids=["open", "schema"])
-def test_a_parameter_annotated_with_another_class_is_a_resource(schema: Schema, mode: str) -> None:
+@pytest.mark.parametrize("schema", [None, Research])
+def test_a_parameter_annotated_with_another_class_is_a_resource(schema: Any, mode: str) -> None:
     client = SpecialClient()
-    choices: list[dict[type, object]] = [{Client: client}, {SpecialClient: client}]
+    choices: list[Any] = [{Client: client}, {SpecialClient: client}, [client]]
     for given in choices:
         run_node(needs_client, STATE, mode, schema=schema, resources=given)
         assert ["q", client] == SEEN
-    assert good(built(needs_client, schema=schema)).resources == {"client": Client}
 
 
 class Money:
@@ -347,9 +324,9 @@ class Money:
 def test_a_registered_class_is_a_value_and_no_resource() -> None:
     def fn(money: Money) -> None: ...
 
-    assert good(built(fn)).resources == {"money": Money}
+    assert facts(fn).startswith("reads nothing;")
     register_value_type(Money, encode=lambda money: money.cents, decode=Money)
-    assert good(built(fn)).reads == {"money": "money"}
+    assert facts(fn).startswith("reads money;")
 
 
 @each("kind", [int, list[int], dict[str, int], Sequence[int], Path, datetime, Any, object, Doc, Literal["a"]])
@@ -357,33 +334,33 @@ def test_types_of_values_are_no_resources(kind: Any) -> None:
     def fn(value: Any) -> None: ...
 
     fn.__annotations__["value"] = kind
-    assert good(built(fn)).reads == {"value": "value"}
+    assert facts(fn).startswith("reads value;")
 
 
 def test_a_resource_with_a_default_may_be_missing() -> None:
-    run_node(may_use_client, schema=RESEARCH)
+    run_node(may_use_client, schema=Research)
     assert SEEN == [None]
-    assert good(built(may_use_client, schema=RESEARCH)).resources == {}
 
 
 def test_a_dataclass_that_is_no_field_is_a_resource_where_there_is_a_schema() -> None:
     deps = Deps("u")
-    run_node(needs_deps, schema=RESEARCH, resources={Deps: deps})
+    run_node(needs_deps, schema=Research, resources={Deps: deps})
     assert [deps] == SEEN
-    run_node(needs_deps, schema=RESEARCH, overlay={"deps": Deps("sent")})
+    run_node(needs_deps, schema=Research, sent={"deps": Deps("sent")})
     assert [Deps("sent")] == SEEN
-    assert good(built(needs_deps)).reads == {"deps": "deps"}
+    assert facts(needs_deps).startswith("reads deps;")
 
 
 def test_missing_resources_are_found_at_the_start_of_a_run() -> None:
-    nodes = [good(built(fn, fn.__name__, schema=RESEARCH)) for fn in (needs_client, needs_deps, may_use_client)]
+    graph = graph_of(needs_client, STATE, name="needs_client", schema=Research)
+    graph.add_node("needs_deps", needs_deps).add_node("may_use_client", may_use_client)
+    program = graph.add_path("needs_client", "needs_deps", "may_use_client", END).compile()
     with pytest.raises(InputError) as caught:
-        check_resources(nodes, {})
+        play(program)
     assert "node 'needs_client' needs a resource of type Client for its parameter 'client'" in str(caught.value)
     assert "resources={Deps: ...}" in str(caught.value)
-    check_resources(nodes, {SpecialClient: SpecialClient(), Deps: Deps("u")})
-    with pytest.raises(InputError, match="needs a resource of type Client"):
-        reply(nodes[0], call_of(STATE))
+    assert not SEEN
+    play(program, resources={SpecialClient: SpecialClient(), Deps: Deps("u")})
 
 
 @pytest.mark.parametrize(
@@ -392,8 +369,7 @@ def test_missing_resources_are_found_at_the_start_of_a_run() -> None:
 )
 def test_resources_are_given_by_type(given: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        resources_of(given)
-    assert resources_of([client := Client()]) == {Client: client}
+        run_node(may_use_client, resources=given)
 
 
 # --- modules
@@ -405,10 +381,10 @@ def rewrites(question: str, rewrite: dspy.Module) -> None:
 
 def test_a_bound_module_comes_from_the_program_at_call_time() -> None:
     first, second = dspy.Predict("question -> query"), dspy.Predict("question -> query")
-    found = built(rewrites, modules={"rewrite": first})
-    assert isinstance(found.module, NodeModules)
-    assert [name for name, _ in holder(search=found.module).named_predictors()] == ["search.rewrite"]
-    reply(good(found), call_of(STATE, program=holder(node=NodeModules(rewrite=second))))
+    program: Any = graph_of(rewrites, STATE, modules={"rewrite": first}).compile()
+    assert [name for name, _ in program.named_predictors()] == ["node.rewrite"]
+    program.node.rewrite = second
+    play(program)
     assert ["q", second] == SEEN
 
 
@@ -423,7 +399,7 @@ def test_a_bound_module_comes_from_the_program_at_call_time() -> None:
     ],
 )
 def test_modules_that_cannot_be_bound_are_problems(fn: Any, modules: Any, message: str) -> None:
-    assert any(message in problem for problem in built(fn, modules=modules).problems)
+    assert any(message in problem for problem in problems(fn, modules=modules))
 
 
 # --- what cannot be bound
@@ -458,7 +434,7 @@ async def async_generator(question):  # type: ignore[no-untyped-def]
     ],
 )
 def test_what_cannot_be_called_by_name_is_a_problem(fn: Any, message: str) -> None:
-    assert any(message in problem for problem in built(fn, schema=RESEARCH).problems)
+    assert any(message in problem for problem in problems(fn, schema=Research))
 
 
 @pytest.mark.parametrize(
@@ -471,19 +447,18 @@ def test_what_cannot_be_called_by_name_is_a_problem(fn: Any, message: str) -> No
     ],
 )
 def test_a_parameter_that_cannot_be_bound_is_an_error_with_its_fix(fn: Any, messages: list[str]) -> None:
-    text = "\n".join(built(fn, schema=RESEARCH).unknown)
+    text = "\n".join(problems(fn, schema=Research))
     assert all(message in text for message in messages), text
 
 
 # --- unset fields
 
 
-@pytest.mark.parametrize("fn", [lambda answer: None, Searcher(1).search], ids=["lambda", "method"])
 @MODES
-def test_an_unset_field_raises_naming_field_and_reader(fn: Any, mode: str) -> None:
-    field = "answer" if "answer" in read_signature(fn, "").parameters[0].name else "question"
+@each(("fn", "field"), [(lambda answer: None, "answer"), (Searcher(1).search, "question")])
+def test_an_unset_field_raises_naming_field_and_reader(fn: Any, field: str, mode: str) -> None:
     with pytest.raises(UnsetFieldError, match=f"node 'node' reads '{field}', which nothing has written yet"):
-        run_node(fn, {}, mode, schema=RESEARCH)
+        run_node(fn, {}, mode, schema=Research)
 
 
 def test_an_unset_field_read_from_the_snapshot_or_the_view_raises() -> None:
@@ -492,27 +467,30 @@ def test_an_unset_field_read_from_the_snapshot_or_the_view_raises() -> None:
 
     for fn in (snapshot, by_view):
         with pytest.raises(UnsetFieldError, match="question"):
-            run_node(fn, {}, schema=RESEARCH)
+            run_node(fn, {}, schema=Research)
 
 
 # --- reads as permissions
 
 
-def test_reads_and_optional_fields_of_a_binding() -> None:
-    node = good(built(lambda question, answer=None: None, schema=RESEARCH))
-    assert (node.reads, node.optional, node.whole_state) == (
-        {"question": "question", "answer": "answer"},
-        frozenset({"answer"}),
-        False,
-    )
-    assert good(built(snapshot, schema=RESEARCH)).reads is None
-    assert good(built(snapshot, schema=RESEARCH, reads=["question"])).reads == {"question": "question"}
+def test_a_parameter_with_a_default_needs_no_value() -> None:
+    def around(fn: Any) -> Graph:
+        return Graph(Research, inputs=["question"]).add_node("node", fn, writes=[]).add_path(START, "node", END)
+
+    assert "reads question, answer;" in around(lambda question, answer=None: None).compile().graph.explain()
+    with pytest.raises(GraphError, match="'answer'"):
+        around(lambda question, answer: None).compile()
+
+
+def test_a_parameter_for_the_whole_state_reads_what_reads_says() -> None:
+    assert facts(snapshot, schema=Research).startswith("reads ?;")
+    assert facts(snapshot, schema=Research, reads=["question"]).startswith("reads question;")
 
 
 def test_reads_rename_fields_for_the_function() -> None:
-    run_node(see_query, STATE, schema=RESEARCH, reads={"query": "question"})
+    run_node(see_query, STATE, schema=Research, reads={"query": "question"})
     assert SEEN == ["q"]
-    run_node(lambda state: see(dict(state)), STATE, schema=RESEARCH, reads={"query": "question"})
+    run_node(lambda state: see(dict(state)), STATE, schema=Research, reads={"query": "question"})
     assert SEEN == [{"query": "q"}]
 
 
@@ -526,11 +504,11 @@ def test_reads_rename_fields_for_the_function() -> None:
 )
 def test_a_node_sees_only_what_it_reads(fn: Any) -> None:
     with pytest.raises(KeyError, match="findings"):
-        run_node(fn, STATE, schema=RESEARCH, reads=["question"])
+        run_node(fn, STATE, schema=Research, reads=["question"])
 
 
 def test_a_snapshot_leaves_out_unset_fields() -> None:
-    run_node(snapshot_keys, STATE, schema=RESEARCH, reads=["question", "answer"])
+    run_node(snapshot_keys, STATE, schema=Research, reads=["question", "answer"])
     assert SEEN == [["question"]]
 
 
@@ -540,7 +518,7 @@ def test_a_view_shows_only_what_the_node_reads() -> None:
         s.findings
 
     with pytest.raises(UnsetFieldError):
-        run_node(node, STATE, schema=RESEARCH, reads=["question"])
+        run_node(node, STATE, schema=Research, reads=["question"])
 
 
 @each(
@@ -557,39 +535,35 @@ def test_a_view_shows_only_what_the_node_reads() -> None:
     ],
 )
 def test_reads_that_name_no_field_or_parameter_are_problems(fn: Any, reads: Any, message: str) -> None:
-    found = built(fn, schema=RESEARCH, reads=reads)
-    assert any(message in problem for problem in (*found.problems, *found.unknown)), found
+    found = problems(fn, schema=Research, reads=reads)
+    assert any(message in problem for problem in found), found
 
 
 def test_a_field_outside_of_reads_cannot_be_read_even_by_a_send_target() -> None:
-    node = built(lambda question, findings: None, schema=RESEARCH, reads=["question"]).node
-    assert node is not None
     with pytest.raises(UnsetFieldError, match="findings"):
-        reply(node, call_of(STATE))
+        run_node(lambda question, findings: None, STATE, schema=Research, reads=["question"], sent={"question": "q"})
 
 
 # --- overlays
 
 
-@pytest.mark.parametrize(
-    ("fn", "expected"),
+@each(
+    ("fn", "sent", "expected"),
     [
-        (see_question, ["sent"]),
-        (lambda state: see(state["question"], state["extra"]), ["sent", 1]),
-        (lambda **kwargs: see(kwargs["question"], kwargs["extra"]), ["sent", 1]),
-        (see_extra, [1]),
-        (lambda extra=0: see(extra), [1]),
+        (see_question, {"question": "sent"}, ["sent"]),
+        (lambda state: see(state["question"], state["extra"]), {"question": "sent", "extra": 1}, ["sent", 1]),
+        (lambda **kwargs: see(kwargs["question"], kwargs["extra"]), {"question": "sent", "extra": 1}, ["sent", 1]),
+        (see_extra, {"extra": 1}, [1]),
+        (lambda extra=0: see(extra), {"extra": 1}, [1]),
     ],
 )
-def test_an_overlay_hides_fields_and_need_not_be_fields(fn: Any, expected: list[Any]) -> None:
-    node = built(fn, schema=RESEARCH).node
-    assert node is not None
-    reply(node, call_of(STATE, overlay={"question": "sent", "extra": 1}))
+def test_an_overlay_hides_fields_and_need_not_be_fields(fn: Any, sent: dict[str, Any], expected: list[Any]) -> None:
+    run_node(fn, STATE, schema=Research, sent=sent)
     assert expected == SEEN
 
 
 def test_a_view_shows_an_overlays_fields() -> None:
-    run_node(view, STATE, schema=RESEARCH, overlay={"question": "sent", "extra": 1})
+    run_node(view, STATE, schema=Research, sent={"question": "sent"})
     assert SEEN == ["sent", ["a"]]
 
 
@@ -597,8 +571,11 @@ def test_an_overlay_value_is_copied_for_a_parameter_that_wants_a_copy() -> None:
     def node(items: list[int]) -> None:
         items.append(4)
 
-    call = call_of(overlay={"items": [1]})
-    found = built(node, schema=RESEARCH).node
-    assert found is not None
-    reply(found, call)
-    assert call.overlay == {"items": [1]}
+    send = Send("node", {"items": [1]})
+
+    def spread() -> list[Send]:
+        return [send]
+
+    graph = Graph(inputs=[]).add_node("node", node).add_conditional_edges(START, spread, ["node"])
+    play(graph.add_edge("node", END).compile())
+    assert send.overlay == {"items": [1]}

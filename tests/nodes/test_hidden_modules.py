@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import dspy
+import pytest
+from pydantic import BaseModel
 
-from dspyer.nodes import node as node_module
-from dspyer.nodes.function import NodeModules
-from dspyer.nodes.hidden_modules import find_hidden, mentions
-from dspyer.nodes.node import Command, Send
-from tests.nodes.kit import OPEN, built, built_router
+import dspyer
+from dspyer import END, START, Command, Graph, Send
+from dspyer.errors import GraphError
+from tests.nodes.kit import graph_of, problems
 from tests.rows import each
 
 PREDICT = dspy.Predict("question -> answer")
@@ -23,6 +25,10 @@ HOLDER = SimpleNamespace(predict=PREDICT, other=1)
 LIBRARY = ModuleType("library")
 LIBRARY.predict = PREDICT  # type: ignore[attr-defined]
 answer = PREDICT
+
+
+class Docs(BaseModel):
+    docs: list[str] = []
 
 
 class Settings:
@@ -152,17 +158,15 @@ class OwnModule(dspy.Module):
     ],
 )
 def test_a_module_that_the_graph_does_not_see_is_a_problem(fn: Any, name: str, place: str) -> None:
-    found = find_hidden(fn)
-    assert (found[0].name, found[0].place) == (name, place)
-    (problem,) = [text for text in built(fn, "search").problems if "dspy.Module" in text]
-    assert f"node 'search' uses the dspy.Module {name!r}" in problem
+    (problem,) = [text for text in problems(fn, name="search") if "dspy.Module" in text]
+    assert f"node 'search' uses the dspy.Module {name!r} ({place})" in problem
     assert "modules={" in problem
-    problems = built_router("judge", fn, ["a", "b"], schema=OPEN).problems
-    assert any("the router of 'judge' uses the dspy.Module" in text for text in problems)
+    with pytest.raises(GraphError, match=r"the router of 'node' uses the dspy\.Module"):
+        graph_of(lambda: None, targets=["a", "b"]).add_conditional_edges("node", fn, ["a", "b"]).compile()
 
 
 def test_the_fix_is_code_to_paste() -> None:
-    (problem,) = built(uses_global, "search").problems
+    (problem,) = problems(uses_global, name="search")
     assert "add_node('search', uses_global, modules={'predict': PREDICT})" in problem
 
 
@@ -178,26 +182,22 @@ def uses_parameter(predict: Any) -> Any:
     return predict()
 
 
-@each("fn", [reads_field_named_like_a_global, makes_one, uses_parameter, len, dict, print])
+def again(n: int) -> Any:
+    return again(n - 1) if n else None
+
+
+@each("fn", [reads_field_named_like_a_global, makes_one, uses_parameter, len, dict, print, again])
 def test_functions_without_a_hidden_module_have_no_problem(fn: Any) -> None:
-    assert find_hidden(fn) == []
+    assert not [text for text in problems(fn) if "dspy.Module" in text]
 
 
 def test_one_module_in_two_places_is_found_once() -> None:
-    assert [hidden.name for hidden in find_hidden(functools.partial(uses_default, predict=PREDICT))] == ["predict"]
-
-
-def test_a_recursive_function_is_searched_once() -> None:
-    def again(n: int) -> Any:
-        return again(n - 1) if n else None
-
-    assert find_hidden(again) == []
+    (problem,) = problems(functools.partial(uses_default, predict=PREDICT))
+    assert problem.count("uses the dspy.Module 'predict'") == 1
 
 
 def test_bound_modules_are_not_hidden() -> None:
-    found = built(takes, modules={"predict": PREDICT})
-    assert found.problems == ()
-    assert isinstance(found.module, NodeModules)
+    assert problems(takes, modules={"predict": PREDICT}) == []
 
 
 def sends() -> Any:
@@ -205,7 +205,7 @@ def sends() -> Any:
 
 
 def sends_by_module() -> Any:
-    return [node_module.Send("a", {})]
+    return [dspyer.Send("a", {})]
 
 
 def sends_by_helper(docs: list[str]) -> Any:
@@ -228,13 +228,39 @@ def promises_a_command(docs: Any) -> Command[Send]:
     return docs()  # type: ignore[no-any-return]
 
 
-def test_mentions_finds_a_class_in_code_and_annotations() -> None:
-    assert mentions(sends, Send)
-    assert mentions(functools.partial(sends), Send)
-    assert mentions(functools.lru_cache(sends), Send)
-    assert mentions(sends_by_module, Send)
-    assert mentions(sends_by_helper, Send)
-    assert mentions(promises_sends, Send)
-    assert mentions(promises_a_command, Send)
-    assert not mentions(makes_one, Send)
-    assert not mentions(len, Send)
+def promises_a_name(docs: Any) -> Literal["work"]:
+    return docs()  # type: ignore[no-any-return]
+
+
+def goes_on() -> Literal["work"]:
+    return "work"
+
+
+def goes_on_by_helper() -> Any:
+    return goes_on()
+
+
+@each(
+    ("fn", "found"),
+    [
+        (sends, True),
+        (functools.partial(sends), True),
+        (functools.lru_cache(sends), True),
+        (sends_by_module, True),
+        (sends_by_helper, True),
+        (promises_sends, True),
+        (promises_a_name, False),
+        (goes_on, False),
+        (goes_on_by_helper, False),
+    ],
+)
+def test_a_router_that_may_send_is_known_by_its_code_and_annotations(fn: Any, found: bool) -> None:
+    """Of the target of a Send nobody else need write what it reads."""
+    graph = Graph(Docs).add_node("work", lambda doc: None, writes=[]).add_conditional_edges(START, fn, ["work"])
+    with nullcontext() if found else pytest.raises(GraphError, match="'doc' is no field"):
+        graph.add_edge("work", END).compile()
+
+
+def test_a_node_that_may_send_is_known_by_its_annotation() -> None:
+    graph = Graph(Docs).add_node("split", promises_a_command, goto=["work"], writes=[]).add_edge(START, "split")
+    graph.add_node("work", lambda doc: None, writes=[]).add_edge("work", END).compile()

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, TypedDict, TypeVar
+import threading
+from typing import Any, Literal, TypedDict
 
 import dspy
 import pytest
 from pydantic import BaseModel
 
+from dspyer import Command, Run, Send
 from dspyer.errors import NodeOutputError, UnsetFieldError
-from dspyer.nodes.map import MapNode
-from dspyer.nodes.node import Built, Command, OneByOne, Reply, Send, StartRule
-from dspyer.schema.schema import Schema
-from tests.nodes.kit import MODES, OPEN, answering, built_map, call_of, good, holder, reply
+from tests.nodes.kit import MODES, answering, facts, problems, run_node
 from tests.rows import each
-
-T = TypeVar("T")
 
 
 class Digest(BaseModel):
@@ -39,18 +35,17 @@ class One(TypedDict):
     text: str
 
 
-DIGEST = Schema.of(Digest)
 STATE = {"docs": ["b", "a"], "title": "t"}
+MAP = {"name": "digest", "over": "docs", "item": "doc", "into": "summaries"}
 
 
-def mapped(node: object, schema: Schema = DIGEST, **options: Any) -> Built:
-    given = {"over": "docs", "item": "doc", "into": "summaries", **options}
-    return built_map(node, "digest", schema=schema, **given)
+def run_map(node: object, mode: str = "sync", state: Any = None, **options: Any) -> Run:
+    given = {"schema": Digest, **MAP, **options}
+    return run_node(node, STATE if state is None else state, mode, **given)
 
 
-def results(node: object, mode: str, state: dict[str, Any] = STATE, **options: Any) -> Reply:
-    found = mapped(node, **options)
-    return reply(good(found), call_of(state, program=holder(digest=found.module or dspy.Module())), mode)
+def results(node: object, mode: str = "sync", state: Any = None, **options: Any) -> Any:
+    return run_map(node, mode, state, **options).state["summaries"]
 
 
 def bare(doc: str) -> str:
@@ -103,86 +98,72 @@ def prediction(doc: str) -> dspy.Prediction:
         (nothing, [None, None]),
         (prediction, ["b", "a"]),
         (lambda state: state["doc"], ["b", "a"]),
-        (lambda **fields: sorted(fields), [["doc", "docs", "title"]] * 2),
+        (lambda **fields: sorted(fields), [["count", "doc", "docs", "summaries", "title"]] * 2),
     ],
 )
 def test_a_map_commits_one_result_per_item_in_their_order(fn: Any, expected: list[Any], mode: str) -> None:
-    assert results(fn, mode) == Reply({"summaries": expected})
+    assert results(fn, mode) == expected
 
 
 @MODES
 def test_an_empty_list_commits_an_empty_list(mode: str) -> None:
-    assert results(bare, mode, {"docs": []}) == Reply({"summaries": []})
+    run = run_map(bare, mode, {"docs": [], "summaries": ["old"]})
+    assert run.state["summaries"] == []
 
 
 @MODES
 def test_a_module_per_item(mode: str) -> None:
-    with dspy.context(lm=answering({"text": "B!"}, {"text": "A!"}), trace=[]):
-        given = results(dspy.Predict("title, doc -> text"), mode)
-        assert [step[1] for step in dspy.settings.trace] == [{"title": "t", "doc": "b"}, {"title": "t", "doc": "a"}]
-    assert given.updates == {"summaries": ["B!", "A!"]}
+    with dspy.context(lm=answering({"text": "B!"}, {"text": "A!"})):
+        run = run_map(dspy.Predict("title, doc -> text"), mode, max_concurrency=1)
+    assert [inputs for _, inputs, _ in run.trace] == [{"title": "t", "doc": "b"}, {"title": "t", "doc": "a"}]
+    assert run.state["summaries"] == ["B!", "A!"]
 
 
 def test_a_module_per_item_by_another_name() -> None:
     with dspy.context(lm=answering({"reasoning": "r", "text": "B!"}, {"reasoning": "r", "text": "A!"})):
         given = results(
-            dspy.ChainOfThought("document -> text"), "sync", reads={"document": "doc"}, writes=["text", "reasoning"]
+            dspy.ChainOfThought("document -> text"),
+            reads={"document": "doc"},
+            writes=["text", "reasoning"],
+            max_concurrency=1,
         )
-    assert given.updates["summaries"] == [{"text": "B!", "reasoning": "r"}, {"text": "A!", "reasoning": "r"}]
-    assert good(mapped(lambda document: document, reads={"document": "doc"})).reads == {"docs": "docs"}
+    assert given == [{"text": "B!", "reasoning": "r"}, {"text": "A!", "reasoning": "r"}]
+    assert results(lambda document: document, reads={"document": "doc"}) == ["b", "a"]
 
 
 def test_bound_modules_per_item() -> None:
     def fn(doc: str, ask: Any) -> str:
         return str(ask(doc=doc).text)
 
-    found = mapped(fn, modules={"ask": dspy.Predict("doc -> text")})
     with dspy.context(lm=answering({"text": "1"}, {"text": "2"})):
-        call = call_of(STATE, program=holder(digest=found.module or dspy.Module()), node="digest")
-        assert reply(good(found), call).updates == {"summaries": ["1", "2"]}
+        assert results(fn, modules={"ask": dspy.Predict("doc -> text")}, max_concurrency=1) == ["1", "2"]
 
 
-def test_reads_writes_and_modules_of_a_map() -> None:
-    node = good(mapped(patch, max_concurrency=2))
-    assert isinstance(node, MapNode)
-    assert node.reads == {"title": "title", "docs": "docs"}
-    assert node.writes == {"summaries": "summaries"}
-    assert node.max_concurrency == 2
-    assert good(mapped(lambda state: state["doc"])).reads is None
+def test_reads_and_writes_of_a_map() -> None:
+    assert facts(patch, schema=Digest, **MAP) == "reads title, docs; writes summaries; -> END"
+    assert facts(lambda state: state["doc"], schema=Digest, **MAP).startswith("reads ?;")
 
 
 @MODES
 def test_the_list_may_come_with_a_send(mode: str) -> None:
-    call = call_of(STATE, overlay={"docs": ["sent"]}, program=holder())
-    assert reply(good(mapped(bare)), call, mode).updates == {"summaries": ["SENT"]}
-
-
-class Recorder(OneByOne):
-    """Runs the calls backwards and notes how many were asked for."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[int, int | None]] = []
-
-    def gather(
-        self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: StartRule | None = None
-    ) -> list[T]:
-        self.asked.append((len(calls), max_concurrency))
-        return [call() for call in reversed(calls)][::-1]
-
-    async def agather(
-        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: StartRule | None = None
-    ) -> list[T]:
-        self.asked.append((len(calls), max_concurrency))
-        return [await call() for call in reversed(calls)][::-1]
+    assert results(bare, mode, sent={"docs": ["sent"]}) == ["SENT"]
 
 
 @MODES
-def test_the_runner_of_the_call_runs_the_items(mode: str) -> None:
-    runner = Recorder()
-    node = good(mapped(bare, max_concurrency=3))
-    given = reply(node, call_of(STATE)._replace(runner=runner), mode)
-    assert runner.asked == [(2, 3)]
-    assert given.updates == {"summaries": ["B", "A"]}
+def test_max_concurrency_bounds_how_many_items_run_at_once(mode: str) -> None:
+    pairs, lock, at_once = threading.Barrier(2, timeout=20), threading.Lock(), [0]
+
+    def fn(doc: str) -> int:
+        with lock:
+            at_once[0] += 1
+            now = at_once[0]
+        pairs.wait()
+        with lock:
+            at_once[0] -= 1
+        pairs.wait()
+        return now
+
+    assert sorted(results(fn, mode, {"docs": [*"abcd"]}, max_concurrency=2)) == [1, 1, 2, 2]
 
 
 @MODES
@@ -197,7 +178,7 @@ def test_a_failing_item_is_named_and_its_error_kept(mode: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         results(fn, mode)
     assert caught.value is error
-    assert caught.value.__notes__ == ["in docs[1] of the map 'digest' (2 items)"]
+    assert caught.value.__notes__[0] == "in docs[1] of the map 'digest' (2 items)"
 
 
 def goes(doc: str) -> Command[Literal["a"]]:
@@ -220,7 +201,7 @@ def test_items_that_cannot_be_mapped_raise_in_the_run(
     fn: Any, state: dict[str, Any], error: type[Exception], message: str, mode: str
 ) -> None:
     with pytest.raises(error, match=message):
-        results(fn, mode, state, schema=OPEN)
+        results(fn, mode, state, schema=None)
 
 
 @each(
@@ -239,9 +220,7 @@ def test_items_that_cannot_be_mapped_raise_in_the_run(
     ],
 )
 def test_wrong_options_of_a_map_are_problems(fn: Any, options: dict[str, Any], message: str) -> None:
-    found = mapped(fn, **options)
-    text = "\n".join((*found.problems, *found.unknown))
-    assert message in text
+    assert message in "\n".join(problems(fn, schema=Digest, **{**MAP, **options}))
 
 
 def test_an_item_changed_in_place_changes_nothing_else() -> None:
@@ -250,4 +229,6 @@ def test_an_item_changed_in_place_changes_nothing_else() -> None:
         return doc["n"]
 
     state = {"docs": [{"n": 1}, {"n": 5}]}
-    assert results(fn, "sync", state, schema=OPEN).updates == {"summaries": [2, 6]}
+    run = run_map(fn, "sync", state, schema=None)
+    assert run.state["summaries"] == [2, 6]
+    assert run.state["docs"] == state["docs"]

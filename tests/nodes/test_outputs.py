@@ -9,11 +9,9 @@ import pytest
 import typing_extensions
 from pydantic import BaseModel, ConfigDict
 
-from dspyer.errors import NodeOutputError, RouteError
-from dspyer.nodes.node import Command, Reply, Send
-from dspyer.schema.schema import Schema
-from dspyer.state import ImmutableState
-from tests.nodes.kit import MODES, built, good, run_node
+from dspyer import END, START, Command, Graph, ImmutableState, Replace, Send
+from dspyer.errors import GraphError, NodeOutputError, RouteError
+from tests.nodes.kit import MODES, facts, facts_in, problems, run_node, with_targets, written
 from tests.rows import each
 
 
@@ -37,32 +35,50 @@ class Other(TypedDict):
     elsewhere: str
 
 
-DRAFT = Schema.of(Draft)
+class Noted(BaseModel):
+    notes: dict[str, int]
 
 
 @MODES
 @each(
-    ("result", "expected"),
+    ("result", "updates", "route"),
     [
-        (None, Reply({})),
-        ({"title": "a"}, Reply({"title": "a"})),
-        ({"tags": None}, Reply({"tags": None})),
-        (Draft(title="a"), Reply({"title": "a"}, None, True)),
-        (Draft(body=None), Reply({"body": None}, None, True)),
-        (Draft(tags=["x"], title="a"), Reply({"title": "a", "tags": ["x"]}, None, True)),
-        (Loose(title="a", more=1), Reply({"title": "a", "more": 1}, None, True)),
-        (dspy.Prediction(title="a", body=None), Reply({"title": "a", "body": None}, None, True)),
-        (dspy.Prediction(items="a"), Reply({"items": "a"}, None, True)),
-        (Command(), Reply({})),
-        (Command({"title": "a"}), Reply({"title": "a"})),
-        (Command(Draft(title="a")), Reply({"title": "a"}, None, True)),
-        (Command(goto="judge"), Reply({}, ("judge",))),
-        (Command({"title": "a"}, ["judge", "END"]), Reply({"title": "a"}, ("judge", "END"))),
-        (Command(goto=[Send("judge", {"n": 1})]), Reply({}, (Send("judge", {"n": 1}),))),
+        (None, {}, ("END",)),
+        ({"title": "a"}, {"title": "a"}, ("END",)),
+        (Draft(title="a"), {"title": "a"}, ("END",)),
+        (Draft(body=None), {"body": Replace(None)}, ("END",)),
+        (Draft(tags=["x"], title="a"), {"title": "a", "tags": ["x"]}, ("END",)),
+        (Loose(title="a", more=1), {"title": "a", "more": 1}, ("END",)),
+        (dspy.Prediction(title="a", body=None), {"title": "a", "body": Replace(None)}, ("END",)),
+        (dspy.Prediction(items="a"), {"items": "a"}, ("END",)),
+        (Command(), {}, ("END",)),
+        (Command({"title": "a"}), {"title": "a"}, ("END",)),
+        (Command(Draft(title="a")), {"title": "a"}, ("END",)),
+        (Command(goto="judge"), {}, ("judge",)),
+        (Command({"title": "a"}, ["judge", "more"]), {"title": "a"}, ("judge", "more")),
+        (Command(goto=[Send("judge", {"n": 1})]), {}, ("judge",)),
     ],
 )
-def test_what_a_function_returns_becomes_updates(result: object, expected: Reply, mode: str) -> None:
-    assert run_node(lambda: result, mode=mode, goto=["judge", "END"]) == expected
+def test_what_a_function_returns_becomes_updates(
+    result: object, updates: dict[str, Any], route: tuple[str, ...], mode: str
+) -> None:
+    run = run_node(lambda: result, mode=mode, goto=["judge", "more", "END"])
+    assert written(run) == updates
+    assert [commit.route for commit in run.commits if commit.node == "node"] == [route]
+
+
+@each(
+    ("result", "notes"),
+    [
+        ({"notes": {"b": 2}}, {"a": 1, "b": 2}),
+        ({"notes": None}, None),
+        (Noted(notes={"b": 2}), {"b": 2}),
+        (dspy.Prediction(notes={"b": 2}), {"b": 2}),
+        (Command(Noted(notes={"b": 2})), {"b": 2}),
+    ],
+)
+def test_values_of_models_and_predictions_are_whole(result: object, notes: Any) -> None:
+    assert run_node(lambda: result, {"notes": {"a": 1}}).state.get("notes") == notes
 
 
 @MODES
@@ -99,7 +115,7 @@ def test_a_function_that_returns_an_awaitable_is_awaited() -> None:
         return later()
 
     for mode in ("sync", "async"):
-        assert run_node(calls_later, mode=mode) == Reply({"title": "a"})
+        assert written(run_node(calls_later, mode=mode)) == {"title": "a"}
 
 
 # --- writes
@@ -115,7 +131,7 @@ def test_a_function_that_returns_an_awaitable_is_awaited() -> None:
     ],
 )
 def test_writes_map_own_names_to_fields(writes: Any, result: object, expected: dict[str, str]) -> None:
-    assert run_node(lambda: result, schema=DRAFT, writes=writes).updates == expected
+    assert written(run_node(lambda: result, schema=Draft, writes=writes)) == expected
 
 
 @pytest.mark.parametrize(
@@ -132,7 +148,7 @@ def test_what_a_node_may_not_write_is_an_error_and_nothing_is_dropped(
     writes: Any, result: object, messages: list[str]
 ) -> None:
     with pytest.raises(NodeOutputError) as caught:
-        run_node(lambda: result, schema=DRAFT, writes=writes)
+        run_node(lambda: result, schema=Draft, writes=writes)
     assert all(message in str(caught.value) for message in messages), caught.value
 
 
@@ -175,21 +191,19 @@ def returns_bare_command() -> Command:
 @each(
     ("fn", "writes"),
     [
-        (returns_typed, ("title", "tags")),
-        (returns_optional, ("title", "tags")),
-        (returns_schema, None),
-        (returns_other_model, ("title",)),
-        (returns_dict, None),
-        (returns_nothing, ()),
-        (returns_typed_or_dict, None),
-        (returns_command, None),
-        (returns_bare_command, None),
-        (lambda: None, None),
+        (returns_typed, "title, tags"),
+        (returns_optional, "title, tags"),
+        (returns_schema, "?"),
+        (returns_other_model, "title"),
+        (returns_dict, "?"),
+        (returns_nothing, "nothing"),
+        (returns_typed_or_dict, "?"),
+        (returns_bare_command, "?"),
+        (lambda: None, "?"),
     ],
 )
-def test_a_return_annotation_declares_writes(fn: Any, writes: tuple[str, ...] | None) -> None:
-    expected = None if writes is None else {name: name for name in writes}
-    assert good(built(fn, schema=DRAFT)).writes == expected
+def test_a_return_annotation_declares_writes(fn: Any, writes: str) -> None:
+    assert facts(fn, schema=Draft) == f"reads nothing; writes {writes}; -> END"
 
 
 def test_a_typed_dict_may_name_what_only_type_checkers_import() -> None:
@@ -203,7 +217,7 @@ def test_a_typed_dict_may_name_what_only_type_checkers_import() -> None:
         return {}
 
     node.__annotations__["return"] = Found
-    assert good(built(node, schema=DRAFT)).writes == {"title": "title", "tags": "tags"}
+    assert "writes title, tags;" in facts(node, schema=Draft)
 
 
 def test_a_declared_return_is_a_permission() -> None:
@@ -211,7 +225,7 @@ def test_a_declared_return_is_a_permission() -> None:
         return {"body": "b"}  # type: ignore[typeddict-unknown-key]
 
     with pytest.raises(NodeOutputError, match="'body', which it does not write"):
-        run_node(node, schema=DRAFT)
+        run_node(node, schema=Draft)
 
 
 def returns_elsewhere() -> Other:
@@ -231,18 +245,26 @@ def returns_elsewhere() -> Other:
     ],
 )
 def test_writes_that_name_no_field_or_output_are_problems(fn: Any, writes: Any, message: str) -> None:
-    problems = built(fn, schema=DRAFT, writes=writes).problems
-    assert any(message in problem for problem in problems), problems
+    found = problems(fn, schema=Draft, writes=writes)
+    assert any(message in problem for problem in found), found
 
 
 # --- goto
 
 
-def test_targets_of_a_command_come_from_the_annotation_or_from_goto() -> None:
-    assert good(built(returns_command)).goto == ("judge", "END")
-    assert good(built(returns_dict, goto=["a"])).goto == ("a",)
-    assert good(built(returns_command, goto=["more"])).goto == ("more", "judge", "END")
-    assert good(built(returns_bare_command)).goto == ()
+@each(
+    ("fn", "goto", "targets"),
+    [
+        (returns_command, [], ["judge", "END"]),
+        (returns_dict, ["a"], ["a"]),
+        (returns_command, ["more"], ["more", "judge", "END"]),
+    ],
+)
+def test_targets_of_a_command_come_from_the_annotation_or_from_goto(
+    fn: Any, goto: list[str], targets: list[str]
+) -> None:
+    graph = with_targets(Graph().add_node("node", fn, goto=goto).add_edge(START, "node"), targets)
+    assert facts_in(graph, "node") == f"reads nothing; writes ?; -> {', '.join(targets)}"
 
 
 @pytest.mark.parametrize(
@@ -262,14 +284,17 @@ def test_an_unknown_target_raises_and_lists_the_declared_ones(goto: Any, message
 
 
 def sends_by_global() -> Command[Literal["judge"]]:
-    return Command(goto=Send("judge", {}))
+    return Command(goto=Send("judge", {"doc": "d"}))
 
 
-def test_a_node_declares_whether_it_may_send() -> None:
-    assert good(built(sends_by_global)).sends
-    assert good(built(sends_by_global)).send_targets == ("judge",)
-    assert not good(built(returns_command)).sends
-    assert good(built(returns_command)).send_targets == ()
+def test_only_what_a_send_brings_need_not_be_a_field() -> None:
+    def around(fn: Any) -> Graph:
+        graph = Graph(Draft).add_node("node", fn).add_node("judge", lambda doc: None, writes=[])
+        return graph.add_path(START, "node", "judge", END)
+
+    assert around(sends_by_global).compile().run({}).status == "completed"
+    with pytest.raises(GraphError, match="'doc' is no field"):
+        around(returns_command).compile()
 
 
 def test_a_send_keeps_its_overlay_from_changes() -> None:
@@ -294,6 +319,4 @@ def test_the_typed_dict_of_typing_extensions_declares_writes_too() -> None:
         return {"answer": question}
 
     search.__annotations__["return"] = Found
-    node = built(search, "search").node
-    assert node is not None
-    assert node.writes == {"answer": "answer"}
+    assert "writes answer;" in facts(search)

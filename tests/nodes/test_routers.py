@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer.errors import RouteError, UnsetFieldError
-from dspyer.nodes.node import Command, Decision, Send
-from dspyer.nodes.router import FieldRouter, FunctionRouter, ModuleRouter, Router
-from dspyer.scheduler.topology import END
-from dspyer.schema.schema import Schema
-from tests.nodes.kit import MODES, OPEN, answering, built_router, call_of, decision, holder
+from dspyer import END, START, Command, Commit, CompiledGraph, Graph, Send
+from dspyer.errors import GraphError, RouteError, UnsetFieldError
+from dspyer.testing import route as route_of
+from tests.nodes.kit import MODES, answering, play, with_targets
 from tests.rows import each
 
 
@@ -26,25 +25,51 @@ class Size(enum.Enum):
 
 class Ticket(BaseModel):
     question: str
-    category: Literal["billing", "other"] | None = None
-    urgent: bool = False
+    category: Literal["billing", "other"] | None
+    urgent: bool
     text: str = ""
     label: str = ""
     reason: str = ""
 
 
-TICKET = Schema.of(Ticket)
+def graph_of(
+    route: Any,
+    path_map: Any = None,
+    targets: Iterable[str] | None = None,
+    *,
+    state: Any = None,
+    schema: Any = None,
+    sent: Any = None,
+    **options: Any,
+) -> Graph:
+    """`given` writes a state, after which `judge` goes where its router says; `targets` if no path map has them."""
+    values = dict(state or {})
+    graph = Graph(schema, inputs=[]).add_node("given", lambda: values).add_edge(START, "given")
+    graph.add_node("judge", lambda state: None, writes=[])
+    if sent is None:
+        graph.add_edge("given", "judge")
+    else:
+        graph.add_conditional_edges("given", lambda: Send("judge", sent), ["judge"])
+    if targets is None:
+        ways = path_map.values() if isinstance(path_map, dict) else path_map or ()
+        targets = [name for one in ways for name in ([one] if isinstance(one, str) else one)]
+    return with_targets(graph, targets).add_conditional_edges("judge", route, path_map, **options)
 
 
-def made(route: Any, path_map: Any = None, schema: Schema = OPEN, **options: Any) -> Router:
-    found = built_router("judge", route, path_map, schema=schema, **options)
-    assert found.problems == ()
-    assert found.router is not None
-    return found.router
+def judged(program: CompiledGraph, mode: str = "sync") -> Commit:
+    """The commit of a run with the decision of the router."""
+    (commit,) = [commit for commit in play(program, mode).commits if commit.node == "judge"]
+    return commit
 
 
-def problems_of(route: Any, path_map: Any = None, schema: Schema = OPEN, **options: Any) -> str:
-    return "\n".join(built_router("judge", route, path_map, schema=schema, **options).problems)
+def decision(*args: Any, mode: str = "sync", **options: Any) -> tuple[str, ...]:
+    return judged(graph_of(*args, **options).compile(), mode).route
+
+
+def problems_of(route: Any, path_map: Any = None, schema: Any = Ticket, **options: Any) -> str:
+    with pytest.raises(GraphError) as caught:
+        graph_of(route, path_map, [], schema=schema, **options).compile()
+    return str(caught.value)
 
 
 def gives(result: object) -> Any:
@@ -83,8 +108,6 @@ LABELS = {"again": "search", "done": END, "both": ["search", "other"], True: "ot
         (gives(["search", END]), ["search", END], ("search", END)),
         (gives(Send("search", {"a": 1})), ["search"], (Send("search", {"a": 1}),)),
         (gives([Send("search", {"a": 1}), "other"]), ["search", "other"], (Send("search", {"a": 1}), "other")),
-        (literal, None, ("search",)),
-        (literals, None, ("search", "other")),
         (literal, {"search": "a", "END": "b"}, ("a",)),
         (literal_or_sends, ["worker", "END"], (Send("worker", {"n": 1}),)),
     ],
@@ -92,9 +115,14 @@ LABELS = {"again": "search", "done": END, "both": ["search", "other"], True: "ot
 def test_a_function_may_return_labels_names_sends_and_lists(
     fn: Any, path_map: Any, targets: tuple[Any, ...], mode: str
 ) -> None:
-    router = made(fn, path_map)
-    assert isinstance(router, FunctionRouter)
-    assert decision(router, call_of(), mode) == Decision(targets)
+    program = graph_of(fn, path_map).compile()
+    assert judged(program, mode).route == tuple([one if isinstance(one, str) else one.node for one in targets])
+    assert route_of(program, "judge", {}) == [*targets]
+
+
+def test_an_annotation_takes_the_place_of_a_path_map() -> None:
+    assert decision(literal, None, ["search"]) == ("search",)
+    assert decision(literals, None, ["search", "other"]) == ("search", "other")
 
 
 @each(
@@ -115,9 +143,8 @@ def test_a_function_may_return_labels_names_sends_and_lists(
     ],
 )
 def test_an_unknown_target_or_none_raises(result: object, messages: list[str]) -> None:
-    router = made(gives(result), {"again": "search", "done": END})
     with pytest.raises(RouteError) as caught:
-        router.call(call_of())
+        decision(gives(result), {"again": "search", "done": END})
     assert all(message in str(caught.value) for message in messages), caught.value
 
 
@@ -127,7 +154,7 @@ def test_without_labels_the_targets_are_listed(result: object, message: str) -> 
         return result  # type: ignore[return-value]
 
     with pytest.raises(RouteError, match=message):
-        made(route).call(call_of())
+        decision(route, None, ["a"])
 
 
 def test_a_router_binds_parameters_as_a_node_does() -> None:
@@ -137,18 +164,14 @@ def test_a_router_binds_parameters_as_a_node_does() -> None:
         seen.extend([question, state["question"], ctx.node, urgent])
         return "a"
 
-    router = made(route, ["a"], TICKET)
-    router.call(call_of({"question": "q"}))
-    assert seen == ["q", "q", "node", True]
-    typed = made(lambda question, urgent=True: "a", ["a"], TICKET)
-    assert (typed.reads, typed.optional) == ({"question": "question", "urgent": "urgent"}, frozenset({"urgent"}))
+    assert decision(route, ["a"], state={"question": "q"}, schema=Ticket) == ("a",)
+    assert seen == ["q", "q", "judge", True]
     with pytest.raises(UnsetFieldError, match="the router of 'judge' reads 'question'"):
-        typed.call(call_of())
+        decision(lambda question, urgent=True: "a", ["a"], schema=Ticket)
 
 
 def test_a_router_sees_the_overlay_of_its_branch() -> None:
-    router = made(lambda doc: doc, ["a", "b"])
-    assert router.call(call_of({"doc": "a"}, overlay={"doc": "b"})).targets == ("b",)
+    assert decision(lambda doc: doc, ["a", "b"], state={"doc": "a"}, sent={"doc": "b"}) == ("b",)
 
 
 async def awaits() -> Literal["a"]:
@@ -179,8 +202,7 @@ def generates() -> Any:
     ],
 )
 def test_wrong_options_of_a_function_router_are_problems(route: Any, path_map: Any, message: str) -> None:
-    text = problems_of(route, path_map, TICKET)
-    assert message in text
+    assert message in problems_of(route, path_map)
 
 
 class Renaming(dspy.ChainOfThought):
@@ -202,16 +224,12 @@ WAY = dspy.Signature("question -> way: Literal['a', 'b']")
     ids=["a field that may be None", "an output that may be None", "a class that renames", "tried again"],
 )
 def test_labels_besides_the_literals_are_allowed_if_the_annotation_is_not_complete(route: Any, path_map: Any) -> None:
-    assert problems_of(route, path_map, TICKET) == ""
+    assert graph_of(route, path_map, schema=Ticket).compile()
 
 
-def test_reads_writes_and_targets_of_a_router() -> None:
-    router = made(gives("again"), LABELS)
-    assert router.targets == ("search", END, "other")
-    assert router.labels == {"search": "again, both, Size.BIG", END: "done, small", "other": "both, True"}
-    assert (router.name, router.inline, router.module_name, router.sends) == ("judge", True, None, False)
-    assert made(literal).labels == {}
-    assert made(literal_or_sends, ["worker", "END"]).send_targets == ("worker", "END")
+def test_explain_shows_the_labels_of_each_target() -> None:
+    text = graph_of(gives("again"), LABELS).compile().graph.explain()
+    assert "-> search ('again, both, Size.BIG'), END ('done, small'), other ('both, True')" in text
 
 
 # --- by a field
@@ -219,34 +237,29 @@ def test_reads_writes_and_targets_of_a_router() -> None:
 
 @MODES
 @each(
-    ("field", "value", "path_map", "targets"),
+    ("field", "value", "path_map", "target"),
     [
-        ("category", "billing", {"billing": "a", "other": "b"}, ("a",)),
-        ("category", "other", None, ("other",)),
-        ("urgent", True, {True: "a", False: "b"}, ("a",)),
-        ("text", "b", ["a", "b"], ("b",)),
+        ("category", "billing", {"billing": "a", "other": "b"}, "a"),
+        ("category", "other", None, "other"),
+        ("urgent", True, {True: "a", False: "b"}, "a"),
+        ("text", "b", ["a", "b"], "b"),
     ],
 )
-def test_a_fields_name_routes_by_its_value(
-    field: str, value: object, path_map: Any, targets: tuple[str, ...], mode: str
-) -> None:
-    router = made(field, path_map, TICKET)
-    assert isinstance(router, FieldRouter)
-    assert router.reads == {field: field}
-    assert decision(router, call_of({field: value}), mode) == Decision(targets)
+def test_a_fields_name_routes_by_its_value(field: str, value: object, path_map: Any, target: str, mode: str) -> None:
+    names = None if path_map else ["billing", "other"]
+    assert decision(field, path_map, names, state={field: value}, schema=Ticket, mode=mode) == (target,)
 
 
 def test_a_list_in_a_field_forks() -> None:
-    assert made("next", ["a", "b"]).call(call_of({"next": ["a", "b"]})).targets == ("a", "b")
-    assert made("next", ["a", "b"]).call(call_of({"next": "a"}, overlay={"next": "b"})).targets == ("b",)
+    assert decision("next", ["a", "b"], state={"next": ["a", "b"]}) == ("a", "b")
+    assert decision("next", ["a", "b"], state={"next": "a"}, sent={"next": "b"}) == ("b",)
 
 
 def test_an_unset_or_unknown_value_of_a_field() -> None:
-    router = made("category", ["a"])
     with pytest.raises(UnsetFieldError, match="the router of 'judge' reads 'category'"):
-        router.call(call_of())
+        decision("category", ["a"])
     with pytest.raises(RouteError, match="by the field 'category' returned 'b'"):
-        router.call(call_of({"category": "b"}))
+        decision("category", ["a"], state={"category": "b"})
 
 
 @pytest.mark.parametrize(
@@ -259,7 +272,7 @@ def test_an_unset_or_unknown_value_of_a_field() -> None:
     ],
 )
 def test_wrong_options_of_a_field_router_are_problems(field: str, path_map: Any, message: str) -> None:
-    assert message in problems_of(field, path_map, TICKET)
+    assert message in problems_of(field, path_map)
 
 
 # --- by a module
@@ -267,23 +280,21 @@ def test_wrong_options_of_a_field_router_are_problems(field: str, path_map: Any,
 CHOOSE = "question -> label: Literal['search', 'END']"
 
 
-def answer(mode: str, router: Router, module: dspy.Module, **fields: str) -> Decision:
-    with dspy.context(lm=answering(fields)):
-        return decision(router, call_of({"question": "q"}, program=holder(judge_router=module)), mode)
+def choice(
+    module: dspy.Module, path_map: Any = None, mode: str = "sync", *, label: str = "search", **options: Any
+) -> tuple[list[str], Any]:
+    """The names of a program's predictors, and its commit after a module has routed."""
+    graph = graph_of(module, path_map, None if path_map else ["search"], state={"question": "q"}, **options)
+    program = graph.compile()
+    with dspy.context(lm=answering({"reasoning": "because", "label": label})):
+        return [name for name, _ in program.named_predictors()], judged(program, mode)
 
 
 @MODES
 def test_a_module_with_one_literal_output_routes(mode: str) -> None:
-    module = dspy.ChainOfThought(CHOOSE)
-    found = built_router("judge", module, schema=TICKET)
-    assert found.problems == ()
-    assert found.module is module
-    router = found.router
-    assert isinstance(router, ModuleRouter)
-    assert (router.module_name, router.inline, router.targets) == ("judge_router", False, ("search", "END"))
-    assert (router.reads, router.writes) == ({"question": "question"}, {})
-    got = answer(mode, router, module, reasoning="because", label="END")
-    assert got == Decision(("END",), {}, "because")
+    names, commit = choice(dspy.ChainOfThought(CHOOSE), None, mode, label="END", schema=Ticket)
+    assert names == ["judge_router.predict"]
+    assert (commit.route, commit.patch, commit.reason) == (("END",), {}, "because")
 
 
 @MODES
@@ -291,25 +302,20 @@ def test_a_module_with_one_literal_output_routes(mode: str) -> None:
     ("writes", "updates"),
     [
         (None, {}),
-        ("category", {"category": "search"}),
+        ("text", {"text": "search"}),
         (["label"], {"label": "search"}),
-        ({"label": "category", "reasoning": "reason"}, {"category": "search", "reason": "because"}),
+        ({"label": "text", "reasoning": "reason"}, {"text": "search", "reason": "because"}),
     ],
 )
 def test_a_module_router_commits_what_writes_names(writes: Any, updates: dict[str, str], mode: str) -> None:
-    module = dspy.ChainOfThought(CHOOSE)
-    router = made(module, None, TICKET, writes=writes)
-    got = answer(mode, router, module, reasoning="because", label="search")
-    assert got == Decision(("search",), updates, "because")
+    _, commit = choice(dspy.ChainOfThought(CHOOSE), None, mode, schema=Ticket, writes=writes)
+    assert (commit.route, commit.patch, commit.reason) == (("search",), updates, "because")
 
 
 def test_a_predict_gives_no_reason_and_a_path_map_maps_its_labels() -> None:
-    module = dspy.Predict(CHOOSE)
-    router = made(module, {"search": "a", "END": "b"}, name="choose")
-    assert router.module_name == "choose"
-    with dspy.context(lm=answering({"label": "END"})):
-        got = router.call(call_of({"question": "q"}, program=holder(choose=module)))
-    assert got == Decision(("b",), {}, None)
+    names, commit = choice(dspy.Predict(CHOOSE), {"search": "a", "END": "b"}, label="END", name="choose")
+    assert names == ["choose"]
+    assert (commit.route, commit.patch, commit.reason) == (("b",), {}, None)
 
 
 def test_a_label_that_a_module_made_up_raises() -> None:
@@ -317,9 +323,10 @@ def test_a_label_that_a_module_made_up_raises() -> None:
         def forward(self, **inputs: Any) -> dspy.Prediction:
             return dspy.Prediction(label="elsewhere")
 
-    router = made(dspy.Predict(CHOOSE))
+    program: Any = graph_of(dspy.Predict(CHOOSE), None, ["search"], state={"question": "q"}).compile()
+    program.judge_router = MadeUp()
     with pytest.raises(RouteError, match="'elsewhere'"):
-        router.call(call_of({"question": "q"}, program=holder(judge_router=MadeUp())))
+        play(program)
 
 
 @each(
@@ -336,4 +343,4 @@ def test_a_label_that_a_module_made_up_raises() -> None:
     ],
 )
 def test_wrong_options_of_a_module_router_are_problems(module: Any, options: dict[str, Any], message: str) -> None:
-    assert message in problems_of(module, options.pop("path_map", None), TICKET, **options)
+    assert message in problems_of(module, **options)
