@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 import dspy
@@ -10,10 +10,9 @@ import pytest
 from pydantic import BaseModel, Field
 
 from dspyer import END, START, Command, Failure, Graph, Send, live, reducers
-from dspyer.errors import GraphError, RouteError, StoreError
+from dspyer.errors import ChangedGraphError, GraphError, RouteError, StoreError
+from dspyer.stores import Memory
 from dspyer.testing import stub
-from dspyer.threads.graph_changes import differences
-from dspyer.threads.graph_fingerprint import fingerprint_of
 from tests.rows import each
 
 Failures = Annotated[list[Failure], reducers.append]
@@ -36,8 +35,10 @@ class State(BaseModel):
     fixed: Failure | None = Field(default=None, frozen=True)
 
 
-def graph_of(*edges: tuple[str, str], schema: type[BaseModel] | None = State, **nodes: Any) -> Graph:
-    graph = Graph(schema, inputs=["q"])
+def graph_of(
+    *edges: tuple[str, str], schema: type[BaseModel] | None = State, inputs: Sequence[str] = ("q",), **nodes: Any
+) -> Graph:
+    graph = Graph(schema, inputs=inputs)
     for name, fn in {"ask": lambda q: {"a": q}, "handle": lambda q: {"text": q}, **nodes}.items():
         graph.add_node(name, fn, writes={"ask": ["a", "needed"], "handle": ["text"]}.get(name, []))
     for source, target in edges or ((START, "ask"), ("ask", END), ("handle", END)):
@@ -138,11 +139,10 @@ def test_fields_that_hold_a_failure_are_accepted(into: str | None) -> None:
 
 @pytest.mark.parametrize("given", ["an input", "of another edge", "of a node"])
 def test_a_handler_may_read_a_failure_from_elsewhere(given: str) -> None:
-    graph = graph_of((START, "ask"), ("ask", "handle"), ("handle", END), handle=tells)
+    inputs = ["q", "problem"] if given == "an input" else ["q"]
+    graph = graph_of((START, "ask"), ("ask", "handle"), ("handle", END), inputs=inputs, handle=tells)
     graph.add_error_edge("ask", "handle", on=ValueError)
-    if given == "an input":
-        graph._options = graph._options._replace(inputs=("q", "problem"))
-    elif given == "of another edge":
+    if given == "of another edge":
         graph.add_error_edge("ask", "handle", into="problem")
     else:
         graph.add_node("note", lambda: {"problem": None}, writes=["problem"]).add_path(START, "note", "handle")
@@ -186,11 +186,12 @@ def test_a_node_whose_only_edge_is_an_error_edge_is_a_dead_end() -> None:
 
 
 def test_an_error_edge_may_be_the_only_way_out_of_a_loop() -> None:
-    graph = graph_of((START, "ask"), ("ask", "again"), ("again", "ask"), again=lambda a: {"text": a})
     with pytest.raises(GraphError, match="no way leads from node 'ask' to END"):
         graph_of((START, "ask"), ("ask", "ask"), ("handle", END)).add_error_edge("handle", END).compile()
-    graph._nodes.pop("handle")
-    assert graph.add_error_edge("ask", END).compile().graph.topology.rounds.loops
+    graph = Graph(State, inputs=["q"]).add_node("ask", lambda q: {"a": q}, writes=["a"])
+    graph.add_node("again", lambda a: {}, writes=[]).add_edge(START, "ask").add_edge("ask", "again")
+    text = graph.add_edge("again", "ask").add_error_edge("ask", END).compile().graph.explain()
+    assert "loop of ask, again: a round begins at ask" in text
 
 
 def test_what_a_handler_reads_must_be_set_although_its_source_has_failed() -> None:
@@ -286,19 +287,21 @@ def test_swapped_arguments_are_named() -> None:
         graph.compile()
 
 
-@pytest.mark.parametrize(
-    "graph",
+@each(
+    ("sources", "options", "status"),
     [
-        fork_with_handler("answer"),  # after the join there is one branch
-        fork_with_handler("right", back="answer"),  # the handler leads to the join
-        fork_with_handler("right", back="answer", writes="b"),
-        fork_with_handler("right", writes="excuse"),
-        fork_with_handler("right", merge={"reply": "last_write_wins"}),
+        ("answer", {}, "failed"),  # after the join there is one branch
+        ("right", {"back": "answer"}, "completed"),  # the handler leads to the join
+        ("right", {"back": "answer", "writes": "b"}, "completed"),
+        ("right", {"writes": "excuse"}, "completed"),
+        ("right", {"merge": {"reply": "last_write_wins"}}, "completed"),
     ],
 )
-def test_a_handler_that_does_not_write_in_parallel_is_accepted(graph: Graph) -> None:
-    run = graph.compile().run({"q": 1})
-    assert run.status == ("failed" if not graph.compile().graph.error_edges.get("right") else "completed"), run.error
+def test_a_handler_that_does_not_write_in_parallel_is_accepted(
+    sources: str, options: dict[str, Any], status: str
+) -> None:
+    run = fork_with_handler(sources, **options).compile().run({"q": 1})
+    assert run.status == status, run.error
 
 
 def test_the_failures_of_several_sends_need_a_reducer() -> None:
@@ -415,33 +418,38 @@ CHANGES: dict[str, tuple[Callable[[Graph], Any], list[str]]] = {
 @pytest.mark.parametrize("case", CHANGES)
 def test_a_changed_error_edge_is_a_change_of_the_graph(case: str) -> None:
     change, expected = CHANGES[case]
+    before, after = graph_of().add_edge("ask", "handle"), graph_of().add_edge("ask", "handle")
+    change(after)
+    assert changes(before.add_error_edge("ask", "handle", into="problem"), after) == expected
 
-    def made() -> Graph:
-        return graph_of().add_edge("ask", "handle")
 
-    now = made()
-    change(now)
-    before = fingerprint_of(made().add_error_edge("ask", "handle", into="problem").compile())
-    after = fingerprint_of(now.compile())
-    assert differences(before.facts, after.facts) == expected
-    assert before.id != after.id
+def changes(before: Graph, after: Graph) -> list[str]:
+    """What has changed for an open run of the first graph that is resumed with the second one."""
+    store = Memory()
+    before.compile(store=store, interrupt_before=["ask"]).thread("t").run({"q": "high"})
+    with pytest.raises(ChangedGraphError) as raised:
+        after.compile(store=store, interrupt_before=["ask"]).thread("t").resume()
+    return [*raised.value.changes]
 
 
 def test_another_order_of_error_edges_is_a_change() -> None:
-    def made(*kinds: type[Exception]) -> Any:
+    def made(*kinds: type[Exception]) -> Graph:
         graph = graph_of()
         for kind in kinds:
             graph.add_error_edge("ask", "handle", on=kind)
-        return fingerprint_of(graph.compile()).facts
+        return graph
 
-    assert differences(made(KeyError, ValueError), made(ValueError, KeyError)) == [
+    assert changes(made(KeyError, ValueError), made(ValueError, KeyError)) == [
         "the error edges of 'ask' have another order"
     ]
 
 
-def test_policies_are_no_part_of_the_fingerprint_and_graphs_without_error_edges_keep_theirs() -> None:
-    plain = graph_of().add_edge("ask", "handle").compile()
-    assert "errors" not in fingerprint_of(plain).facts
+def test_graphs_without_error_edges_keep_the_fingerprint_that_open_runs_have() -> None:
+    """Policies are no part of it."""
+    store = Memory()
+    graph = Graph(name="Plain").add_node("ask", lambda q: {"a": q}, writes=["a"], retry=3, timeout=60)
+    graph.add_path(START, "ask", END).compile(store=store).thread("t").run({"q": "x"})
+    assert [run.header["shape"] for run in store.runs("t")] == ["ed9e397a9808269512b8664594044763"]
 
 
 def test_a_stub_of_a_source_keeps_its_error_edges() -> None:

@@ -18,6 +18,7 @@ from dspyer import END, START, CompiledGraph, Graph, Retry
 from dspyer.errors import is_transient
 from dspyer.events import AttemptFailed, Token
 from dspyer.testing import no_pauses
+from tests.budget import deep
 from tests.http_faults import (
     UNPARSABLE,
     Cut,
@@ -174,8 +175,17 @@ ROWS = [
 each_call = pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
 
 
-@each_call
-@each("row", ROWS, ids=lambda row: repr(row.fault))
+def rows_and_calls(rows: list[Row]) -> list[tuple[Row, Callable[..., Outcome]]]:
+    """Each fault in a call and in a stream, one of them in sync and one in async code; `make test-deep` has all."""
+    ways = [CALLS, CALLS] if deep else [[call_sync, call_streamed_async], [call_async, call_streamed]]
+    return [(row, call) for place, row in enumerate(rows) for call in ways[place % 2]]
+
+
+def shown(value: Any) -> str:
+    return repr(value.fault) if isinstance(value, Row) else value.__name__
+
+
+@each(("row", "call"), rows_and_calls(ROWS), ids=shown, items=4)
 def test_each_fault_with_and_without_a_policy(row: Row, call: Callable[..., Outcome]) -> None:
     again = row.streamed if call in STREAMED else row.retried
     options = {"timeout": SHORT} if isinstance(row.fault, Hold) else {}
@@ -193,8 +203,12 @@ def test_each_fault_with_and_without_a_policy(row: Row, call: Callable[..., Outc
     assert errors[0] is errors[1]  # the type is that of DSPy, whatever the policy
 
 
-@each_call
-@each("row", [row for row in ROWS if row.retried and row.streamed], ids=lambda row: repr(row.fault))
+@each(
+    ("row", "call"),
+    rows_and_calls([row for row in ROWS if row.retried and row.streamed]),
+    ids=shown,
+    items=4,
+)
 def test_one_fault_and_then_an_answer(row: Row, call: Callable[..., Outcome], pauses: list[float]) -> None:
     pauses.clear()
     script, arrived = iter([row.fault] * row.requests), threading.Event()

@@ -16,7 +16,6 @@ from dspy.utils.exceptions import AdapterParseError, LMRateLimitError, LMServerE
 from pydantic import BaseModel, Field
 
 from dspyer import END, START, CompiledGraph, Graph, Retry, Run
-from dspyer.dspy_module.lm_requests import STRIDE, in_rollout, with_new_responses
 from dspyer.errors import NodeOutputError
 from dspyer.search import best_of
 from dspyer.testing import no_pauses
@@ -28,6 +27,7 @@ GOOD = "[[ ## answer ## ]]\n7\n\n[[ ## completed ## ]]"
 REASONED = "[[ ## reasoning ## ]]\nso\n\n" + GOOD
 BAD = Text("I would rather not.")
 MODES = ["sync", "async"]
+STRIDE = 10**6  # between the rollout ids of two attempts; another one would miss the responses in the caches of users
 
 
 @pytest.fixture(autouse=True)
@@ -122,23 +122,31 @@ def test_a_module_with_an_adapter_of_its_own_asks_anew(far: bool, mode: str) -> 
 
 
 def test_the_adapter_of_a_module_is_replaced_for_its_calls_alone() -> None:
+    """What it sets stays what it sees, and its calls have a copy of that which asks anew."""
     found: list[Any] = []
 
     class Notes(dspy.Module):
         def forward(self) -> None:
             found.append(dspy.settings.adapter)
 
-    own, notes = dspy.ChatAdapter(), Notes()
-    with in_rollout(3, 1.0), with_new_responses(1):
-        asking = dspy.settings.adapter
-        notes()
+    class Own(dspy.ChatAdapter):
+        pass
+
+    own = Own(use_native_function_calling=True)
+
+    def asks(notes: dspy.Module) -> dict[str, Any]:
         with dspy.context(adapter=own):
             notes()
             found.append(dspy.settings.adapter)
-    first, inside, after = found
-    assert (first, after) == (asking, own)
-    assert [vars(one) for one in (inside, asking)] == [vars(own) | vars(asking)] * 2
-    assert (type(inside), asking._dspyer_rollout.number) == (type(asking), 3)
+        return {"answer": 1}
+
+    graph = Graph(name="In").add_node("asks", asks, modules={"notes": Notes()}, writes=["answer"])
+    graph.add_path(START, "asks", END)
+    assert best_of(graph, 1, lambda answer: 1.0).compile().run({}).status == "completed"
+    inside, after = found
+    assert after is own
+    assert inside is not own
+    assert (type(inside).__name__, isinstance(inside, Own), inside.use_native_function_calling) == ("Own", True, True)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -303,7 +311,7 @@ def test_an_error_of_the_users_function_asks_anew(mode: str) -> None:
 
 ROWS = [  # the fault, what the LM retries itself, requests of a node with 3 attempts
     (Status(500), 0, 3, LMServerError),
-    (Status(500), 2, 3, LMServerError),  # 1 + 2 by the LM, none by the node
+    (Status(500, Retry_After="0"), 2, 3, LMServerError),  # 1 + 2 by the LM, at once; none by the node
     (Status(429, Retry_After="3600"), 0, 1, LMRateLimitError),  # longer than max_wait
     (BAD, 2, 6, AdapterParseError),
 ]
@@ -319,10 +327,8 @@ def test_requests_are_not_multiplied(
     error: type[Exception],
     mode: str,
     pinned: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rules 1 and 2."""
-    monkeypatch.setattr("dspy.clients.execution._delay", lambda error, attempt: 0.0)
     seen: list[Any] = []
 
     class Users(BaseCallback):

@@ -1,27 +1,19 @@
-"""A graph as a node: the program is a fake that implements the node's protocol."""
+"""A graph as a node: what it gets of the state around it, and what it gives back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable
 from typing import Annotated, Any
 
-import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Graph, reducers
+from dspyer import DELETE, END, START, CompiledGraph, Graph, Replace, Run, Updates, reducers
 from dspyer.errors import GraphError, UnsetFieldError
-from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.node import Reply
-from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.subgraph import SubgraphNode
-from dspyer.patch import DELETE
-from dspyer.reducers import Updates
-from dspyer.schema.schema import Schema
-from dspyer.values.freezing import freeze
-from tests.nodes.kit import MODES, OPEN, built, built_map, call_of, good, holder, reply
 from tests.rows import each
+
+MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
 
 class Inner(BaseModel):
@@ -33,14 +25,8 @@ class Inner(BaseModel):
     log: Annotated[list[str], reducers.extend] = []
 
 
-class Small(BaseModel):
-    question: str
-    hint: str = ""
-    answer: str | None = None
-
-
 class Outer(BaseModel):
-    question: str
+    question: str = ""
     topic: str = ""
     topics: list[str] = []
     answer: str | None = None
@@ -50,200 +36,174 @@ class Outer(BaseModel):
     results: list[Any] = []
 
 
-@dataclass
-class View:
-    inputs: tuple[str, ...]
-    required: frozenset[str]
-    outputs: tuple[str, ...] | None
-    writes: tuple[str, ...] | None
-    topology: Any
-    closed: bool = True
-    also: frozenset[str] = frozenset()
+STATE = {"question": "q", "topic": "t", "notes": {"a": 1}, "log": ["0"]}
+BOTH_LINES = Updates(["x"], ["y"])
 
 
-@dataclass
-class Shape:
-    schema: Schema
-
-
-@dataclass
-class Inside:
-    changed: Mapping[str, object]
-    inputs: Any
-    prediction = dspy.Prediction()
-
-    def changes(self) -> Mapping[str, object]:
-        return self.changed
-
-
-class Program(dspy.Module):
-    """A fake program: it returns the given changes and records its inputs."""
-
-    _dspyer_program = True
+class Part:
+    """A graph whose one node makes these changes; `asked` has its inputs, call by call."""
 
     def __init__(
         self,
-        changes: Mapping[str, object],
+        changes: dict[str, Any],
         outputs: tuple[str, ...] | None = ("answer", "notes", "log"),
         writes: tuple[str, ...] | None = ("scratch", "answer", "notes", "log"),
-        schema: Schema | None = None,
     ) -> None:
-        super().__init__()
-        self.changes = dict(changes)
-        self.given: list[dict[str, Any]] = []
-        self.graph = View(
-            ("question", "hint"), frozenset({"question"}), outputs, writes, Shape(schema or Schema.of(Inner))
-        )
+        self.asked: list[tuple[str, str]] = []
 
-    def _run_inside(self, inputs: dict[str, Any], attempt: Attempt, **options: Any) -> Inside:
-        self.given.append(inputs)
-        schema = self.graph.topology.schema
-        return Inside(self.changes, schema.initial_state(schema.as_replacements(inputs)))
+        def work(question: str, hint: str) -> dict[str, Any]:
+            self.asked.append((question, hint))
+            return changes
 
-    async def _arun_inside(self, inputs: dict[str, Any], attempt: Attempt, **options: Any) -> Inside:
-        return self._run_inside(inputs, attempt, **options)
+        graph = Graph(Inner, name="Part", inputs=["question", "hint"], outputs=outputs)
+        self.program = graph.add_node("work", work, writes=writes).add_path(START, "work", END).compile()
 
 
-OUTER = Schema.of(Outer)
-STATE = {"question": "q", "topic": "t"}
+def around(part: Part | Graph, schema: type[BaseModel] | None = Outer, **options: Any) -> CompiledGraph:
+    inputs = [*STATE] if schema is Outer else None
+    program = part.program if isinstance(part, Part) else part
+    graph = Graph(schema, inputs=inputs).add_node("node", program, **options)
+    return graph.add_path(START, "node", END).compile()
 
 
-def run(program: Program, mode: str = "sync", *, schema: Schema = OUTER, **options: Any) -> Reply:
-    node = good(built(program, schema=schema, **options))
-    assert isinstance(node, SubgraphNode)
-    return reply(node, call_of(STATE, program=holder(node=program)), mode)
+def mapped(part: Part, schema: type[BaseModel] | None = Outer) -> CompiledGraph:
+    graph = Graph(schema).add_map("node", part.program, over="topics", item="question", into="results")
+    return graph.add_path(START, "node", END).compile()
 
 
-def test_a_compiled_graph_is_known_by_its_class() -> None:
-    assert is_program(Program({}))
-    assert not is_program(dspy.Predict("a -> b"))
+def ran(program: CompiledGraph, mode: str = "sync", inputs: dict[str, Any] = STATE) -> Run:
+    found = program.run(inputs) if mode == "sync" else asyncio.run(program.arun(inputs))
+    found.raise_error()
+    return found
+
+
+def given(program: CompiledGraph, mode: str = "sync", inputs: dict[str, Any] = STATE) -> dict[str, Any]:
+    """What the node commits."""
+    return dict(ran(program, mode, inputs).commits[1].patch)
+
+
+def facts(part: Part, schema: type[BaseModel] | None = Outer, **options: Any) -> str:
+    """What the node reads and writes."""
+    lines = around(part, schema, **options).graph.explain().splitlines()
+    return next(line for line in lines if line.startswith("  node: ")).removeprefix("  node: ").partition("; ->")[0]
 
 
 @MODES
 def test_it_gets_its_inputs_and_gives_what_changed(mode: str) -> None:
-    program = Program({"answer": "a", "scratch": "s"})
-    assert run(program, mode) == Reply({"answer": "a"}, None, True)
-    assert program.given == [{"question": "q"}]
+    part = Part({"answer": "a", "scratch": "s"})
+    assert given(around(part), mode) == {"answer": "a"}
+    assert part.asked == [("q", "")]
 
 
 def test_reads_and_writes_of_a_subgraph_node() -> None:
-    node = good(built(Program({}), schema=OUTER))
-    assert (node.reads, node.optional) == ({"question": "question"}, frozenset())
-    assert node.writes == {"answer": "answer", "notes": "notes", "log": "log"}
-    node = good(built(Program({})))
-    assert (node.reads, node.optional) == ({"question": "question", "hint": "hint"}, frozenset({"hint"}))
-    assert good(built(Program({}, outputs=None, writes=None))).writes is None
-    changes_an_input = Program({}, outputs=("answer",), writes=("question", "scratch", "answer"))
-    assert good(built(changes_an_input, schema=OUTER)).writes == {"answer": "answer", "question": "question"}
-    apart = good(built(changes_an_input, schema=OUTER, reads={"question": "topic"}))
-    assert apart.writes == {"answer": "answer"}
+    assert facts(Part({})) == "reads question; writes answer, notes, log"
+    assert facts(Part({}), None) == "reads question, hint; writes answer, notes, log"
+    assert "inputs: question, hint (optional)" in around(Part({}), None).graph.explain()
+    unknown = Graph().add_node("work", lambda question: {}).add_path(START, "work", END)
+    assert "  node: reads question; writes ?;" in around(unknown, None).graph.explain()
+    changes_an_input = Part({}, outputs=("answer",), writes=("question", "scratch", "answer"))
+    assert facts(changes_an_input) == "reads question; writes answer, question"
+    apart = facts(changes_an_input, reads={"question": "topic"})
+    assert apart == "reads topic (as question); writes answer"
 
 
 @MODES
-@pytest.mark.parametrize(("writes", "declared"), [(None, ["answer"]), (("question",), ["answer", "question"])])
-def test_an_input_that_changed_inside_is_given_back(writes: Any, declared: list[str], mode: str) -> None:
-    program = Program({"question": "better"}, ("answer",), writes)
-    assert run(program, mode).updates == {"question": "better"}
-    assert list(good(built(program, schema=OUTER)).writes or ()) == declared
-    assert run(program, mode, reads={"question": "topic"}).updates == {}
-    assert run(program, mode, writes={"question": "topic"}).updates == {"topic": "better"}
+@each(("writes", "declared"), [(None, "answer"), (("question",), "answer, question")])
+def test_an_input_that_changed_inside_is_given_back(writes: Any, declared: str, mode: str) -> None:
+    part = Part({"question": "better"}, ("answer",), writes)
+    assert given(around(part), mode) == {"question": "better"}
+    assert facts(part) == f"reads question; writes {declared}"
+    assert given(around(part, reads={"question": "topic"}), mode) == {}
+    assert given(around(part, writes={"question": "topic"}), mode) == {"topic": "better"}
 
 
 @MODES
 def test_a_field_with_a_reducer_gets_the_raw_updates(mode: str) -> None:
-    updates = Updates(freeze(["x"]), freeze(["y"]))
-    given = run(Program({"log": updates}), mode)
-    assert given.updates == {"log": updates}
-    patch, after = OUTER.commit(
-        OUTER.initial_state({"question": "q", "log": ["0"]}),
-        given.updates,
-        node="n",
-        commit_id="1",
-        whole_values=given.whole,
-    )
-    assert after["log"] == ["0", "x", "y"]
-    assert patch == {"log": updates}
+    run = ran(around(Part({"log": BOTH_LINES})), mode)
+    assert (run.commits[1].patch, run.state["log"]) == ({"log": BOTH_LINES}, ["0", "x", "y"])
 
 
 @MODES
-@each(("schema", "writes", "field"), [(OUTER, {"log": "lines"}, "lines"), (OPEN, None, "log"), (OPEN, ["log"], "log")])
-def test_a_field_without_a_reducer_gets_the_value(schema: Schema, writes: Any, field: str, mode: str) -> None:
-    program = Program({"log": Updates(freeze(["x"]), freeze(["y"]))})
-    given = run(program, mode, schema=schema, writes=writes)
-    assert given.updates == {field: ["x", "y"]}
+@each(("schema", "writes", "field"), [(Outer, {"log": "lines"}, "lines"), (None, None, "log"), (None, ["log"], "log")])
+def test_a_field_without_a_reducer_gets_the_value(schema: Any, writes: Any, field: str, mode: str) -> None:
+    program = around(Part({"log": BOTH_LINES}), schema, writes=writes)
+    assert ran(program, mode, STATE if schema else {"question": "q"}).state[field] == ["x", "y"]
+
+
+@each(("changes", "notes"), [({"b": 1}, {"b": 1}), (Replace({"b": 1}), {"b": 1}), ({}, {"a": 1})])
+def test_a_mapping_that_changed_is_given_whole(changes: Any, notes: dict[str, int]) -> None:
+    assert ran(around(Part({"notes": changes}))).state["notes"] == notes
 
 
 def test_a_field_that_was_reset_is_reset() -> None:
-    given = run(Program({"notes": DELETE}))
-    assert given.updates == {"notes": DELETE}
-
-
-def test_a_mapping_that_changed_is_given_whole() -> None:
-    given = run(Program({"notes": freeze({"b": 1})}))
-    state = OUTER.initial_state({"question": "q", "notes": {"a": 1}})
-    _, after = OUTER.commit(state, given.updates, node="n", commit_id="1", whole_values=given.whole)
-    assert after["notes"] == {"b": 1}
+    graph = Graph(Inner, inputs=["question", "notes"], outputs=["notes"])
+    graph.add_node("work", lambda: {"notes": DELETE}, writes=["notes"]).add_path(START, "work", END)
+    outer = Graph(Outer, inputs=[*STATE]).add_node("node", graph).add_path(START, "node", END)
+    assert ran(outer.compile()).state["notes"] == {}
 
 
 def test_reads_and_writes_rename() -> None:
-    program = Program({"answer": "a"})
-    given = run(program, reads={"question": "topic"}, writes={"answer": "topic"})
-    assert (program.given, given.updates) == ([{"question": "t"}], {"topic": "a"})
+    part = Part({"answer": "a"})
+    assert given(around(part, reads={"question": "topic"}, writes={"answer": "topic"})) == {"topic": "a"}
+    assert part.asked == [("t", "")]
 
 
 class Apart(BaseModel):
     elsewhere: str = ""
 
 
-@pytest.mark.parametrize(
+@each(
     ("schema", "options", "message"),
     [
-        (Schema.of(Apart), {}, "its input 'question' is no field of the state"),
-        (Schema.of(Apart), {}, "say where its results go, as writes={'answer': 'a field'}"),
-        (OUTER, {"writes": ["anser"]}, "Did you mean 'answer'?"),
-        (OUTER, {"reads": {"topic": "question"}}, "write reads={'question': 'topic'}"),
-        (OUTER, {"reads": []}, "its input 'question' is not in reads (none)"),
+        (Apart, {}, "its input 'question' is no field of the state"),
+        (Apart, {}, "say where its results go, as writes={'answer': 'a field'}"),
+        (Outer, {"writes": ["anser"]}, "Did you mean 'answer'?"),
+        (Outer, {"reads": {"topic": "question"}}, "write reads={'question': 'topic'}"),
+        (Outer, {"reads": []}, "its input 'question' is not in reads (none)"),
     ],
 )
 def test_outputs_that_do_not_fit_the_outer_state_are_problems(
-    schema: Schema, options: dict[str, Any], message: str
+    schema: Any, options: dict[str, Any], message: str
 ) -> None:
-    found = built(Program({}), schema=schema, **options)
-    text = "\n".join((*found.problems, *found.unknown))
-    assert message in text
+    with pytest.raises(GraphError) as raised:
+        around(Part({}), schema, **options)
+    assert message in str(raised.value)
 
 
-def test_a_worker_of_a_map_gives_no_inputs_back() -> None:
-    for outputs in (("answer",), None):
-        program = Program({"answer": "a", "hint": "changed"}, outputs, None, Schema.of(Small))
-        found = built_map(program, schema=OPEN, over="topics", item="question", into="results")
-        call = call_of({"topics": ["t"], "hint": "h"}, program=holder(node=program))
-        assert reply(good(found), call).updates == {"results": ["a"]}
-        assert program.given == [{"question": "t", "hint": "h"}]
+@each("outputs", [("answer",), None])
+def test_a_worker_of_a_map_gives_no_inputs_back(outputs: Any) -> None:
+    class Small(BaseModel):
+        question: str
+        hint: str = ""
+        answer: str | None = None
 
+    asked: list[tuple[str, str]] = []
 
-def test_a_worker_of_a_map_gives_outputs_that_did_not_change() -> None:
-    program = Program({}, ("hint",))
-    found = built_map(program, schema=OUTER, over="topics", item="question", into="results")
-    call = call_of({"topics": ["t"]}, program=holder(node=program))
-    assert reply(good(found), call).updates == {"results": [""]}
+    def work(question: str, hint: str) -> dict[str, str]:
+        asked.append((question, hint))
+        return {"answer": "a", "hint": "changed"}
+
+    graph = Graph(Small, inputs=["question", "hint"], outputs=outputs).add_node("work", work)
+    graph = Graph().add_map("node", graph.add_path(START, "work", END), over="topics", item="question", into="results")
+    program = graph.add_path(START, "node", END).compile()
+    assert given(program, inputs={"topics": ["t"], "hint": "h"}) == {"results": ["a"]}
+    assert asked == [("t", "h")]
 
 
 def test_a_missing_input_raises() -> None:
-    program = Program({})
-    node = good(built(program))
+    graph = Graph().add_node("first", lambda: None, writes=["question"]).add_node("node", Part({}).program)
     with pytest.raises(UnsetFieldError, match="'question'"):
-        reply(node, call_of(program=holder(node=program)))
+        ran(graph.add_path(START, "first", "node", END).compile(), inputs={})
 
 
 @MODES
-@pytest.mark.parametrize("writes", [(), None], ids=["declared", "unknown"])
+@each("writes", [("scratch", "answer", "notes", "log"), None])
 @each(
     ("outputs", "expected"),
     [
         (("answer",), "a"),
         (("log",), ["x", "y"]),
-        (("hint",), ""),
+        (("hint",), ""),  # which did not change
         (("answer", "log"), {"answer": "a", "log": ["x", "y"]}),
         (("notes",), {}),
     ],
@@ -251,15 +211,10 @@ def test_a_missing_input_raises() -> None:
 def test_a_worker_of_a_map_gives_the_values_of_its_outputs(
     outputs: tuple[str, ...], expected: object, writes: Any, mode: str
 ) -> None:
-    changes = {"answer": "a", "scratch": "s", "notes": DELETE, "log": Updates(freeze(["x"]), freeze(["y"]))}
-    program = Program(changes, outputs, writes)
-    found = built_map(program, schema=OUTER, over="topics", item="question", into="results")
-    call = call_of({"topics": ["t1", "t2"]}, program=holder(node=program))
-    given = reply(good(found), call, mode)
-    if outputs == ("notes",):
-        expected = None
-    assert given.updates == {"results": [expected, expected]}
-    assert program.given == [{"question": "t1"}, {"question": "t2"}]
+    part = Part({"answer": "a", "scratch": "s", "log": BOTH_LINES}, outputs, writes)
+    run = ran(mapped(part), mode, {"topics": ["t1", "t2"]})
+    assert run.state["results"] == [expected, expected]
+    assert sorted(part.asked) == [("t1", ""), ("t2", "")]
 
 
 # --- graphs that are not compiled
@@ -285,10 +240,10 @@ ADDED: dict[str, Callable[[Graph], Graph]] = {
 }
 
 
-@pytest.mark.parametrize("add", ADDED.values(), ids=ADDED)
+@each("add", ADDED.values(), ids=ADDED)
 def test_a_graph_is_compiled_where_a_program_may_be(add: Callable[[Graph], Graph]) -> None:
     program = add(Graph(outputs=["found"])).add_path(START, "made", END).compile()
-    text: Any = ["hey"] if program.graph.nodes["made"].map_fields else "hey"
+    text: Any = ["hey"] if add is ADDED["per item"] else "hey"
     assert program(text=text).found == (["HEY"] if text == ["hey"] else "HEY")
 
 

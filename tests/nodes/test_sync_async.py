@@ -13,29 +13,21 @@ import anyio
 import dspy
 import pytest
 
-from dspyer.nodes.sync_async import (
-    acall_module,
-    async_bridge,
-    call_async,
-    call_modes,
-    call_module,
-    is_async,
-    to_thread,
-    uses_acall,
-)
-from tests.nodes.kit import MODES, run_node
+from dspyer import END, START, CompiledGraph, Graph, Run
+from dspyer.testing import call_node
 from tests.rows import each
 
 WHERE: ContextVar[str] = ContextVar("WHERE", default="nowhere")
+MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
 
-async def place() -> tuple[str, int]:
+async def place() -> dict[str, Any]:
     await anyio.lowlevel.checkpoint()
-    return WHERE.get(), threading.get_ident()
+    return {"where": WHERE.get(), "thread": threading.get_ident()}
 
 
-def sync_place() -> tuple[str, int]:
-    return WHERE.get(), threading.get_ident()
+def sync_place() -> dict[str, Any]:
+    return {"where": WHERE.get(), "thread": threading.get_ident()}
 
 
 @pytest.fixture(autouse=True)
@@ -45,99 +37,96 @@ def _here() -> Any:
     WHERE.reset(token)
 
 
+def program_of(*nodes: Any, **options: Any) -> CompiledGraph:
+    """A chain of nodes."""
+    graph = Graph(**options)
+    for number, node in enumerate(nodes):
+        graph.add_node(f"n{number}", node)
+    return graph.add_path(START, *(f"n{number}" for number in range(len(nodes))), END).compile()
+
+
+def run(program: CompiledGraph, mode: str = "sync", **inputs: Any) -> dict[str, Any]:
+    """The last state of a run in sync or async code."""
+    ran: Run = program.run(inputs) if mode == "sync" else asyncio.run(program.arun(inputs))
+    ran.raise_error()
+    return ran.state.to_dict()
+
+
 def test_async_code_from_a_plain_thread_keeps_context_variables() -> None:
-    where, thread = call_async(place, {})
-    assert where == "here"
-    assert thread != threading.get_ident()
+    found = run(program_of(place))
+    assert found["where"] == "here"
+    assert found["thread"] != threading.get_ident()
 
 
-@each("name", ["work", "call", "self", "fn", "kwargs", "limiter"])
-def test_a_parameter_of_any_name_reaches_a_sync_function_that_async_code_calls(name: str) -> None:
-    def gives(**given: int) -> dict[str, int]:
-        return given
-
-    async def main() -> dict[str, int]:
-        return await to_thread(gives, {name: 1})
-
-    assert anyio.run(main) == {name: 1}
+@MODES
+@each("name", ["work", "call", "fn", "kwargs", "limiter", "func"])
+def test_a_parameter_of_any_name_reaches_a_function_of_the_other_mode(name: str, mode: str) -> None:
+    namespace: dict[str, Any] = {}
+    exec(f"{'async ' * (mode == 'sync')}def gives({name}): return {{'found': {name} + 1}}", namespace)
+    assert run(program_of(namespace["gives"]), mode, **{name: 1})["found"] == 2
 
 
 def test_calls_to_worker_threads_wait_for_no_token() -> None:
     """With a limit of any size, as many calls that wait for one another would wait for ever."""
-    number = 60
-    together = threading.Barrier(number, timeout=60)
-
-    async def main() -> None:
-        async with anyio.create_task_group() as group:
-            for _ in range(number):
-                group.start_soon(to_thread, together.wait, {})
-
-    anyio.run(main)
+    together = threading.Barrier(60, timeout=60)
+    graph = Graph().add_map("wait", lambda n: together.wait(), over="ns", item="n", into="places", max_concurrency=60)
+    found = run(graph.add_path(START, "wait", END).compile(max_concurrency=60), "async", ns=[*range(60)])
+    assert sorted(found["places"]) == [*range(60)]
 
 
 def test_async_code_from_a_thread_with_a_running_loop() -> None:
-    async def notebook() -> tuple[str, int]:
-        return call_async(place, {})
+    async def notebook() -> dict[str, Any]:
+        return run(program_of(place))
 
-    assert asyncio.run(notebook())[0] == "here"
+    assert asyncio.run(notebook())["where"] == "here"
 
 
 def test_async_code_from_an_anyio_worker_thread_runs_on_its_loop() -> None:
-    async def main() -> tuple[int, tuple[str, int]]:
-        return threading.get_ident(), await to_thread(call_async, {"fn": place, "kwargs": {}})
+    async def main() -> tuple[int, dict[str, Any]]:
+        return threading.get_ident(), await dspy.asyncify(run)(program_of(place))
 
-    loop_thread, found = anyio.run(main)
-    assert found == ("here", loop_thread)
-
-
-@pytest.fixture
-def own_threads() -> Callable[[], int]:
-    """How many threads of event loops there are beside those that other tests have left."""
-
-    def all_threads() -> set[threading.Thread]:
-        return {thread for thread in threading.enumerate() if thread.name == "dspyer-async"}
-
-    before = all_threads()
-    return lambda: len(all_threads() - before)
+    loop_thread, found = asyncio.run(main())
+    assert found == {"where": "here", "thread": loop_thread}
 
 
-def test_one_loop_for_all_calls_of_a_scope(own_threads: Callable[[], int]) -> None:
-    with async_bridge():
-        assert own_threads() == 0
-        threads = {call_async(place, {})[1] for _ in range(3)}
-        assert (len(threads), own_threads()) == (1, 1)
-    assert own_threads() == 0
-    with async_bridge():
-        pass
+def own_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "dspyer-async"}
 
 
-def test_a_call_after_the_end_of_the_bridge_gets_a_loop_of_its_own(own_threads: Callable[[], int]) -> None:
-    with async_bridge():
-        call_async(place, {})
-        later = copy_context()
-    assert later.run(call_async, place, {})[0] == "here"
-    assert own_threads() == 0
+def test_one_loop_for_all_calls_of_a_run() -> None:
+    before, threads, counts = own_threads(), list[int](), list[int]()
+
+    def count() -> None:
+        counts.append(len(own_threads() - before))
+
+    async def asynchronous() -> None:
+        threads.append(threading.get_ident())
+
+    run(program_of(count, asynchronous, asynchronous, count, asynchronous))
+    assert (len(threads), len(set(threads)), counts) == (3, 1, [0, 1])
+    assert own_threads() <= before
+
+
+def test_a_call_after_the_end_of_the_run_gets_a_loop_of_its_own() -> None:
+    before, contexts = own_threads(), list[Any]()
+    run(program_of(place, lambda: contexts.append(copy_context())))
+    assert contexts[0].run(call_node, program_of(place), "n0", {})["where"] == "here"
+    assert own_threads() <= before
 
 
 def test_a_program_in_an_async_function_of_another_does_not_wait_for_itself() -> None:
-    async def inner() -> str:
-        return WHERE.get()
+    async def outer() -> dict[str, Any]:
+        found = [run(program_of(place))["where"], call_node(program_of(place), "n0", {})["where"]]
+        worker = threading.Thread(target=lambda: found.append(run(program_of(place))["where"]))
+        worker.start()
+        worker.join()
+        return {"found": found}
 
-    async def outer() -> list[str]:
-        found = [call_async(inner, {})]
-        with async_bridge():
-            found.append(call_async(inner, {}))
-            worker = threading.Thread(target=lambda: found.append(call_async(inner, {})))
-            worker.start()
-            worker.join()
-        return found
-
-    with async_bridge():
-        assert call_async(outer, {}) == ["here", "here", "nowhere"]
+    assert run(program_of(outer))["found"] == ["here", "here", "nowhere"]
 
 
-@pytest.mark.parametrize("error", [ValueError("mine"), RuntimeError("mine"), KeyError("mine")])
 @pytest.mark.parametrize("worker", [False, True])
+@each("error", [ValueError("mine"), RuntimeError("mine"), KeyError("mine")])
 def test_errors_come_through_unwrapped_and_the_call_is_made_once(error: Exception, worker: bool) -> None:
     calls = []
 
@@ -145,63 +134,52 @@ def test_errors_come_through_unwrapped_and_the_call_is_made_once(error: Exceptio
         calls.append(1)
         raise error
 
-    async def main() -> None:
-        await to_thread(call_async, {"fn": fails, "kwargs": {}})
-
-    with pytest.raises(type(error)) as caught:
-        anyio.run(main) if worker else call_async(fails, {})
-    assert caught.value is error
+    program = program_of(fails)
+    found = asyncio.run(dspy.asyncify(program.run)({})) if worker else program.run({})
+    assert found.error is error
     assert calls == [1]
 
 
 def test_sync_code_from_async_code_runs_in_a_worker_thread_with_its_context() -> None:
-    async def main() -> tuple[str, int]:
-        return await to_thread(sync_place, {})
-
-    where, thread = anyio.run(main)
-    assert where == "here"
-    assert thread != threading.get_ident()
+    found = run(program_of(sync_place), "async")
+    assert found["where"] == "here"
+    assert found["thread"] != threading.get_ident()
 
 
 def test_worker_threads_do_not_wait_for_each_other() -> None:
-    async def nested(depth: int) -> int:
-        if depth == 0:
-            return 0
-        inner: int = await to_thread(call_async, {"fn": nested, "kwargs": {"depth": depth - 1}})
-        return 1 + inner
+    """Nor is one of the default limiter taken: it may have a single one."""
+    borrowed: list[float] = []
 
-    async def main() -> int:
+    async def main() -> Any:
         limiter = anyio.to_thread.current_default_thread_limiter()
         limiter.total_tokens = 1
-        return await nested(10)
 
-    assert anyio.run(main) == 10
+        def sync_node(depth: int) -> dict[str, int]:
+            borrowed.append(limiter.borrowed_tokens)
+            return {"found": run(goes_down, depth=depth)["found"] if depth else 0}
+
+        async def async_node(depth: int) -> dict[str, int]:
+            return {"found": 1 + (await goes_up.arun({"depth": depth - 1})).state["found"]}
+
+        goes_up, goes_down = program_of(sync_node), program_of(async_node)
+        return (await goes_up.arun({"depth": 4})).state["found"]
+
+    assert (asyncio.run(main()), borrowed) == (4, [0] * 5)
 
 
 @MODES
-def test_functions_of_both_modes_see_the_callers_context(mode: str) -> None:
-    def sync_node() -> dict[str, str]:
-        return {"where": WHERE.get()}
+def test_functions_of_both_modes_see_the_callers_context_and_settings(mode: str) -> None:
+    found = []
 
-    async def async_node() -> dict[str, str]:
-        return {"where": WHERE.get()}
-
-    for fn in (sync_node, async_node):
-        with dspy.context(trace=[]):
-            assert run_node(fn, mode=mode).updates == {"where": "here"}
-
-
-def test_dspy_settings_reach_both_modes() -> None:
     async def traced() -> None:
-        dspy.settings.trace.append("step")
+        found.append((WHERE.get(), dspy.settings.max_errors))
 
-    for mode in ("sync", "async"):
-        with dspy.context(trace=[]):
-            run_node(traced, mode=mode)
-            assert dspy.settings.trace == ["step"]
+    def sync_traced() -> None:
+        found.append((WHERE.get(), dspy.settings.max_errors))
 
-
-# --- modules
+    with dspy.context(max_errors=77):
+        run(program_of(traced, sync_traced), mode)
+    assert found == [("here", 77)] * 2
 
 
 class Both(dspy.Module):
@@ -240,14 +218,6 @@ class OverridesBoth(OverridesForward, OverridesAforward):
         return dspy.Prediction(by="both aforward")
 
 
-class Neither(dspy.Module):
-    pass
-
-
-class AsyncCallable:
-    async def __call__(self) -> None: ...
-
-
 class Mixin:
     def forward(self) -> dspy.Prediction:
         return dspy.Prediction(by="mixin")
@@ -257,58 +227,55 @@ class Mixed(Mixin, Both):
     pass
 
 
-@each(
-    ("kind", "found", "sync", "asynchronous"),
-    [
-        (Both, {"sync", "async"}, "forward", "aforward"),
-        (OnlySync, {"sync"}, "forward", "forward"),
-        (OnlyAsync, {"async"}, "aforward", "aforward"),
-        (OverridesForward, {"sync"}, "own forward", "own forward"),
-        (OverridesAforward, {"async"}, "own aforward", "own aforward"),
-        (OverridesBoth, {"sync", "async"}, "both forward", "both aforward"),
-        (Mixed, {"sync"}, "mixin", "mixin"),
-    ],
-)
-def test_the_nearer_of_forward_and_aforward_counts(
-    kind: type[dspy.Module], found: set[str], sync: str, asynchronous: str
-) -> None:
-    module = kind()
-    assert call_modes(module) == found
-    assert uses_acall(module) == ("async" in found)
-    assert call_module(module, {}).by == sync
-    assert anyio.run(acall_module, module, {}).by == asynchronous
-
-
-def test_a_module_without_either_has_no_mode() -> None:
-    assert call_modes(Neither()) == frozenset()
-
-
-def test_a_forward_set_on_the_instance_counts_but_a_left_over_original_does_not() -> None:
+def patched(forward: Callable[[Both], Any]) -> Both:
+    """A module with a `forward` of its own on the instance."""
     module = Both()
-    module.__dict__["forward"] = Both.forward.__get__(module)
-    assert call_modes(module) == {"sync", "async"}
-    module.__dict__["forward"] = lambda: dspy.Prediction(by="patched")
-    assert call_modes(module) == {"sync"}
+    module.__dict__["forward"] = forward(module)
+    return module
 
 
 @each(
-    ("fn", "expected"),
+    ("make", "sync", "asynchronous"),
     [
-        (place, True),
-        (functools.partial(place), True),
-        (AsyncCallable(), True),
-        (sync_place, False),
-        (lambda: None, False),
-        (print, False),
+        (Both, "forward", "aforward"),
+        (OnlySync, "forward", "forward"),
+        (OnlyAsync, "aforward", "aforward"),
+        (OverridesForward, "own forward", "own forward"),
+        (OverridesAforward, "own aforward", "own aforward"),
+        (OverridesBoth, "both forward", "both aforward"),
+        (Mixed, "mixin", "mixin"),
+        (lambda: patched(lambda module: lambda: dspy.Prediction(by="patched")), "patched", "patched"),
+        (lambda: patched(Both.forward.__get__), "forward", "aforward"),  # a left-over original
     ],
 )
-def test_is_async_sees_partials_and_callable_objects(fn: Any, expected: bool) -> None:
-    assert is_async(fn) == expected
+def test_the_nearer_of_forward_and_aforward_counts(make: Callable[[], Any], sync: str, asynchronous: str) -> None:
+    program = program_of(make())
+    assert run(program)["by"] == sync
+    assert run(program, "async")["by"] == asynchronous
 
 
-def test_no_thread_of_the_default_limiter_is_taken() -> None:
-    async def main() -> float:
-        limiter = anyio.to_thread.current_default_thread_limiter()
-        return await to_thread(lambda: limiter.borrowed_tokens, {})
+class AsyncCallable:
+    async def __call__(self) -> dict[str, Any]:
+        return await place()
 
-    assert anyio.run(main) == 0
+
+def gives_awaitable() -> Any:
+    return place()
+
+
+class SyncCallable:
+    def __call__(self) -> dict[str, Any]:
+        return sync_place()
+
+
+@each("fn", [place, functools.partial(place), functools.partial(functools.partial(place)), AsyncCallable()])
+def test_async_partials_and_callable_objects_run_on_the_loop(fn: Any) -> None:
+    assert run(program_of(fn), "async")["thread"] == threading.get_ident()
+    assert run(program_of(fn))["where"] == "here"
+
+
+@each("fn", [sync_place, functools.partial(sync_place), SyncCallable(), gives_awaitable])
+def test_other_callables_run_in_a_thread_or_here(fn: Any) -> None:
+    """And what they return may be an awaitable."""
+    assert run(program_of(fn), "async")["where"] == "here"
+    assert run(program_of(fn))["where"] == "here"

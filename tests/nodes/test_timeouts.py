@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -15,10 +13,10 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Budget, CompiledGraph, Graph, Retry, live, reducers, view
-from dspyer.dspy_module.lm_records import LMRecorder
 from dspyer.errors import AttemptOverError, GraphError, NodeTimeoutError, is_transient
 from dspyer.lms import reliable
 from dspyer.testing import ScriptedLM, no_pauses
+from tests.children import run_python
 from tests.openai_server import OpenAIServer
 from tests.rows import each
 from tests.timeouts import TimeIsOver
@@ -415,15 +413,20 @@ def test_the_trace_of_an_attempt_in_time_is_kept(mode: str) -> None:
 
 
 def test_usage_that_arrives_while_it_is_added_up_raises_nothing() -> None:
-    class Late(dict[str, Any]):
-        def __len__(self) -> int:
-            tracker.usage_data["late"].append({"total_tokens": 1})
-            return super().__len__()
+    """Of an LM call in an attempt that is left running."""
 
-    recorder = LMRecorder()
-    tracker = recorder.tracker
-    tracker.usage_data["lm"] = [Late(total_tokens=2), Late(total_tokens=3)]
-    assert recorder.usage_by_lm() == {"lm": {"total_tokens": 5}}
+    def asks() -> None:
+        usage = dspy.settings.usage_tracker.usage_data
+
+        class Late(dict[str, Any]):
+            def __len__(self) -> int:
+                usage["late"].append({"total_tokens": 1})
+                return super().__len__()
+
+        usage["lm"] = [Late(total_tokens=2), Late(total_tokens=3)]
+
+    found = Graph().add_node("asks", asks, writes=[]).add_path(START, "asks", END).compile().run({})
+    assert found.usage["lm"] == {"total_tokens": 5}
 
 
 def test_a_cancelled_caller_waits_for_a_sync_node_that_has_time(time_is_over: TimeIsOver) -> None:
@@ -607,5 +610,5 @@ for node in (hangs, inner):
 
 
 def test_a_left_attempt_keeps_no_process_alive() -> None:
-    done = subprocess.run([sys.executable, "-c", EXITS], timeout=120, capture_output=True, text=True, check=False)
+    done = run_python(EXITS)  # which joins its threads at the end, as any process of Python
     assert (done.returncode, done.stdout.split()) == (0, ["NodeTimeoutError", "NodeTimeoutError"]), done.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -12,14 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from dspyer import DELETE, END, START, Command, Conflict, Graph, Replace, Send, Updates, errors, limit, reducers
-from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.provenance import FieldIndexes, IndexedField
-from dspyer.scheduler.run_state import Execution
-from dspyer.schema.schema import Schema
+from dspyer import (
+    DELETE,
+    END,
+    START,
+    Command,
+    Conflict,
+    Context,
+    Graph,
+    Replace,
+    Run,
+    Send,
+    Updates,
+    errors,
+    limit,
+    reducers,
+    view,
+)
 from tests.runtime.conftest import Play, play
-from tests.scheduler.simulation import Outcome, graph, simulate
-from tests.scheduler.test_joins import behind, layers
+from tests.scheduler.test_joins import layers
 
 __all__ = ["play"]  # the fixture of the runtime tests
 
@@ -28,6 +39,10 @@ class Files(BaseModel):
     code: Annotated[dict[str, Any], reducers.update] = {}
     said: Annotated[list[dict[str, Any]], reducers.add_messages] = []
     plain: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
+
+
+FIELDS = ["code", "said", "plain"]
 
 
 def message(key: str, text: object) -> dict[str, Any]:
@@ -70,34 +85,39 @@ def random_update(rng: random.Random, name: str, marks: bool) -> dict[str, Any]:
     return patch
 
 
-def lost(log: Sequence[LogEntry]) -> list[tuple[str, str, str, Any]]:
+def behind(run: Run) -> dict[str, set[str]]:
+    """For each commit, the ids of those that it contains, with its own."""
+    found: dict[str, set[str]] = {}
+    for commit in run.commits:
+        found[commit.id] = {commit.id}.union(*(found[parent] for parent in commit.parents))
+    return found
+
+
+def lost(run: Run) -> list[tuple[str, str, str, Any]]:
     """Writes that are nowhere: not in the last state, not overwritten behind them, and in no record of a conflict."""
-    last = log[-1].state
-    ancestors = [behind(log, place) for place in range(len(log))]
-    records = [conflict for entry in log for conflict in entry.conflicts]
+    ancestors, commits = behind(run), {commit.id: commit for commit in run.commits}
+    states = {id_: {field: entries(field, run.at(id_)[field]) for field in FIELDS} for id_ in commits}
     found = []
-    for place, entry in enumerate(log):
-        if entry.commit.node.startswith("join:") or entry.commit.node == START:
+    for commit in run.commits:
+        if commit.node.startswith("join:") or commit.node in (START, "last"):
             continue
-        for field, update in entry.commit.patch.items():
-            known = [entries(field, log[other].state[field]) for other in ancestors[place] - {place}]
+        for field, update in commit.patch.items():
+            known = [states[other][field] for other in ancestors[commit.id] - {commit.id}]
             for key, value in dict(puts(field, update)).items():
                 if value is DELETE or any(before.get(key) == value for before in known):
                     continue  # it was there, or is there again: net, nothing changed
-                agree = {
-                    other for other in range(len(log)) if entries(field, log[other].state[field]).get(key) == value
-                }
-                after = [log[later].commit for later in range(len(log)) if agree & (ancestors[later] - {later})]
-                nodes = [commit for commit in after if not commit.node.startswith("join:")]
-                written = [commit.patch[field] for commit in nodes if field in commit.patch]
+                agree = {other for other in commits if states[other][field].get(key) == value}
+                after = [later for id_, later in commits.items() if agree & (ancestors[id_] - {id_})]
+                nodes = [one for one in after if not one.node.startswith("join:")]
+                written = [one.patch[field] for one in nodes if field in one.patch]
                 overwritten = any(resets(later) or key in dict(puts(field, later)) for later in written)
                 recorded = any(
                     conflict.path in ((field,), (field, key))
                     and any(value == held(field, conflict.path, kept, key) for _, kept in conflict.values)
-                    for conflict in records
+                    for conflict in run.conflicts
                 )
-                if entries(field, last[field]).get(key) != value and not overwritten and not recorded:
-                    found.append((entry.commit.id, field, key, value))
+                if entries(field, run.state[field]).get(key) != value and not overwritten and not recorded:
+                    found.append((commit.id, field, key, value))
     return found
 
 
@@ -109,44 +129,46 @@ def held(field: str, path: Sequence[Any], value: Any, key: str) -> Any:
     return value["content"] if field == "said" else value
 
 
-def simulated(edges: Mapping[str, str], policy: Any, seed: int, marks: bool) -> Outcome:
-    nodes = " ".join(name for name in edges if name != START)
-    base = {"code": {"x": "base"}, "said": [message("x", "base")], "plain": {"x": "base"}}
+SHOWN = {"code": view("code"), "said": view("said")}
 
-    def behave(execution: Execution) -> tuple[dict[str, Any], list[str]]:
-        rng = random.Random(f"{seed}{execution.id}")
-        return (random_update(rng, execution.id, marks) if execution.node != START else {}), []
 
-    topology = graph(nodes, dict(edges), schema=Schema.of(Files), merge=policy)
-    return simulate(topology, behave, random.Random(seed).randrange, base)
+def written(edges: Mapping[str, str], policy: Any, wrote: Callable[[Context], dict[str, Any]]) -> Run:
+    """A run of nodes that write what `wrote` gives for each, with one last node, which looks at views of the fields."""
+    reached = {START}
+    built = Graph(Files, inputs=FIELDS, outputs=FIELDS, merge=policy)
+
+    def work(ctx: Context) -> dict[str, Any]:
+        return wrote(ctx)
+
+    for source, targets in edges.items():  # the layers come in order
+        if source in reached:
+            reached |= {*targets.split()}
+            built.add_edge(source, ["last" if target == END else target for target in targets.split()])
+    for name in edges:
+        if name in reached - {START}:
+            built.add_node(name, work, writes=FIELDS)
+    built.add_node("last", looks, reads=SHOWN, writes=["shown"]).add_edge("last", END)
+    return built.compile().run({"code": {"x": "base"}, "said": [message("x", "base")], "plain": {"x": "base"}})
+
+
+def looks(code: dict[str, Any], said: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"shown": {"code": code, "said": entries("said", said)}}
 
 
 POLICIES = st.sampled_from(["last_write_wins", "first_write_wins", lambda conflict: conflict.left, "raise"])
 
 
-def disagreeing(log: Sequence[LogEntry]) -> list[tuple[str, str, str]]:
+def disagreeing(run: Run) -> list[tuple[str, str, str]]:
     """Joins whose state differs under a key from what all of the joined branches hold there."""
     found = []
-    for entry in log:
-        sides = [log[parent].state for parent in entry.parents]
-        for field in ("code", "said", "plain") if len(sides) > 1 else ():
-            held = [entries(field, side[field]) for side in sides]
-            joined = entries(field, entry.state[field])
+    for commit in run.commits:
+        for field in FIELDS if len(commit.parents) > 1 else ():
+            held = [entries(field, run.at(parent)[field]) for parent in commit.parents]
+            joined = entries(field, run.at(commit.id)[field])
             for key in "xyz":
                 values = {side.get(key, "none") for side in held}
                 if len(values) == 1 and {joined.get(key, "none")} != values:
-                    found.append((entry.commit.id, field, key))
-    return found
-
-
-def unlike_its_parts(log: Sequence[LogEntry]) -> list[str]:
-    """Fields of the last state that views and replayed patches show otherwise."""
-    found = []
-    for field, reducer in (("code", reducers.update), ("said", reducers.add_messages)):
-        parts = FieldIndexes(IndexedField(field, reducer, whole=True)).at(log, len(log) - 1).parts
-        shown = {part.key: part.value if field == "code" else part.value["content"] for part in parts}
-        if shown != entries(field, log[-1].state[field]):
-            found.append(field)
+                    found.append((commit.id, field, key))
     return found
 
 
@@ -157,15 +179,16 @@ def test_a_write_is_kept_overwritten_or_in_a_conflict(
     edges: dict[str, str], policy: Any, seed: int, marks: bool
 ) -> None:
     """And what all branches hold is joined unchanged, and views show what the state holds."""
-    outcome = simulated(edges, policy, seed, marks)
-    if policy == "raise":
-        assert outcome.run.ended or [failure.error for failure in outcome.run.failures]
-    else:
-        assert outcome.run.ended
-        log = list(outcome.run.log)
-        assert lost(log) == []
-        assert disagreeing(log) == []
-        assert unlike_its_parts(log) == []
+    run = written(
+        edges, policy, lambda ctx: random_update(random.Random(f"{seed}{ctx.execution}"), ctx.execution, marks)
+    )
+    if policy == "raise" and run.error is not None:
+        assert isinstance(run.error, errors.MergeConflictError)
+        return
+    run.raise_error()
+    assert lost(run) == []
+    assert disagreeing(run) == []
+    assert run.state["shown"] == {field: entries(field, run.state[field]) for field in SHOWN}
 
 
 CROSSED = {
@@ -187,15 +210,8 @@ CROSSED = {
 def test_a_shared_commit_overwrites_what_one_branch_replays(other: dict[str, str]) -> None:
     """Both joined branches hold what n11 wrote last: the older value that n12's join kept must not return."""
     wrote = {"n00": {"y": "new"}, "n01": {"y": "old"}, "n11": {"y": "new"}, "n31": other}
-    nodes = " ".join(name for name in CROSSED if name != START)
-
-    def behave(execution: Execution) -> tuple[dict[str, Any], list[str]]:
-        return {"code": wrote[execution.node]} if execution.node in wrote else {}, []
-
-    topology = graph(nodes, CROSSED, schema=Schema.of(Files), merge="last_write_wins")
-    log = list(simulate(topology, behave, lambda choices: 0, {"code": {"x": "base"}}).run.log)
-    parts = FieldIndexes(IndexedField("code", reducers.update, whole=True)).at(log, len(log) - 1).parts
-    assert log[-1].state["code"] == {"y": "new", "x": "base", **other} == {part.key: part.value for part in parts}
+    run = written(CROSSED, "last_write_wins", lambda ctx: {"code": wrote[ctx.node]} if ctx.node in wrote else {})
+    assert run.state["code"] == {"y": "new", "x": "base", **other} == run.state["shown"]["code"]
 
 
 CASES: dict[str, tuple[str, Any, Any, Any]] = {

@@ -1,71 +1,61 @@
-"""Ctrl-C may be raised between any two instructions: then nothing waits for work whose outcome is gone."""
+"""Ctrl-C may be raised between any two lines: then nothing waits for work whose outcome is gone."""
 
 from __future__ import annotations
 
 import sys
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import pytest
+import dspyer
+from dspyer import END, START, CompiledGraph, Graph
 
-from dspyer.runtime.workers import ThreadWorkers
+LIBRARY = str(Path(dspyer.__file__).parent)
+HANDING_OVER = ("start", "next")  # functions that give work to a thread, and take its outcome
 
 
 class CtrlC:
-    """Raises `KeyboardInterrupt` at one instruction of a function, as the handler of a signal does."""
+    """Raises `KeyboardInterrupt` at a line of these functions, as the handler of a signal does."""
 
-    def __init__(self, function: str, at: int) -> None:
-        self.function = function
+    def __init__(self, at: int) -> None:
         self.left = at
-        self.raised = False
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if frame.f_code.co_name != self.function or not frame.f_code.co_filename.endswith("workers.py"):
+        if frame.f_code.co_name not in HANDING_OVER or not frame.f_code.co_filename.startswith(LIBRARY):
             return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
+        if event == "line":
             self.left -= 1
             if self.left == 0:
-                self.raised = True
                 raise KeyboardInterrupt
         return self
 
 
-@pytest.mark.parametrize("function", ["start", "next"])
-def test_nothing_waits_for_an_outcome_that_ctrl_c_has_lost(function: str) -> None:
-    at = 0
-    while interrupted_at(at := at + 1, function):
-        pass
-    assert at > 15  # the last one was behind the end of the function
+def interrupted_at(program: CompiledGraph, at: int) -> bool:
+    """A run with Ctrl-C at a line; returns whether there is such a line."""
+    raised: list[bool] = []
 
-
-def interrupted_at(at: int, function: str) -> bool:
-    """Runs two pieces of work with Ctrl-C at an instruction; returns whether there is such an instruction."""
-    ctrl_c = CtrlC(function, at)
-    outcomes: list[Any] = []
-    with ThreadWorkers(2) as workers:
-        before = sys.gettrace()
-        sys.settrace(ctrl_c)
+    def work() -> None:
+        sys.settrace(CtrlC(at))
         try:
-            for number in range(2):
-                workers.start(number, str, number)
-            outcomes.append(workers.next())
+            program.run({})
+            raised.append(False)
         except KeyboardInterrupt:
-            pass
+            raised.append(True)
         finally:
-            sys.settrace(before)
-        rest = threading.Thread(target=lambda: take_all(workers, outcomes), daemon=True)
-        rest.start()
-        rest.join(20)
-        hangs = rest.is_alive()
-        workers.wake()
-        assert not hangs, f"it waits for an outcome that is gone, after instruction {at}"
-    keys = [key for key, _ in outcomes]
-    assert len(set(keys)) == len(keys) >= (2 - ctrl_c.raised if function == "next" else 0)
-    return ctrl_c.raised
+            sys.settrace(None)
+
+    runs = threading.Thread(target=work, daemon=True)
+    runs.start()
+    runs.join(20)
+    assert raised, f"it waits for an outcome that is gone, after line {at}"
+    return raised[0]
 
 
-def take_all(workers: ThreadWorkers, outcomes: list[Any]) -> None:
-    while workers.busy:
-        outcomes.append(workers.next())
+def test_nothing_waits_for_an_outcome_that_ctrl_c_has_lost() -> None:
+    graph = Graph(merge="last_write_wins").add_node("a", lambda: {"x": 1}).add_node("b", lambda: {"x": 2})
+    program = graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], END).compile()
+    at = 1
+    while interrupted_at(program, at):
+        at += 1
+    assert at > 15  # the last one was behind the end of the run

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from dspyer import END, START, Budget, Context, Graph, Retry
-from dspyer.dspy_module.lm_requests import STRIDE
 from dspyer.errors import BudgetError, NodeOutputError, SearchError, StoreError
 from dspyer.search import beam, best_of, tree
 from dspyer.testing import Prompt, no_pauses
@@ -23,6 +22,7 @@ from tests.search.kit import MODES, RolloutLM, Step, digest, rollout_here, run
 
 QA = "question -> answer"
 WHY = {"question": "why?"}
+STRIDE = 10**6  # between the rollout ids of two attempts; another one would miss the responses in the caches of users
 
 
 def by_rollout(*answers: Any) -> RolloutLM:
