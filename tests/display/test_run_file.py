@@ -12,10 +12,10 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, Archive, Graph, Run, live, reducers
-from dspyer.display.run_file import LARGEST, SharedValues
 from dspyer.stores import Memory
 from dspyer.testing import no_pauses
 
+LARGEST = 500  # steps that a file has
 HOSTILE = '</script><script>window.hacked=1</script><!--\u2028"&amp;\u2029<img src=x onerror=window.hacked=1>'
 
 
@@ -156,32 +156,37 @@ def test_values_are_redacted_as_in_events(tmp_path: Path, redact: Any) -> None:
     assert steps_in(path)["trunk:1"]["after"]["left"] == 0
 
 
-def test_a_long_run_is_bounded_and_says_what_is_missing(tmp_path: Path) -> None:
-    """The file of twice the steps is hardly larger, and a list that grows is not in it once for each step."""
+def steps_of(count: int, text: str = "") -> Run:
+    """A run of a loop, whose steps append to a list if there is a text."""
     graph = Graph(Pad).add_node(
-        "step", lambda left: {"left": left + 1, "notes": [f"did {left}"]}, writes=["left", "notes"]
+        "step", lambda left: {"left": left + 1, "notes": [f"{left} {text}"] if text else []}, writes=["left", "notes"]
     )
-    graph.add_path(START, "step")
-    graph.add_conditional_edges("step", lambda left, text: END if left >= int(text) else "step", [END, "step"])
-    program = graph.compile(max_steps=10_000)
-    sizes = []
-    for steps in (600, 1200):
-        path = program.run({"text": str(steps)}).to_html(tmp_path / "run.html")
-        data = data_in(path)
-        assert len(data["rows"]) == len(data["steps"]) == LARGEST
-        assert data["between"] == steps + 1 - LARGEST
-        assert data["run"]["info"]["steps"] == steps + 1
-        assert data["rows"][-1]["id"] == f"trunk:{steps}"
-        sizes.append(path.stat().st_size)
-    assert sizes[1] < 2.2 * sizes[0] < 6_000_000
+    graph.add_edge(START, "step")
+    graph.add_conditional_edges("step", lambda left: END if left >= count else "step", [END, "step"])
+    return graph.compile(max_steps=10_000).run({"text": ""})
 
 
-def test_equal_values_have_one_place() -> None:
-    shared = SharedValues()
-    places = [shared.place(value) for value in ({"a": [1, 2]}, [1, 2], [1.0, True], {"a": [1, 2]}, 1, 1.0, True)]
-    assert places[0] == places[3]
-    assert len(set(places)) == 6
-    assert shared.entries == [1, 2, [0, 1], {"a": 2}, 1.0, True, [4, 5]]
+def test_a_long_run_is_bounded_and_says_what_is_missing(tmp_path: Path) -> None:
+    data = data_in(steps_of(520).to_html(tmp_path / "run.html"))
+    assert len(data["rows"]) == len(data["steps"]) == LARGEST
+    assert data["between"] == 521 - LARGEST
+    assert data["run"]["info"]["steps"] == 521
+    assert [data["rows"][at]["id"] for at in (0, 249, 250, -1)] == ["trunk:0", "trunk:249", "trunk:271", "trunk:520"]
+
+
+def test_a_list_that_grows_is_not_in_the_file_once_for_each_step(tmp_path: Path) -> None:
+    small, large = (steps_of(60, text).to_html(tmp_path / "run.html").stat().st_size for text in ("x", 1000 * "x"))
+    assert 60_000 < large - small < 70_000
+
+
+def test_equal_values_have_one_place(tmp_path: Path) -> None:
+    values = {"a": {"a": [1, 2]}, "b": [1, 2], "c": [1.0, True], "d": {"a": [1, 2]}, "e": 1, "f": 1.0, "g": True}
+    run = Graph(inputs=[*values]).add_edge(START, END).compile().run(values)
+    path = run.to_html(tmp_path / "run.html")
+    table = [json.dumps(entry) for entry in data_in(path)["values"]]
+    assert len(set(table)) == len(table)
+    after = steps_in(path)["trunk:0"]["after"]
+    assert json.dumps(after) == json.dumps(values)  # 1, 1.0 and true are equal in Python
 
 
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

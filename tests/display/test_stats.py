@@ -15,14 +15,13 @@ from pydantic import BaseModel
 from tenacity import wait_none
 
 from dspyer import END, START, Budget, CompiledGraph, Context, Failure, Graph, Retry, Run
-from dspyer.display.stats import NodeStats, Stats, count_stats
-from dspyer.events import LMCall
+from dspyer.display.stats import NodeStats, Stats
 from dspyer.lms import reliable
 from dspyer.testing import ScriptedLM, no_pauses
-from tests.nodes.kit import MODES
 from tests.rows import each
 from tests.timeouts import TimeIsOver
 
+MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 NOW = Retry(3, wait=wait_none())
 
 
@@ -257,18 +256,22 @@ def test_the_table() -> None:
     assert json.loads(json.dumps(stats.to_dict())) == stats.to_dict()
 
 
-def test_costs_and_responses_from_the_cache() -> None:
-    run = Graph().add_node("a", lambda n: {"n": n}, writes=["n"]).add_path(START, "a", END).compile().run({"n": 1})
-    records = [
-        LMCall("trunk:1", "a", "a", "x", None, 60, 40, 0.01, 1.0, 0.0),
-        LMCall("trunk:1", "a", "a", "x", None, 0, 0, None, 1.0, 0.0, cached=True),
-        LMCall("trunk:7", "a", "a", "x", None, 5, 0, 0.5, 1.0, 0.0),
-    ]
-    stats = count_stats(["a"], run.commits, [], checks={}, maps={}, items={}, lm_calls=records, usage={}, unknown=())
-    one = stats.nodes["a"]
-    assert (one.lm_calls, one.lm_cached, one.tokens, one.cost) == (2, 1, 100, 0.01)
-    assert stats.unknown == ("5 tokens were used by visits that have not finished",)
-    assert str(stats).splitlines()[1].endswith("  0.01")
+def test_costs_and_responses_from_the_cache(own_dspy_cache: None) -> None:
+    def asks(ask: Any, ctx: Context) -> dict[str, Any]:
+        return {"third": [ask(question="Go on?"), ctx.interrupt("ok", "?", answer=str)]}
+
+    graph = Graph(inputs=["question"]).add_node("first", dspy.Predict("question -> answer"))
+    graph.add_node("again", dspy.Predict("question -> answer"), writes={"answer": "second"})
+    graph.add_node("asks", asks, modules={"ask": dspy.Predict("question -> answer")}, writes=["third"])
+    graph.add_path(START, "first", "again", "asks", END)
+    program = graph.compile(store=":memory:", budget=Budget(cost=1e9, prices={"scripted": (1e6, 1e6)}))
+    with ScriptedLM([{"answer": "yes"}, {"answer": "no"}], cache=True):
+        run = program.thread("t").run({"question": "Costs of the cache?"})
+    stats, tokens = run.stats(), [call.tokens for call in run.lm_calls]
+    figures = [(one.lm_calls, one.lm_cached, one.tokens, one.cost) for one in stats.nodes.values()]
+    assert figures == [(1, 0, tokens[0], float(tokens[0])), (1, 1, 0, 0.0)]
+    assert stats.unknown == (f"{tokens[2]} tokens were used by visits that have not finished",)
+    assert str(stats).splitlines()[1].endswith(f"  {tokens[0]}.00")
 
 
 def test_a_model_that_has_never_responded_is_not_listed_with_no_tokens() -> None:

@@ -8,13 +8,21 @@ import pytest
 
 import dspyer.inspector
 from dspyer import END, START, Graph
-from dspyer.inspector.guard import HEADERS
-from dspyer.inspector.json_answers import LARGEST_BODY
 from dspyer.stores import Memory
 from tests.inspector.asking import ADDRESS, TOKEN, request
 from tests.rows import each
 
 AUTH = {"X-Dspyer-Token": TOKEN}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+LARGEST_BODY = 16 * 1024 * 1024
 JSON = {**AUTH, "Content-Type": "application/json"}
 
 
