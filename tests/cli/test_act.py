@@ -65,7 +65,7 @@ CODES: list[tuple[list[str], int, str]] = [
 ]
 
 
-@each(("arguments", "code", "text"), CODES, ids=[" ".join(row[0])[:40] for row in CODES], items=2)
+@each(("arguments", "code", "text"), CODES, ids=[" ".join(row[0])[:40] for row in CODES], items=3)
 def test_exit_codes(stored: Command, arguments: list[str], code: int, text: str) -> None:
     before = runs_stored()
     done = stored(*arguments)

@@ -86,9 +86,13 @@ def test_a_full_disk_is_told_apart_from_a_refusal(stored_file: Path) -> None:
 def test_a_full_disk_is_seen_at_the_first_line_of_a_stream_without_a_buffer(
     cli: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Path("/dev/full").open("wb", buffering=0) as raw, io.TextIOWrapper(raw, write_through=True) as full:
-        with redirect_stdout(full), pytest.raises(SystemExit) as ended:
-            main(["run", LOOSE])
+    with (
+        Path("/dev/full").open("wb", buffering=0) as raw,
+        io.TextIOWrapper(raw, write_through=True) as full,
+        redirect_stdout(full),
+        pytest.raises(SystemExit) as ended,
+    ):
+        main(["run", LOOSE])
     assert (ended.value.code, FULL in capsys.readouterr().err) == (74, True)
 
 

@@ -22,6 +22,7 @@ from typing_extensions import TypedDict
 
 from dspyer.errors import NodeOutputError
 from dspyer.migrate import from_langgraph
+from tests.budget import deep
 
 numbers = st.integers(-9, 9)
 words = st.text("ab", max_size=2)
@@ -217,7 +218,7 @@ def test_law_writes_one_by_one(kind: Kind, data: st.DataObject) -> None:
 
 
 @kinds(lambda kind: kind.parallel)
-@settings(max_examples=6)
+@settings(max_examples=500 if deep else 6)
 @given(data=st.data())
 def test_law_writes_of_parallel_branches(kind: Kind, data: st.DataObject) -> None:
     writes = data.draw(st.lists(kind.writes, min_size=1, max_size=3))

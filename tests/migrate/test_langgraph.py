@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import importlib.util
 import logging
-import multiprocessing
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from dspyer.migrate import explain_langgraph, from_langgraph, langgraph_inputs
 from tests.migrate import flow_graphs, service_graphs, state_graphs
 from tests.migrate.cases import Case, Seen, run_dspyer, run_langgraph
 from tests.migrate.refused_graphs import REFUSED, all_problems
+from tests.persistence.processes import end_of, fork
 from tests.rows import each
 
 CASES = [*state_graphs.CASES, *flow_graphs.CASES, *service_graphs.CASES]
@@ -66,14 +66,9 @@ def test_all_problems_are_reported_at_once() -> None:
         assert text in str(raised.value)
 
 
-@pytest.mark.usefixtures("fork_server")
 def test_a_question_is_answered_in_another_process(tmp_path: Path) -> None:
     path = str(tmp_path / "runs.db")
-    child = multiprocessing.get_context("forkserver").Process(target=service_graphs.start_and_stop, args=(path,))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-
+    assert end_of(fork(lambda: service_graphs.start_and_stop(path))) == 0
     seen = Seen()
     app = service_graphs.approving(seen).compile()
     program = from_langgraph(app).compile(store=path)

@@ -288,7 +288,7 @@ def one_node(node: Any) -> StateGraph[Any, Any, Any, Any]:
     return StateGraph(State).add_node("x", node).add_edge(START, "x")
 
 
-@each("case", CASES)
+@each("case", CASES, items=2)
 def test_a_node_that_calls_an_lm_is_found_and_gets_a_line(case: str) -> None:
     node, expected = CASES[case]
     (found,) = explain_langgraph(one_node(node)).lm_calls
@@ -299,7 +299,7 @@ def replies(messages: Any, predict: Any) -> Any:
     return {"messages": [("ai", predict(conversation=str(messages)).reply)]}
 
 
-@each("case", [name for name, (_, found) in CASES.items() if "..." not in found.suggestion])
+@each("case", [name for name, (_, found) in CASES.items() if "..." not in found.suggestion], items=2)
 def test_the_line_can_be_written_as_it_is(case: str) -> None:
     node, found = CASES[case]
     module = eval(found.suggestion, {"dspy": dspy, "search": search, "book": book, "PREDICT": PREDICT})

@@ -25,6 +25,7 @@ from langgraph.types import Command, Send, interrupt
 from typing_extensions import TypedDict
 
 from dspyer.migrate import from_langgraph, langgraph_inputs
+from tests.budget import deep
 from tests.migrate.cases import Seen, plain
 
 NAMES = ["a", "B", "n1", "n10", "n2", "Z", "é", "x_1", "x", "mm", "two words", "p.q", "0th", "run", "c"]
@@ -55,6 +56,9 @@ class Stage:
     members: tuple[str, ...]
     join: str
     salt: int
+
+
+few = settings(max_examples=500 if deep else 7)  # each builds, converts and runs graphs: 0.03 s
 
 
 @st.composite
@@ -157,7 +161,7 @@ def build(
     return builder
 
 
-@settings(max_examples=18)
+@few
 @given(stages(), st.booleans())
 def test_forks_that_join_give_equal_states_by_equal_calls(drawn: tuple[list[Stage], int], asynchronous: bool) -> None:
     plan, rounds = drawn
@@ -173,7 +177,7 @@ def test_forks_that_join_give_equal_states_by_equal_calls(drawn: tuple[list[Stag
     assert Counter(here) == Counter(there)
 
 
-@settings(max_examples=12)
+@few
 @given(stages(), st.data())
 def test_questions_are_asked_and_answered_alike(drawn: tuple[list[Stage], int], data: st.DataObject) -> None:
     plan, rounds = drawn
@@ -207,7 +211,7 @@ def dags(draw: st.DrawFn) -> list[tuple[str, list[str]]]:
     ]
 
 
-@settings(max_examples=18)
+@few
 @given(dags())
 def test_barriers_of_any_dag_give_equal_updates_by_equal_calls(nodes: list[tuple[str, list[str]]]) -> None:
     def build_dag(seen: Seen) -> Any:
