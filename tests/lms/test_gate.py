@@ -28,6 +28,7 @@ from dspyer.lms.gate import Gate, RateLimits, Slots, SlotStep
 from dspyer.nodes.steps import arun_script, run_script
 from dspyer.stopping import TimeLimit, current_limit
 from dspyer.testing import no_pauses
+from tests.budget import deep
 from tests.http_faults import Cut, DateIn, Drop, Fault, Hold, Html, Status
 from tests.openai_server import OpenAIServer, prompt_of, text_of
 from tests.rows import each
@@ -229,8 +230,8 @@ def test_a_slot_is_not_granted_to_a_task_whose_loop_was_closed() -> None:
     """It never runs again, and could not give it back."""
     slots, loop = Slots(1), asyncio.new_event_loop()
     assert slots.acquire() is None
+    loop.set_exception_handler(lambda loop, context: None)  # it hears of the task that is destroyed
     task = loop.create_task(SlotStep(slots).acall(None))
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
     loop.run_until_complete(asyncio.sleep(0))
     loop.close()
     following = slots.acquire()
@@ -421,17 +422,17 @@ def noting(on_stop: Any, noted: threading.Event) -> Any:
 
 @pytest.mark.parametrize("in_loop", [False, True])
 def test_in_a_storm_of_callers_each_item_is_answered_once(in_loop: bool) -> None:
-    """A map of 200 items, 32 at once, at 1000 requests per second, with faults: each item is answered once."""
-    faults: dict[int, Fault] = {3: Status(429, Retry_After="0.05"), 50: Drop(), 51: Status(503), 120: Drop("body")}
+    """A map of 40 items, 16 at once, at 1000 requests per second, with faults: each item is answered once."""
+    faults: dict[int, Fault] = {3: Status(429, Retry_After="0.05"), 10: Drop(), 11: Status(503), 25: Drop("body")}
     seen = iter(range(10_000))
     with OpenAIServer(
         lambda messages: f"[[ ## answer ## ]]\n{prompt_of(messages).inputs['item']}\n\n[[ ## completed ## ]]",
         faults=lambda body: faults.get(next(seen)),
     ) as server:
-        lm = reliable(server.lm(), requests_per_minute=60_000, max_concurrency=32, retry=Retry(4, wait=wait_fixed(0)))
+        lm = reliable(server.lm(), requests_per_minute=60_000, max_concurrency=16, retry=Retry(4, wait=wait_fixed(0)))
         graph = Graph().add_map("ask", dspy.Predict("item -> answer"), over="items", item="item", into="answers")
-        program = graph.add_path(START, "ask", END).compile(max_concurrency=32)
-        inputs = {"items": [f"item {number}" for number in range(200)]}
+        program = graph.add_path(START, "ask", END).compile(max_concurrency=16)
+        inputs = {"items": [f"item {number}" for number in range(40)]}
         start = time.monotonic()
         with dspy.context(lm=lm):
             run = asyncio.run(program.arun(inputs)) if in_loop else program.run(inputs)
@@ -439,14 +440,14 @@ def test_in_a_storm_of_callers_each_item_is_answered_once(in_loop: bool) -> None
         lm.close()
     assert run.status == "completed", run.error
     assert list(run.state["answers"]) == inputs["items"]
-    assert len(server.requests) == 204
-    assert lasted >= 0.203, "203 intervals of a millisecond"
+    assert len(server.requests) == 44
+    assert lasted >= 0.043, "43 intervals of a millisecond"
 
 
 FAULTS: list[Fault | None] = [None, Status(429), Status(500), Drop(), Cut(0), Html()]
 
 
-@settings(max_examples=15)
+@settings(max_examples=500 if deep else 8)
 @given(st.lists(st.sampled_from(FAULTS), max_size=30), st.lists(st.sampled_from(FAULTS), max_size=8), st.booleans())
 def test_no_response_is_lost_or_given_twice(main_faults: Any, backup_faults: Any, in_loop: bool) -> None:
     """Whatever fails: each call gets the response to its own prompt or an error, and usage has one entry for each

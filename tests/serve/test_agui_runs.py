@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import selectors
 from typing import Any
 
 import dspy
@@ -15,8 +16,8 @@ from pydantic import BaseModel, field_serializer
 
 from dspyer import END, START, Context, Graph, Messages, agents
 from dspyer.migrate import from_langgraph
-from dspyer.persistence.checked_store import CheckedStore
 from dspyer.testing import ScriptedLM, no_pauses
+from tests.persistence.failing import FailingMemory
 from tests.serve.posting import Page, app_of, body, events_in, kinds, of_kind, send, user
 
 
@@ -327,24 +328,25 @@ def test_a_value_that_json_does_not_have_ends_no_response(value: Any, shown: Any
     assert (of_kind(events, "CUSTOM")[0]["value"], kinds(events)[-1]) == (shown, "RUN_FINISHED")
 
 
-def test_a_store_that_fails_breaks_the_run_off_and_its_text_is_for_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = CheckedStore.write_now
+@pytest.mark.parametrize(
+    ("begun", "message", "code"),
+    [(False, "the run could not begin or go on", "StoreError"), (True, "the run failed", "failed")],
+)
+def test_a_store_that_fails_ends_the_run_and_its_text_is_for_the_log(begun: bool, message: str, code: str) -> None:
+    def fail() -> None:
+        raise OSError("no space left on /mnt/secret")
 
     def work(message: str) -> dict[str, str]:
-        def fail(store: CheckedStore, *changes: Any, **options: Any) -> Any:
-            raise OSError("no space left on /mnt/secret")
-
-        monkeypatch.setattr(CheckedStore, "write_now", fail)
+        store.arm(fail, at=1, after=False)
         return {"reply": message}
 
+    store = FailingMemory()
     graph = Graph(inputs=["message"]).add_node(work, writes=["reply"])
-    events = send(app_of(graph.add_path(START, "work", END).compile(store=":memory:")), body())
-    monkeypatch.setattr(CheckedStore, "write_now", write)
-    assert events[-1] == {
-        "type": "RUN_ERROR",
-        "message": "the run could not begin or go on; the log of the server says why",
-        "code": "OSError",
-    }
+    app = app_of(graph.add_path(START, "work", END).compile(store=store))
+    if not begun:
+        store.arm(fail, at=1, after=False)
+    last = send(app, body())[-1]
+    assert last == {"type": "RUN_ERROR", "message": f"{message}; the log of the server says why", "code": code}
 
 
 def test_no_client_replaces_a_message_of_the_assistant_and_one_that_is_sent_again_is_one() -> None:
@@ -360,8 +362,21 @@ def test_no_client_replaces_a_message_of_the_assistant_and_one_that_is_sent_agai
     assert ids == [("human", "client:m1"), ("ai", "ai"), ("human", "client:ai")]
 
 
-def test_a_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dspyer.serve.agui_route.PATIENCE", 0.001)
+class FastLoop(asyncio.SelectorEventLoop):
+    """A loop whose time runs ten thousand times as fast."""
+
+    class Selector(selectors.DefaultSelector):
+        def select(self, timeout: float | None = None) -> Any:
+            return super().select(timeout and timeout / 10_000)
+
+    def __init__(self) -> None:
+        super().__init__(self.Selector())
+
+    def time(self) -> float:
+        return 10_000 * super().time()
+
+
+def test_a_silence_is_filled_with_comments() -> None:
     go = asyncio.Event()
 
     async def work(message: str) -> dict[str, str]:
@@ -386,6 +401,7 @@ def test_a_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) -> N
         if sent[-1].startswith(b":"):
             go.set()
 
-    asyncio.run(app(scope, receive, keep))
+    with asyncio.Runner(loop_factory=FastLoop) as runner:
+        runner.run(app(scope, receive, keep))
     assert b":\n\n" in sent
     assert kinds(events_in(b"".join(sent).decode()))[-1] == "RUN_FINISHED"

@@ -347,8 +347,8 @@ def mipro(student: Any, train: list[Any], dev: list[Any]) -> Any:
 
 
 def gepa(student: Any, train: list[Any], dev: list[Any]) -> Any:
-    optimizer = dspy.GEPA(metric=graded, max_metric_calls=800, reflection_lm=NearestLM(), reflection_minibatch_size=24)
-    return optimizer.compile(student, trainset=train, valset=dev)
+    optimizer = dspy.GEPA(metric=graded, max_metric_calls=120, reflection_lm=NearestLM(), reflection_minibatch_size=16)
+    return optimizer.compile(student, trainset=train, valset=dev[:16])
 
 
 def simba(student: Any, train: list[Any], _: list[Any]) -> Any:
