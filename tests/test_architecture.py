@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.syntax import inner, statements_of, tree_of
+
 PACKAGE = Path(__file__).parent.parent / "dspyer"
 
 # Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
@@ -103,36 +105,18 @@ def is_typing_only(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
 
 
-def statements(body: list[ast.stmt], inside: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
-    """Every statement that runs, with whether it is inside a function."""
-    for node in body:
-        if is_typing_only(node):
-            continue
-        yield node, inside
-        below = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
-            children = getattr(node, field, [])
-            for child in children:
-                if isinstance(child, ast.stmt):
-                    yield from statements([child], below)
-                else:  # an except clause or a case
-                    yield from statements(child.body, below)
-
-
-@functools.cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-@functools.cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return list(ast.walk(tree_of(path)))
+def that_run(node: ast.AST, inside: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """Every statement below one that runs, with whether it is inside a function."""
+    for child in inner(node):
+        if not is_typing_only(child):
+            yield child, inside
+            yield from that_run(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
 @functools.cache
 def imports(path: Path) -> list[tuple[str, bool]]:
     """What a module imports when it runs, as absolute dotted names, with whether inside a function."""
-    return [(name, inside) for node, inside in statements(tree_of(path).body) for name in imported(node, path)]
+    return [(name, inside) for node, inside in that_run(tree_of(path)) for name in imported(node, path)]
 
 
 def imported(node: ast.AST, path: Path) -> Iterator[str]:
@@ -206,7 +190,9 @@ def lines_of(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def test_functions_are_short() -> None:
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
-    functions = [(name, node) for name, path in NAMES.items() for node in nodes_of(path) if isinstance(node, kinds)]
+    functions = [
+        (name, node) for name, path in NAMES.items() for node in statements_of(path) if isinstance(node, kinds)
+    ]
     long = {f"{name}.{node.name}": lines for name, node in functions if (lines := lines_of(node)) > 80}
     assert not long, "split these functions"
 
@@ -229,7 +215,7 @@ def classes() -> dict[str, list[tuple[str, ast.ClassDef]]]:
     """Every class of the package by its name, with the modules that define one of that name."""
     found: dict[str, list[tuple[str, ast.ClassDef]]] = {}
     for path in MODULES:
-        for node in nodes_of(path):
+        for node in statements_of(path):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append((name_of(path), node))
     return found
@@ -285,7 +271,7 @@ def test_no_class_is_spread_over_files(classes: dict[str, list[tuple[str, ast.Cl
 
 def all_imports(path: Path) -> set[str]:
     """The modules of dspyer that a module names anywhere, for type checkers alone too."""
-    found = {name for node in nodes_of(path) for name in imported(node, path)}
+    found = {name for node in statements_of(path) for name in imported(node, path)}
     return {name.removeprefix("dspyer.") for name in found if name.startswith("dspyer.")}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import dspyer
 from tests.faults import FAULTS
+from tests.syntax import statements_of, tree_of
 from tests.test_public_names import DOCUMENTED
 
 TESTS = Path(__file__).parent
@@ -68,73 +68,8 @@ INTERNAL: dict[str, str] = {
 
 # Files that still test an inside of which users see the answers too. The list only gets shorter.
 NOT_YET = {
-    "cli/test_act.py",
-    "cli/test_files_and_stores.py",
-    "cli/test_guide.py",
-    "cli/test_json.py",
-    "cli/test_terminal.py",
-    "conftest.py",
-    "display/test_amounts.py",
-    "display/test_pictures.py",
-    "display/test_report.py",
-    "display/test_run_file.py",
     "display/test_running.py",
-    "display/test_settled.py",
-    "display/test_stats.py",
-    "display/test_timeline.py",
-    "executors/comparing.py",
-    "executors/programs.py",
-    "executors/shared_lms.py",
-    "executors/test_what_is_sent.py",
-    "executors/test_worker_programs.py",
-    "graph/test_error_edges.py",
     "inspector/test_following.py",
-    "inspector/test_guard.py",
-    "inspector/test_reading.py",
-    "inspector/test_serving_alone.py",
-    "lms/test_reliable_lm.py",
-    "messages/test_chat.py",
-    "messages/test_templates.py",
-    "migrate/test_channel_laws.py",
-    "migrate/test_channels.py",
-    "migrate/test_model_calls.py",
-    "migrate/test_policies.py",
-    "migrate/test_report.py",
-    "migrate/test_unsupported.py",
-    "nodes/conftest.py",
-    "nodes/kit.py",
-    "nodes/test_binding.py",
-    "nodes/test_cache_key.py",
-    "nodes/test_frozen_inputs.py",
-    "nodes/test_hidden_modules.py",
-    "nodes/test_map.py",
-    "nodes/test_map_failures.py",
-    "nodes/test_modules.py",
-    "nodes/test_outputs.py",
-    "nodes/test_retry_requests.py",
-    "nodes/test_routers.py",
-    "nodes/test_subgraph.py",
-    "nodes/test_sync_async.py",
-    "nodes/test_timeouts.py",
-    "nodes/test_types.py",
-    "runtime/test_keyed_joins.py",
-    "runtime/test_progress.py",
-    "runtime/test_server_sent.py",
-    "runtime/test_stream_faults.py",
-    "runtime/test_workers.py",
-    "schema/research.py",
-    "schema/test_limits.py",
-    "schema/test_model_as_schema.py",
-    "schema/test_model_fields.py",
-    "schema/test_schema.py",
-    "schema/test_state_limit.py",
-    "search/test_trials.py",
-    "serve/test_agui_laws.py",
-    "serve/test_agui_messages.py",
-    "serve/test_agui_runs.py",
-    "testing/test_prompt.py",
-    "testing/test_tools.py",
-    "testing/test_units.py",
 }
 
 # Files of public names that still patch a private one. The list only gets shorter.
@@ -171,23 +106,11 @@ REAL_PROCESSES: dict[str, str] = {
     "executors/test_process_pool.py": "a pool that starts its processes anew",
     "inspector/desk.py": "a server as its users start it",
     "inspector/test_reading.py": "it asks what gets imported",
-    "inspector/test_serving_alone.py": "how a server ends",
     "migrate/test_stored_threads.py": "a process that has not imported the program",
-    "nodes/test_timeouts.py": "the end of a process",
     "runtime/test_progress.py": "a real terminal",
     "runtime/test_trace_tools.py": "MLflow, which changes DSPy for good",
     "threads/test_stopping.py": "the end of a process",
 }
-
-
-@functools.cache
-def tree_of(name: str) -> ast.Module:
-    return ast.parse(FILES[name].read_text())
-
-
-@functools.cache
-def nodes_of(name: str) -> list[ast.AST]:
-    return list(ast.walk(tree_of(name)))
 
 
 def is_public(module: str, name: str) -> bool:
@@ -206,7 +129,7 @@ def is_public(module: str, name: str) -> bool:
 
 
 def private_imports(name: str) -> Iterator[str]:
-    for node in nodes_of(name):
+    for node in statements_of(FILES[name]):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "dspyer":
             yield from (f"{node.module}.{alias.name}" for alias in node.names if not is_public(node.module, alias.name))
         elif isinstance(node, ast.Import):
@@ -245,7 +168,13 @@ def test_no_private_attribute_is_patched() -> None:
     """A fault is put in by a store, an LM, a clock or a layer of the test."""
     # `module._compiled = True` is how users of DSPy freeze a module.
     private = re.compile(r"\._(?!_|compiled\b)|\bdspyer\.(?!testing\b)[\w.]+\.\w+")
-    found = [(name, what) for name in FILES for node in nodes_of(name) if (what := patched(node))]
+    calls = re.compile(r"\.(setattr|delattr|patch|object)\(")
+    found = [
+        (name, what)
+        for name, path in FILES.items()
+        for node in [*statements_of(path), *(ast.walk(tree_of(path)) if calls.search(path.read_text()) else ())]
+        if (what := patched(node))
+    ]
     inside = [(name, what) for name, what in found if private.search(what) and name not in NOT_YET | STILL_PATCHED]
     assert not [(name, what) for name, what in inside if name not in INTERNAL or "._" in what]
 
@@ -279,8 +208,9 @@ def test_no_test_waits() -> None:
     """A test forces the order that it needs. One that must wait is slow, and says why."""
     waiting = [
         f"{name}:{node.lineno} {ast.unparse(node)}"
-        for name in FILES
-        for function in functions_that_are_not_slow(tree_of(name).body)
+        for name, path in FILES.items()
+        if "sleep(" in path.read_text()
+        for function in functions_that_are_not_slow(tree_of(path).body)
         for node in ast.walk(function)
         if isinstance(node, ast.Call) and 0.05 < seconds_of(node) < 10  # a longer one is stopped or killed meanwhile
     ]
