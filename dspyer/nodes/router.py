@@ -295,17 +295,18 @@ def routes_of(
     problems: list[str] = []
     labels_of: dict[Any, tuple[str, ...]] = {}
     for label, target in path_map.items():
-        names = (target,) if isinstance(target, str) else tuple(target) if isinstance(target, (list, tuple)) else ()
-        if not names or not all(isinstance(name, str) for name in names):
+        given: Sequence[Any] = target if isinstance(target, (list, tuple)) else (target,)
+        names = tuple([name for name in given if isinstance(name, str)])
+        if not names or len(names) < len(given):
             problems.append(
                 f"{who}: the path map sends {label!r} to {brief(target)}: give the name of a node, or a list of names"
             )
-        labels_of[label] = tuple([name for name in names if isinstance(name, str)])
+        labels_of[label] = names
     targets = tuple(dict.fromkeys(name for names in labels_of.values() for name in names))
     if not labels_of:
         problems.append(f"{who}: the path map is empty: give it at least one target")
-    given = [label for label in labels_of if label is not None or not unset]
-    problems += _uncovered(given, targets, declared, who, complete)
+    labels = [label for label in labels_of if label is not None or not unset]
+    problems += _uncovered(labels, targets, declared, who, complete)
     return Routes(labels_of, targets), problems
 
 

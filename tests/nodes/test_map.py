@@ -150,20 +150,17 @@ def test_the_list_may_come_with_a_send(mode: str) -> None:
 
 
 @MODES
-def test_max_concurrency_bounds_how_many_items_run_at_once(mode: str) -> None:
-    pairs, lock, at_once = threading.Barrier(2, timeout=20), threading.Lock(), [0]
+@each(("most", "met"), [(1, False), (2, True), (None, True)])
+def test_max_concurrency_bounds_how_many_items_run_at_once(most: int | None, met: bool, mode: str) -> None:
+    second = threading.Event()
 
-    def fn(doc: str) -> int:
-        with lock:
-            at_once[0] += 1
-            now = at_once[0]
-        pairs.wait()
-        with lock:
-            at_once[0] -= 1
-        pairs.wait()
-        return now
+    def fn(doc: str) -> bool:
+        if doc == "a":
+            return second.wait(20 if met else 0.03)
+        second.set()
+        return met
 
-    assert sorted(results(fn, mode, {"docs": [*"abcd"]}, max_concurrency=2)) == [1, 1, 2, 2]
+    assert results(fn, mode, {"docs": ["a", "b"]}, max_concurrency=most) == [met, met]
 
 
 @MODES

@@ -224,7 +224,7 @@ WAY = dspy.Signature("question -> way: Literal['a', 'b']")
     ids=["a field that may be None", "an output that may be None", "a class that renames", "tried again"],
 )
 def test_labels_besides_the_literals_are_allowed_if_the_annotation_is_not_complete(route: Any, path_map: Any) -> None:
-    assert graph_of(route, path_map, schema=Ticket).compile()
+    graph_of(route, path_map, schema=Ticket).compile()
 
 
 def test_explain_shows_the_labels_of_each_target() -> None:
