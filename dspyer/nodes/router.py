@@ -305,8 +305,8 @@ def routes_of(
     targets = tuple(dict.fromkeys(name for names in labels_of.values() for name in names))
     if not labels_of:
         problems.append(f"{who}: the path map is empty: give it at least one target")
-    labels = [label for label in labels_of if label is not None or not unset]
-    problems += _uncovered(labels, targets, declared, who, complete)
+    certain = [label for label in labels_of if label is not None or not unset]
+    problems += _uncovered(certain, targets, declared, who, complete)
     return Routes(labels_of, targets), problems
 
 
