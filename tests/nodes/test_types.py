@@ -163,7 +163,7 @@ SAMPLES: dict[Any, list[Any]] = {
 
 
 def test_pydantic_refuses_what_never_fits() -> None:
-    found = refused([(given, wanted) for given in SAMPLES for wanted in SAMPLES if wanted is not Record])
+    found = refused([(given, wanted) for given in SAMPLES for wanted in SAMPLES])
     assert len(found) > 100
     for given, wanted in found:
         for value in SAMPLES[given]:
