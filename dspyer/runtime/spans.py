@@ -18,7 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -242,25 +242,23 @@ def continued_trace(request: TracedRequest) -> AbstractContextManager[None]:
 
 
 class _Current:
-    """A block with a context of OpenTelemetry. Not its `attach` and `detach`: these log an error in a closed coroutine,
-    which may end in another context than it began in.
+    """A block with a context of OpenTelemetry. Not its `detach`, which logs an error in a closed coroutine.
+
+    That may end in another context of Python than it began in, and changes nothing there.
     """
 
-    __slots__ = ("_api", "_before", "_context")
+    __slots__ = ("_api", "_context", "_token")
 
     def __init__(self, api: _OpenTelemetry, context: Context) -> None:
         self._api = api
         self._context = context
 
     def __enter__(self) -> None:
-        context = self._api.context
-        self._before = context.get_current()
-        context.attach(self._context)
+        self._token = self._api.context.attach(self._context)
 
-    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        context = self._api.context
-        if kind is not GeneratorExit or context.get_current() is self._context:
-            context.attach(self._before)
+    def __exit__(self, *raised: object) -> None:
+        with suppress(ValueError):
+            self._token.var.reset(self._token)
 
 
 class _Running:

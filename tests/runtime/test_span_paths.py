@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from contextlib import suppress
+from contextvars import copy_context
 from typing import Any
 
 import dspy
@@ -194,6 +196,24 @@ def test_a_cancelled_run_ends_its_spans(traces: Traces) -> None:
 
     asyncio.run(main())
     assert status(traces, "invoke_node one") == status(traces, "invoke_workflow One") == "stopped"
+
+
+def test_a_coroutine_that_is_closed_elsewhere_leaves_the_context_there_as_it_is(traces: Traces) -> None:
+    kept: list[bool] = []
+
+    async def main() -> None:
+        begun = one(forever).compile().arun({})
+        copy_context().run(begun.send, None)
+        with trace.get_tracer("web").start_as_current_span("another"):
+            here = context.get_current()
+            with suppress(ValueError):  # of DSPy, whose settings are those of a context
+                begun.close()
+            kept.append(context.get_current() is here)
+
+    with suppress(asyncio.CancelledError):  # the run has cancelled the task that it was in
+        asyncio.run(main())
+    assert kept == [True]
+    assert status(traces, "invoke_workflow One") == "stopped"
 
 
 @pytest.mark.parametrize("how", ["sync", "async"])
