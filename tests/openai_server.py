@@ -50,6 +50,7 @@ class OpenAIServer:
         model: name that answers carry.
         faults: what the first requests get instead of an answer, in order of arrival: a fault, or None for an answer.
             Or a function of the body of a request, which gives one of the two.
+        pieces: how the text of an answer is cut if it is streamed, by default into words.
 
     Attributes:
         requests: the bodies of the requests, in order of arrival.
@@ -62,8 +63,10 @@ class OpenAIServer:
         answer: Callable[[Messages], str],
         model: str = "local",
         faults: Iterable[Fault | None] | Callable[[dict[str, Any]], Fault | None] = (),
+        pieces: Callable[[str], list[str]] = re.compile(r"\s*\S+\s*").findall,
     ) -> None:
         self.answer = answer
+        self.pieces = pieces
         self.model = model
         self.requests: list[dict[str, Any]] = []
         self.times: list[float] = []
@@ -152,20 +155,20 @@ def completion(model: str, messages: Messages, text: str, finish: str = "stop") 
 
 
 def chunks(
-    model: str, messages: Messages, text: str, with_usage: bool, finish: str = "stop"
+    model: str, messages: Messages, pieces: list[str], with_usage: bool, finish: str = "stop"
 ) -> Iterator[dict[str, Any]]:
-    """The events of an answer that is streamed: one per word."""
+    """The events of an answer that is streamed in these pieces."""
 
     def chunk(choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
         head = {"id": "chatcmpl-test", "object": "chat.completion.chunk", "created": 0, "model": model}
         return {**head, "choices": choices, **extra}
 
     yield chunk([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
-    for word in re.findall(r"\s*\S+\s*", text):
-        yield chunk([{"index": 0, "delta": {"content": word}, "finish_reason": None}])
+    for piece in pieces:
+        yield chunk([{"index": 0, "delta": {"content": piece}, "finish_reason": None}])
     yield chunk([{"index": 0, "delta": {}, "finish_reason": finish}])
     if with_usage:
-        yield chunk([], usage=usage(messages, text))
+        yield chunk([], usage=usage(messages, "".join(pieces)))
 
 
 def usage(messages: Messages, text: str) -> dict[str, int]:
@@ -221,7 +224,8 @@ class _Reply:
 
     def events(self, text: str, finish: str = "stop") -> list[dict[str, Any]]:
         with_usage = bool((self.body.get("stream_options") or {}).get("include_usage"))
-        return list(chunks(self.body["model"], self.body["messages"], text, with_usage, finish))
+        pieces = self.server.pieces(text)
+        return list(chunks(self.body["model"], self.body["messages"], pieces, with_usage, finish))
 
 
 def _handler_of(server: OpenAIServer) -> type[BaseHTTPRequestHandler]:

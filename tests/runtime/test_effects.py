@@ -285,21 +285,21 @@ def test_a_node_without_a_run_makes_its_effects() -> None:
 def test_a_retry_waits_for_an_effect_that_the_failed_attempt_left_in_progress(stored: bool) -> None:
     """`asyncio.gather` raises the first error, and leaves its other tasks running."""
     calls: list[str] = []
+    again = asyncio.Event()
 
     async def work(ctx: Context) -> dict[str, Any]:
-        failed = asyncio.Event()
-
         async def charge() -> int:
             calls.append("charge")
-            await failed.wait()
-            await asyncio.sleep(0.02)
+            await again.wait()
+            for _ in range(50):  # until the next attempt waits
+                await asyncio.sleep(0)
             return len(calls)
 
         async def check() -> None:
             await asyncio.sleep(0)
-            failed.set()
             if ctx.attempt == 1:
                 raise ConnectionError("of the first attempt")
+            again.set()
 
         paid, _ = await asyncio.gather(ctx.once("charge", charge), check())
         return {"paid": paid}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 import threading
 import time
@@ -25,7 +26,7 @@ from tests.runtime.calls import CALLS, GATES, Gate, count_call, gate_of, let_pas
 from tests.runtime.conftest import PLAYS, Play
 from tests.runtime.test_drivers import Log, summary, unreached
 from tests.scheduler.test_schedule import Plan, plans
-from tests.timeouts import TimeIsOver
+from tests.timeouts import PATIENCE, TimeIsOver
 
 
 @pytest.fixture(autouse=True)
@@ -393,6 +394,8 @@ def test_random_programs_have_the_same_runs_with_a_cache(plan: Plan) -> None:
 
 # --- one call at a time
 
+TURNS = 50  # of an event loop, in which an async node comes from its beginning to its wait
+
 
 async def aslow(query: str) -> dict[str, Any]:
     count_call(query)
@@ -401,8 +404,25 @@ async def aslow(query: str) -> dict[str, Any]:
     return {"found": query}
 
 
+def following() -> int:
+    """How many threads wait for a leader: in dspyer, for an event."""
+    count = 0
+    for frame in sys._current_frames().values():
+        if frame.f_code is threading.Condition.wait.__code__ and frame.f_back is not None:
+            caller = frame.f_back.f_back if frame.f_back.f_code is threading.Event.wait.__code__ else None
+            count += caller is not None and caller.f_globals["__name__"].startswith("dspyer.")
+    return count
+
+
+def until_following(count: int) -> None:
+    end = time.monotonic() + PATIENCE
+    while following() < count:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 class Begun:
-    """Runs that say when their node has begun: it then looks for a result, or waits for the leader."""
+    """Runs that say when their node has begun: it then leads, or waits for the leader."""
 
     def __init__(self, program: CompiledGraph, inputs: dict[str, Any]) -> None:
         self.program, self.inputs = program, inputs
@@ -418,6 +438,9 @@ class Begun:
     async def arun(self) -> Any:
         stream = self.program.astream(self.inputs)
         async for event in stream:
+            if isinstance(event, NodeStarted):
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
             self._see(event)
         return stream.run
 
@@ -426,10 +449,9 @@ class Begun:
             self._begun.release()
 
     def wait(self, count: int) -> None:
-        """Until as many more nodes have begun, and a moment longer: one that comes later finds the stored result."""
+        """Until as many more nodes have begun."""
         for _ in range(count):
-            assert self._begun.acquire(timeout=20)
-        time.sleep(0.02)
+            assert self._begun.acquire(timeout=PATIENCE)
 
     async def await_(self, count: int) -> None:
         await asyncio.to_thread(self.wait, count)
@@ -461,6 +483,7 @@ def test_threads_tasks_and_event_loops_make_one_call(node: Any, tmp_path: Path) 
     for thread in threads:
         thread.start()
     runs.wait(12)
+    until_following(2)  # one of the three threads may lead
     gate.open.set()
     for thread in threads:
         thread.join(20)
@@ -478,6 +501,7 @@ def test_after_a_failure_the_followers_make_their_own_calls_at_once(tmp_path: Pa
     for thread in threads:
         thread.start()
     begun.wait(4)
+    until_following(3)
     gate.open.set()
     for thread in threads:
         thread.join(20)
@@ -541,7 +565,7 @@ def test_a_stopped_run_does_not_wait_for_its_leader(tmp_path: Path) -> None:
     for event in stream:
         if type(event).__name__ == "NodeStarted" and getattr(event, "node", "") == "search":
             break
-    time.sleep(0.02)  # its node has begun: it waits for the leader
+    until_following(1)
     stream.close()
     assert stream.run.status == "stopped"
     gate.open.set()
