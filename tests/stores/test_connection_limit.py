@@ -23,6 +23,7 @@ from dspyer import END, START, Graph
 from dspyer.errors import StoreError
 from dspyer.stores.postgres import Postgres
 from dspyer.stores.postgres_server import split_address, with_schema
+from dspyer.testing import FakeClock, clock
 from dspyer.testing.store_samples import append, begin, rows
 
 LONG = 20.0  # seconds after which a test gives up
@@ -210,17 +211,16 @@ def test_without_a_connection_the_servers_error_is_raised_at_once(server: Server
 
 
 def test_connections_that_become_free_elsewhere_are_used(
-    server: Server, store: Postgres, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    server: Server, store: Postgres, threads: ThreadPoolExecutor
 ) -> None:
-    monkeypatch.setattr("dspyer.stores.postgres_server.PAUSE", 0.02)
     server.allow(2)
     elsewhere = psycopg.connect(f"{server.whole}&user={server.role}")
-    with one_in_use(server, store, threads) as (written, lock):
+    with clock() as stopped, one_in_use(server, store, threads) as (written, lock):
         waiting = threads.submit(store.rows, "r")
-        assert server.refused.acquire(timeout=LONG)
+        stopped.wait_for("connection")
         elsewhere.close()
         server.wait_for_sessions(1)
-        time.sleep(0.02)  # the pause is over
+        stopped.advance(1.0)  # the pause is over
         assert store.rows("r") == waiting.result(LONG) == rows(1)
         assert not written.done()
         lock.rollback()
@@ -231,21 +231,24 @@ def test_a_call_may_stop_waiting(server: Server, store: Postgres, threads: Threa
     server.allow(1)
     with Postgres(server.address("_other")) as other, one_in_use(server, store, threads) as (written, lock):
         if ends == "Ctrl-C":
-            here, pressed = threading.get_ident(), threading.Event()
+            here, seen = threading.get_ident(), threading.Event()
 
-            def press() -> None:
-                while not pressed.wait(0.02):
+            def press(stopped: FakeClock) -> None:
+                stopped.wait_for("connection", patience=LONG)
+                while not seen.wait(0.01):  # one that comes just before a wait does not end it
                     signal.pthread_kill(here, signal.SIGINT)
 
             def interrupt(number: int, frame: object) -> None:
-                if not pressed.is_set():
-                    pressed.set()
+                if not seen.is_set():
+                    seen.set()
                     raise KeyboardInterrupt
 
             before = signal.signal(signal.SIGINT, interrupt)
-            server.on_refusal[:] = [threading.Thread(target=press).start]  # it waits from then on
-            with pytest.raises(KeyboardInterrupt):
-                other.threads()
+            with clock() as stopped:
+                pressing = threads.submit(press, stopped)
+                with pytest.raises(KeyboardInterrupt):
+                    other.threads()
+                pressing.result(LONG)  # none comes after this
             signal.signal(signal.SIGINT, before)
         else:
             waiting = threads.submit(other.threads)
