@@ -190,6 +190,20 @@ def test_each_in_a_graph_two_branches_write_one_key_and_new_keys() -> None:
         drop.compile()()
 
 
+def test_a_mapping_of_conversations_that_is_handed_from_run_to_run_loses_no_message() -> None:
+    """The commits of both runs have the same ids."""
+
+    class Pads(BaseModel):
+        pads: Annotated[dict[str, list[dict[str, Any]]], reducers.each(reducers.conversation)] = {}
+
+    said = {"pads": {"a": {"role": "user", "content": "hi"}}}
+    graph = Graph(Pads, inputs=["pads"]).add_node("say", lambda: said, writes=["pads"])
+    program = graph.add_path(START, "say", END).compile()
+    run = program.run({"pads": program.run({}).state["pads"]})
+    assert run.status == "completed", run.error
+    assert len({message["id"] for message in run.state["pads"]["a"]}) == 2
+
+
 @each(
     ("reducer", "update", "value"),
     [

@@ -175,6 +175,11 @@ CONDITIONS: dict[str, tuple[Any, dict[str, Any], bool]] = {
     "an argument that needs no approval": (lambda amount: amount > 50, {"amount": 40}, False),
     "an argument and a field": (lambda amount, limit: amount > limit, {"amount": 60}, True),
     "a default of the tool": (lambda amount, currency: currency != "EUR", {"amount": 60}, False),
+    "an argument instead of its default": (
+        lambda amount, currency: currency != "EUR",
+        {"amount": 60, "currency": "USD"},
+        True,
+    ),
     "all arguments": (lambda **args: sorted(args) == ["amount", "currency"], {"amount": 60}, True),
     "no argument": (lambda: False, {"amount": 60}, False),
     "never": (False, {"amount": 60}, False),

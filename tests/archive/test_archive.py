@@ -14,6 +14,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import dspy
 import pytest
 from pydantic import BaseModel
 
@@ -22,7 +23,9 @@ from dspyer.errors import StoreError, ThreadError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Row, RunQuery, RunRow, Store
 from dspyer.stores.encrypted import Encrypted
+from dspyer.testing import ScriptedLM
 from tests.children import run_python
+from tests.persistence.failing import Crash, FailingMemory, crash
 from tests.persistence.processes import end_of, fork
 from tests.stores.older_versions import V1, V2, make_old
 from tests.threads.owned_runs import BackgroundRun, Gate, gated
@@ -181,6 +184,21 @@ def test_a_run_is_running_while_its_owner_lives_and_crashed_after_that() -> None
     gate.opened.set()
     run.end()
     assert facts(archive) == [("t", "completed")]
+
+
+def test_the_usage_of_a_run_is_of_all_processes_that_worked_on_it() -> None:
+    store = FailingMemory()
+    graph = Graph(inputs=["q"]).add_node("ask", dspy.Predict("q -> a")).add_node("again", dspy.Predict("a -> b"))
+    thread = graph.add_path(START, "ask", "again", END).compile(store=store).thread("t")
+    with ScriptedLM([{"a": "x"}, {"b": "y"}]):
+        store.arm(crash, 3, after=True)
+        with pytest.raises(Crash):
+            thread.run({"q": "?"})
+        store.rest()
+        run = thread.resume()
+    (info,) = Archive(store).runs()
+    assert info.usage == thread.usage
+    assert info.usage["scripted"]["total_tokens"] > run.usage["scripted"]["total_tokens"] > 0
 
 
 def test_a_run_that_will_be_merged_is_running_while_its_process_lives(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from dspyer import END, START, CompiledGraph, Context, Graph, reducers
 from dspyer.stores import Memory, SQLite, Store
 from dspyer.stores.base import Row
+from tests.persistence.failing import Crash, FailingMemory, crash
 
 Open = Callable[[], Store]
 
@@ -86,6 +87,20 @@ def test_a_map_without_items_has_an_empty_result() -> None:
     store = Memory()
     assert mapping("texts", lambda doc: doc, store).thread("t").run({"docs": []}).state["texts"] == []
     assert mapping("texts", lambda doc: doc, store).thread("t").state["texts"] == []
+
+
+def test_a_map_is_resumed_as_often_as_it_likes_while_its_items_finish() -> None:
+    """Its process ends again and again, each time after one more item."""
+    store = FailingMemory()
+    graph = Graph(Docs, inputs=["docs"]).add_map("work", lambda doc: doc, over="docs", item="doc", into="texts")
+    thread = graph.add_path(START, "work", END).compile(store=store, max_concurrency=1).thread("t")
+    for resumes in range(3):
+        store.arm(crash, 3, after=True)
+        with pytest.raises(Crash):
+            thread.resume(max_resumes=1) if resumes else thread.run({"docs": list("abcd")})
+        assert len(rows(store, "item", "t")) == resumes + 1
+    store.rest()
+    assert thread.resume(max_resumes=1).state["texts"] == list("abcd")
 
 
 def test_a_later_node_fails_and_the_map_is_not_called_again(opened: Open) -> None:

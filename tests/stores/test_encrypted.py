@@ -19,7 +19,7 @@ from dspyer.stores.base import Change, Row
 from dspyer.stores.encrypted import VARIABLE, Encrypted
 from dspyer.stores.postgres import Postgres
 from dspyer.testing import StoreConformance
-from tests.stores.kit import Content, begin, content, run
+from tests.stores.kit import begin, content, run
 
 pytestmark = pytest.mark.usefixtures("fork_server")
 
@@ -219,17 +219,16 @@ def test_keys_of_another_length_are_errors() -> None:
             Encrypted(":memory:", key=key)
 
 
-def moved(row: Row, other: Content | None) -> Row:
-    return row._replace(content=other)
-
-
 def test_contents_moved_to_another_row_are_refused() -> None:
+    """To another place, and to the same place of another run."""
     inner = Memory()
     store = Encrypted(inner, key=KEY)
     begin(store, "t", "a", 2)
     first, second = inner.rows("a")
-    inner.write(Change(run=run("b"), rows_of="b", rows=(moved(first, second.content), moved(second, first.content))))
-    for row in store.rows("b"):
+    swapped = first._replace(content=second.content), second._replace(content=first.content)
+    for name, rows in {"b": swapped, "c": (first, second)}.items():
+        inner.write(Change(run=run(name), rows_of=name, rows=rows))
+    for row in (*store.rows("b"), *store.rows("c")):
         assert row.content is not None
         with pytest.raises(StoreError, match="the key is not the one that encrypted it, or its bytes were"):
             row.content.value(store.blobs)

@@ -27,6 +27,7 @@ from dspyer.persistence.rows import end_row
 from dspyer.runtime.streams import AsyncEvents
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Change, Owner, Store, ThreadRow
+from dspyer.testing import clock
 from dspyer.testing.store_samples import begin
 from tests.children import run_python
 from tests.threads.owned_runs import BackgroundRun, Clock, Count, Gate, WatchedStore, gated, owner_of
@@ -142,6 +143,21 @@ def test_a_lease_is_renewed_while_a_run_works(monkeypatch: pytest.MonkeyPatch) -
     assert first.end().status == "completed"
     leases.renew()
     assert owner_of(store) is None
+
+
+def test_a_lease_is_renewed_so_early_that_one_renewal_may_fail() -> None:
+    store, gate = Memory(), Gate()
+    with clock() as time:
+        first = BackgroundRun(lambda: gated(gate, store).thread("t").run({"n": 1}))
+        assert gate.inside.wait(20)
+        for _ in range(3):
+            (left,) = time.wait_for("lease")
+            row = store.thread("t")
+            assert row is not None
+            assert 0 < 2 * left <= row.lease
+            time.advance(left)
+        gate.opened.set()
+        assert first.end().status == "completed"
 
 
 def test_an_owner_whose_lease_has_expired_fails_at_its_next_write(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -511,6 +511,19 @@ def test_open_questions_in_a_report_are_redacted() -> None:
     assert "Send [redacted]?" in run.report()
 
 
+def test_an_export_hides_what_failed_before_the_program_hid_it(tmp_path: Path) -> None:
+    def tells(token: str) -> None:
+        raise ValueError(f"{token} is refused")
+
+    graph = Graph(State, inputs=["token"]).add_node("tells", tells, writes=[]).add_path(START, "tells", END)
+    store = Memory()
+    assert graph.compile(store=store).thread("t").run({"token": SECRET}).status == "failed"
+    graph.compile(redact=["token"], store=store).thread("t").export(tmp_path / "t.jsonl")
+    text = (tmp_path / "t.jsonl").read_text()
+    veiled(text)
+    assert "ValueError" in text
+
+
 def test_a_redacted_value_is_hidden_inside_longer_texts(caplog: pytest.LogCaptureFixture) -> None:
     """Emitted values, exceptions, questions, Interrupted, report, lanes, picture, thread."""
 

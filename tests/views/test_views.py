@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import dspy
@@ -122,6 +123,25 @@ def test_entries_have_author_and_commit() -> None:
     assert first == [Entry("a1", "ann", "trunk:1"), Entry("b1", "bob", "trunk:2")]
     assert second == [Entry("a2", "ann", "trunk:4"), Entry("b2", "bob", "trunk:5")]
     assert seen(view("owners").by("bob").last(1), list[Entry])[0] == [Entry("x", "bob", "trunk:2", "b1")]
+
+
+def test_a_value_that_a_join_keeps_is_of_the_branch_that_changed_it() -> None:
+    """The other branch has put the value there that was there before."""
+    found: list[list[Entry]] = []
+
+    def look(it: list[Entry]) -> None:
+        found.append(it)
+
+    def write(put: str, /) -> dict[str, Any]:
+        return {"owners": {"lead": put}}
+
+    graph = Graph(Board)
+    for name, put in {"seed": "x", "left": "y", "right": "x"}.items():
+        graph.add_node(name, partial(write, put), writes=["owners"])
+    graph.add_node("meet", look, reads={"it": view("owners")}, writes=[])
+    graph.add_edge(START, "seed").add_edge("seed", ["left", "right"]).add_edge(["left", "right"], "meet")
+    graph.add_edge("meet", END).compile().run({}).raise_error()
+    assert [entry[:2] for (entry,) in found] == [("y", "left")]
 
 
 def test_the_values_of_a_view_are_copies() -> None:
