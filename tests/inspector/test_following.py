@@ -1,202 +1,241 @@
-"""Following a thread over the real server: how soon a step shows, how many polls it costs, and every way it ends."""
+"""Following a thread: how soon a step shows, how many polls it costs, and every way it ends. A test moves the time."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
-import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine
 from typing import Any
+from urllib.parse import urlencode
 
-import httpx
 import pytest
 
 import dspyer.inspector
-from dspyer import END, START, Graph, Thread
-from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.inspector import following as following_module
+from dspyer import END, START, Graph
 from dspyer.stores import Memory
-from tests.asgi_server import served
-from tests.inspector.asking import TOKEN
+from dspyer.stores.base import ThreadRow
+from tests.inspector.asking import TOKEN, request
 
 PATIENCE = 20.0
+INTERVAL = 0.08  # seconds between two polls
 AUTH = {"X-Dspyer-Token": TOKEN}
 
 
-class Stepping:
-    """A thread whose run makes one step whenever it is told to."""
+class Polled(Memory):
+    """A store that counts how often the inspector asks for a thread, and may fail then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.polls = 0
+        self.fails = False
+
+    def thread(self, name: str) -> ThreadRow | None:
+        if threading.current_thread().name.startswith("AnyIO"):
+            self.polls += 1
+            if self.fails:
+                raise OSError("no disk")
+        return super().thread(name)
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop whose time a test moves."""
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+
+class Stage:
+    """A thread whose run makes one step whenever it is told to, and the inspector of its store."""
 
     def __init__(self, steps: int) -> None:
         self.go = threading.Semaphore(0)
         graph = Graph().add_node("step", self.step).add_path(START, "step")
         graph.add_conditional_edges("step", lambda n: "step" if n < steps else END, ["step", END])
-        self.store = Memory()
-        self.thread: Thread = graph.compile(store=self.store).thread("t")
+        self.store = Polled()
+        self.thread = graph.compile(store=self.store).thread("t")
         self.worker = threading.Thread(target=self.thread.run, args=({"n": 0},), daemon=True)
+        self.app = dspyer.inspector.app(self.store, token=TOKEN)
 
     def step(self, n: int) -> dict[str, int]:
         assert self.go.acquire(timeout=PATIENCE)
         return {"n": n + 1}
 
-    def start(self) -> None:
-        self.worker.start()
-        deadline = time.monotonic() + PATIENCE
-        while self.thread.status == "new":
-            assert time.monotonic() < deadline
+    async def has_steps(self, count: int) -> None:
+        """Wait until so many are committed, the first commit of the run included."""
+        await until(lambda: self.thread.status != "new" and len(self.thread.history()) >= count)
+
+    async def tick(self) -> None:
+        """Let it be time for the next poll, and wait until it was made."""
+        before = self.store.polls
+        pass_by(INTERVAL)
+        await until(lambda: self.store.polls > before)
+        await asyncio.sleep(0.002)
 
 
-class Messages:
-    """The messages of a stream, as a page reads them."""
+def pass_by(seconds: float) -> None:
+    loop: Any = asyncio.get_running_loop()
+    loop.ahead += seconds
 
-    def __init__(self, response: httpx.Response) -> None:
-        self.chunks = response.iter_text()
-        self.rest = ""
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(1000 * PATIENCE):  # of a time that is moved
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class Reader:
+    """A page that follows the thread; it reads the messages as they come."""
+
+    def __init__(self, stage: Stage, **params: str) -> None:
+        self.messages: list[tuple[str, str, Any]] = []
         self.comments: list[str] = []
+        self.headers: dict[str, str] = {}
+        self._rest = ""
+        self._asks = [{"type": "http.request", "body": b"", "more_body": False}]
+        self._gone = asyncio.Event()
+        query = urlencode({"thread": "t", **params}).encode()
+        headers = [(b"host", b"127.0.0.1:8000"), (b"x-dspyer-token", TOKEN.encode())]
+        scope = {"type": "http", "method": "GET", "path": "/api/follow", "query_string": query, "headers": headers}
+        self.task = asyncio.create_task(stage.app(scope, self._receive, self._send))
 
-    def next(self) -> tuple[str, str, Any]:
-        """The next message: its event, id and data."""
-        while True:
-            while "\n\n" not in self.rest:
-                self.rest += next(self.chunks)
-            text, self.rest = self.rest.split("\n\n", 1)
+    async def _receive(self) -> Any:
+        if self._asks:
+            return self._asks.pop()
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            assert message["status"] == 200
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+            return
+        *texts, self._rest = (self._rest + message["body"].decode()).split("\n\n")
+        for text in texts:
             if text.startswith(":"):
                 self.comments.append(text)
                 continue
             lines = dict(line.split(": ", 1) for line in text.split("\n"))
-            return lines["event"], lines.get("id", ""), json.loads(lines["data"])
+            self.messages.append((lines["event"], lines.get("id", ""), json.loads(lines["data"])))
+
+    async def next(self) -> tuple[str, str, Any]:
+        """The next message."""
+        await until(lambda: self.messages)
+        return self.messages.pop(0)
+
+    async def leave(self) -> None:
+        """Close the page."""
+        self._gone.set()
+        await self.task
 
 
-@contextmanager
-def following(address: str, **params: Any) -> Iterator[Messages]:
-    query = {"thread": "t", **params}
-    with httpx.stream("GET", f"{address}/api/follow", params=query, headers=AUTH, timeout=PATIENCE) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-        assert response.headers["cache-control"] == "no-store"
-        yield Messages(response)
+def played(steps: int, play: Callable[[Stage], Coroutine[Any, Any, None]]) -> Stage:
+    """Plays a test on a stage whose run has begun, and ends the run."""
+    stage = Stage(steps)
+    stage.worker.start()
+
+    async def main() -> None:
+        await stage.has_steps(1)
+        await play(stage)
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(main())
+    for _ in range(steps):
+        stage.go.release()
+    stage.worker.join(PATIENCE)
+    return stage
 
 
-def until(condition: Any) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+def test_each_step_shows_soon_to_every_reader_for_one_poll() -> None:
+    async def play(stage: Stage) -> None:
+        readers = [Reader(stage), Reader(stage)]
+        first = [await reader.next() for reader in readers]
+        assert first[0] == first[1]
+        assert readers[0].headers["content-type"].startswith("text/event-stream")
+        assert readers[0].headers["cache-control"] == "no-store"
+        for step in range(2, 6):
+            stage.go.release()
+            await stage.has_steps(step)
+            for _ in range(2):  # a poll may have begun before
+                await stage.tick()
+            shown = [reader.messages.pop()[:2] for reader in readers]
+            assert shown[0] == shown[1]
+            assert shown[0][0] == "changed"
+        before = stage.store.polls
+        for _ in range(10):
+            await stage.tick()
+        assert stage.store.polls - before <= 14  # those of one reader
+        await readers[0].leave()
+        await stage.tick()
+        await readers[1].leave()
+        before = stage.store.polls
+        for _ in range(5):
+            pass_by(INTERVAL)
+            await asyncio.sleep(0.002)
+        assert stage.store.polls <= before + 1, "no reader is left"
 
-
-def test_each_step_shows_soon_to_every_reader_for_one_poll(monkeypatch: pytest.MonkeyPatch) -> None:
-    polls: list[str] = []
-    position = ArchivedThread.position
-
-    def counted(self: ArchivedThread) -> str:
-        polls.append(position(self))
-        return polls[-1]
-
-    told = defaultdict[str, list[int]](list)
-    message = following_module._message
-
-    def noted(event: str, data: dict[str, Any], position: str) -> bytes:
-        told[position].append(len(polls))
-        return message(event, data, position)
-
-    monkeypatch.setattr(ArchivedThread, "position", counted)
-    monkeypatch.setattr(following_module, "_message", noted)
-    run = Stepping(4)
-    run.start()
-    app = dspyer.inspector.app(run.store, token=TOKEN)
-    with served(app) as address, following(address) as first, following(address) as second:
-        seen = [first.next(), second.next()]
-        assert seen[0][:2] == seen[1][:2]
-        began, before = time.monotonic(), len(polls)
-        for _ in range(4):
-            run.go.release()
-            for reader in (first, second):
-                event, shown, _ = reader.next()
-                assert event == "changed"
-                # Told after the poll that found it, if not after one more on a busy machine.
-                assert max(told[shown]) - polls.index(shown) <= 2
-        assert following_module.INTERVAL < 0.1
-        assert len(polls) - before <= (time.monotonic() - began) / 0.08 + 3  # those of one reader
-        assert list(app.state.followers.polling) == ["t"]
-    run.worker.join(PATIENCE)
-    assert app.state.followers.polling == {}
+    played(4, play)
 
 
 def test_a_reader_that_knows_the_position_hears_of_the_next_change_alone() -> None:
-    run = Stepping(1)
-    run.start()
-    with served(dspyer.inspector.app(run.store, token=TOKEN)) as address:
-        with following(address) as reader:
-            known = reader.next()[1]
-        with following(address, after=known) as reader:
-            run.go.release()
-            event, position, data = reader.next()
-            assert event == "changed"
-            assert position == data["position"] != known
-    run.worker.join(PATIENCE)
+    async def play(stage: Stage) -> None:
+        reader = Reader(stage)
+        _, known, _ = await reader.next()
+        await reader.leave()
+        reader = Reader(stage, after=known)
+        await stage.tick()
+        await stage.tick()
+        assert reader.messages == []
+        stage.go.release()
+        event, position, data = await reader.next()
+        assert event == "changed"
+        assert position == data["position"] != known
+        await reader.leave()
+
+    played(1, play)
 
 
-def test_a_reader_that_goes_ends_the_poll() -> None:
-    run = Stepping(1)
-    run.start()
-    app = dspyer.inspector.app(run.store, token=TOKEN)
-    with served(app) as address:
-        with following(address) as reader:
-            reader.next()
-            assert list(app.state.followers.polling) == ["t"]
-        until(lambda: not app.state.followers.polling)
-    run.go.release()
-    run.worker.join(PATIENCE)
+@pytest.mark.parametrize("deleted", [True, False])
+def test_a_deleted_thread_and_a_store_that_fails_end_the_stream(deleted: bool) -> None:
+    async def play(stage: Stage) -> None:
+        stage.go.release()
+        await asyncio.to_thread(stage.worker.join, PATIENCE)
+        reader = Reader(stage)
+        await reader.next()
+        await stage.tick()
+        reader.messages.clear()
+        if deleted:
+            stage.thread.delete()
+        else:
+            stage.store.fails = True
+        event, _, data = await reader.next()
+        assert event == ("gone" if deleted else "error")
+        assert deleted or "no disk" in data["message"]
+        await asyncio.wait_for(reader.task, PATIENCE)
+
+    stage = played(1, play)
+    if deleted:
+        assert request(stage.app, "GET", "/api/follow?thread=t", headers=AUTH).status_code == 404
 
 
-def test_a_deleted_thread_and_a_store_that_fails_end_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = Stepping(1)
-    run.go.release()
-    run.start()
-    run.worker.join(PATIENCE)
-    app = dspyer.inspector.app(run.store, token=TOKEN)
-    with served(app) as address:
-        with following(address) as reader:
-            reader.next()
-            run.thread.delete()
-            assert reader.next()[0] == "gone"
-            with pytest.raises(StopIteration):
-                reader.next()
-        response = httpx.get(f"{address}/api/follow?thread=t", headers=AUTH, timeout=PATIENCE)
-        assert response.status_code == 404
-        run.go.release()
-        run.thread.run({"n": 0})
+def test_silence_is_filled() -> None:
+    async def play(stage: Stage) -> None:
+        reader = Reader(stage)
+        await reader.next()
+        pass_by(14)
+        await stage.tick()
+        assert ": waiting" not in reader.comments
+        pass_by(1)
+        await until(lambda: ": waiting" in reader.comments)
+        await reader.leave()
 
-        def fail(self: ArchivedThread) -> str:
-            raise OSError("no disk")
-
-        with following(address) as reader:
-            reader.next()
-            monkeypatch.setattr(ArchivedThread, "position", fail)
-            assert reader.next()[::2] == ("error", {"message": "no disk"})
-            with pytest.raises(StopIteration):
-                reader.next()
-
-
-def test_silence_is_filled_and_the_end_of_the_server_ends_the_stream() -> None:
-    run = Stepping(1)
-    run.go.release()
-    run.start()
-    run.worker.join(PATIENCE)
-    app = dspyer.inspector.app(run.store, token=TOKEN)
-    app.state.followers._heartbeat = 0.01
-    with served(app) as address, following(address) as reader:
-        reader.next()
-        threading.Timer(0.1, app.state.followers.close).start()
-        with pytest.raises(StopIteration):
-            reader.next()
-        assert ": waiting" in reader.comments
+    played(1, play)
 
 
 def test_a_stream_needs_the_token_and_a_thread() -> None:
-    run = Stepping(1)
-    with served(dspyer.inspector.app(run.store, token=TOKEN)) as address:
-        assert httpx.get(f"{address}/api/follow?thread=t", timeout=PATIENCE).status_code == 401
-        assert httpx.get(f"{address}/api/follow", headers=AUTH, timeout=PATIENCE).status_code == 400
-        assert httpx.get(f"{address}/api/follow?thread=missing", headers=AUTH, timeout=PATIENCE).status_code == 404
+    app = Stage(1).app
+    rows = [("?thread=t", {}, 401), ("", AUTH, 400), ("?thread=missing", AUTH, 404)]
+    for query, headers, status in rows:
+        assert request(app, "GET", f"/api/follow{query}", headers=headers).status_code == status
