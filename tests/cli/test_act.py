@@ -149,7 +149,7 @@ def test_the_store_of_the_program_is_used_if_none_is_given(
 def test_answers_are_json_or_texts_and_ids_may_contain_equals_signs(cli: Command) -> None:
     form = "tests.cli.orders:form"
     asked = {one["key"]: one["id"] for one in cli("run", form, "--thread", "a=b", "--json").record["questions"]}
-    given = {"ok": "true", "name": "Ada", "text": '"5"', "plus": "a=b", "code": "007", "n": "7"}
+    given = {"ok": "true", "name": "Ada", "text": '"5"', "plus": "a=b", "code": "42", "n": "7"}
     answers = [f"{name}={text}" for name, text in {**given, asked["eq"]: "x=y"}.items()]
     options = [part for answer in answers for part in ("--answer", answer)]
     assert cli("resume", "a=b", "--program", form, *options, "--json").record["outputs"] == {
@@ -158,7 +158,7 @@ def test_answers_are_json_or_texts_and_ids_may_contain_equals_signs(cli: Command
         "text": "5",
         "plus": "a=b",
         "eq": "x=y",
-        "code": "007",
+        "code": "42",
         "n": 7,
     }
 

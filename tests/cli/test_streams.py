@@ -76,7 +76,7 @@ FULL = "the command is done, but stdout cannot be written: No space left on devi
 @pytest.mark.slow("a real process, since a full disk is seen at its end")
 def test_a_full_disk_is_told_apart_from_a_refusal(stored_file: Path) -> None:
     with Path("/dev/full").open("wb") as full:
-        done = started("runs", "--store", str(stored_file), stdout=full)
+        done = started("runs", "--store", str(stored_file), stdout=full, PYTHONUNBUFFERED="")
     assert done.returncode == 74
     assert FULL in done.stderr.decode()
     assert b"Traceback" not in done.stderr

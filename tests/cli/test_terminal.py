@@ -102,9 +102,11 @@ def test_tables_fit(stored: Command, monkeypatch: pytest.MonkeyPatch) -> None:
             assert done.code == 0
             if width >= 80:
                 assert max(map(width_of, done.out.splitlines())) <= width
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "Orders" in stored("runs").out, "the widest column is cut first: the thread, and not the graph"
 
 
-def test_a_table_shrinks_its_widest_columns_first(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_is_cut_or_becomes_a_block_for_each_row(cli: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"short": 1, "日本" * 4: 2, "long " * 9: 3}
     cli("run", "tests.cli.orders:loose", "--input", json.dumps(given), "--thread", "t")
 
