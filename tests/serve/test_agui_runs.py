@@ -129,6 +129,24 @@ def test_a_text_that_a_check_rejected_is_taken_back() -> None:
     assert list(shown.values()) == ["Where?", "It is here!"]
 
 
+def test_a_page_hears_that_a_call_of_an_agent_has_failed() -> None:
+    """With all messages, once one was taken back."""
+
+    def short(reply: str) -> list[str]:
+        return [] if len(reply) < 5 else ["too long"]
+
+    loop = agents.tool_loop("message -> reply", tools=[find_order], check=short, max_fixes=1)
+    script = [
+        {"next_thought": "I look.", "tool_calls": [call("nothing")]},
+        {"next_thought": "Done.", "tool_calls": [call("submit", reply="It is here.")]},
+        {"next_thought": "Done.", "tool_calls": [call("submit", reply="Here")]},
+    ]
+    with ScriptedLM(script):
+        events = send(app_of(loop.compile(store=":memory:")), body("Where?"))
+    (error,) = [one["error"] for one in of_kind(events, "MESSAGES_SNAPSHOT")[0]["messages"] if one["role"] == "tool"]
+    assert "nothing" in error
+
+
 def test_the_graph_of_another_library_is_served_like_any_other() -> None:
     state = StateGraph(MessagesState)
 
