@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Graph, Messages
 from dspyer.migrate import from_langgraph
 from tests.rows import each
-from tests.serve.posting import Page, app_of, body, of_kind, send
+from tests.serve.posting import Page, app_of, body, kinds, of_kind, send
 
 
 class Talk(BaseModel):
@@ -33,7 +33,7 @@ AGENT = {"turn": {"next_thought": "I think."}}  # such messages are those of an 
 LOOK = AIMessage("I look.", id="m", tool_calls=[{"id": "c1", "name": "look", "args": {"n": 1}}])
 SEEN: dict[str, tuple[list[Any], dict[str, str]]] = {
     "user": ([{"id": "m", "role": "user", "content": "Hi"}], {}),
-    "no content": ([{"id": "m", "role": "assistant", "content": None}], {}),
+    "no content": ([turn("look", content=None)], {"m/c1": "look{}"}),
     "parts": ([{"id": "m", "role": "assistant", "content": PARTS}], {"m": "ab"}),
     "turn": ([turn("look", **AGENT)], {"m/c1": "look{}"}),
     "last turn": ([turn("submit", **AGENT)], {}),
@@ -68,7 +68,9 @@ def events_of(*written: list[Any]) -> list[dict[str, Any]]:
             state.add_node(f"n{number}", lambda state, give=giving(messages): give())
             state.add_edge(f"n{number - 1}" if number else "__start__", f"n{number}")
         graph = from_langgraph(state.compile())
-    return send(app_of(graph.compile(store=":memory:"), inputs=lambda body: {}), body())
+    events = send(app_of(graph.compile(store=":memory:"), inputs=lambda body: {}), body())
+    assert kinds(events)[-1] == "RUN_FINISHED", events
+    return events
 
 
 @each(("messages", "shown"), SEEN.values(), ids=SEEN)
