@@ -295,7 +295,7 @@ def test_the_picture_has_a_dot_for_each_row_and_a_line_to_each_parent(name: str,
     assert kinds.count("failed") == len(run.failures)
     assert kinds.count("warned") == (name in ("resolved", "made", "failed on the trunk"))
     ends = [path.get("d", "").split("H")[-1] for path in root.iter(f"{SVG}path") if "line" in path.get("class", "")]
-    assert len(ends) >= sum(len(commit.parents) for commit in run.commits[:DRAWN // 2])
+    assert len(ends) >= sum(len(commit.parents) for commit in run.commits[: DRAWN // 2])
 
 
 def looping(count: int, fork_at: int = -1) -> Run:

@@ -32,11 +32,12 @@ def forked(problem: str = "") -> tuple[Run, float]:
     began = run.commits[0].started - 6
     lost = Failure(node="slow", type="ConnectionError", message="reset <by> peer", attempt=1)
     times = {"START": (0, 0), "quick": (0, 1), "slow": (0.25, 3.75), "join:judge": (4, 0), "judge": (4.5, 1)}
+    again: dict[str, Any] = {"attempt": 2, "failed_attempts": (lost,)}
     run.commits = tuple(
         commit._replace(
             started=began + times[commit.node][0],
             duration=times[commit.node][1],
-            **({"attempt": 2, "failed_attempts": (lost,)} if commit.node == "slow" else {}),
+            **(again if commit.node == "slow" else {}),
         )
         for commit in run.commits
     )

@@ -34,7 +34,6 @@ from dspyer.testing import ScriptedLM, no_pauses
 from tests.asgi_server import PATIENCE, served
 from tests.persistence.failing import FailingMemory
 
-
 HEARTBEAT = b":\n\n"
 
 
