@@ -363,7 +363,7 @@ def test_a_later_attempt_asks_for_new_responses(pool: BytesExecutor) -> None:
 
     far = run(outer(picky().compile().with_executor(pool)), "sync", dict(Q))
     assert (far["status"], far["error"][0]) == ("failed", "ValueError")
-    lost = [step[1][4] for step in far["statuses"]]
+    lost = [step[1][3] for step in far["statuses"]]
     assert len(lost) == 3
 
 
