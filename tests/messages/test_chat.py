@@ -7,13 +7,14 @@ import functools
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, ImmutableState, Messages, agents, from_chat, to_chat
 from dspyer.errors import NodeOutputError
 from dspyer.testing import ScriptedLM
+from tests.budget import deep
 from tests.messages.providers import problems_of
 from tests.rows import each
 
@@ -223,6 +224,7 @@ def ids_of(turns: list[list[str | None]]) -> list[list[str]]:
 GIVEN = st.sampled_from([None, "c0", "call_0_0", "call_1_0", "call_1_1"])
 
 
+@settings(max_examples=500 if deep else 10)
 @given(st.lists(st.lists(GIVEN, min_size=1, max_size=2), max_size=2))
 def test_the_ids_of_calls_are_unique_in_a_conversation(turns: list[list[str | None]]) -> None:
     taken: set[str] = set()
