@@ -15,7 +15,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Run, reducers
+from dspyer import END, START, CompiledGraph, Context, Graph, ImmutableState, Run, reducers
 
 
 class Address(BaseModel):
@@ -104,7 +104,7 @@ def write(
     return run
 
 
-def written(*updates: Any, **inputs: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def written(*updates: Any, **inputs: Any) -> tuple[Mapping[str, Any], ImmutableState]:
     """The patch of the last of these updates of a `Research`, and the state after it."""
     run = write(Research, *updates, inputs={"question": "why", **inputs})
     return run.commits[-1].patch, run.state

@@ -135,7 +135,7 @@ class Saying(dspy.Module):
 def function_and_module(model: type[BaseModel] | None, outputs: tuple[str, ...]) -> tuple[CompiledGraph, list[Any]]:
     """A program whose function and then whose module return the dicts of the list."""
     given: list[dict[str, Any]] = [{}, {}]
-    graph = Graph(model, inputs=[]).add_node("function", lambda: given[0], **({} if model else {"writes": ["a"]}))
+    graph = Graph(model, inputs=[]).add_node("function", lambda: given[0], writes=None if model else ["a"])
     graph.add_node("module", Saying(lambda: given[1]), writes=outputs).add_path(START, "function", "module", END)
     return graph.compile(), given
 
