@@ -168,7 +168,7 @@ CHEAPER: dict[str, Tune] = {
     "SIMBA": simba,
     "COPRO": copro,
     "InferRules": infer_rules,
-    "GEPA": functools.partial(few_examples, functools.partial(table.gepa, max_metric_calls=14)),
+    "GEPA": functools.partial(few_examples, functools.partial(table.gepa, max_metric_calls=10)),
     "BetterTogether": functools.partial(few_examples, table.better_together),
     "GRPO": functools.partial(table.grpo, steps=1),
 }
@@ -206,19 +206,18 @@ def outputs_to_follow(lm: AgentLM, tuned: Any) -> Iterator[str]:
         yield from (json.dumps(one["completion"]) for one in item["group"])
 
 
-DEAR = {"SIMBA", "GEPA", "COPRO"}
-SLOW = pytest.mark.slow("the optimizer itself runs the program of five predictors dozens of times")
+DEAR = {"SIMBA", "COPRO", "MIPROv2", "InferRules", "BootstrapFewShotWithRandomSearch", "BootstrapFewShotWithOptuna"}
+"""They run the program dozens of times, and the others look deeper into it: for these, an agent of one predictor."""
 
 
-@pytest.mark.parametrize(
-    "row", [pytest.param(row, id=row.name, marks=[SLOW] if row.name in DEAR else []) for row in TUNED]
-)
+@pytest.mark.parametrize("row", TUNED, ids=[row.name for row in TUNED])
 def test_every_optimizer_tunes_every_predictor_of_agents(row: Row, tmp_path: Path) -> None:
-    tuned, lm = tune(row, team())
+    build = lone if row.name in DEAR else team
+    tuned, lm = tune(row, build())
     with dspy.context(lm=lm):
         assert tuned(question=TEXTS[0][0]).label in DESKS.values()
     assert any(REFUSED in turn.content for sent in lm.calls for turn in sent.prompt.turns), "nothing was refused"
-    found = learned(tuned, team())
+    found = learned(tuned, build())
     assert {"all": all(found), "some": any(found), "none": True}[row.learns], found
     if row.name == "BootstrapFewShot":
         assert all(any(demo.get("augmented") for demo in each.demos) for each in tuned.predictors())
@@ -227,7 +226,7 @@ def test_every_optimizer_tunes_every_predictor_of_agents(row: Row, tmp_path: Pat
     saved = (tmp_path / "agent.json").read_text()
     assert MARK not in saved
     assert '"tools"' not in saved
-    loaded = team()
+    loaded = build()
     loaded.load(tmp_path / "agent.json", allow_unsafe_lm_state=True)
     assert json.dumps(loaded.dump_state()) == json.dumps(tuned.dump_state())
 

@@ -83,7 +83,7 @@ def mipro(program: Any, trainset: Examples, lm: NotingLM, demos: int = 2, aware:
 
 def gepa(program: Any, trainset: Examples, lm: NotingLM, **options: Any) -> Any:
     settings = {
-        "max_metric_calls": 36,
+        "max_metric_calls": 24,
         "component_selector": "all",
         "reflection_minibatch_size": 3,
         "num_threads": 1,
@@ -101,13 +101,13 @@ def advising(
 
 
 def simba(program: Any, trainset: Examples, lm: NotingLM) -> Any:
-    optimizer = dspy.SIMBA(metric=exact, bsize=4, num_candidates=2, max_steps=2, max_demos=3, num_threads=1)
+    optimizer = dspy.SIMBA(metric=exact, bsize=3, num_candidates=2, max_steps=1, max_demos=3, num_threads=1)
     return optimizer.compile(program, trainset=trainset, seed=1)
 
 
 def copro(program: Any, trainset: Examples, lm: NotingLM) -> Any:
     options = {"num_threads": 1, "display_progress": False, "display_table": 0}
-    return dspy.COPRO(metric=exact, breadth=2, depth=2).compile(program, trainset=trainset[:2], eval_kwargs=options)
+    return dspy.COPRO(metric=exact, breadth=2, depth=2).compile(program, trainset=trainset[:1], eval_kwargs=options)
 
 
 def infer_rules(program: Any, trainset: Examples, lm: NotingLM) -> Any:
@@ -167,7 +167,7 @@ ROWS = [
     Row("MIPROv2_zero_shot", functools.partial(mipro, demos=0)),
     Row("MIPROv2_program_aware", functools.partial(mipro, aware=True)),
     Row("GEPA", gepa, "all"),
-    Row("GEPA_one_by_one", functools.partial(gepa, component_selector="round_robin", max_metric_calls=70)),
+    Row("GEPA_one_by_one", functools.partial(gepa, component_selector="round_robin", max_metric_calls=48)),
     Row("SIMBA", simba),
     Row("COPRO", copro),
     Row("InferRules", infer_rules, "all"),

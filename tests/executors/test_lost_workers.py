@@ -16,7 +16,7 @@ import pytest
 from dspyer import END, START, CompiledGraph, Graph, optimize
 from dspyer.errors import ExecutorLost
 from tests.dspy_optimizers.programs import PAIRS
-from tests.dspy_optimizers.table import ROWS
+from tests.dspy_optimizers.table import ROWS, Row
 from tests.executors.comparing import called, differences, ran
 from tests.executors.pools import POOLS, BreakingExecutor, BytesExecutor, HeldExecutor
 from tests.executors.programs import CASES, WordLM, chain, deadly
@@ -25,7 +25,7 @@ from tests.executors.test_equal_optimizers import CHAIN, tuned_by
 from tests.optimize.conftest import quiet  # noqa: F401 - a fixture
 from tests.optimize.skills import RULES, examples
 from tests.optimize.skills import chain as skills
-from tests.rows import each
+from tests.rows import each, in_turn
 
 BY_FIELD = optimize.by_field({field: optimize.equals(field) for field in RULES}, goal="c")
 
@@ -243,18 +243,17 @@ SOME = ["chain", "failure", "error edge", "check", "budget", "LM of a predictor"
 
 
 @pytest.mark.usefixtures("quiet", "fork_server")
-@pytest.mark.parametrize("kind", POOLS)
+@pytest.mark.parametrize(("kind", "row"), in_turn(POOLS, TUNED), ids=POOLS)
 @pytest.mark.slow("pools of other projects start workers, of which one is killed")
-def test_a_real_pool_gives_the_same_until_a_worker_is_killed(kind: str, tmp_path: Path) -> None:
+def test_a_real_pool_gives_the_same_until_a_worker_is_killed(kind: str, row: Row, tmp_path: Path) -> None:
     with POOLS[kind]() as pool:
         for name in SOME:
             case = CASES[name]
             far = case.program().with_executor(pool)
             assert differences(called(case.program(), case, "sync"), called(far, case, "sync")) == {}, name
             assert differences(ran(case.program(), case, "async"), ran(far, case, "async")) == {}, name
-        for row in TUNED:
-            (here, _, *scored_here), (there, _, *scored_there) = (tuned_by(row, CHAIN, one) for one in (None, pool))
-            assert (there, scored_there) == (here, scored_here), row.name  # the workers count the prompts
+        (here, _, *scored_here), (there, _, *scored_there) = (tuned_by(row, CHAIN, one) for one in (None, pool))
+        assert (there, scored_there) == (here, scored_here)  # the workers count the prompts
         log = tmp_path / "log"
         far = deadly(tmp_path / "mark", log).compile().with_executor(pool)
         rows = [dspy.Example(q=f"q{n}").with_inputs("q") for n in range(10)]
