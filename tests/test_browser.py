@@ -7,13 +7,22 @@ from typing import Any
 
 import pytest
 
+STORE = "document.cookie = 'a=1'; localStorage.a = sessionStorage.a = 1"
+
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_each_page_begins_empty(page: Any, number: int) -> None:
-    page.set_content(f"<p>page {number}</p>")
+def test_each_page_begins_empty(page: Any, chromium: Any, number: int) -> None:
+    assert len(page.context.pages) == 1
+    page.route("http://a.test/*", lambda route: route.fulfill(body=f"<p>page {number}</p>", content_type="text/html"))
+    page.goto("http://a.test/")
     assert page.inner_text("p") == f"page {number}"
-    assert page.context.cookies() == []
+    assert page.evaluate("[document.cookie, localStorage.length, sessionStorage.length]") == ["", 0, 0]
+    page.evaluate(STORE)
+    assert page.evaluate("[document.cookie, localStorage.length, sessionStorage.length]") == ["a=1", 1, 1]
+    page.context.new_page()
+    assert chromium.asked == ["http://a.test/"]
 
 
 def test_a_test_after_it_may_run_a_loop(chromium: Any) -> None:
     asyncio.run(asyncio.sleep(0))
+    assert chromium

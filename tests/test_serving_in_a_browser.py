@@ -161,15 +161,13 @@ def answer(address: str, mail: str, approved: bool) -> dict[str, Any]:
 
 
 def test_two_users_at_once_and_answers_by_another_client(page: Any, desk: Desk, address: str) -> None:
-    other = page.context.browser.new_context().new_page()
-    users = {"ada": page, "bob": other}
-    for name, tab in users.items():
-        tab.goto(address)
-        start(tab, "run", f"/mails/{name}?customer={name}")
+    page.goto(address)
+    for name in ("ada", "bob"):
+        start(page, name, f"/mails/{name}?customer={name}")
     wait_inside(desk, 2)
     desk.let_go()
-    for name, tab in users.items():
-        names, events, error = over(tab, "run")
+    for name in ("ada", "bob"):
+        names, events, error = over(page, name)
         assert (names[0], names[-3:], error) == ("RunStarted", ["Asked", "RunEnded", "StreamEnded"], None)
         assert text_of(events) == letter(name)
         assert next(event for event in events if event["event"] == "Asked")["question"]["text"].endswith(letter(name))
@@ -178,7 +176,6 @@ def test_two_users_at_once_and_answers_by_another_client(page: Any, desk: Desk, 
     assert desk.program.thread("ada").status == "interrupted", "nothing of bob's is ada's"
     assert answer(address, "ada", True) == {"status": "completed", "mail": "paid"}
     assert sorted(desk.paid) == ["ada", "bob"]
-    other.context.close()
 
 
 def test_a_second_request_while_a_run_is_open(page: Any, desk: Desk, address: str) -> None:

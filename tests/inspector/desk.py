@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import dspy
 from pydantic import BaseModel, Field
 
-from dspyer import END, START, CompiledGraph, Graph, live, reducers
+from dspyer import END, START, CompiledGraph, Graph, Run, live, reducers
 from dspyer.testing import ScriptedLM
+from tests.children import Child
 
 HOSTILE = "<img src=x onerror=window.hacked=1></script><script>window.hacked=1</script>javascript:window.hacked=1 'x'"
 LONG = 700  # steps of the thread "long"
@@ -55,14 +54,14 @@ def desk_graph() -> Graph:
 
 def long_graph(steps: int) -> Graph:
     """A loop."""
-    graph = Graph(name="Long", inputs=["n"])
+    graph = Graph(name="Long", inputs=["n", "text"])
     graph.add_node("step", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "step")
     graph.add_conditional_edges("step", lambda n: "step" if n < steps else END, ["step", END])
     return graph
 
 
-def fill(path: Path) -> CompiledGraph:
-    """Fill a store; gives the program that acts."""
+def fill(path: Path) -> tuple[CompiledGraph, Run]:
+    """Fill a store; gives the program that acts, and the run of the thread "long"."""
     program = desk_graph().compile(store=str(path), record_lm_calls="full")
     texts = {
         "waits-1": "a letter",
@@ -77,8 +76,8 @@ def fill(path: Path) -> CompiledGraph:
             thread.run({"text": text})
             if "fail" in text:
                 thread.resume({"ask": True})
-    long_graph(LONG).compile(store=str(path), max_steps=LONG + 2).thread("long").run({"n": 0})
-    return program
+    long = long_graph(LONG).compile(store=str(path), max_steps=LONG + 2).thread("long")
+    return program, long.run({"n": 0, "text": HOSTILE})
 
 
 STEPPING = """
@@ -104,23 +103,18 @@ class Stepping:
     """Another process that runs the thread "watched", one step for each `go`."""
 
     def __init__(self, path: Path) -> None:
-        command = [sys.executable, "-c", STEPPING, str(path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = Child(STEPPING, str(path))
 
     def ready(self) -> None:
         """Wait until it has imported everything."""
-        assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
     def go(self, word: str = "go") -> None:
         """Let it make a step; the first one starts the run."""
-        assert self._process.stdin is not None
         self._process.stdin.write(f"{word}\n")
         self._process.stdin.flush()
 
     def end(self) -> None:
         """Wait for its end."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
-        self._process.wait(20)
+        self._process.stdin.close()
+        self._process.wait()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import pytest
 
 import dspyer.inspector
-from dspyer import END, START, Graph
+from dspyer import END, START, CompiledGraph, Graph
 from dspyer.stores import Memory
 from tests.asgi_server import served
 
@@ -21,63 +24,67 @@ def asking() -> Graph:
     return graph.add_path(START, "ask", END)
 
 
-def test_ids_keep_their_digits(page: Any, tmp_path: Path) -> None:
+class Served(NamedTuple):
+    program: CompiledGraph
+    address: str
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[Served]:
     store = Memory()
     program = asking().compile(store=store)
-    inputs = {"order": {"id": ID, "price": 1}}
-    thread = program.thread("t")
-    run = thread.run(inputs)
     with served(dspyer.inspector.app(store, program, token="token")) as address:
-        page.goto(f"{address}/#token=token/run?thread=t")
-        page.get_by_label("Answer").fill(str(OTHER))
-        page.get_by_role("button", name="Answer and resume").click()
-        page.locator(".status", has_text="completed").wait_for()
-        assert thread.state["chosen"] == OTHER
-        page.goto(f"{address}/#/run?thread=t&step={thread.history()[-1].id}")
-        page.get_by_text(str(OTHER)).first.wait_for()
-        page.get_by_role("button", name="Copy…").click()
-        dialog = page.get_by_role("dialog")
-        dialog.get_by_role("button", name="order").click()
-        text = dialog.get_by_label("order, as JSON").input_value()
-        assert json.loads(text) == inputs["order"]
-        dialog.get_by_label("order, as JSON").fill(text.replace("1\n}", "2\n}"))
-        dialog.get_by_label("Run it at once").uncheck()
-        dialog.get_by_role("button", name="Copy", exact=True).click()
-        page.locator("h1", has_text="t-try-1").wait_for()
-    assert program.thread("t-try-1").state == {"order": {"id": ID, "price": 2}, "chosen": OTHER}
+        yield Served(program, address)
+
+
+def test_ids_keep_their_digits(page: Any, desk: Served, tmp_path: Path) -> None:
+    inputs = {"order": {"id": ID, "price": 1}}
+    thread = desk.program.thread("t")
+    run = thread.run(inputs)
+    page.goto(f"{desk.address}/#token=token/run?thread=t")
+    page.get_by_label("Answer").fill(str(OTHER))
+    page.get_by_role("button", name="Answer and resume").click()
+    page.locator(".status", has_text="completed").wait_for()
+    assert thread.state["chosen"] == OTHER
+    page.goto(f"{desk.address}/#/run?thread=t&step={thread.history()[-1].id}")
+    page.get_by_text(str(OTHER)).first.wait_for()
+    page.get_by_role("button", name="Copy…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="order").click()
+    text = dialog.get_by_label("order, as JSON").input_value()
+    assert json.loads(text) == inputs["order"]
+    dialog.get_by_label("order, as JSON").fill(text.replace("1\n}", "2\n}"))
+    dialog.get_by_label("Run it at once").uncheck()
+    dialog.get_by_role("button", name="Copy", exact=True).click()
+    page.locator("h1", has_text="t-try-1").wait_for()
+    assert desk.program.thread("t-try-1").state == {"order": {"id": ID, "price": 2}, "chosen": OTHER}
     page.goto(run.to_html(tmp_path / "run.html").as_uri() + f"#/run?step={run.commits[0].id}")
     page.get_by_text(str(ID)).first.wait_for()
 
 
-def test_a_value_of_which_a_part_was_left_out_is_not_edited(page: Any) -> None:
-    store = Memory()
-    program = asking().compile(store=store)
-    program.thread("t").run({"order": {"text": "x" * 30_000}})
-    with served(dspyer.inspector.app(store, program, token="token")) as address:
-        page.goto(f"{address}/#token=token/run?thread=t&step=t.1/trunk:0")
-        page.get_by_role("button", name="Copy…").click()
-        dialog = page.get_by_role("dialog")
-        dialog.get_by_role("button", name="order").click()
-        assert dialog.get_by_label("order, as JSON").get_attribute("readonly") is not None
-        dialog.get_by_text("It is too long to be edited here").wait_for()
+def test_a_value_of_which_a_part_was_left_out_is_not_edited(page: Any, desk: Served) -> None:
+    desk.program.thread("large").run({"order": {"text": "x" * 30_000}})
+    page.goto(f"{desk.address}/#token=token/run?thread=large&step=large.1/trunk:0")
+    page.get_by_role("button", name="Copy…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="order").click()
+    assert dialog.get_by_label("order, as JSON").get_attribute("readonly") is not None
+    dialog.get_by_text("It is too long to be edited here").wait_for()
 
 
-def test_a_float_stays_one_when_another_part_of_its_field_is_edited(page: Any) -> None:
-    store = Memory()
-    program = asking().compile(store=store)
+def test_a_float_stays_one_when_another_part_of_its_field_is_edited(page: Any, desk: Served) -> None:
     order = {"price": 1.0, "large": 1e16, "less": -0.0, "all": [2.0, 2], "pieces": 2}
-    program.thread("t").run({"order": order})
-    with served(dspyer.inspector.app(store, program, token="token")) as address:
-        page.goto(f"{address}/#token=token/run?thread=t&step=t.1/trunk:0")
-        page.locator(".state").get_by_text("1.0", exact=True).first.wait_for()
-        page.get_by_role("button", name="Copy…").click()
-        dialog = page.get_by_role("dialog")
-        dialog.get_by_role("button", name="order").click()
-        text = dialog.get_by_label("order, as JSON")
-        text.fill(text.input_value().replace('"pieces": 2', '"pieces": 3, "new": 4.0'))
-        dialog.get_by_label("Run it at once").uncheck()
-        dialog.get_by_role("button", name="Copy", exact=True).click()
-        page.locator("h1", has_text="t-try-1").wait_for()
-    copied = dict(program.thread("t-try-1").state["order"])
+    desk.program.thread("floats").run({"order": order})
+    page.goto(f"{desk.address}/#token=token/run?thread=floats&step=floats.1/trunk:0")
+    page.locator(".state").get_by_text("1.0", exact=True).first.wait_for()
+    page.get_by_role("button", name="Copy…").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="order").click()
+    text = dialog.get_by_label("order, as JSON")
+    text.fill(text.input_value().replace('"pieces": 2', '"pieces": 3, "new": 4.0'))
+    dialog.get_by_label("Run it at once").uncheck()
+    dialog.get_by_role("button", name="Copy", exact=True).click()
+    page.locator("h1", has_text="floats-try-1").wait_for()
+    copied = dict(desk.program.thread("floats-try-1").state["order"])
     assert str(copied.pop("all")) == "FrozenList([2.0, 2])"
     assert repr(copied) == repr({"price": 1.0, "large": 1e16, "less": -0.0, "pieces": 3, "new": 4.0})

@@ -8,6 +8,7 @@ import dspyer.inspector
 from dspyer import END, START, CompiledGraph, Graph
 from dspyer.stores import Memory
 from tests.asgi_server import served
+from tests.browser import HURRY
 
 
 def made(store: Memory) -> CompiledGraph:
@@ -36,6 +37,7 @@ def test_a_server_that_ends_is_missed_and_its_new_token_asked_for(page: Any) -> 
         page.locator(".runhead").wait_for()
         page.locator(".panehead").wait_for()
         assert page.locator(".problem").count() == 0
+        page.evaluate(HURRY)
     page.locator(".runhead .problem", has_text="The server does not respond").wait_for()
     with served(dspyer.inspector.app(store, token="second"), int(address.rpartition(":")[2])):
         page.get_by_label("Address or token").fill("second")

@@ -8,6 +8,7 @@ import dspyer.inspector
 from dspyer import END, START, Graph
 from dspyer.stores import Memory
 from tests.asgi_server import served
+from tests.browser import HURRY
 
 THREADS = "[...document.querySelectorAll('a.row .name')].map((one) => one.textContent)"
 
@@ -19,12 +20,13 @@ def test_no_run_is_left_out_when_more_than_a_page_is_new(page: Any) -> None:
     names = [f"t{number}" for number in range(120)]
     program.thread("old").run({"n": 1})
     with served(dspyer.inspector.app(store, token="token")) as address:
-        page.clock.install()
-        page.goto(f"{address}/#token=token/runs")
+        page.goto(f"{address}/#token=token/run?thread=old")
+        page.locator(".runhead").wait_for()
+        page.evaluate(HURRY)
+        page.get_by_role("link", name="Runs", exact=True).click()
         page.locator("a.row").wait_for()
         for name in names:
             program.thread(name).run({"n": 1})
-        page.clock.fast_forward(4000)  # milliseconds until the page looks for what is new
         page.get_by_role("button", name="Show 100 new runs").click()
         page.get_by_role("button", name="Show 100 more").click()
         page.locator("a.row", has_text="old").wait_for()
