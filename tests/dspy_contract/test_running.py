@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import os
-import subprocess
-import sys
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -208,41 +205,6 @@ def test_modules_are_called_through_call(lm: NotingLM) -> None:
     program(question="A train?")
 
     assert [len(part.history) for part in (program, program.topic, program.topic.predict, program.mood)] == [3, 1, 1, 1]
-
-
-PROMPTS = """
-from functools import partial
-import dspy
-from dspyer import END, START, Graph
-from tests.dspy_optimizers.lm import NotingLM
-graph = Graph(name="Ordered")
-facts = {"zeta": 1, "alpha": ["a"], "mid": {"y": 1, "x": 2}}
-graph.add_node("a", partial(lambda question, given: {"facts": given, "tags": {"one"}}, given=facts))
-graph.add_node("b", lambda question: {"more": {f"k{i}": i for i in range(80)}})
-graph.add_node("ask", dspy.Predict("facts: dict, more: dict, tags: set[str], question -> answer"))
-program = graph.add_edge(START, ["a", "b"]).add_edge(["a", "b"], "ask").add_edge("ask", END).compile()
-lm = NotingLM()
-with dspy.context(lm=lm):
-    program(question="Which?")
-print(lm.sent)
-"""
-
-
-@pytest.mark.slow("a hash seed is set when a process starts, so another Python starts and imports dspyer")
-def test_prompts_do_not_depend_on_the_hash_seed(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rule 15: else caches miss and runs cannot be repeated."""
-    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another than that of this process
-    other = subprocess.run(
-        [sys.executable, "-c", PROMPTS],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": seed},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    exec(PROMPTS, {})
-    assert capsys.readouterr().out == other.stdout
-    assert '"zeta": 1, "alpha"' in other.stdout
 
 
 class Greedy(dspy.Module):

@@ -6,11 +6,8 @@ import asyncio
 import copy
 import enum
 import json
-import os
 import pickle
 import random
-import subprocess
-import sys
 from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
@@ -82,7 +79,9 @@ def right(example: Any, found: Any, trace: Any = None) -> bool:
 @pytest.mark.slow("many demonstrations")
 def test_more_demonstrations_give_better_answers() -> None:
     dev = EXAMPLES["dev"][:64]
-    curve = [mean(share_right(shown(count, seed), dev) for seed in range(4)) for count in (0, 8, 16, 48)]
+    curve = [
+        mean(share_right(shown(count, seed), dev) for seed in range(2 if count else 1)) for count in (0, 8, 16, 48)
+    ]
     assert curve == sorted(curve)
     assert curve[0] < 0.36
     assert curve[0] + 0.05 < curve[2] < 0.55
@@ -96,7 +95,7 @@ def test_useful_instructions_give_better_answers() -> None:
 
 def test_swapped_labels_swap_the_answers() -> None:
     swapped = {"bug": "billing", "billing": "bug"}
-    straight, crossed = shown(72), shown(72)
+    straight, crossed = shown(36), shown(36)
     crossed.demos = [
         example.copy(category=swapped.get(example.category, example.category)) for example in crossed.demos
     ]
@@ -252,7 +251,7 @@ def test_agents_terminate() -> None:
 def answers(lm: Any, **settings: Any) -> list[str]:
     program = shown(16)
     with dspy.context(lm=lm):
-        return [program(text=example.text, config=settings).category for example in EXAMPLES["dev"][:40]]
+        return [program(text=example.text, config=settings).category for example in EXAMPLES["dev"][:20]]
 
 
 def test_answers_vary_with_the_rollout_alone() -> None:
@@ -262,7 +261,7 @@ def test_answers_vary_with_the_rollout_alone() -> None:
     assert first == again
     assert plain != first != second
     assert answers(NearestLM().copy(rollout_id=2, temperature=1.0)) == second
-    assert sum(a == b for a, b in zip(plain, first, strict=True)) > 20, "a variation, not another model"
+    assert sum(a == b for a, b in zip(plain, first, strict=True)) > 10, "a variation, not another model"
 
 
 def test_several_answers_of_one_call_vary() -> None:
@@ -279,17 +278,6 @@ def test_without_temperature_nothing_varies() -> None:
         for rollout in (None, 1, 2, 3, 4)
     ]
     assert len(set(found)) == 1
-
-
-@pytest.mark.slow("processes of other hash seeds")
-def test_answers_are_the_same_in_every_process() -> None:
-    code = (
-        "import dspy; from tests.testing.test_nearest import answers; from dspyer.testing import NearestLM;"
-        "print(answers(NearestLM(temperature=1.0), rollout_id=3))"
-    )
-    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
-    assert ran.stdout.strip() == str(answers(NearestLM(temperature=1.0), rollout_id=3))
 
 
 # It is a `dspy.LM` like any other.
@@ -374,7 +362,7 @@ def copro(student: Any, train: list[Any], _: list[Any]) -> Any:
 def test_optimizers_change_the_score_by_at_least_their_gain(optimize: Any, gain: float) -> None:
     untuned = dspy.Predict(fresh(Sort))
     tuned = optimize(dspy.Predict(fresh(Sort)), EXAMPLES["train"], EXAMPLES["dev"])
-    before, after = (share_right(program, EXAMPLES["test"]) for program in (untuned, tuned))
+    before, after = (share_right(program, EXAMPLES["test"][:48]) for program in (untuned, tuned))
     assert before + gain < after < 0.8
 
 
