@@ -62,7 +62,7 @@ class Sizes:
     test: int = 200
 
 
-FULL, QUICK = Sizes(), Sizes(40, 30, 10)
+FULL, QUICK = Sizes(), Sizes(20, 30, 4)
 
 FINAL_ROBIN, FINAL_ALL = "final metric, round_robin", "final metric, all"
 BY_HAND = "field metrics by hand, all"

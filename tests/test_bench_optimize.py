@@ -99,10 +99,10 @@ def test_a_program_that_is_told_all_conventions_is_right(shape: Any) -> None:
         )
         module = getattr(program, f"{step.name}_step")
         module.signature = module.signature.with_instructions(step.instruction + told)
-    examples = shape.examples(conventions, "valid", 40)
+    examples = shape.examples(conventions, "valid", 16)
     with dspy.context(lm=TaskLM(Worker(conventions), cache=False)):
         assert all(program(question=one.question).answer == one.gold_answer for one in examples)
-        assert 0 < sum(before(question=one.question).answer == one.gold_answer for one in examples) < 24
+        assert 0 < sum(before(question=one.question).answer == one.gold_answer for one in examples) < 10
 
 
 def test_the_metric_by_hand_finds_the_visit_of_a_loop() -> None:

@@ -13,6 +13,7 @@ from dspyer import END, START, Graph, optimize
 from dspyer.errors import StoreError
 from dspyer.testing import ScriptedLM
 from tests.optimize.skills import ONE_EACH, RULES, ChainState, SkillLM, candidates, chain, examples, step, stepwise
+from tests.rows import in_turn
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -35,8 +36,9 @@ def made(stats: Any) -> int:
 # --- LM calls
 
 
-@pytest.mark.parametrize("settings", [{}, {"disable_history": True}, {"max_history_size": 0}])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(
+    ("settings", "threads"), in_turn([{}, {"disable_history": True}, {"max_history_size": 0}], [3, 1])
+)
 def test_calls_that_the_cache_of_dspy_answers_are_told_from_those_that_are_made(
     settings: dict[str, Any], threads: int
 ) -> None:
