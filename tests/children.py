@@ -50,6 +50,20 @@ def server_pid() -> int | None:
     return found
 
 
+def server_address() -> str:
+    """Where the server listens, for `use_server` in a child."""
+    start_server()
+    server: Any = forkserver
+    address: str = server._forkserver._forkserver_address  # as above
+    return address
+
+
+def use_server(address: str) -> None:
+    """Lets a child fork from its own server: `multiprocessing` would start another one, which imports all anew."""
+    server: Any = forkserver
+    vars(server._forkserver).update(_forkserver_address=address, ensure_running=lambda: None)
+
+
 @pytest.fixture(scope="session")
 def fork_server() -> None:
     """For tests that use `multiprocessing.get_context("forkserver")` themselves."""

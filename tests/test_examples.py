@@ -7,11 +7,17 @@ import multiprocessing
 import os
 import re
 import runpy
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
 
 import pytest
+
+from tests.children import server_address, use_server
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -148,12 +154,12 @@ SHOWN = {
     "scans.py": [
         "The first pool loses a process: the run has failed, BrokenProcessPool",
         "The second pool: the run has completed",
-        "24 of 24 letters were read as they were written",
-        "24 were classified, by the language model of this process",
+        "12 of 12 letters were read as they were written",
+        "12 were classified, by the language model of this process",
     ],
     "batch_dask.py": [
-        "% of 100 tickets",
-        "after 25 tickets, a worker is killed",
+        "% of 40 tickets",
+        "after 10 tickets, a worker is killed",
         "the same predictions: True",
     ],
     "look.py": [
@@ -167,7 +173,7 @@ SHOWN = {
         "This graph can be converted: from_langgraph(graph).",
         "  classify  function    Keywords      messages                     category        plan",
         """      'judge': dspy.Predict("messages -> urgency"),""",
-        "Converted: the same state on 24 of 24 tickets; on ",
+        "Converted: the same state on 16 of 16 tickets; on ",
         "can be tuned: nothing",
         "can be tuned: classify.predict, judge.predict",
     ],
@@ -180,25 +186,23 @@ SHOWN = {
 }
 
 
-FEWER = {
+FEWER: dict[str, dict[str, Any]] = {
+    "fleet.py": {"HEARTBEAT": 0.1, "SILENCE": 0.6},
     "optimize.py": {"DEV": 12, "TEST": 24},
-    "tune.py": {"TEST": 32, "CALLS": 240},
-    "coming_over.py": {"TRAIN": 96, "TEST": 24},
-    "scans.py": {"LETTERS": 24},
-    "batch_dask.py": {"TICKETS": 100},
+    "tune.py": {"TRAIN": 72, "DEV": 12, "TEST": 24, "CALLS": 120},
+    "coming_over.py": {"TRAIN": 72, "TEST": 16},
+    "scans.py": {"LETTERS": 12},
+    "batch_dask.py": {"TICKETS": 40},
 }
 """Constants of examples that take long: fewer held-out tickets show the gain of an optimizer too."""
 
 
-@pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("name", SHOWN)
 @pytest.mark.slow("an example as its users run it")
 def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
     """S004-30."""
-    context = multiprocessing.get_context("forkserver")
     output = tmp_path / "output.txt"
-    child = context.Process(target=run_as_a_program, args=(EXAMPLES / name, output))
-    child.start()
+    child = started(EXAMPLES / name, output)
     child.join()
     printed = output.read_text(encoding="utf-8")
     assert child.exitcode == 0, printed
@@ -216,24 +220,83 @@ def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
         assert_no_scan_was_read_twice(printed)
 
 
-def run_as_a_program(example: Path, output: Path, environment: Mapping[str, str] | None = None) -> None:
+class Forked(ForkServerProcess):
+    """A process with the environment of the one that starts it. By itself, it would have the server's."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.environment = dict(os.environ)
+
+    def run(self) -> None:
+        """What it does."""
+        os.environ.update(self.environment)
+        super().run()
+
+
+class Forking(ForkServerContext):
+    """In place of `multiprocessing.get_context`."""
+
+    Process = Forked
+
+
+def started(example: Path, output: Path) -> Forked:
+    """A child that runs an example, as `run_as_a_program` does; the processes it starts are forked from its server."""
+    child = Forked(target=run_as_a_program, args=(example, output), kwargs={"server": server_address()})
+    child.start()
+    return child
+
+
+def run_as_a_program(
+    example: Path,
+    output: Path,
+    environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
+    folder: str | Path | None = None,
+    server: str = "",
+) -> None:
     """Run an example in this process, as `python example` does in an empty folder; its prints go to a file."""
     os.environ.pop("DSPYER_MODEL", None)
     os.environ.update(environment or {})
-    os.chdir(output.parent)
-    with output.open("wb") as file:
+    os.chdir(folder or output.parent)
+    with output.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     sys.stdout = open(1, "w", 1, "utf-8", closefd=False)  # noqa: SIM115 - it lasts as long as the process
     sys.stderr = open(2, "w", 1, "utf-8", closefd=False)  # noqa: SIM115 - as above
-    sys.argv = [str(example)]
+    sys.argv = [str(example), *arguments]
     sys.path.insert(0, str(example.parent))
+    if server:
+        fork_its_processes(example, output, server)
     if example.name not in FEWER:
         runpy.run_path(str(example), run_name="__main__")
         return
     module = importlib.import_module(example.stem)
     vars(module).update(FEWER[example.name])
     module.main()
+
+
+def fork_its_processes(example: Path, output: Path, server: str) -> None:
+    """What the example starts is forked from the server: by itself, each process would import DSPy and dspyer anew."""
+    use_server(server)
+    real = subprocess.run
+
+    def run(
+        command: Sequence[str], cwd: str | None = None, check: bool = False, **options: Any
+    ) -> CompletedProcess[str]:
+        python, file, *arguments = command
+        if (python, file) != (sys.executable, str(example)):
+            return real(command, cwd=cwd, check=check, **options)
+        child = Forked(target=run_as_a_program, args=(example, output, None, arguments, cwd))
+        child.start()
+        child.join()
+        done = CompletedProcess(command, child.exitcode or 0, "", "")
+        if check:
+            done.check_returncode()
+        return done
+
+    vars(subprocess).update(run=run)
+    vars(multiprocessing).update(get_context=lambda method: Forking())
+    os.environ["DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD"] = "forkserver"
 
 
 def assert_tuning_helped(printed: str) -> None:
