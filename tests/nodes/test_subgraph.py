@@ -217,6 +217,11 @@ def test_a_worker_of_a_map_gives_the_values_of_its_outputs(
     assert sorted(part.asked) == [("t1", ""), ("t2", "")]
 
 
+def test_an_output_that_was_deleted_is_none_for_its_item() -> None:
+    part = Part({"question": DELETE}, ("question",), ("question",))
+    assert ran(mapped(part), inputs={"topics": ["t"]}).state["results"] == [None]
+
+
 # --- graphs that are not compiled
 
 
