@@ -26,7 +26,7 @@ from dspyer.errors import ExecutorLost, InputError, ThreadError
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM
 from tests.executors.pools import BytesExecutor, forked
-from tests.executors.programs import WordLM
+from tests.executors.programs import WordLM, checked
 
 
 def one_node(function: Any, **options: Any) -> CompiledGraph:
@@ -372,6 +372,19 @@ def test_rollouts_are_made_in_the_worker(pool: BytesExecutor) -> None:
         found.append([demo.toDict() for demo in tuned.ask.demos])
     assert found[0] == found[1]
     assert re.match("a ", found[1][0]["a"])
+
+
+def test_what_a_check_in_a_worker_has_refused_is_known_outside(pool: BytesExecutor) -> None:
+    here, found = checked().compile(), []
+    for inner in (here, here.with_executor(pool)):
+        outer = Graph().add_node("inner", inner).add_path(START, "inner", END).compile()
+        for program in (outer, optimize.accepted_only(outer)):
+            trace: list[Any] = []
+            with dspy.context(lm=WordLM(), trace=trace):
+                program(q="why")
+            found.append([outputs.toDict() for _, _, outputs in trace])
+    assert found[:2] == found[2:]
+    assert len(found[0]) > len(found[1])
 
 
 def test_gepa_counts_the_failures_of_runs_in_workers(pool: BytesExecutor) -> None:
