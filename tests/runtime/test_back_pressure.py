@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from dspyer import END, START, Context, Graph, Thread, event_queue, live, reducers
 from dspyer.dspy_module.token_stream import PredictorCall
 from dspyer.event_queue import LIMIT, EventQueue
-from dspyer.events import Emitted, Posted, Token
+from dspyer.events import Emitted, Posted, RunEnded, Token
 from dspyer.testing import ScriptedLM
 from tests.asgi_server import PATIENCE
 from tests.rows import each
@@ -200,6 +200,25 @@ def test_memory_does_not_grow_with_the_number_of_events() -> None:
     assert (count, len(alive)) == (100 * LIMIT, 0)
     assert LIMIT / 2 < most <= LIMIT + 3
     assert len(events.run.events) == 5
+
+
+def test_what_a_node_has_left_running_adds_no_event_after_the_end() -> None:
+    left: list[Context] = []
+
+    async def leave(ctx: Context) -> None:
+        left.append(ctx)
+
+    async def main() -> list[Any]:
+        found: list[Any] = []
+        async for event in alone(leave).astream({}):
+            found.append(event)
+            if isinstance(event, RunEnded):
+                for _ in range(50):  # the run's own task ends meanwhile
+                    await asyncio.sleep(0)
+                left[0].emit("late")
+        return found
+
+    assert isinstance(asyncio.run(main())[-1], RunEnded)
 
 
 # --- tokens

@@ -195,6 +195,7 @@ def test_the_servers_error_is_raised_in_the_end(
 
 def test_without_a_connection_the_servers_error_is_raised_at_once(server: Server, store: Postgres) -> None:
     store.close()
+    server.wait_for_sessions(0)
     server.allow(1)
     program = (
         Graph()
