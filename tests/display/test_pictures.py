@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-import subprocess
-import sys
 from itertools import combinations, pairwise
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -317,22 +314,6 @@ def test_mermaid_dashes_edges_that_go_back(text: str) -> None:
 def test_mermaid_escapes_markup_in_labels(label: str, shown: str) -> None:
     made = picture("START -> a\na ? END\na ? b L\nb -> END", renamed={"L": label})
     assert f'    a_ -->|"{shown}"| b_' in made.to_mermaid().splitlines()
-
-
-@pytest.mark.slow("two processes, since a hash seed holds for one")
-def test_drawings_are_the_same_in_every_process() -> None:
-    script = (
-        "import runpy, sys; names = runpy.run_path(sys.argv[1])\n"
-        "made = [names['picture'](text) for text in names['GRAPHS'].values()]\n"
-        "print([(one.to_svg(), one.to_mermaid()) for one in made])"
-    )
-    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another than that of this process
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(sys.path)}
-    result = subprocess.run(
-        [sys.executable, "-c", script, __file__], env=environment, capture_output=True, text=True, check=True
-    )
-    made = [picture(text) for text in GRAPHS.values()]
-    assert result.stdout.strip() == repr([(one.to_svg(), one.to_mermaid()) for one in made])
 
 
 def across(text: str) -> dict[str, float]:

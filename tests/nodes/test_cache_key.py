@@ -9,11 +9,8 @@ import dataclasses
 import enum
 import functools
 import itertools
-import json
 import linecache
 import math
-import os
-import subprocess
 import sys
 import textwrap
 import types
@@ -691,14 +688,6 @@ def test_names_versions_and_writes_are_parts_of_the_key(calls: Calls) -> None:
     assert calls(reader, reads={"value": "other"}, field="other"), "the value counts, not the field"
 
 
-PROCESS = """
-import json, sys
-from pathlib import Path
-from tests.nodes import test_cache_key
-print(json.dumps(test_cache_key.all_calls(Path(sys.argv[1]))))
-"""
-
-
 def all_calls(folder: Path) -> list[bool]:
     """Calls with keys of all kinds."""
     calls, call = Calls(folder, "every process"), reading(folder, "every process")
@@ -707,25 +696,6 @@ def all_calls(folder: Path) -> list[bool]:
         program = calls.program(hold({"a", "b", "c"}), node=f"n{place}", writes=[])
         hits.append(is_hit(program, inputs_of(hold)))
     return [*hits, calls(compiled(BASE), value=[0])]
-
-
-@pytest.mark.slow("processes of other hash seeds")
-def test_keys_are_the_same_in_every_process(folder: Path) -> None:
-    from tests.nodes import test_cache_key as same_module  # pytest gives this one another name
-
-    root = Path(__file__).parents[2]
-    seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another than that of this process
-    same_module.all_calls(folder)
-    other = subprocess.run(
-        [sys.executable, "-c", PROCESS, str(folder)],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
-    )
-    hits = json.loads(other.stdout.splitlines()[-1])
-    assert (all(hits), len(hits) > 60) == (True, True)
 
 
 # --- what cannot be cached
