@@ -56,7 +56,7 @@ class Chromium:
         self._loop = asyncio.get_running_loop()
         try:
             chromium = self._playwright.chromium
-            self._browser = chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *LIGHT])
+            self._browser: Any = chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *LIGHT])
             self.page = self._opened()
         finally:
             self.switch(False)
