@@ -19,6 +19,7 @@ from model import language_model
 from triage import desk, inbox, line, tickets
 
 TRAIN, DEV, TEST = 144, 24, 96
+CANDIDATES, TRIALS = 4, 6
 
 
 def score(example: dspy.Example, prediction: dspy.Prediction, trace: Any = None) -> float | bool:
@@ -32,12 +33,12 @@ def optimizers() -> dict[str, Any]:
     train, dev = tickets("train")[:TRAIN], tickets("dev")[:DEV]
     few = dspy.BootstrapFewShot(metric=score, max_bootstrapped_demos=8, max_labeled_demos=64)
     search = dspy.BootstrapFewShotWithRandomSearch(
-        metric=score, max_bootstrapped_demos=4, max_labeled_demos=48, num_candidate_programs=4, num_threads=4
+        metric=score, max_bootstrapped_demos=4, max_labeled_demos=48, num_candidate_programs=CANDIDATES, num_threads=4
     )
     mipro = dspy.MIPROv2(
         metric=score,
         auto=None,
-        num_candidates=4,
+        num_candidates=CANDIDATES,
         max_bootstrapped_demos=4,
         max_labeled_demos=48,
         seed=7,
@@ -48,7 +49,7 @@ def optimizers() -> dict[str, Any]:
         "BootstrapFewShot": lambda program: few.compile(program, trainset=train),
         "BootstrapFewShotWithRandomSearch": lambda program: search.compile(program, trainset=train, valset=dev),
         "MIPROv2": lambda program: mipro.compile(
-            program, trainset=train, valset=dev, num_trials=6, minibatch=False, requires_permission_to_run=False
+            program, trainset=train, valset=dev, num_trials=TRIALS, minibatch=False, requires_permission_to_run=False
         ),
     }
 

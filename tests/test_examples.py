@@ -188,7 +188,7 @@ SHOWN = {
 
 FEWER: dict[str, dict[str, Any]] = {
     "fleet.py": {"HEARTBEAT": 0.1, "SILENCE": 0.6},
-    "optimize.py": {"DEV": 12, "TEST": 24},
+    "optimize.py": {"TRAIN": 48, "DEV": 6, "TEST": 16, "CANDIDATES": 2, "TRIALS": 3},
     "tune.py": {"TRAIN": 72, "DEV": 12, "TEST": 24, "CALLS": 120},
     "coming_over.py": {"TRAIN": 72, "TEST": 16},
     "scans.py": {"LETTERS": 12},
