@@ -66,19 +66,6 @@ INTERNAL: dict[str, str] = {
     "views/test_new_entries_law.py": "lineage: which entries are new, against a slow reference",
 }
 
-# Files that still test an inside of which users see the answers too. The list only gets shorter.
-NOT_YET = {
-    "display/test_running.py",
-    "inspector/test_following.py",
-}
-
-# Files of public names that still patch a private one. The list only gets shorter.
-STILL_PATCHED = {
-    "executors/test_heavy_functions.py",
-    "executors/test_inside.py",
-    "lms/test_gate.py",
-}
-
 # A file that starts real processes -> why a child of tests/children.py would not do.
 REAL_PROCESSES: dict[str, str] = {
     "archive/test_archive.py": "it asks what gets imported",
@@ -94,22 +81,15 @@ REAL_PROCESSES: dict[str, str] = {
     "stores/test_sqlite_processes.py": "how daemon threads end",
     "test_bench.py": "it runs git",
     "test_lean.py": "it asks what gets imported",
-    "values/test_json.py": "a hash seed holds for a process",
-    "test_state.py": "a hash seed holds for a process",
-    "values/test_persistent.py": "a hash seed holds for a process",
-    "display/test_pictures.py": "a hash seed holds for a process",
-    "nodes/test_cache_key.py": "a hash seed holds for a process",
-    "testing/test_nearest.py": "a hash seed holds for a process",
     "threads/test_ctrl_c.py": "the end of a process",
-    "dspy_contract/test_running.py": "it asks what gets imported",
     "executors/test_heavy_functions.py": "the end of a process",
     "executors/test_process_pool.py": "a pool that starts its processes anew",
-    "inspector/desk.py": "a server as its users start it",
     "inspector/test_reading.py": "it asks what gets imported",
     "migrate/test_stored_threads.py": "a process that has not imported the program",
-    "runtime/test_progress.py": "a real terminal",
     "runtime/test_trace_tools.py": "MLflow, which changes DSPy for good",
     "threads/test_stopping.py": "the end of a process",
+    "test_hash_seed.py": "a hash seed holds for a process",
+    "test_examples.py": "it forks what an example starts by `subprocess.run`",
 }
 
 
@@ -141,10 +121,9 @@ def private_imports(name: str) -> Iterator[str]:
 def test_tests_import_public_names() -> None:
     """So that the inside can change while nothing does for users (tests about it are listed with their reason)."""
     private = {name: found for name in FILES if (found := sorted(set(private_imports(name))))}
-    assert not {name: found for name, found in private.items() if name not in INTERNAL.keys() | NOT_YET}, (
-        "import from the public modules, or test what a user sees"
-    )
-    assert not (INTERNAL.keys() | NOT_YET) - private.keys(), "these files have become public: take them from the list"
+    others = {name: found for name, found in private.items() if name not in INTERNAL}
+    assert not others, "import from the public modules, or test what a user sees"
+    assert not INTERNAL.keys() - private.keys(), "these files have become public: take them from the list"
     assert len(INTERNAL) <= 25
 
 
@@ -175,7 +154,7 @@ def test_no_private_attribute_is_patched() -> None:
         for node in [*statements_of(path), *(ast.walk(tree_of(path)) if calls.search(path.read_text()) else ())]
         if (what := patched(node))
     ]
-    inside = [(name, what) for name, what in found if private.search(what) and name not in NOT_YET | STILL_PATCHED]
+    inside = [(name, what) for name, what in found if private.search(what)]
     assert not [(name, what) for name, what in inside if name not in INTERNAL or "._" in what]
 
 
