@@ -170,20 +170,21 @@ def test_outputs_that_do_not_fit_the_outer_state_are_problems(
     assert message in str(raised.value)
 
 
-@each("outputs", [("answer",), None])
-def test_a_worker_of_a_map_gives_no_inputs_back(outputs: Any) -> None:
-    class Small(BaseModel):
-        question: str
-        hint: str = ""
-        answer: str | None = None
+class Small(BaseModel):
+    question: str
+    hint: str = ""
+    answer: str | None = None
 
+
+@each(("schema", "outputs"), [(Small, ("answer",)), (Small, None), (None, None)])
+def test_a_worker_of_a_map_gives_no_inputs_back(schema: Any, outputs: Any) -> None:
     asked: list[tuple[str, str]] = []
 
     def work(question: str, hint: str) -> dict[str, str]:
         asked.append((question, hint))
         return {"answer": "a", "hint": "changed"}
 
-    graph = Graph(Small, inputs=["question", "hint"], outputs=outputs).add_node("work", work)
+    graph = Graph(schema, inputs=["question", "hint"], outputs=outputs).add_node("work", work)
     graph = Graph().add_map("node", graph.add_path(START, "work", END), over="topics", item="question", into="results")
     program = graph.add_path(START, "node", END).compile()
     assert given(program, inputs={"topics": ["t"], "hint": "h"}) == {"results": ["a"]}

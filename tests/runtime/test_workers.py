@@ -1,4 +1,4 @@
-"""Ctrl-C may be raised between any two lines: then nothing waits for work whose outcome is gone."""
+"""Ctrl-C may be raised between any two lines: then nothing waits for work that is gone, and no thread stays."""
 
 from __future__ import annotations
 
@@ -45,10 +45,12 @@ def interrupted_at(program: CompiledGraph, at: int) -> bool:
         finally:
             sys.settrace(None)
 
+    before = {*threading.enumerate()}
     runs = threading.Thread(target=work, daemon=True)
     runs.start()
     runs.join(20)
     assert raised, f"it waits for an outcome that is gone, after line {at}"
+    assert {*threading.enumerate()} <= before, f"a thread is left that nothing ends, after line {at}"
     return raised[0]
 
 
