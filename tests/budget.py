@@ -4,6 +4,7 @@
 
 - An item above 0.3 CPU seconds is marked `@pytest.mark.slow("reason")`; at most 120 are. An item above 1 second that is
   not marked runs a second time at once, since the first one may have paid for an import or for a server that many use.
+  The second is longer on a machine on which `work` takes longer than `FAST`, by as much.
 - `parametrize` multiplies at most two axes, at most 24 items (`make test-deep` runs more).
 - A whole run has at most 8,000 items.
 """
@@ -11,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,7 @@ ITEMS = 8_000
 PRODUCT = 24
 AXES = 2
 LIMIT = 1.0  # CPU seconds of an item that is not marked
+FAST = 0.0062  # CPU seconds that `work` takes on the machine for which LIMIT is set
 SHOWN = 20
 
 deep = bool(os.environ.get("DSPYER_DEEP"))  # `make test-deep`: full products, 500 examples of each law
@@ -50,11 +53,21 @@ def cpu_time() -> float:
     return total
 
 
+def work() -> float:
+    """The CPU seconds of some plain Python."""
+    began = time.thread_time()
+    table: dict[int, tuple[object, ...]] = {}
+    for number in range(100_000):
+        table[number % 1_000] = (number, table.get(number - 1))[:1]
+    return time.thread_time() - began
+
+
 class Budget:
     """Measures the items, and adds up what the workers have found."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self.limit = LIMIT * max(1.0, min(work() for _ in range(5)) / FAST)
         self.costs: list[Cost] = []
         self.problems: list[str] = []
 
@@ -75,15 +88,15 @@ class Budget:
         began = cpu_time()
         result = yield
         cost = cpu_time() - began
-        if cost > LIMIT and item.get_closest_marker("slow") is None:
+        if cost > self.limit and item.get_closest_marker("slow") is None:
             again: Any = item
             again._initrequest()  # as plugins that run failed tests again do: fixtures are made anew
             began = cpu_time()
             runtestprotocol(item, nextitem=nextitem, log=False)
-            if (second := cpu_time() - began) > LIMIT:
+            if (second := cpu_time() - began) > self.limit:
                 self.problems.append(
-                    f"{item.nodeid} took {cost:.1f} and then {second:.1f} CPU s: make it cheaper than 0.3 s,"
-                    ' or mark it slow("reason")'
+                    f"{item.nodeid} took {cost:.1f} and then {second:.1f} CPU s, more than {self.limit:.1f}:"
+                    f' make it cheaper than {0.3 * self.limit / LIMIT:.1f} s, or mark it slow("reason")'
                 )
         self.costs.append(Cost(cost, item.nodeid))
         return result
