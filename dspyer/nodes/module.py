@@ -540,7 +540,7 @@ def module_io(module: dspy.Module) -> ModuleIO:
     kind = type(module)
     known = next((base for base in kind.__mro__ if base in TABLE), None)
     if known is not None:
-        found = TABLE[known].read(module)
+        found = TABLE[known](module)
         found = replace(found, own_code=found.own_code or _has_own_code(kind, known))
         return found if _forward_of(kind) is _forward_of(known) else _with_forward(found, kind)
     signature = getattr(module, "signature", None)
@@ -597,18 +597,6 @@ def _of_forward(kind: type) -> ModuleIO:
 ReadModule = Callable[[Any], ModuleIO]
 
 
-class ModuleClass(NamedTuple):
-    """One class of the table.
-
-    Attributes:
-        read: reads inputs and outputs of a module of the class.
-        call_modes: how it can be called in DSPy 3.4; the tests compare it with DSPy.
-    """
-
-    read: ReadModule
-    call_modes: tuple[str, ...]
-
-
 def of_signature(signature: type[dspy.Signature]) -> ModuleIO:
     """The inputs and outputs of a signature."""
     inputs = {name: info.annotation for name, info in signature.input_fields.items()}
@@ -646,19 +634,17 @@ def _of_inner(module: Any) -> ModuleIO:
     return module_io(module.module)
 
 
-TABLE: Mapping[type, ModuleClass] = {
-    dspy.Predict: ModuleClass(_own(), ("async", "sync")),
-    dspy.ChainOfThought: ModuleClass(_chain_of_thought, ("async", "sync")),
-    dspy.ReAct: ModuleClass(_own("trajectory", "reasoning", extras=("max_iters",)), ("async", "sync")),
-    dspy.ReActV2: ModuleClass(
-        _own("history", "termination_reason", extras=("history", "max_iters")), ("async", "sync")
-    ),
-    dspy.RLM: ModuleClass(_own("trajectory", "final_reasoning"), ("async", "sync")),
-    dspy.ProgramOfThought: ModuleClass(_own("reasoning"), ("sync",)),
-    dspy.CodeAct: ModuleClass(_own("trajectory", "reasoning", extras=("max_iters",)), ("sync",)),
-    dspy.MultiChainComparison: ModuleClass(_comparison, ("sync",)),
-    dspy.BestOfN: ModuleClass(_of_inner, ("sync",)),
-    dspy.Refine: ModuleClass(_of_inner, ("sync",)),
-    dspy.Flex: ModuleClass(_own(), ("sync",)),
+TABLE: Mapping[type, ReadModule] = {
+    dspy.Predict: _own(),
+    dspy.ChainOfThought: _chain_of_thought,
+    dspy.ReAct: _own("trajectory", "reasoning", extras=("max_iters",)),
+    dspy.ReActV2: _own("history", "termination_reason", extras=("history", "max_iters")),
+    dspy.RLM: _own("trajectory", "final_reasoning"),
+    dspy.ProgramOfThought: _own("reasoning"),
+    dspy.CodeAct: _own("trajectory", "reasoning", extras=("max_iters",)),
+    dspy.MultiChainComparison: _comparison,
+    dspy.BestOfN: _of_inner,
+    dspy.Refine: _of_inner,
+    dspy.Flex: _own(),
 }
-"""The module classes that DSPy 3.4 exports."""
+"""The module classes that DSPy 3.4 exports, with what reads the inputs and outputs of one."""
