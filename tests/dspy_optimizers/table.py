@@ -101,7 +101,7 @@ def advising(
 
 
 def simba(program: Any, trainset: Examples, lm: NotingLM) -> Any:
-    """With this seed one step finds rules and demonstrations: an example is right in one trajectory, wrong in another."""
+    """With this seed one step finds rules and demonstrations: two trajectories of an example differ in score."""
     optimizer = dspy.SIMBA(metric=exact, bsize=4, num_candidates=2, max_steps=1, max_demos=3, num_threads=1)
     return optimizer.compile(program, trainset=trainset, seed=9)
 
