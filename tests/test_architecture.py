@@ -145,6 +145,7 @@ def own_imports(path: Path) -> set[str]:
     return found
 
 
+@pytest.mark.slow("parses all files of the package")
 def test_imports_point_down() -> None:
     too_high = [
         (name, other) for name, path in NAMES.items() for other in own_imports(path) if layer_of(other) > layer_of(name)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 import dspyer
 from tests.faults import FAULTS
 from tests.syntax import statements_of, tree_of
@@ -118,6 +120,7 @@ def private_imports(name: str) -> Iterator[str]:
                     yield alias.name
 
 
+@pytest.mark.slow("parses all files of the tests")
 def test_tests_import_public_names() -> None:
     """So that the inside can change while nothing does for users (tests about it are listed with their reason)."""
     private = {name: found for name in FILES if (found := sorted(set(private_imports(name))))}

@@ -195,8 +195,11 @@ def unreported(names: Collection[str]) -> list[str]:
 
 
 def test_both_of_two_problems_are_reported() -> None:
-    missing = {pair: found for pair in combinations(PROBLEMS, 2) if (found := unreported(pair))}
-    assert missing == {}
+    """Each pair is among the mistakes of one graph or of several."""
+    blocks = [set([*PROBLEMS][first::12]) for first in range(12)]
+    groups = [one | other for one, other in combinations(blocks, 2)]
+    groups += [names - (pair - {"unreachable"}) for names in groups for pair in UNKNOWABLE if pair <= names]
+    assert [found for names in groups if (found := unreported(names))] == []
 
 
 @given(st.lists(st.sampled_from(list(PROBLEMS)), min_size=3, max_size=5, unique=True))
