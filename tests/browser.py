@@ -80,6 +80,7 @@ class Chromium:
             self.page.set_viewport_size(SIZE)
         self.page.evaluate(FORGET)
         context.clear_cookies()
+        self.page.goto("about:blank")  # the page of this test asks its server again and again
 
     def renew(self) -> None:
         """Another page, after a test that may have left this one in any state."""
