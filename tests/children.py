@@ -15,6 +15,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -130,18 +131,31 @@ def run_python(
     check: bool = False,
     timeout: float = PATIENCE,
 ) -> subprocess.CompletedProcess[str]:
-    """Runs `source` in a child to its end, as `subprocess.run` with captured text. Little may be printed as an error.
+    """Runs `source` in a child to its end, as `subprocess.run` with captured text.
+
+    One that takes longer than `timeout` fails the test.
 
     Raises:
         subprocess.CalledProcessError: `check` is set and its exit code is not 0.
     """
     child = Child(source, *arguments, cwd=cwd, env=env)
     child.stdin.close()
-    too_long = threading.Timer(timeout, child.kill)
+    killed: list[int] = []
+
+    def kill() -> None:
+        killed.append(child.pid)
+        child._process.kill()
+
+    too_long = threading.Timer(timeout, kill)
     too_long.start()
-    out, err = child.stdout.read(), child.stderr.read()
+    with ThreadPoolExecutor(1) as reader:  # both at once: a pipe that is full stops the child
+        errors = reader.submit(child.stderr.read)
+        out, err = child.stdout.read(), errors.result()
     too_long.cancel()
-    done = subprocess.CompletedProcess([sys.executable, "-c", source, *arguments], child.wait(), out, err)
+    code = child.wait()
+    if killed:
+        pytest.fail(f"a child has not ended within {timeout} s; it printed {out[-500:]!r} and {err[-2000:]!r}")
+    done = subprocess.CompletedProcess([sys.executable, "-c", source, *arguments], code, out, err)
     if check:
         done.check_returncode()
     return done

@@ -31,11 +31,19 @@ def each(
     given = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     table = [(row,) if len(given) == 1 else tuple(row) for row in rows]
     known = [", ".join(map(ids, row)) for row in table] if callable(ids) else list(ids)
+    if not table or len(known) != len(table) or any(len(row) != len(given) for row in table):
+        raise ValueError(
+            f"{len(table)} rows of {names}, {len(known)} names of rows: nothing, or not all, would be tested"
+        )
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        if inspect.iscoroutinefunction(test):
+            raise TypeError("rows of an async test would not be awaited: `asyncio.run` in a sync one awaits them")
+
         @functools.wraps(test)
         def whole(*args: Any, part: int = 0, **fixtures: Any) -> None:
             failed: list[BaseException] = []
+            skipped: list[BaseException] = []
             for place, (name, row) in [*enumerate(zip(known, table, strict=True))][part::items]:
                 values = {**fixtures, **dict(zip(given, row, strict=True))}
                 if "tmp_path" in fixtures:
@@ -43,11 +51,16 @@ def each(
                     values["tmp_path"].mkdir()
                 try:
                     test(*args, **values)
+                except pytest.skip.Exception as skip:
+                    skip.msg = f"in row {name}: {skip.msg}"
+                    skipped.append(skip)
                 except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - all failures are raised below
                     error.add_note(f"in row {name}")
                     failed.append(error)
             if failed:
                 raise BaseExceptionGroup(f"{len(failed)} of {len(table)} rows failed", failed)
+            if skipped:  # after the other rows
+                raise skipped[0]
 
         signature = inspect.signature(test)
         kept = [value for name, value in signature.parameters.items() if name not in given]
@@ -66,10 +79,11 @@ def sampled(*axes: Sequence[Any]) -> list[tuple[Any, ...]]:
     """
     whole = list(itertools.product(*(range(len(axis)) for axis in axes)))
     rows = whole if deep else []
-    open_pairs = set() if deep else {pair for row in whole for pair in itertools.combinations(enumerate(row), 2)}
+    size = min(2, len(axes))
+    open_pairs = set() if deep else {pair for row in whole for pair in itertools.combinations(enumerate(row), size)}
     while open_pairs:
-        row = max(whole, key=lambda row: len(open_pairs.intersection(itertools.combinations(enumerate(row), 2))))
-        open_pairs -= {*itertools.combinations(enumerate(row), 2)}
+        row = max(whole, key=lambda row: len(open_pairs.intersection(itertools.combinations(enumerate(row), size))))
+        open_pairs -= {*itertools.combinations(enumerate(row), size)}
         rows.append(row)
     return [tuple(axis[place] for axis, place in zip(axes, row, strict=True)) for row in rows]
 
