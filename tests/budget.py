@@ -5,15 +5,16 @@
 - An item above 0.3 CPU seconds is marked `@pytest.mark.slow("reason")`; at most 120 are. An item above 1 second that is
   not marked runs a second time at once, since the first one may have paid for an import or for a server that many use.
   The second is longer on a machine on which `work` takes longer than `FAST`, by as much.
-- `parametrize` multiplies at most two axes, at most 24 items (`make test-deep` runs more).
+- `parametrize` and fixtures with `params` multiply at most two axes, at most 24 items (`make test-deep` runs more).
 - A whole run has at most 8,000 items.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,7 +89,7 @@ class Budget:
         began = cpu_time()
         result = yield
         cost = cpu_time() - began
-        if cost > self.limit and item.get_closest_marker("slow") is None:
+        if cost > self.limit and not deep and item.get_closest_marker("slow") is None:
             again: Any = item
             again._initrequest()  # as plugins that run failed tests again do: fixtures are made anew
             began = cpu_time()
@@ -134,17 +135,26 @@ class Budget:
 
 def product_problems(items: list[pytest.Item]) -> list[str]:
     """The tests that multiply too much."""
-    counts = Counter[str]()
+    rows: dict[str, list[dict[str, Any]]] = {}
     axes: dict[str, int] = {}
     for item in items:
         name = item.nodeid.partition("[")[0]
-        counts[name] += 1
-        axes[name] = sum(1 for _ in item.iter_markers("parametrize"))
+        row: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+        given = [mark.kwargs.get("argnames", (*mark.args, "")[0]) for mark in item.iter_markers("parametrize")]
+        named = {part for one in given for part in (re.findall(r"\w+", one) if isinstance(one, str) else one)}
+        axes[name] = len(given) + len(row.keys() - named)  # the others are fixtures with `params`
+        rows.setdefault(name, []).append(row)
     return [
-        f"{name} multiplies {axes[name]} axes to {count} items: at most {AXES} axes and {PRODUCT} items"
-        for name, count in counts.items()
-        if axes[name] > AXES or (axes[name] > 1 and count > PRODUCT)
+        f"{name} multiplies {axes[name]} axes to {len(found)} items: at most {AXES} axes and {PRODUCT} items"
+        for name, found in rows.items()
+        if axes[name] > AXES or (len(found) > PRODUCT and (axes[name] > 1 or is_product(found)))
     ]
+
+
+def is_product(rows: list[dict[str, Any]]) -> bool:
+    """Whether rows that were given as one axis are all combinations of several."""
+    values = [len({repr(row[name]) for row in rows}) for name in rows[0]]
+    return sum(count > 1 for count in values) > 1 and math.prod(values) == len(rows)
 
 
 def slow_problems(items: list[pytest.Item]) -> list[str]:
