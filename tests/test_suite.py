@@ -110,6 +110,13 @@ def is_public(module: str, name: str) -> bool:
     return name in getattr(home, "__all__", [name]) and not inspect.ismodule(getattr(home, name))
 
 
+# The folders and files of the package that are not public.
+INSIDE = {path.stem for path in Path(dspyer.__file__).parent.iterdir()} - {
+    *dspyer.__all__,
+    *(name.split(".")[1] for name in PUBLIC),
+}
+
+
 def private_imports(name: str) -> Iterator[str]:
     for node in statements_of(FILES[name]):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "dspyer":
@@ -118,6 +125,13 @@ def private_imports(name: str) -> Iterator[str]:
             for alias in node.names:
                 if alias.name.startswith("dspyer.") and alias.name not in PUBLIC:
                     yield alias.name
+    # What is reached otherwise: as an attribute of the package, by its name, or in the source of a child.
+    text = FILES[name].read_text()
+    for module, names in re.findall(r"\bfrom (dspyer[\w.]*) import (\w+(?:, \w+)*)", text):
+        yield from (f"{module}.{one}" for one in names.split(", ") if not is_public(module, one))
+    by_name = r"(?:import_module|__import__)\(f?[\"']dspyer\.(\w+)|sys\.modules\[f?[\"']dspyer\.(\w+)"
+    for parts in re.findall(rf"{by_name}|(?<![\w.\"'`\[])(?<!from )(?<!import )dspyer\.(\w+)", text):
+        yield from (f"dspyer.{part}" for part in parts if part in INSIDE)
 
 
 @pytest.mark.slow("parses all files of the tests")
@@ -130,60 +144,94 @@ def test_tests_import_public_names() -> None:
     assert len(INTERNAL) <= 25
 
 
-def patched(node: ast.AST) -> str | None:
-    """What a statement replaces: the target of an assignment, or of `monkeypatch.setattr` and its like."""
-    if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Attribute):
-        target = node.targets[0]
-        return None if ast.unparse(target.value) in {"self", "cls"} else ast.unparse(target)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr not in {"setattr", "delattr", "patch", "object"} or not node.args:
-            return None
-        owner = ast.unparse(node.func.value)
-        if node.func.attr != "delattr" and "monkeypatch" not in owner and "mock" not in owner:
-            return None
-        texts = [arg.value if isinstance(arg, ast.Constant) else ast.unparse(arg) for arg in node.args[:2]]
-        return ".".join(str(text) for text in texts) if isinstance(node.args[1:2], list) else None
-    return None
+def attributes_of(node: ast.AST) -> str | None:
+    """Whose attributes an expression is: `vars(it)` or `it.__dict__`."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "vars" and node.args:
+        return ast.unparse(node.args[0])
+    return ast.unparse(node.value) if isinstance(node, ast.Attribute) and node.attr == "__dict__" else None
+
+
+def targets_of(node: ast.AST) -> Iterator[str]:
+    """The attributes that a statement assigns or deletes."""
+    targets = getattr(node, "targets", None) or [getattr(node, "target", None)]
+    for target in [one for whole in targets for one in getattr(whole, "elts", [whole])]:
+        if isinstance(target, ast.Attribute):
+            yield ast.unparse(target)
+        elif isinstance(target, ast.Subscript) and (owner := attributes_of(target.value)):
+            yield f"{owner}.{getattr(target.slice, 'value', '')}"
+
+
+def patched_by(call: ast.Call) -> Iterator[str]:
+    """The attributes that `setattr`, `monkeypatch.setattr`, `mock.patch`, `vars(it).update` and their like replace."""
+    name = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    owner = attributes_of(call.func.value) if isinstance(call.func, ast.Attribute) else None
+    texts = [str(arg.value) if isinstance(arg, ast.Constant) else ast.unparse(arg) for arg in call.args[:2]]
+    if name in {"setattr", "delattr", "__setattr__", "__delattr__", "patch", "object"} and texts:
+        yield texts[0] if isinstance(call.args[0], ast.Constant) else ".".join(texts)
+    elif name in {"setitem", "delitem"} and len(texts) == 2 and (it := attributes_of(call.args[0])):
+        yield f"{it}.{texts[1]}"
+    elif (name == "update" and owner) or (name == "multiple" and texts):
+        yield from (f"{owner or texts[0]}.{keyword.arg}" for keyword in call.keywords)
+
+
+def patched(path: Path) -> Iterator[str]:
+    """What a file replaces, but what its own objects do with themselves."""
+    calls = re.compile(r"(attr(__)?|item|patch|object|multiple)\(|\bvars\(|__dict__")
+    lines = {number for number, line in enumerate(path.read_text().splitlines(), 1) if calls.search(line)}
+    for node in statements_of(path):
+        found = [*targets_of(node)] if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Delete) else []
+        if hasattr(node, "decorator_list") or not lines.isdisjoint(range(node.lineno, (node.end_lineno or 0) + 1)):
+            parts = [part for part in ast.iter_child_nodes(node) if not isinstance(part, ast.stmt)]
+            for call in (one for part in parts for one in ast.walk(part) if isinstance(one, ast.Call)):
+                found += patched_by(call)
+        yield from (what for what in found if not re.match(r"(self|cls)\.\w+$", what))
 
 
 def test_no_private_attribute_is_patched() -> None:
     """A fault is put in by a store, an LM, a clock or a layer of the test."""
-    # `module._compiled = True` is how users of DSPy freeze a module.
-    private = re.compile(r"\._(?!_|compiled\b)|\bdspyer\.(?!testing\b)[\w.]+\.\w+")
-    calls = re.compile(r"\.(setattr|delattr|patch|object)\(")
-    found = [
-        (name, what)
-        for name, path in FILES.items()
-        for node in [*statements_of(path), *(ast.walk(tree_of(path)) if calls.search(path.read_text()) else ())]
-        if (what := patched(node))
-    ]
-    inside = [(name, what) for name, what in found if private.search(what)]
-    assert not [(name, what) for name, what in inside if name not in INTERNAL or "._" in what]
+    # `module._compiled = True` is how users of DSPy freeze a module; others have no public name for it.
+    private = re.compile(r"\._(?!_|compiled\b|forkserver|TRACER_PROVIDER)|\bdspyer\.(?!testing\b)[\w.]+\.\w+")
+    found = [(name, what) for name, path in FILES.items() for what in patched(path) if private.search(what)]
+    assert not [(name, what) for name, what in found if name not in INTERNAL or "._" in what]
 
 
-def is_slow(node: ast.stmt) -> bool:
-    """Whether a function or class is marked, or a statement marks the whole file."""
-    marks = [ast.unparse(mark) for mark in getattr(node, "decorator_list", [])]
-    return any(".slow(" in mark for mark in [*marks, ast.unparse(node) if isinstance(node, ast.Assign) else ""])
-
-
-def functions_that_are_not_slow(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The functions of a file or class, with those inside of them."""
-    if any(isinstance(node, ast.Assign) and is_slow(node) for node in body):
+def functions_that_are_not_slow(body: list[ast.stmt], marks: frozenset[str] = frozenset()) -> Iterator[ast.stmt]:
+    """What stands in a file or class, but for the functions and classes that are marked: by `slow`, or a name of it."""
+    named = [node for node in body if isinstance(node, ast.Assign) and ".slow(" in ast.unparse(node.value)]
+    marks |= {ast.unparse(node.targets[0]) for node in named}
+    if "pytestmark" in marks:
         return
     for node in body:
-        if isinstance(node, ast.ClassDef) and not is_slow(node):
-            yield from functions_that_are_not_slow(node.body)
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not is_slow(node):
+        given = [ast.unparse(mark) for mark in getattr(node, "decorator_list", [])]
+        if any(".slow(" in mark or mark in marks for mark in given):
+            continue
+        if isinstance(node, ast.ClassDef):
+            yield from functions_that_are_not_slow(node.body, marks)
+        else:
             yield node
 
 
-def seconds_of(call: ast.Call) -> float:
-    """How long a call sleeps, as far as it is written there."""
-    if ast.unparse(call.func).endswith("sleep") and call.args and isinstance(call.args[0], ast.Constant):
-        seconds = call.args[0].value
-        return seconds if isinstance(seconds, int | float) else 0.0
-    return 0.0
+def seconds_of(call: ast.Call, constants: dict[str, object]) -> float:
+    """How long a call sleeps, or waits for what does not come, as far as it is written there or in a constant."""
+    name = ast.unparse(call.func)
+    given = [*call.args, *(keyword.value for keyword in call.keywords)]
+    if not name.endswith(("sleep", ".wait")) or not given:
+        return 0.0
+    text = re.sub(r"\b[A-Za-z_]\w*", lambda name: str(constants.get(name[0], "")), ast.unparse(given[0]))
+    try:
+        seconds = float(eval(text, {"__builtins__": {}}))  # numbers alone
+    except (SyntaxError, TypeError, ValueError, NameError):
+        return 0.0
+    # What is stopped or killed meanwhile may sleep for longer; a wait of seconds is for what comes.
+    return seconds if seconds < (2 if name.endswith(".wait") else 10) else 0.0
+
+
+def numbers_of(path: Path) -> dict[str, object]:
+    """The names of a file that are numbers."""
+    given = [
+        node for node in statements_of(path) if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    ]
+    return {ast.unparse(node.targets[0]): node.value.value for node in given if isinstance(node.value, ast.Constant)}
 
 
 def test_no_test_waits() -> None:
@@ -191,17 +239,21 @@ def test_no_test_waits() -> None:
     waiting = [
         f"{name}:{node.lineno} {ast.unparse(node)}"
         for name, path in FILES.items()
-        if "sleep(" in path.read_text()
-        for function in functions_that_are_not_slow(tree_of(path).body)
-        for node in ast.walk(function)
-        if isinstance(node, ast.Call) and 0.05 < seconds_of(node) < 10  # a longer one is stopped or killed meanwhile
+        if re.search(r"sleep\(|\.wait\(", path.read_text())
+        for numbers in [numbers_of(path)]
+        for statement in functions_that_are_not_slow(tree_of(path).body)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call) and seconds_of(node, numbers) > 0.05
     ]
     assert not waiting
 
 
 def test_children_are_forked() -> None:
     """A process that imports dspyer costs 1.2 s, a fork of tests/children.py 0.03 s."""
-    starting = re.compile(r"\bsubprocess\.|\bPopen\(|get_context\(\"spawn\"\)")
+    starting = re.compile(
+        r"\bsubprocess\.|\bfrom subprocess\b|\bPopen\(|[\"']spawn[\"']|\bcreate_subprocess_"
+        r"|\bos\.(system|popen|posix_spawn|spawn|exec)"
+    )
     found = {name for name, path in FILES.items() if name != "test_suite.py" and starting.search(path.read_text())}
     assert found == REAL_PROCESSES.keys()
 
