@@ -107,6 +107,8 @@ def rows(choose: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorat
 def test_every_built_in_is_in_the_table() -> None:
     assert {row.reducer.name for row in ROWS} >= set(reducers.BUILT_IN)
     assert all(getattr(reducers, name) is reducer for name, reducer in reducers.BUILT_IN.items())
+    checked = [one for one in reducers.BUILT_IN.values() if one.folds]  # the others are as a field without one
+    assert not [one for one in checked if one.check is None or one.update_type is None]
 
 
 @rows()
