@@ -99,7 +99,17 @@ def namespace(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, s
     return module
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page))], ids=name_of)
+SLOW = {"optimizing": "five optimizers", "search": "three searches", "tuning": "optimizers, three times each"}
+WITH_CODE = [
+    pytest.param(page, marks=[pytest.mark.slow(SLOW[page.stem])] * (page.parent.name == "guides"))
+    if page.stem in SLOW
+    else page
+    for page in PAGES
+    if any(blocks(page))
+]
+
+
+@pytest.mark.parametrize("page", WITH_CODE, ids=name_of)
 def test_page(page: Path, namespace: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(linecache.cache, str(page), as_a_module(page))

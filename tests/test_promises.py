@@ -134,12 +134,12 @@ def test_a_patch_changes_adds_and_deletes_keys_at_any_depth() -> None:
 
 
 def bytes_of(change: Callable[[int], object]) -> int:
-    """Bytes that fifty versions keep allocated."""
+    """Bytes that ten versions keep allocated."""
     change(0)
     tracemalloc.start()
     try:
-        kept = [change(number) for number in range(50)]
-        assert len(kept) == 50
+        kept = [change(number) for number in range(10)]
+        assert len(kept) == 10
         return tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()

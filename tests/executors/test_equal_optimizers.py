@@ -61,10 +61,10 @@ def test_gepa_gives_the_same(kind: Any, metric: Any, options: Any, pool: BytesEx
 
     def tune(program: Any) -> Any:
         lm, strong = SharedSkillLM(hard=ONE_EACH), SharedSkillLM()
-        settings = {"max_metric_calls": 30, "track_stats": True, "reflection_lm": strong}
+        settings = {"max_metric_calls": 20, "track_stats": True, "reflection_lm": strong}
         with dspy.context(lm=lm):
             gepa = kind(metric, **settings, **options)
-            tuned = gepa.compile(program, trainset=examples(9), valset=examples(6, 100))
+            tuned = gepa.compile(program, trainset=examples(6), valset=examples(4, 100))
         found = tuned.detailed_results
         state = {name: predictor.dump_state() for name, predictor in tuned.named_predictors()}
         scores = found.parents, found.val_subscores, found.val_aggregate_scores, found.best_idx

@@ -185,7 +185,7 @@ def test_memory_does_not_grow_with_the_number_of_events() -> None:
 
     def emits(ctx: Context) -> None:
         nonlocal most
-        for _ in range(100 * LIMIT):
+        for _ in range(20 * LIMIT):
             piece = Piece()
             alive.add(piece)
             ctx.emit(piece)
@@ -197,7 +197,7 @@ def test_memory_does_not_grow_with_the_number_of_events() -> None:
             count += isinstance(event, Emitted)
     del event
     gc.collect()
-    assert (count, len(alive)) == (100 * LIMIT, 0)
+    assert (count, len(alive)) == (20 * LIMIT, 0)
     assert LIMIT / 2 < most <= LIMIT + 3
     assert len(events.run.events) == 5
 
