@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import uvicorn
 
 PATIENCE = 20.0  # seconds after which a test gives up
 FAREWELL = 0.1  # seconds that an open response has to end once the server stops: a page follows its run for ever
+
+# uvicorn looks each 0.1 s whether it should end, and whether its connections have.
+_server_module: Any = uvicorn.server
+_server_module.asyncio = SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 10)})
 
 
 class Server(uvicorn.Server):

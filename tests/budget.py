@@ -50,7 +50,7 @@ def cpu_time() -> float:
     stat = Path(f"/proc/{pid}/stat")
     if pid is not None and stat.exists():  # on Linux; elsewhere these children are not counted
         fields = stat.read_text().rpartition(")")[2].split()
-        total += sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+        total += sum(int(ticks) for ticks in fields[13:15]) / os.sysconf("SC_CLK_TCK")
     return total
 
 

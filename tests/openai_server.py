@@ -118,6 +118,8 @@ class OpenAIServer:
 class _Connections(ThreadingHTTPServer):
     """Knows the connections whose request has not arrived."""
 
+    request_queue_size = 128  # a connection that finds the queue full tries again after a second
+
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._unread = set[Any]()

@@ -135,7 +135,7 @@ def failing(fault: Fault) -> OpenAIServer:
 
 def lm_of(server: OpenAIServer, fault: Fault | None = None) -> Any:
     # Only a response may take too long: on a busy machine, a connection and a request may take longer than that.
-    return server.lm(**({"timeout": httpx.Timeout(PATIENCE, read=0.1)} if isinstance(fault, Hold) else {}))
+    return server.lm(**({"timeout": httpx.Timeout(PATIENCE, read=0.03)} if isinstance(fault, Hold) else {}))
 
 
 @each(("row", "call"), CASES, items=8)

@@ -59,15 +59,15 @@ def taken_slot() -> Iterator[tuple[OpenAIServer, Any, Callable[[], None]]]:
 WAITS: dict[str, tuple[Callable[[Any], Any], Budget, list[Fault | None]]] = {
     "for a time": (lambda lm: reliable(lm, requests_per_minute=1), Budget(requests=1), []),
     "for tokens": (lambda lm: reliable(lm, tokens_per_minute=50), Budget(tokens=1), []),
-    "for a time, until the deadline": (lambda lm: reliable(lm, requests_per_minute=1), Budget(seconds=0.2), []),
+    "for a time, until the deadline": (lambda lm: reliable(lm, requests_per_minute=1), Budget(seconds=0.1), []),
     "for a hold, until the deadline": (
         reliable,
-        Budget(seconds=0.2),
+        Budget(seconds=0.1),
         [Status(429, Retry_After="60") for _ in range(5)],
     ),
     "between attempts, until the deadline": (
         lambda lm: reliable(lm, retry=Retry(2, wait=wait_fixed(60))),
-        Budget(seconds=0.2),
+        Budget(seconds=0.1),
         [Drop() for _ in range(5)],
     ),
     "between attempts": (

@@ -347,8 +347,8 @@ def test_a_run_fits_on_any_screen_as_plain_text(
     def talk(doc: str, ctx: Context) -> int:
         ctx.doing(doc)
         if begun.wait(PATIENCE) == 0:
-            before = len(screen.pictures)
-            screen.wait_until(lambda: len(screen.pictures) > before)
+            before = screen.tell()
+            screen.wait_until(lambda: screen.tell() > before)
             shown.set()
         assert shown.wait(PATIENCE)
         raise ValueError(doc)

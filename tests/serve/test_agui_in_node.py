@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import threading
 import uuid
-from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,8 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
+def client(pytestconfig: pytest.Config) -> Client:
+    """Node ends after the last test of the session, whose cost it would be otherwise."""
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("Node is not installed: the route was not tried with the client of AG-UI")
     if not (CLIENT / "node_modules" / "@ag-ui" / "client").exists():
@@ -61,9 +61,14 @@ def client() -> Iterator[Client]:
             "the client of AG-UI is not installed: the route was not tried with it; npm ci in tests/serve/agui_client/"
         )
     command = ["node", "client.mjs"]
-    with subprocess.Popen(command, cwd=CLIENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        yield Client(process)
-        process.kill()
+    process = subprocess.Popen(command, cwd=CLIENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def end() -> None:
+        with process:
+            process.kill()
+
+    pytestconfig.add_cleanup(end)
+    return Client(process)
 
 
 def texts(result: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -21,7 +21,7 @@ from dspyer.stores.postgres import Postgres
 from tests.stores.kit import OWNER, append, begin, content, run
 from tests.stores.postgres_server import split_schema
 
-SMALL, LARGE = 1_000, 100_000
+SMALL, LARGE = 1_000, 20_000
 BLOB = "a text that is stored apart " * 1_000
 SHARED = "a description of the graph " * 1_000
 """Each run refers to it."""
@@ -131,7 +131,6 @@ class Counting(sqlite3.Connection):
         return found
 
 
-@pytest.mark.slow("two stores of 1,000 and of 100,000 threads")
 def test_in_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "runs.db"
     with sqlite3_connections(monkeypatch), SQLite(path) as store:
