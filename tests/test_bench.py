@@ -302,6 +302,7 @@ def test_the_workloads_of_searches_check_their_result() -> None:
         assert works["round_of_trials"](trials=2, seconds=0.0, by_hand=by_hand)() > 0
 
 
+@pytest.mark.slow("two optimizers, each with a cache and without one")
 def test_optimizers_on_tickets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """With and without `optimize.cache` the scores are equal; the tool is called once for each ticket."""
     sizes = {"TRAIN": 5, "DEV": 3, "TEST": 2, "DEMOS": 2, "ROLLOUTS": 2, "BUDGET": 14, "MINIBATCH": 3, "TRIALS": 2}

@@ -197,8 +197,14 @@ FEWER: dict[str, dict[str, Any]] = {
 """Constants of examples that take long: fewer held-out tickets show the gain of an optimizer too."""
 
 
-@pytest.mark.parametrize("name", SHOWN)
-@pytest.mark.slow("an example as its users run it")
+DEAR = {"batch.py", "batch_dask.py", "coming_over.py", "fleet.py", "optimize.py", "scans.py", "search.py", "tune.py"}
+RUNS = [
+    pytest.param(name, marks=[pytest.mark.slow("many runs, processes or an optimizer")] * (name in DEAR))
+    for name in SHOWN
+]
+
+
+@pytest.mark.parametrize("name", RUNS)
 def test_example_shows_what_it_says(name: str, tmp_path: Path) -> None:
     """S004-30."""
     output = tmp_path / "output.txt"

@@ -156,6 +156,8 @@ def test_killed_between_the_write_and_its_record(service: Service) -> None:
     assert (list(run.state["known"]), service.store.calls) == ([], ["put"])
 
 
+@pytest.mark.slow("as many killed processes as a run has writes")
+@pytest.mark.parametrize("service", ["words"], indirect=True)  # which runs are killed does not depend on it
 def test_killed_after_every_write_to_the_store_of_runs(service: Service) -> None:
     given = [service.memory]
     for at in range(1, 100):

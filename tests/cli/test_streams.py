@@ -97,7 +97,6 @@ def test_a_full_disk_is_seen_at_the_first_line_of_a_stream_without_a_buffer(
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="its locales are others")
-@pytest.mark.slow("a real process, since a locale holds from its start")
 def test_what_is_no_utf_8_is_refused_in_every_locale() -> None:
     variables = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = started("run", GRAPH, "--input", "-", data=b'{"text": "\xff"}', **variables)

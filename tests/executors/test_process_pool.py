@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import dspy
 import pytest
 
-from dspyer import Run
+from dspyer import CompiledGraph, Run
 from dspyer.errors import ExecutorLost, InputError
 from tests.executors.pools import forked
 from tests.executors.shouting import OtherArgumentsError, shouting
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Executor]:
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
-        yield executor
+@pytest.mark.slow("a process that imports everything anew")
+def test_each_form_of_a_call_gives_what_it_gives_here() -> None:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        check_forms_of_calls(shouting().with_executor(pool))
 
 
-def test_each_form_of_a_call_gives_what_it_gives_here(pool: Executor) -> None:
+def check_forms_of_calls(far: CompiledGraph) -> None:
     here = shouting()
-    far = here.with_executor(pool)
     prediction = far(text="hey")
     assert prediction.toDict() == here(text="hey").toDict()
     assert Run.of(prediction).blame("loud").node == "shout"
@@ -36,10 +34,14 @@ def test_each_form_of_a_call_gives_what_it_gives_here(pool: Executor) -> None:
     assert asyncio.run(far.arun({"text": "hey"})).prediction.loud == "HEY"
 
 
-def test_what_a_run_raises_is_raised_here(pool: Executor) -> None:
-    here = shouting()
-    far = here.with_executor(pool)
-    for program in (here, far):
+@pytest.mark.usefixtures("fork_server")
+def test_what_a_run_raises_is_raised_here() -> None:
+    with forked() as pool:
+        check_what_is_raised(shouting().with_executor(pool))
+
+
+def check_what_is_raised(far: CompiledGraph) -> None:
+    for program in (shouting(), far):
         with pytest.raises(ValueError, match="odd") as caught:
             program(text="odd")
         assert caught.value.__notes__ == ["in node 'shout' (branch trunk, visit 1, attempt 1)"]

@@ -123,7 +123,7 @@ def test_what_replaces_a_node_repeats_no_request_that_its_lm_has_repeated(
     builder: Any = StateGraph(Desk)
     builder.add_node("desk", lambda state: {"desk": "support"}, retry_policy=policy).add_edge(START, "desk")
     program = from_langgraph(builder, nodes={"desk": dspy.Predict("letter -> desk")}).compile()
-    with no_pauses(), OpenAIServer(lambda messages: "", faults=[Status(status)] * 9) as server:
+    with no_pauses(), OpenAIServer(lambda messages: "", faults=[Status(status, Retry_After="0")] * 9) as server:
         with dspy.context(lm=server.lm(cache=False, num_retries=num_retries)):
             assert program.run({"letter": "Hello"}).status == "failed"
         assert len(server.requests) == requests

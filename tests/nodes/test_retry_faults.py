@@ -47,7 +47,7 @@ def pauses() -> Iterator[list[float]]:
 
 
 # Only a response may take too long: on a busy machine, a connection and a request may take longer than that.
-SHORT = httpx.Timeout(PATIENCE, read=0.1)
+SHORT = httpx.Timeout(PATIENCE, read=0.03)
 
 
 def program_of(retry: Any) -> CompiledGraph:
@@ -185,7 +185,7 @@ def shown(value: Any) -> str:
     return repr(value.fault) if isinstance(value, Row) else value.__name__
 
 
-@each(("row", "call"), rows_and_calls(ROWS), ids=shown, items=4)
+@each(("row", "call"), rows_and_calls(ROWS), ids=shown, items=6)
 def test_each_fault_with_and_without_a_policy(row: Row, call: Callable[..., Outcome]) -> None:
     again = row.streamed if call in STREAMED else row.retried
     options = {"timeout": SHORT} if isinstance(row.fault, Hold) else {}

@@ -194,7 +194,6 @@ def test_sqlite(script: list[tuple[str, Any]]) -> None:
         apply_steps(store, script)
 
 
-@pytest.mark.slow("a law over schemas of a server: each example makes its tables")
 @settings(max_examples=settings().max_examples // 2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(script=steps)
 def test_postgres(postgres_address: str, script: list[tuple[str, Any]]) -> None:
