@@ -210,6 +210,11 @@ def test_a_typed_request_is_passed_on_with_the_name_of_the_lm(served: Serve) -> 
     assert lm(request=request).model == "backup"
     assert [body["max_completion_tokens"] for body in server.requests] == [9, 9]
     assert lm.copy(temperature=0.3)(request).model == "backup", "a typed request holds its settings"
+    server, cached = served("cached", cache=True)
+    request = Request(model=cached.model, messages=(Message.user(uuid4().hex),))
+    for one in (reliable(cached), reliable(cached), reliable(cached).copy(rollout_id=7, temperature=1.0)):
+        assert one(request).message.text == says("cached")
+    assert len(server.requests) == 2, "another rollout is another request"
 
 
 @pytest.mark.parametrize("in_loop", [False, True])
@@ -449,6 +454,9 @@ def test_lms_with_different_limits_are_nested(served: Serve) -> None:
     assert len(main_server.requests) == 4, "the outer one does not repeat what the inner one has repeated"
     assert list(outcomes[0].usage) == ["openai/backup"]
     assert len(lm.history) == 2
+    inside = reliable(reliable(main, backup, retry=1))
+    call_sync(inside)
+    assert inside.history[-1]["fallback"], "that of an inner one"
 
 
 def test_a_fallback_is_logged(served: Serve, caplog: pytest.LogCaptureFixture) -> None:

@@ -26,7 +26,7 @@ from pydantic import (
 )
 from typing_extensions import TypedDict
 
-from dspyer import END, START, Graph, Run, reducers
+from dspyer import END, START, Graph, Messages, Run, reducers
 from dspyer.errors import GraphError, NodeOutputError
 from dspyer.testing import ScriptedLM
 from tests.rows import each
@@ -110,6 +110,7 @@ FITS: list[tuple[Any, Any]] = [
     (date, date),
     (date, int),
     (Point, list[Any]),
+    (dict[str, Any], Messages),  # a message alone is as good as a list of one
     (str, Open),
     (str, Annotated[int, BeforeValidator(int)]),
     (str, Annotated[list[str], BeforeValidator(str.split)]),

@@ -322,6 +322,7 @@ RAISED: dict[str, tuple[Callable[[str], Exception], type[Exception]]] = {
     "KeyError": (KeyError, KeyError),
     "conflict": (lambda secret: MergeConflictError(f"x {secret}", (secret,)), MergeConflictError),
     "a note": (noted, ValueError),
+    "JSON": (lambda secret: ValueError(json.dumps({"given": secret})), ValueError),
     "OSError": (lambda secret: OSError(2, secret, secret, None, secret), FileNotFoundError),
     "ImportError": (lambda secret: ImportError(f"no {secret}", name=secret), ImportError),
     "UnicodeDecodeError": (lambda secret: UnicodeDecodeError("utf8", b"x", 0, 1, secret), UnicodeDecodeError),
