@@ -54,7 +54,7 @@ FORMS: dict[str, tuple[Callable[[], Any], list[tuple[Any, Any]], str]] = {
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@each("form", FORMS)
+@each("form", FORMS, items=2)
 def test_each_form_of_a_check(form: str, mode: str) -> None:
     make, answers, text = FORMS[form]
     program = agents.tool_loop("question -> answer", [add], check=make()).compile()

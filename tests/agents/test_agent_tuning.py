@@ -168,7 +168,7 @@ CHEAPER: dict[str, Tune] = {
     "SIMBA": simba,
     "COPRO": copro,
     "InferRules": infer_rules,
-    "GEPA": functools.partial(few_examples, functools.partial(table.gepa, max_metric_calls=10)),
+    "GEPA": functools.partial(few_examples, functools.partial(table.gepa, max_metric_calls=6)),
     "BetterTogether": functools.partial(few_examples, table.better_together),
     "GRPO": functools.partial(table.grpo, steps=1),
 }
@@ -210,7 +210,12 @@ DEAR = {"SIMBA", "COPRO", "MIPROv2", "InferRules", "BootstrapFewShotWithRandomSe
 """They run the program dozens of times, and the others look deeper into it: for these, an agent of one predictor."""
 
 
-@pytest.mark.parametrize("row", TUNED, ids=[row.name for row in TUNED])
+LONG = pytest.mark.slow("it plays an agent, or a team of agents, twenty times")
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, id=row.name, marks=[LONG] * (row.name in {"SIMBA", "GEPA"})) for row in TUNED]
+)
 def test_every_optimizer_tunes_every_predictor_of_agents(row: Row, tmp_path: Path) -> None:
     build = lone if row.name in DEAR else team
     tuned, lm = tune(row, build())

@@ -38,7 +38,7 @@ def test_a_call_of_each_kind_alone_and_beside_others(kind: str) -> None:
         check(play(drawn, mode, "chat, native"), drawn)
 
 
-@settings(max_examples=settings().max_examples // 4)  # two runs of many calls each
+@settings(max_examples=settings().max_examples // 5)  # two runs of many calls each
 @given(turns, st.sampled_from(sorted(ADAPTERS)), st.lists(st.integers(0, 5), min_size=1, max_size=3))
 @example([[Drawn("mail", n) for n in range(4)]], "chat", [2])
 def test_one_result_per_call_sync_and_async(drawn: list[list[Drawn]], adapter: str, picks: list[int]) -> None:

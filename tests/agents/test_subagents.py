@@ -314,13 +314,13 @@ def respond(prompt: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("mode", "at", "after"), [("sync", 1, False), ("async", 3, True)])
 def test_a_crash_at_any_write_repeats_no_lm_call_that_was_committed(mode: str, at: int, after: bool) -> None:
-    """In each mode at every fourth write, before it or after it; `test_kill.py` kills after each of them."""
+    """In each mode at every fifth write, before it or after it; `test_kill.py` kills after each of them."""
     store = FailingMemory()
     first, second = lead_of(read(), store=store), lead_of(read(), store=store)
     with ScriptedLM(respond) as lm:
         run_of(first.thread("whole"), mode, {"task": "insects"}).raise_error()
     assert len(lm.calls) == 6
-    for at in count(at, 2 if deep else 4):
+    for at in count(at, 2 if deep else 5):
         name = f"t{at}"
         store.arm(crash, at, after)
         with ScriptedLM(respond) as lm:

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Any, Literal
 
 import dspy
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
@@ -70,6 +71,7 @@ def agent_of_all() -> CompiledGraph:
     return agent(*TOOLS)
 
 
+@pytest.mark.slow("a law: 25 turns of an agent that has all tools")
 @given(st.sampled_from(TOOLS), VALUES)
 def test_each_value_is_parsed_or_refused_as_dspy_does(tool: dspy.Tool, value: Any) -> None:
     reference = outcome(tool, value)

@@ -64,7 +64,8 @@ KINDS = {
     "GEPA": ["GEPA"],
     "SIMBA": ["SIMBA"],
     "COPRO": ["COPRO"],
-    "weights": ["BootstrapFinetune", "BetterTogether", "GRPO"],
+    "weights": ["BootstrapFinetune", "GRPO"],
+    "BetterTogether": ["BetterTogether"],
 }
 
 

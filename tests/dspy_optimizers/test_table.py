@@ -6,6 +6,8 @@ comes after it.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -19,11 +21,13 @@ import pytest
 
 from tests.dspy_optimizers.lm import NotingLM, Sent
 from tests.dspy_optimizers.programs import PAIRS, Pair, exact
-from tests.dspy_optimizers.table import ROW, ROWS, Row
+from tests.dspy_optimizers.table import ROW, ROWS, Row, gepa
 
 EVERYWHERE = {"BootstrapFewShot", "GEPA"}  # the others on the loop, which has a fork, a join, a map and two routers
 LOOP = next(pair for pair in PAIRS if pair.name == "loop")
 DEAR = {"COPRO", "SIMBA", "GEPA", "BootstrapFewShotWithRandomSearch"}
+VARIANTS = {"GEPA_one_by_one": PAIRS[0], "MIPROv2_zero_shot": PAIRS[0], "MIPROv2_program_aware": PAIRS[0]}
+SHORT = dataclasses.replace(ROW["GEPA"], tune=functools.partial(gepa, max_metric_calls=12))
 CASES = [
     *(
         pytest.param(
@@ -34,12 +38,13 @@ CASES = [
             * (row.name in DEAR),
         )
         for row in ROWS
-        if row.name != "GEPA_one_by_one"
+        if row.name not in VARIANTS
     ),
-    pytest.param(PAIRS[:1], ROW["GEPA_one_by_one"], id="chain-GEPA_one_by_one"),
-    *(pytest.param([pair], ROW["GEPA"], id=f"{pair.name}-GEPA") for pair in PAIRS if pair is not LOOP),
+    *(pytest.param([pair], ROW[name], id=f"{pair.name}-{name}") for name, pair in VARIANTS.items()),
+    *(pytest.param([pair], SHORT, id=f"{pair.name}-GEPA") for pair in PAIRS if pair is not LOOP),
     pytest.param(PAIRS[:2], ROW["BootstrapFewShot"], id="chain-fork-BootstrapFewShot"),
-    pytest.param(PAIRS[3:], ROW["BootstrapFewShot"], id="map-bound-nested-BootstrapFewShot"),
+    pytest.param(PAIRS[3:4], ROW["BootstrapFewShot"], id="map-BootstrapFewShot"),
+    pytest.param(PAIRS[4:], ROW["BootstrapFewShot"], id="bound-nested-BootstrapFewShot"),
 ]
 SAVED = {"BootstrapFewShot", "GEPA", "BootstrapFinetune"}  # demonstrations, instructions, LMs: all that a file has
 

@@ -12,7 +12,7 @@ from dspyer.optimize import by_field, culprits
 from tests.optimize.faulty_graphs import FaultyGraph, Plan, is_right, plans
 
 DEFAULT: Any = settings.default
-SETTINGS = settings(max_examples=max(15, DEFAULT.max_examples // 2), deadline=None)
+SETTINGS = settings(max_examples=DEFAULT.max_examples // 2, deadline=None)
 
 
 @SETTINGS
@@ -28,7 +28,8 @@ def test_where_all_fields_are_compared_the_planted_nodes_are_the_culprits(plan: 
     assert not found.not_tunable
     told = tell(run, graph.example, metric)
     for step, text in zip(run.trace, told, strict=True):
-        if not all(map(is_right, step[1].values())):
+        read = [value for name, value in step[1].items() if name not in ("previous_out", "problems")]  # of a fix
+        if not all(map(is_right, read)):
             assert "ok" not in text, f"the expected value is shown to who has read something wrong: {text}"
 
 

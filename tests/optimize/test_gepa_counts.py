@@ -21,8 +21,8 @@ BY_FIELD = optimize.by_field({field: optimize.equals(field) for field in RULES},
 
 
 def tune(program: Any, lm: Any = None, metric: Any = BY_FIELD, **options: Any) -> tuple[Any, Any]:
-    train, val = options.pop("train", examples(9)), options.pop("val", examples(6, 100))
-    settings = {"max_metric_calls": 42, "num_threads": 1, "track_stats": True, "reflection_lm": SkillLM(), **options}
+    train, val = options.pop("train", examples(9)), options.pop("val", examples(3, 100))
+    settings = {"max_metric_calls": 30, "num_threads": 1, "track_stats": True, "reflection_lm": SkillLM(), **options}
     with dspy.context(lm=lm or SkillLM(hard=ONE_EACH)):
         gepa = optimize.GEPA(metric, **settings)
         tuned = gepa.compile(program, trainset=train, valset=val)
@@ -125,7 +125,7 @@ def test_runs_that_ask_a_question_have_failed() -> None:
 
     _, stats = tune(graph.add_path(START, "write_a", "ask", END).compile(), SkillLM(), metric)
 
-    assert stats.failed_runs == stats.metric_calls == 42
+    assert stats.failed_runs == stats.metric_calls == 30
 
 
 def test_a_field_metric_that_raises_ends_nothing_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -210,7 +210,7 @@ def test_candidates_are_counted_without_an_iteration(tmp_path: Path) -> None:
     _, again = tune(chain(), log_dir=str(tmp_path))
 
     assert stats.candidates == 1
-    assert stats.metric_calls == 6
+    assert stats.metric_calls == 3
     assert again.candidates == first.candidates == len(candidates(tuned)) > 1
 
 

@@ -46,8 +46,8 @@ def tune(
 ) -> tuple[Any, Any, Selected]:
     """The tuned program, the optimizer, and what was selected."""
     selected = Selected()
-    train, val = options.pop("train", examples(9)), options.pop("val", examples(6, 100))
-    settings = {"max_metric_calls": 42, "num_threads": 1, "track_stats": True, "reflection_lm": SkillLM(), **options}
+    train, val = options.pop("train", examples(9)), options.pop("val", examples(3, 100))
+    settings = {"max_metric_calls": 30, "num_threads": 1, "track_stats": True, "reflection_lm": SkillLM(), **options}
     with dspy.context(lm=lm or SkillLM(hard=ONE_EACH)):
         gepa = kind(metric, gepa_kwargs={"callbacks": [selected]}, **settings)
         tuned = gepa.compile(program, trainset=train, valset=val)
@@ -239,7 +239,7 @@ def test_stats_are_those_of_the_last_compile_and_do_not_depend_on_threads() -> N
     first, calls = gepa.stats, len(lm.tasks)
     figures = first.to_dict()
     with dspy.context(lm=lm):
-        gepa.compile(program, trainset=examples(9), valset=examples(6, 100))
+        gepa.compile(program, trainset=examples(9), valset=examples(3, 100))
     _, threaded, _ = tune(program, SkillLM(hard=ONE_EACH), num_threads=4)
 
     assert gepa.stats is not first
@@ -282,15 +282,15 @@ def test_the_table_and_its_forms() -> None:
 
     assert str(stats).splitlines() == [
         "node     culprit  proposed  kept  LM calls  spared",
-        f"write_a        {stats.nodes['write_a'].culprit}         1     1        36      {stats.metric_spared}",
-        f"write_b        {stats.nodes['write_b'].culprit}         1     1        36      {stats.metric_spared}",
-        f"write_c        {stats.nodes['write_c'].culprit}         1     1        36      {stats.metric_spared}",
-        f"metric calls: 36 made, {stats.metric_spared} spared by reuse",
+        f"write_a        {stats.nodes['write_a'].culprit}         1     1        27       {stats.metric_spared}",
+        f"write_b        {stats.nodes['write_b'].culprit}         1     1        27       {stats.metric_spared}",
+        f"write_c        {stats.nodes['write_c'].culprit}         1     1        27       {stats.metric_spared}",
+        f"metric calls: 27 made, {stats.metric_spared} spared by reuse",
         "reflection calls: 3 made; 0 repeated proposals asked for anew",
         "3 candidates, the given program included",
     ]
     assert stats.to_dict()["nodes"][0]["node"] == "write_a"
-    assert stats.to_dict()["metric_calls"] == 36
+    assert stats.to_dict()["metric_calls"] == 27
     assert "<td" in stats._repr_html_()
     assert "<b>" not in GEPAStats(["<b>"], [])._repr_html_()
 

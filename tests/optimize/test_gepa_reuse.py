@@ -171,13 +171,13 @@ def test_it_ends_when_every_example_is_solved() -> None:
 
 
 def test_it_ends_when_no_proposal_comes() -> None:
-    _, stats, strong = tune(chain(), reflection_lm=SkillLM({"a": RULES["a"]}), max_metric_calls=36)
+    _, stats, strong = tune(chain(), reflection_lm=SkillLM({"a": RULES["a"]}), max_metric_calls=18)
     broken = dspy.LM("openai/none", api_base="http://127.0.0.1:9", num_retries=0, cache=False)
-    _, failing, _ = tune(chain(), reflection_lm=broken, max_metric_calls=36)
+    _, failing, _ = tune(chain(), reflection_lm=broken, max_metric_calls=18)
 
-    assert stats.metric_calls <= 36 + 5
+    assert stats.metric_calls <= 18 + 5
     assert failing.metric_calls == 11
-    assert failing.reflection_calls <= 2 * 36 / 3, "as many tries as dspy.GEPA, each of which may be two requests"
+    assert failing.reflection_calls <= 2 * 18 / 3, "as many tries as dspy.GEPA, each of which may be two requests"
     assert strong.asked
 
 
@@ -185,9 +185,9 @@ def test_it_ends_when_no_proposal_comes() -> None:
 
 
 def test_lm_calls_that_the_cache_of_dspy_would_answer_are_not_claimed() -> None:
-    _, uncached, _ = tune(chain(), SkillLM(cache=False))
+    _, uncached, _ = tune(chain(), SkillLM(cache=False), max_metric_calls=28)
     dspy.cache.enable_memory_cache = True
-    _, cached, _ = tune(chain(), SkillLM(cache=True))
+    _, cached, _ = tune(chain(), SkillLM(cache=True), max_metric_calls=28)
 
     assert cached.metric_spared == uncached.metric_spared > 0
     assert sum(one.lm_spared for one in uncached.nodes.values()) == 3 * uncached.metric_spared

@@ -38,6 +38,15 @@ ON_DISK = ("chain", "fork", "map", "error edges")
 """Kinds of graphs that are tried in a file as well: a graph and a store know nothing of each other."""
 
 
+FAULTS = (
+    (0, False, 1),
+    (0, True, 2),
+    (1, True, 1),
+    (1, False, 4),
+)
+"""Number of the mode, whether after the write, first write of every fourth: all lengths of the log, each once."""
+
+
 def modes_of(kind: str) -> list[str]:
     """The modes that share the writes of a kind of graph between them."""
     return ["sync, sqlite" if kind in ON_DISK else "sync, memory", FEWER[1]]

@@ -10,18 +10,18 @@ import pytest
 
 from dspyer import Run
 from dspyer.errors import StoreError
-from tests.persistence.equality import outcome
+from tests.persistence.equality import Outcome, outcome
 from tests.persistence.failing import Crash, crash
 from tests.persistence.kinds import KINDS
-from tests.persistence.places import MODES, Place, go_on, modes_of, start
+from tests.persistence.places import FAULTS, FEWER, MODES, Place, go_on, modes_of, start
+from tests.rows import in_turn
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crash_at_any_write_loses_nothing_and_calls_nothing_twice(kind: str, tmp_path: Path) -> None:
-    for number, mode in enumerate(modes_of(kind)):
-        place = Place(KINDS[kind], MODES[mode], tmp_path)
-        check_crashes(kind, place, count(1 + number, 2), after=False)  # the modes share the writes
-        check_crashes(kind, place, count(1 + number, 2), after=True)
+    places = [Place(KINDS[kind], MODES[mode], tmp_path) for mode in modes_of(kind)]
+    for number, after, first in FAULTS:
+        check_crashes(kind, places[number], count(first, 4), after)
 
 
 def check_crashes(kind: str, place: Place, writes: Iterator[int], after: bool) -> None:
@@ -48,14 +48,10 @@ def _lost_its_store(run: Run) -> bool:
     return run.status == "failed" and isinstance(run.error, StoreError)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_crashes_repeatedly_completes(kind: str, tmp_path: Path) -> None:
-    for mode in modes_of(kind):
-        check_repeated_crashes(kind, Place(KINDS[kind], MODES[mode], tmp_path))
-
-
-def check_repeated_crashes(kind: str, place: Place) -> None:
+@pytest.mark.parametrize(("kind", "mode"), in_turn(KINDS, FEWER))
+def test_a_run_that_crashes_repeatedly_completes(kind: str, mode: str, tmp_path: Path) -> None:
     """Each process takes the thread over, writes a resume row, and then one more row before it crashes."""
+    place = Place(KINDS[kind], MODES[mode], tmp_path)
     for life in count():
         place.arm(crash, 4 if life else 3, after=False)
         try:
@@ -73,19 +69,21 @@ def check_repeated_crashes(kind: str, place: Place) -> None:
 
 @pytest.mark.parametrize("kind", ["chain", "fork", "policy", "subgraph"])
 def test_a_crash_in_the_second_run_of_a_thread(kind: str, tmp_path: Path) -> None:
-    for number, mode in enumerate(modes_of(kind)):  # which share the writes
-        check_the_second_run(Place(KINDS[kind], MODES[mode], tmp_path), count(1 + number, 2))
+    places = [Place(KINDS[kind], MODES[mode], tmp_path) for mode in modes_of(kind)]
+    expected = [outcome(start(place.first.thread("whole"), place.call_mode)) for place in places]
+    for number, after, first in FAULTS[::2]:  # half of the lengths: the writes are those of a first run
+        check_the_second_run(places[number], expected[number], count(first, 4), after)
 
 
-def check_the_second_run(place: Place, writes: Iterator[int]) -> None:
+def check_the_second_run(place: Place, expected: Outcome, writes: Iterator[int], after: bool) -> None:
     """It continues from the first one: its state, its versions, its ids."""
+    place.store.rest()
     whole = place.first.thread("whole")
-    expected = outcome(start(whole, place.call_mode))
     for at in writes:
-        name = f"t {at}"
+        name = f"t {at} {after}"
         place.store.rest()
         start(place.first.thread(name), place.call_mode)
-        place.arm(crash, at, after=at // 2 % 2 == 0)
+        place.arm(crash, at, after)
         try:
             run = start(place.first.thread(name), place.call_mode)
         except Crash:

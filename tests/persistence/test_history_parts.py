@@ -28,6 +28,7 @@ from dspyer.values.json import decode
 from tests.persistence.counting import Counting
 from tests.persistence.kinds import CALLS, INPUTS, KINDS
 from tests.persistence.pages import page_of
+from tests.rows import in_turn, sampled
 
 MODULES = ("dspyer.persistence.journal", "dspyer.persistence.history_parts")
 
@@ -68,11 +69,10 @@ def check(thread: Thread) -> None:
         assert thread.at(commit.id) == state
         if commit.version is not None:
             assert thread.at(commit.version) == state
-    for newest in (False, True):
-        for first in (None, len(whole) // 2, len(whole) + 5, *[one.version for one in whole[-2:]]):
-            for count in (1, 7, len(whole) + 1):
-                page = thread.history(first=first, count=count, newest=newest)
-                assert page == page_of(whole, first, count, newest), (first, count, newest)
+    firsts = (None, len(whole) // 2, len(whole) + 5, *[one.version for one in whole[-2:]])
+    for newest, first, count in sampled((False, True), firsts, (1, 7, len(whole) + 1)):
+        page = thread.history(first=first, count=count, newest=newest)
+        assert page == page_of(whole, first, count, newest), (first, count, newest)
     for path in {(key,) for commit in whole for key in commit.patch}:
         assert said(thread, path) == said(whole_reader, path), path
 
@@ -204,7 +204,8 @@ CHANGES = (
 @pytest.mark.parametrize(
     ("change", "every"),
     [
-        *((change, every) for change in CHANGES for every in (1, 4)),
+        *in_turn(CHANGES, (1, 4)),
+        *in_turn((resumed, rerun, merged, pruned), (4, 1)),
         *((change, 480) for change in (resumed, rerun, merged)),
     ],
 )

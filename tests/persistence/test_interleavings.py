@@ -21,7 +21,7 @@ from dspyer.stores.base import Change
 from tests.persistence.processes import end_of, fork
 
 NAMES = ("a", "b", "c")
-STEPS = 30
+STEPS = 24
 LONG = "a long text " * 2_000
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork()")

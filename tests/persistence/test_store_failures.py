@@ -15,18 +15,17 @@ from dspyer.stores.base import ThreadRow
 from tests.persistence.equality import finished, outcome
 from tests.persistence.failing import DiskError, Failing, FailingMemory, disk_full
 from tests.persistence.kinds import CALLS, KINDS, State
-from tests.persistence.places import MODES, Place, modes_of, start
+from tests.persistence.places import FAULTS, MODES, Place, modes_of, start
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_write_that_fails_stops_what_depends_on_it_and_loses_nothing(kind: str, tmp_path: Path) -> None:
-    for number, mode in enumerate(modes_of(kind)):
-        place = Place(KINDS[kind], MODES[mode], tmp_path)
-        parents = {commit[0]: set(commit[7]) for commit in place.whole.outcome.commits}
-        for after in (False, True):
-            for at in count(1 + number, 2):  # the modes share the writes
-                if not fails(kind, place, parents, at, after):
-                    break
+    places = [Place(KINDS[kind], MODES[mode], tmp_path) for mode in modes_of(kind)]
+    parents = {commit[0]: set(commit[7]) for commit in places[0].whole.outcome.commits}
+    for number, after, first in FAULTS:
+        for at in count(first, 4):
+            if not fails(kind, places[number], parents, at, after):
+                break
 
 
 def fails(kind: str, place: Place, parents: dict[str, set[str]], at: int, after: bool) -> bool:

@@ -47,7 +47,7 @@ def rate(answer: str) -> float:
 
 @pytest.mark.parametrize(("mode", "kind"), [("sync", dspy.Predict), ("async", dspy.ChainOfThought)])
 @given(rewards=st.lists(st.integers(-1, 3), min_size=1, max_size=5), threshold=st.integers(0, 4))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=7, deadline=None)
 def test_requests_and_choice_of_best_of_n(mode: str, kind: Any, rewards: list[int], threshold: int) -> None:
     with contextlib.redirect_stdout(None):  # BestOfN prints each failure
         theirs, found, trace = by_hand(rewards, threshold, kind("question -> answer"))

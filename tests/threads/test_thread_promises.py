@@ -230,9 +230,9 @@ def plain(patch: Mapping[str, Any]) -> Any:
 
 def test_an_agent_given_only_what_is_new_saves_tokens(desk: Desk) -> None:
     """S000-26, S000-27: three agents, each of which has last looked at another version."""
-    for turn in range(30):
-        desk.thread().run({"topic": f"topic {turn}"})
     thread = desk.thread()
+    for turn in range(30):
+        thread.run({"topic": f"topic {turn}"})
     last = thread.history()[-1].version
     assert last is not None
     for agent, behind in zip(AGENTS, (1, 2, 5), strict=True):

@@ -158,6 +158,7 @@ def check_reader(
     assert new == [part for part in whole.parts if part.commit not in known], "nothing missed, nothing twice"
 
 
+@pytest.mark.slow("a law: ten fields at each commit of 25 random graphs, for each node")
 @given(plans(), st.integers(0, 2**32))
 def test_new_parts_are_those_of_ancestor_commits_that_the_reader_has_not_seen(plan: Plan, seed: int) -> None:
     """S000-26."""
@@ -171,6 +172,7 @@ def test_new_parts_are_those_of_ancestor_commits_that_the_reader_has_not_seen(pl
     check(simulate(topology, behave, random.Random(seed).randrange), False, seed)
 
 
+@pytest.mark.slow("a law: ten fields at each commit of 25 random graphs, for each node")
 @given(layers(), st.integers(0, 2**32), st.sampled_from(["last_write_wins", "first_write_wins"]))
 def test_after_resets_the_parts_make_up_the_value(edges: dict[str, str], seed: int, policy: str) -> None:
     nodes = " ".join(name for name in edges if name != START)

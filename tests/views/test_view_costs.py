@@ -77,5 +77,5 @@ def test_memory_grows_with_the_commits_of_a_run(read: Any) -> None:
         return size
 
     held(10)
-    few, many = held(40), held(160)
+    few, many = held(30), held(120)
     assert many < 4.6 * few
