@@ -192,6 +192,7 @@ FEWER: dict[str, dict[str, Any]] = {
     "tune.py": {"TRAIN": 72, "DEV": 12, "TEST": 24, "CALLS": 120},
     "coming_over.py": {"TRAIN": 72, "TEST": 16},
     "scans.py": {"LETTERS": 12},
+    "scratchpad.py": {"THINKING": 0.01},
     "batch_dask.py": {"TICKETS": 40},
 }
 """Constants of examples that take long: fewer held-out tickets show the gain of an optimizer too."""

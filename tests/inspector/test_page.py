@@ -354,6 +354,7 @@ def pages_of(tab: Tab) -> Iterator[tuple[str, Any]]:
     yield "question", page
 
 
+@pytest.mark.slow("axe reads each page")
 @pytest.mark.parametrize(("width", "scheme"), [(380, "dark"), (1280, "light")])
 def test_pages_fit_nothing_moves_and_axe_finds_nothing_serious(tab: Tab, width: int, scheme: str) -> None:
     tab.page.set_viewport_size({"width": width, "height": 760})

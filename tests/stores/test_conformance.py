@@ -32,6 +32,10 @@ class TestMemory(EveryValue):
     def store(self) -> Store:
         return Memory()
 
+    @pytest.mark.slow(DEAR)
+    def test_every_kind_of_value_is_read_back(self, store: Store) -> None:
+        super().test_every_kind_of_value_is_read_back(store)
+
 
 class TestSQLite(EveryValue):
     @pytest.fixture
