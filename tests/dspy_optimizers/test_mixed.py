@@ -109,10 +109,7 @@ class Around(dspy.Module):
         return self.last(question=f"{question} ({again})")
 
 
-DEAR = pytest.mark.slow("SIMBA runs each example of a program of six predictors several times")
-
-
-@pytest.mark.parametrize("tune", [table.bootstrap, table.gepa, pytest.param(table.simba, marks=DEAR), table.grpo])
+@pytest.mark.parametrize("tune", [table.bootstrap, table.gepa, table.simba, table.grpo])
 def test_a_graph_inside_a_handwritten_module_is_tuned(tune: Any, tmp_path: Path) -> None:
     lm = NotingLM()
     program = Around()

@@ -69,10 +69,7 @@ KINDS = {
 }
 
 
-DEAR = pytest.mark.slow("SIMBA runs each example several times, and a search runs each of these twice")
-
-
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[DEAR] * (kind == "SIMBA")) for kind in KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_what_lost_is_no_example(kind: str) -> None:
     for row in (ROW[name] for name in KINDS[kind]):
         program = searching()

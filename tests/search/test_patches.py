@@ -126,7 +126,6 @@ def test_no_trial_copies_the_tree() -> None:
 
 
 @pytest.mark.parametrize("per_round", [1, 8])
-@pytest.mark.slow("states of megabytes")
 def test_a_trial_with_a_large_state_is_small_on_disk(per_round: int, tmp_path: Path) -> None:
     numbers = itertools.count()
 
