@@ -59,6 +59,7 @@ UPDATE = st.fixed_dictionaries(
 )  # fmt: skip
 
 
+@pytest.mark.slow("a law over searches, compared with the steps of each trial")
 @given(updates=st.lists(UPDATE, min_size=1, max_size=4))
 @settings(max_examples=settings().max_examples // 4)  # two graphs are built for each
 def test_the_state_of_a_trial_is_that_of_the_steps_on_its_path(updates: list[dict[str, Any]]) -> None:

@@ -354,6 +354,7 @@ def copro(student: Any, train: list[Any], _: list[Any]) -> Any:
     return optimizer.compile(student, trainset=train[:20], eval_kwargs={"num_threads": 1})
 
 
+@pytest.mark.slow("an optimizer of DSPy each, whose scores are compared")
 @pytest.mark.parametrize(
     ("optimize", "gain"),
     [(bootstrap, 0.08), (mipro, 0.08), (gepa, 0.05), (rules, 0.08), (simba, -0.1), (copro, -0.1)],
