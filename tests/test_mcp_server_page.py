@@ -17,6 +17,7 @@ import pytest
 from mcp.server.mcpserver import MCPServer, RequestStateSecurity
 from mcp.types import CallToolResult, ElicitRequest, ElicitResult, InputRequiredResult
 from pydantic import BaseModel, Field
+from sse_starlette.sse import AppStatus
 
 from dspyer import END, START, CompiledGraph, Graph, agents
 from dspyer.testing import ScriptedLM
@@ -27,6 +28,12 @@ FLAT = ("string", "number", "integer", "boolean")
 """What a field of a form may be: https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation"""
 INTO = {"note": "draft", "go": None}
 MODES = {"today": "auto", "before": "legacy"}  # protocols 2026-07-28 and 2025-11-25
+
+
+@pytest.fixture(autouse=True)
+def _open_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that a test before has stopped by Ctrl-C ends the event streams of the whole process."""
+    monkeypatch.setattr(AppStatus, "should_exit", False)
 
 
 @pytest.fixture(scope="module")
