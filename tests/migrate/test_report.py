@@ -160,13 +160,15 @@ def test_what_nodes_use_is_not_asked_for_anything() -> None:
     from_langgraph(builder).compile()
 
 
-NAMES = st.text(st.characters(codec="ascii", categories=["L", "P", "Z"]), min_size=1, max_size=200)
-FIELDS = NAMES.filter(lambda name: not name.startswith("__"))
-NODES = NAMES.filter(lambda name: not {"|", ":"} & {*name} and not name.startswith("__"))
+# Without what LangGraph reserves.
+NAMES = st.text(
+    st.characters(codec="ascii", categories=["L", "P", "Z"], exclude_characters="|:"), min_size=1, max_size=200
+)
+NAMES = NAMES.filter(lambda name: not name.startswith("__"))
 
 
 @settings(max_examples=8)
-@given(st.lists(NODES, min_size=1, max_size=4, unique=True), st.lists(FIELDS, max_size=3))
+@given(st.lists(NAMES, min_size=1, max_size=4, unique=True), st.lists(NAMES, max_size=3))
 @example(["n" * 200, "two words " * 20], ["c" * 150])
 @example(["n"], ["no identifier " * 20])
 def test_it_fits_120_columns(names: list[str], fields: list[str]) -> None:
