@@ -16,9 +16,8 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Run, Send
 from dspyer.errors import GraphError, NodeOutputError, UnsetFieldError
+from tests.nodes.kit import MODES, answering
 from tests.rows import each
-
-MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
 
 def program_of(node: Any, schema: type[BaseModel] | None = None, inputs: Any = None, **options: Any) -> CompiledGraph:
@@ -72,10 +71,6 @@ class Hinted(dspy.Signature):
     question: str = dspy.InputField()
     hint: str = dspy.InputField(default="none")
     answer: str = dspy.OutputField()
-
-
-def answering(*answers: dict[str, str]) -> DummyLM:
-    return DummyLM([*answers])
 
 
 def reward(args: dict[str, Any], prediction: dspy.Prediction) -> float:

@@ -15,10 +15,10 @@ import pytest
 
 from dspyer import END, START, CompiledGraph, Graph, Run
 from dspyer.testing import call_node
+from tests.nodes.kit import MODES
 from tests.rows import each
 
 WHERE: ContextVar[str] = ContextVar("WHERE", default="nowhere")
-MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
 
 async def place() -> dict[str, Any]:

@@ -29,9 +29,8 @@ from typing_extensions import TypedDict
 from dspyer import END, START, Graph, Messages, Run, reducers
 from dspyer.errors import GraphError, NodeOutputError
 from dspyer.testing import ScriptedLM
+from tests.nodes.kit import MODES
 from tests.rows import each
-
-MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
 
 class Point(BaseModel):
