@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from dspyer.patch import DELETE, Replace
     from dspyer.policies import Conflict, prefer
     from dspyer.reducers import Updates
-    from dspyer.retry import Retry
+    from dspyer.layers.retry import Retry
     from dspyer.runtime.program import CompiledGraph
     from dspyer.runtime.progress import progress
     from dspyer.runtime.run import Run
@@ -108,7 +108,7 @@ _HOMES = {
     "dspyer.patch": ("DELETE", "Replace"),
     "dspyer.policies": ("Conflict", "prefer"),
     "dspyer.reducers": ("Updates",),
-    "dspyer.retry": ("Retry",),
+    "dspyer.layers.retry": ("Retry",),
     "dspyer.runtime.program": ("CompiledGraph",),
     "dspyer.runtime.progress": ("progress",),
     "dspyer.runtime.run": ("Run",),

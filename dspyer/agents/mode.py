@@ -23,8 +23,8 @@ from dspyer.errors import AgentError, DspyerError
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
 from dspyer.nodes.node import Built, Call, Node, Reply, Send
-from dspyer.nodes.node_policy import NO_POLICY
 from dspyer.nodes.options import KindOptions, NodeOptions
+from dspyer.layers.retry import Retry
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import Filler, filling, plan_templates, warning_of
@@ -115,7 +115,7 @@ class ModeNode(Node):
             except ContextWindowExceededError as error:
                 reason, cause = "context_window_exceeded", error
             except (AdapterParseError, ValueError) as error:
-                if isinstance(error, DspyerError) or is_retried(self.name, call, error):
+                if isinstance(error, DspyerError) or is_retried(call, error):
                     raise
                 reason, cause = "parse_error", error
             else:
@@ -126,7 +126,7 @@ class ModeNode(Node):
             prediction = yield Prediction(self.name, {**inputs, "config": dict(MUST_SUBMIT)}), call
             calls = [one for one in with_ids(_tool_calls(prediction), messages) if one.name == SUBMIT]
         except (AdapterParseError, ValueError, ContextWindowExceededError) as error:
-            if isinstance(error, DspyerError) or is_retried(self.name, call, error):
+            if isinstance(error, DspyerError) or is_retried(call, error):
                 raise
             raise self._failure(reason, taken, f"the last turn failed: {error}", cause) from error
         if not calls:
@@ -219,11 +219,10 @@ class Prediction(NamedTuple):
         return found
 
 
-def is_retried(node: str, call: Call, error: Exception) -> bool:
+def is_retried(call: Call, error: Exception) -> bool:
     """Whether the node has a policy by which another attempt follows this error."""
-    session = call.runner.session
-    policy = NO_POLICY if session is None else session.graph.policies.get(node, NO_POLICY)
-    return policy.retry is not None and policy.retry.pause(call.context.attempt, error) is not None
+    policy = call.layer(Retry)
+    return policy is not None and policy.pause(call.attempt, error) is not None
 
 
 def with_warning(reply: Reply, warning: str) -> Reply:

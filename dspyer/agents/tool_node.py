@@ -57,7 +57,7 @@ from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import plan_templates
-from dspyer.retry import Retry
+from dspyer.layers.retry import Retry
 from dspyer.schema.schema import Schema
 from dspyer.templates import NO_TEMPLATES, Fill, Templates
 from dspyer.values.frozen import thaw

@@ -29,7 +29,7 @@ from dspyer.nodes.module import module_io
 from dspyer.nodes.options import OfGraph, node_options
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.sync_async import is_async
-from dspyer.retry import Retry
+from dspyer.layers.retry import Retry
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import shown_type
 from dspyer.templates import Fill

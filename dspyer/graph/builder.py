@@ -42,7 +42,8 @@ from dspyer.nodes.router import RouterOptions
 from dspyer.persistence.journal import Durability, check_durability
 from dspyer.persistence.lm_call_log import Choose, Recorded, check_recorded
 from dspyer.policies import Policies
-from dspyer.retry import Retry, RetryOn
+from dspyer.layers.layer import Layer, checked_layers
+from dspyer.layers.retry import Retry, RetryOn
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, checked_state_limit
 from dspyer.schema.schema import Schema
@@ -132,6 +133,7 @@ class Graph:
         retry: Retry | int | OfGraph | None = OfGraph.RETRY,
         timeout: float | None = None,
         cache: Cache | bool | None = None,
+        layers: Iterable[Layer] = (),
     ) -> Graph:
         """Add a node: a function of the state's fields, a `dspy.Module`, or another graph.
 
@@ -154,12 +156,15 @@ class Graph:
             cache: True or a `Cache` for a pure function, one whose patch depends on what it reads alone: its results
                 are kept on disk, and a call that reads the same again is not made (`commit.cached`). False for a node
                 that is called each time in a block of `optimize.cache` too, such as an agent whose tools have effects.
+            layers: what else surrounds its calls, `dspyer.extend.Layer`s, the first one outermost in its place.
 
         Returns:
             The graph itself, changed.
 
         Raises:
-            GraphError: if the name is taken, reserved or no identifier, or a `Graph` that it gets cannot be compiled.
+            GraphError: if the name is taken, reserved or no identifier, a `Graph` that it gets cannot be compiled, or
+                the place of a layer is unknown.
+            TypeError: if a layer is none.
 
         Example:
             >>> graph = Graph().add_node("double", lambda state: {"n": 2 * state["n"]}, writes=["n"])
@@ -186,6 +191,7 @@ class Graph:
             retry=retry,
             timeout=timeout,
             cache=cache,
+            layers=checked_layers(layers, f"node {name!r}: layers="),
         )
         return self
 
@@ -206,6 +212,7 @@ class Graph:
         writes: Collection[str] | Mapping[str, str] | None = None,
         modules: Mapping[str, dspy.Module | Graph] | None = None,
         frozen: bool | None = None,
+        layers: Iterable[Layer] = (),
     ) -> Graph:
         """Add one node that runs another once per item of a list, and commits all results once, in the order of the
         items.
@@ -230,6 +237,7 @@ class Graph:
             writes: the outputs of `node` for one item, if its signature does not declare them.
             modules: modules that a function calls.
             frozen: as in `add_node`.
+            layers: as in `add_node`; those in the places `"retry"`, `"attempt"` and `"call"` surround each item.
 
         Returns:
             The graph itself, changed.
@@ -264,6 +272,7 @@ class Graph:
             frozen=frozen,
             retry=retry,
             timeout=timeout,
+            layers=checked_layers(layers, f"node {name!r}: layers="),
         )
         return self
 
@@ -512,6 +521,7 @@ class Graph:
         cache_dir: str | PathLike[str] | None = None,
         budget: Budget | None = None,
         record_lm_calls: Recorded | Choose = "usage",
+        layers: Iterable[Layer] = (),
     ) -> CompiledGraph:
         """Check the whole graph and make a program of it. `graph.compile()` builds, `optimizer.compile()` tunes.
 
@@ -553,6 +563,7 @@ class Graph:
                 `"none"`: nothing. A function gets each `dspyer.events.LMCall` with its texts, and returns what to
                 write, for example `call._replace(messages=None)`, or None for nothing; if it raises, the run fails.
                 Inside another graph it has no effect.
+            layers: what surrounds every node, `dspyer.extend.Layer`s; they come before those of the nodes.
 
         Returns:
             A `dspy.Module` with copies of the modules; the graph can be changed and compiled again.
@@ -561,7 +572,8 @@ class Graph:
             GraphError: if anything is wrong with the graph, with all problems and their fixes.
             ValueError: if `durability` or `record_lm_calls` is unknown, a pattern of `redact` is malformed, or `retry`
                 is less than 1.
-            TypeError: if `answers` is neither a dict nor a function, or `retry` or `budget` is of another kind.
+            TypeError: if `answers` is neither a dict nor a function, or `retry`, `budget` or a layer is of another
+                kind.
 
         Example:
             >>> from dspyer import END
@@ -584,10 +596,12 @@ class Graph:
             nodes,
             self._edges,
             dict(self._join_policies),
-            Limits(max_steps, max_calls, max_concurrency, Retry.of(retry)),
+            Limits(max_steps, max_calls, max_concurrency),
             self._error_edges,
             as_names(before if interrupt_before is None else interrupt_before),
             as_names(after if interrupt_after is None else interrupt_after),
+            Retry.of(retry),
+            checked_layers(layers, "compile(layers=)"),
         )
         if warn_at is not None:
             check_conversations(graph.nodes.values())

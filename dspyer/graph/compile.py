@@ -31,13 +31,16 @@ from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_c
 from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, attribute_problems
 from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints, unfilled_problems
 from dspyer.graph.spec import Exit, GraphSpec
+from dspyer.layers.cache import NodeCache
+from dspyer.layers.layer import Layer, ordered
+from dspyer.layers.retry import Retry
+from dspyer.layers.timeout import Timeout
 from dspyer.nodes.build import build_node
 from dspyer.nodes.cache_key import plan_cache
 from dspyer.nodes.check import CheckNode, CheckOptions
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
 from dspyer.nodes.interrupt import InterruptNode
 from dspyer.nodes.node import Node
-from dspyer.nodes.node_policy import NO_POLICY, CachePlan, NodePolicy
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.router import Router, RouterOptions, build_router
@@ -45,7 +48,6 @@ from dspyer.nodes.view_access import author_problems
 from dspyer.patch import DELETE
 from dspyer.persistence.execution_records import no_answer
 from dspyer.policies import Policies
-from dspyer.retry import Retry
 from dspyer.scheduler.lineage import UPDATE_AUTHOR
 from dspyer.scheduler.loops import Edge, Rounds
 from dspyer.scheduler.run_values import NODE_VALUES, RUN_VALUES, is_counted, run_value_problem
@@ -79,13 +81,11 @@ class Limits(NamedTuple):
         max_steps: longest chain of commits.
         max_calls: most node calls; None for no limit.
         max_concurrency: most nodes that work at the same time.
-        retry: the policy of nodes that have none of their own.
     """
 
     max_steps: int
     max_calls: int | None
     max_concurrency: int
-    retry: Retry | None = None
 
 
 def compile_graph(
@@ -97,6 +97,8 @@ def compile_graph(
     errors: Sequence[ErrorEdge] = (),
     interrupt_before: Sequence[str] = (),
     interrupt_after: Sequence[str] = (),
+    retry: Retry | None = None,
+    layers: Sequence[Layer] = (),
 ) -> tuple[GraphSpec, dict[str, dspy.Module]]:
     """The graph, and the modules of its program by attribute; raises `GraphError` with every problem of the graph."""
     problems: list[str] = []
@@ -119,14 +121,14 @@ def compile_graph(
     inputs, required = _check(options, parts, topology, problems)
     problems += _interrupt_problems(parts.names, interrupt_before, interrupt_after)
     problems += _executor_problems(parts.modules)
-    plans = _cache_plans(options.name, parts, problems)
+    caches = _caches(options.name, parts, problems)
     if problems:
         raise GraphError(problems)
     optional = _optional_inputs(options, parts)
-    policies = _policies(parts.nodes, parts.options, limits.retry, plans)
+    given = _given_layers(parts, retry, layers, caches)
     spec = GraphSpec(
         topology,
-        {name: node.with_item_policy(policies.get(name, NO_POLICY)) for name, node in parts.nodes.items()},
+        parts.nodes,
         parts.exits,
         inputs,
         required,
@@ -142,8 +144,8 @@ def compile_graph(
         condensers=parts.condensers,
         takes={name: _taken(node, parts.exits[name]) for name, node in parts.nodes.items()} | parts.brought(),
         named=options.named,
-        policies=policies,
-        attempts=_attempts(parts, policies),
+        given_layers=given,
+        attempts=_attempts(parts, given),
         error_edges=parts.errors,
     )
     return spec, parts.modules
@@ -444,40 +446,44 @@ def _is_mapping(annotation: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Mapping)
 
 
-def _cache_plans(graph: str, parts: GraphParts, problems: list[str]) -> dict[str, CachePlan]:
-    """How the results of the nodes with `cache=` are kept; what is wrong is added to `problems`."""
+def _caches(graph: str, parts: GraphParts, problems: list[str]) -> dict[str, NodeCache]:
+    """The layers of the nodes with `cache=`; what is wrong is added to `problems`."""
     found = {}
     for options in parts.options:
         if options.cache is not None and options.name in parts.nodes:
             plan, wrong = plan_cache(graph, parts.nodes[options.name], options)
             problems += wrong
             if plan is not None:
-                found[options.name] = plan
+                found[options.name] = NodeCache(plan, parts.nodes[options.name])
     return found
 
 
-def _policies(
-    nodes: Mapping[str, Node], options: Iterable[NodeOptions], of_graph: Retry | None, plans: Mapping[str, CachePlan]
-) -> dict[str, NodePolicy]:
-    """The policies of the nodes that have one; that of a map is for its items."""
+def _given_layers(
+    parts: GraphParts, of_graph: Retry | None, around: Sequence[Layer], caches: Mapping[str, Layer]
+) -> dict[str, tuple[Layer, ...]]:
+    """The layers that options ask for, of the graph before those of each node."""
     found = {}
-    for one in options:
-        node = nodes[one.name]
-        default = None if node.is_subgraph else of_graph
-        retry = default if isinstance(one.retry, OfGraph) else one.retry
-        kept = plans.get(one.name)
-        policy = NodePolicy(retry, one.timeout, kept, one.uncached)
-        if policy != NO_POLICY:
-            found[one.name] = policy
+    for options in parts.options:
+        node, own = parts.nodes[options.name], list(options.layers)
+        retry = options.retry
+        if isinstance(retry, OfGraph):
+            retry = None if node.is_subgraph else of_graph
+        if retry is not None:
+            own.append(retry)
+        if options.timeout is not None:
+            own.append(Timeout(options.timeout))
+        if options.name in caches:
+            own.append(caches[options.name])
+        if layers := ordered([layer for layer in around if layer.surrounds(node)], own):
+            found[options.name] = layers
     return found
 
 
-def _attempts(parts: GraphParts, policies: Mapping[str, NodePolicy]) -> dict[str, tuple[int, ...]]:
+def _attempts(parts: GraphParts, layers: Mapping[str, Iterable[Layer]]) -> dict[str, tuple[int, ...]]:
     """The most attempts of each node that is retried, and of the nodes of graphs that it is or calls, by path."""
     found: dict[str, tuple[int, ...]] = {}
     for name, node in parts.nodes.items():
-        retry = policies.get(name, NO_POLICY).retry
-        own = () if retry is None else (retry.attempts,)
+        own = tuple([layer.attempts for layer in layers.get(name, ()) if isinstance(layer, Retry)])
         if own:
             found[name] = own
         inside: dict[str, Any] = {f"{name}/{one}": getattr(parts.modules[name], one) for one in node.programs}

@@ -17,10 +17,13 @@ from dspyer.errors import InputError, RouteError, list_names, suggestion, with_a
 from dspyer.graph.declarations import check_redacted_paths, fields_of_items, inner_schemas
 from dspyer.graph.error_edges import ErrorEdge
 from dspyer.graph.text import edge_labels, explain
+from dspyer.layers.condense import Condense
+from dspyer.layers.errors import ErrorEdges
+from dspyer.layers.layer import Layer, ordered
+from dspyer.layers.reports import Reports
 from dspyer.nodes.check import CheckNode
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import SENT, Node, Send
-from dspyer.nodes.node_policy import NodePolicy
 from dspyer.nodes.router import Router
 from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability
@@ -66,7 +69,7 @@ class GraphSpec:
         shares_threads_with: names of other graphs whose threads this one may continue.
         budget: what a run may spend, unless the call gives another budget; None for no limit.
         record_lm_calls: how much of its LM calls a stored run records, or what decides it.
-        policies: what surrounds the calls of the nodes that have a policy, by node; for a map, the calls of its items.
+        given_layers: the layers that nodes were given, and those of the options `retry`, `timeout` and `cache`, by node.
         attempts: the most attempts of each node with a retry policy, those of the graphs around it first, by its path:
             `{"write": (3,), "write/draft": (3, 2)}`.
         error_edges: where a branch goes after a failure, by node; the first edge that takes the exception counts.
@@ -76,8 +79,7 @@ class GraphSpec:
         rejecting: the nodes that may reject an output: the checks, those of agents too.
         checked: the check that follows a node, by the names of the nodes that have one and of their fixes.
         searches: the nodes that make the trials of a search, by their names.
-        layered: the nodes with a policy, condensers, error edges or a check, and tools: those whose call something
-            surrounds.
+        layers: all layers of the nodes that have some, by node, outermost first.
         needs_resources: whether a node or router has a parameter for a resource.
         counts: whether a template or run value of a node, condenser or router uses counts of node calls.
 
@@ -113,7 +115,7 @@ class GraphSpec:
     takes: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     named: bool = False
     shares_threads_with: frozenset[str] = frozenset()
-    policies: Mapping[str, NodePolicy] = field(default_factory=dict)
+    given_layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
     budget: Budget | None = None
     record_lm_calls: Recorded | Choose = "usage"
     attempts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -124,7 +126,7 @@ class GraphSpec:
     rejecting: Mapping[str, Node] = field(init=False)
     checked: Mapping[str, CheckNode] = field(init=False)
     searches: Mapping[str, Node] = field(init=False)
-    layered: frozenset[str] = field(init=False)
+    layers: Mapping[str, tuple[Layer, ...]] = field(init=False)
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)
 
@@ -139,13 +141,22 @@ class GraphSpec:
         rejecting = {name: node for name, node in self.nodes.items() if node.checking is not None}
         object.__setattr__(self, "rejecting", rejecting)
         object.__setattr__(self, "checked", checked)
-        reporting = [name for name, node in self.nodes.items() if node.reports_in]
         searches = {name: node for name, node in self.nodes.items() if node.makes_trials}
         object.__setattr__(self, "searches", searches)
-        layered = frozenset((*self.policies, *self.condensers, *self.error_edges, *checked, *reporting))
-        object.__setattr__(self, "layered", layered)
+        layers = {name: self._layers_of(name, node) for name, node in self.nodes.items()}
+        object.__setattr__(self, "layers", {name: found for name, found in layers.items() if found})
         object.__setattr__(self, "needs_resources", any(part.resources for part in parts))
         object.__setattr__(self, "counts", any(is_counted(name) for part in parts for name in part.templates.names))
+
+    def _layers_of(self, name: str, node: Node) -> tuple[Layer, ...]:
+        own: list[Layer] = list(self.given_layers.get(name, ()))
+        if name in self.error_edges:
+            own.append(ErrorEdges(self.error_edges[name]))
+        if name in self.condensers:
+            own.append(Condense(self.condensers[name]))
+        if node.reports_in:
+            own.append(Reports(node))
+        return ordered(own)
 
     @property
     def name(self) -> str:

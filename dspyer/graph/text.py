@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dspyer.display.graph_picture import ERROR_MARK
+from dspyer.layers.cache import NodeCache
+from dspyer.layers.layer import OF_EACH_ITEM
+from dspyer.layers.retry import Retry
+from dspyer.layers.timeout import Timeout
 from dspyer.nodes.map import MapNode
-from dspyer.nodes.node_policy import NO_POLICY
 from dspyer.scheduler.topology import START
 from dspyer.schema.limits import kilobytes
 
@@ -31,7 +34,7 @@ def explain(graph: GraphSpec) -> str:
         node = graph.nodes.get(name)
         facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
         facts.append("-> " + ", ".join(_target(graph, name, target, labels) for target in topology.own_targets(name)))
-        facts += _policy_facts(graph, name)
+        facts += _layer_facts(graph, name)
         if isinstance(node, MapNode) and node.failures is not None:
             share = f", at least {100 * node.min_success:g} % must succeed" if node.min_success else ""
             facts.append(f"failures of items into {node.failures}{share}")
@@ -63,15 +66,20 @@ def explain(graph: GraphSpec) -> str:
     return "\n".join(lines)
 
 
-def _policy_facts(graph: GraphSpec, name: str) -> list[str]:
+def _layer_facts(graph: GraphSpec, name: str) -> list[str]:
     """What surrounds the calls of a node, from the inside out."""
-    policy, node = graph.policies.get(name, NO_POLICY), graph.nodes.get(name)
+    node = graph.nodes.get(name)
     each = " per item" if node is not None and node.map_fields else ""
-    found = [] if policy.timeout is None else [f"timeout {policy.timeout:g} s{each}"]
-    if policy.retry is not None:
-        found.append(f"up to {policy.retry.attempts} attempts{each}")
-    if policy.cache is not None:
-        found.append("cached" if policy.cache.ttl is None else f"cached for {policy.cache.ttl:g} s")
+    found = []
+    for layer in reversed(graph.given_layers.get(name, ())):
+        if isinstance(layer, Timeout):
+            found.append(f"timeout {layer.seconds:g} s{each}")
+        elif isinstance(layer, Retry):
+            found.append(f"up to {layer.attempts} attempts{each}")
+        elif isinstance(layer, NodeCache):
+            found.append("cached" if layer.ttl is None else f"cached for {layer.ttl:g} s")
+        else:
+            found.append(f"in {type(layer).__name__}{each if layer.place in OF_EACH_ITEM else ''}")
     return found
 
 

@@ -51,7 +51,7 @@ from dspyer.errors import (
 )
 from dspyer.lms.gate import Gate, RateLimits, Sleep, raise_if_over
 from dspyer.nodes.steps import arun_script, run_script
-from dspyer.retry import Retry, retry_after
+from dspyer.layers.retry import Retry, retry_after
 from dspyer.values.scalars import is_number, is_whole_number
 from dspyer.views import estimate_tokens
 

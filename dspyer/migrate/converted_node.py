@@ -28,7 +28,7 @@ from dspyer.migrate.unsupported import LEAVES_BY_COMMAND
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import SENT, Command
 from dspyer.persistence.execution_records import RecordKey
-from dspyer.retry import Retry
+from dspyer.layers.retry import Retry
 from dspyer.scheduler import topology
 from dspyer.schema.fields import refusal_text
 from dspyer.schema.schema import Schema

@@ -14,7 +14,7 @@ from tenacity import wait_exponential, wait_random
 from dspyer.errors import NodeTimeoutError, is_transient
 from dspyer.migrate.findings import Findings
 from dspyer.migrate.noted_errors import is_of_handler
-from dspyer.retry import Retry, accepts
+from dspyer.layers.retry import Retry, accepts
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,9 @@ class Attempt:
             cache, which is no attempt.
         posts: the updates that the node has posted, in the order of its calls; None for none.
         over: whether the node has returned.
-        replaced: whether the attempt has failed, and another one follows.
+        part: the name of the part of an execution that it is, of a router or what condenses, which has attempts of its
+            own; "" for a node or an item.
+        following: the attempt that was made after this one had failed; None for none.
         limit: the time that the attempt has; None for no timeout.
         calls: the programs that it has called; None for none.
         edited: the arguments of the call of a tool that it makes, if a person has changed them; else None.
@@ -249,6 +251,7 @@ class Attempt:
         "calls",
         "edited",
         "execution",
+        "following",
         "home",
         "host",
         "index",
@@ -257,9 +260,9 @@ class Attempt:
         "node",
         "number",
         "over",
+        "part",
         "position",
         "posts",
-        "replaced",
     )
 
     def __init__(
@@ -272,6 +275,7 @@ class Attempt:
         position: Branch | None = None,
         index: int | None = None,
         number: int = 1,
+        part: str = "",
     ) -> None:
         self.host: AttemptHost = host or NoRun()
         self.node = node
@@ -283,7 +287,8 @@ class Attempt:
         self.number = number
         self.posts: list[tuple[str, Any]] | None = None
         self.over = False
-        self.replaced = False
+        self.part = part
+        self.following: Attempt | None = None
         self.limit: TimeLimit | None = None
         self.calls: OpenCalls | None = None
         self.edited: Mapping[str, Any] | None = None
@@ -299,24 +304,34 @@ class Attempt:
 
     def item(self, index: int) -> Attempt:
         """The attempt of one item of a map, which is an execution of its own."""
-        return self.part(str(index), index)
+        return Attempt(*self._inside(str(index)), self.position, index)
 
-    def part(self, key: str, index: int | None = None) -> Attempt:
+    def of_part(self, name: str) -> Attempt:
         """The attempt of a part of this execution, which is an execution of its own."""
+        return Attempt(*self._inside(name), self.position, self.index, part=name)
+
+    def _inside(self, key: str) -> tuple[AttemptHost, str, BranchPath, str, str]:
         suffix = f"[{key}]"
-        place = (self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix)
-        return Attempt(*place, self.position, self.index if index is None else index)
+        return self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix
 
     def repeated(self) -> Attempt:
         """The attempt of a call that is made again within this one: its effects and questions are its own."""
-        found = self.part("again")
+        found = self.of_part("again")
         found.number, found.limit = self.number, self.limit
         return found
 
     def next(self, number: int) -> Attempt:
         """Another attempt of the same execution, with nothing of this one: no posts, no used keys."""
         place = (self.host, self.node, self.branch, self.execution, self.local_id, self.position, self.index)
-        return Attempt(*place, number=number)
+        return Attempt(*place, number, self.part)
+
+    @property
+    def last(self) -> Attempt:
+        """The last attempt that was made of its execution: this one, or one after it."""
+        found = self
+        while found.following is not None:
+            found = found.following
+        return found
 
     @property
     def timed_out(self) -> bool:
@@ -334,7 +349,7 @@ class Attempt:
         """Raise `AttemptOverError` if the attempt does not count any more: it has timed out, or another one follows."""
         if self.timed_out:
             raise AttemptOverError(f"{self.who}: {OVER}")
-        if self.replaced:
+        if self.following is not None:
             raise AttemptOverError(
                 f"{self.who}: attempt {self.number} has failed, and another one follows: nothing that it does counts "
                 "any more. Threads and tasks of a node must end before it does"

@@ -24,7 +24,7 @@ from hashlib import blake2b
 from re import Pattern
 from textwrap import dedent
 from tokenize import TokenError
-from typing import Any, get_args, get_origin
+from typing import Any, NamedTuple, get_args, get_origin
 
 from dspyer.dspy_module.source import source_of
 from dspyer.errors import StateError, list_names, with_article
@@ -32,12 +32,25 @@ from dspyer.nodes.callables import own_call, plain_function
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.hidden_modules import names_of, used_objects
 from dspyer.nodes.node import Call, Node
-from dspyer.nodes.node_policy import CachePlan
 from dspyer.nodes.options import NodeOptions
 from dspyer.patch import DELETE
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.types import class_name
+
+
+class CachePlan(NamedTuple):
+    """How the results of a node are kept.
+
+    Attributes:
+        node: its name.
+        identity: a hash of all parts of the key that are the same for each call.
+        ttl: how old a result may be, in seconds; None for any age.
+    """
+
+    node: str
+    identity: str
+    ttl: float | None
 
 
 def key_of(plan: CachePlan, node: Node, call: Call) -> str:
@@ -47,8 +60,7 @@ def key_of(plan: CachePlan, node: Node, call: Call) -> str:
     """
     assert isinstance(node, FunctionNode)
     # Attempt 0 is none: what the key reads of a view does not count as read by the node.
-    quiet = replace(call.context, delegate=call.context.delegate.next(0))
-    arguments = node.binding.bind(call._replace(context=quiet))
+    arguments = node.binding.bind(call.of_attempt(call.context.delegate.next(0)))
     return digest([plan.identity, {name: encoding.encode(freeze(value)) for name, value in arguments.items()}])
 
 

@@ -77,10 +77,7 @@ Condensers: TypeAlias = Mapping[str, Mapping[str, Condenser]]
 
 
 def condensed(condensers: Mapping[str, Condenser], updates: Mapping[str, object], call: Call) -> Script[Any]:
-    """The updates of a node, shortened. A generator of calls: the caller makes each and sends its reply back.
-
-    So the loop over fields and entries exists once, for sync and async drivers and for `dspyer.testing`.
-    """
+    """The updates of a node, shortened."""
     found = dict(updates)
     for field, condenser in condensers.items():
         if field not in found:
@@ -114,7 +111,7 @@ def _shorter(condenser: Condenser, value: Any, call: Call) -> Script[Any]:
 
 def _one(condenser: Condenser, value: Any, call: Call) -> Script[Any]:
     overlay: Any = (FrozenDict() if call.overlay is None else call.overlay).set(condenser.given, freeze(value))
-    reply = yield condenser, Call(call.state, call.context, call.program, overlay, call.resources, call.runner)
+    reply = yield condenser, call._replace(overlay=overlay)
     return reply.updates[condenser.field]
 
 

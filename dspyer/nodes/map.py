@@ -35,14 +35,12 @@ from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import ModuleNode, module_io
 from dspyer.nodes.node import Built, Call, MapFields, Node, Reply, StartRule
-from dspyer.nodes.node_policy import NO_POLICY, NodePolicy
 from dspyer.nodes.options import MapOptions, NodeOptions
-from dspyer.nodes.outputs import RESULT, mark_of_module
+from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.program_calls import SubgraphProgram
-from dspyer.nodes.steps import Script, arun_script, keeping, next_attempt, retried, run_script, spans_of, wrapped
+from dspyer.nodes.steps import Script, Step, arun_script, attempted, run_script, spans_of, wrapped
 from dspyer.nodes.streamed import Streamed, token_rules
 from dspyer.nodes.subgraph import SubgraphNode
-from dspyer.nodes.timed import Timed
 from dspyer.persistence.execution_records import MISSING
 from dspyer.persistence.rows import NewRow
 from dspyer.schema.type_fit import item_check, misfit, value_type
@@ -67,7 +65,6 @@ class MapNode(Node):
         max_concurrency: most items that run at once; None for as many as the run may.
         check: refuses an item's result that the field cannot hold; None where only all results can be validated.
         parts: for a field whose reducer replaces messages by id: returns the ids and messages of a result.
-        policy: what surrounds each call of an item.
         failures: the field for the failures of items; None if an item that fails fails the map.
         min_success: the share of the items that must succeed, with `failures`.
     """
@@ -81,7 +78,6 @@ class MapNode(Node):
     max_concurrency: int | None = None
     check: Callable[[object, int], None] | None = None
     parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
-    policy: NodePolicy = NO_POLICY
     failures: str | None = None
     min_success: float = 0.0
 
@@ -105,10 +101,6 @@ class MapNode(Node):
     def map_fields(self) -> MapFields:
         """The names that the map was given."""
         return MapFields(self.over, self.item, self.into, self.failures)
-
-    def with_item_policy(self, policy: NodePolicy) -> MapNode:
-        """The map with a policy for its items."""
-        return replace(self, policy=policy)
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that the code of the inner node may read or write through `ctx`; None for all."""
@@ -155,8 +147,20 @@ class MapNode(Node):
         attempt = outer.delegate.item(index)
         name = f"{outer.execution}[{index}]"
         context = Context(outer.run_id, outer.node, outer.branch, outer.visit, name, attempt)
-        inner = call._replace(context=context, overlay=overlay)
+        made = partial(self._made, index)
+        inner = call._replace(context=context, overlay=overlay, made=made)
         return _Item(self, inner, index, count, attempt.recorded_result())
+
+    def _made(self, index: int, call: Call, reply: Reply) -> object:
+        """The result of an item. What the field cannot hold is refused here, before other items are paid for."""
+        result = result_of(reply, self)
+        if self.check is not None:
+            self.check(result, index)
+        attempt = call.context.delegate
+        attempt.finish()
+        # In a map that is not stored, the field freezes all results at once.
+        stored = attempt.host.journal is not None or self.failures is not None
+        return freeze(result, (self.into, index)) if stored else result
 
     def _reply(self, results: Sequence[object]) -> Reply:
         values = {index: result for index, result in enumerate(results) if not isinstance(result, FailedItem)}
@@ -206,6 +210,14 @@ def script_of(item: Item) -> Callable[[], Script[object]]:
         return found if spans is None else spans.item(item.call, found)
 
     return script
+
+
+def item_script(inner: Node, call: Call, step: Step | None = None) -> Script[Any]:
+    """The script of an item, which calls a node or makes the step that does, within the layers around each item."""
+    session, script = call.runner.session, attempted(inner, step)
+    if session is not None:
+        script = session.layers.around_item(call.node, script)
+    return script(call)
 
 
 class Gather(NamedTuple):
@@ -386,50 +398,23 @@ class _Item:
     def script(self) -> Script[object]:
         """The result of the item, or its `FailedItem`."""
         attempt = self.call.context.delegate
-        number = 1
-
-        def again(call: Call, failed: int, error: Exception, pause: float) -> Call:
-            nonlocal number
-            number = failed + 1
-            return next_attempt(call, failed, error, pause)
-
         execute_item(self.index)
         publish_start(attempt, self.index, self.count)
         steps = 0 if self.node.failures is None else step_count()
         try:
             attempt.raise_if_unanswered()
-            result = yield from retried(self.node.policy.retry, self.call, keeping(self.call, self._attempt), again)
+            result = yield from item_script(self.node.inner, self.call)
             if attempt.host.journal is not None:
                 yield WriteItem(attempt.item_row(result)), self.call
                 attempt.record_result(result)
         except BaseException as error:  # no other local may refer to it: its traceback refers to this frame
+            number = attempt.last.number
             self._note_failure(unwrap_stop_iteration(error), number)
             if self.node.failures is None or always_raised(error):
                 raise
             attempt.host.lose_steps(attempt, number, take_steps(steps))
             return FailedItem(self.index, attempt.failure(unwrap_stop_iteration(error), number), error)
         publish_end(attempt, self.index, self.count)
-        return result
-
-    def _attempt(self, call: Call) -> Script[object]:
-        inner, timeout = self.node.inner, self.node.policy.timeout
-        try:
-            reply: Reply = yield inner if timeout is None else Timed(inner, timeout), call
-            result = self._checked(reply)
-        except NodeOutputError as error:
-            mark_of_module(error, inner)
-            raise
-        call.context.delegate.finish()
-        # In a map that is not stored, the field freezes all results at once.
-        if call.context.delegate.host.journal is None and self.node.failures is None:
-            return result
-        return freeze(result, (self.node.into, self.index))
-
-    def _checked(self, reply: Reply) -> object:
-        """The result of the item. What the field cannot hold is refused here, before other items are paid for."""
-        result = result_of(reply, self.node)
-        if self.node.check is not None:
-            self.node.check(result, self.index)
         return result
 
     def _note_failure(self, error: BaseException, number: int) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -16,19 +16,23 @@ from dspyer.nodes.context import Context
 from dspyer.patch import DELETE
 from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict
+from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.views import View, ViewForm
 
 if TYPE_CHECKING:
     import dspy
 
-    from dspyer.nodes.node_policy import NodePolicy
+    from dspyer.events import Event
+    from dspyer.failure import Failure
+    from dspyer.nodes.attempt import Attempt
     from dspyer.nodes.repair import CheckedCommit, Repair
     from dspyer.scheduler.lineage import LogEntry
+    from dspyer.scheduler.run_state import Target
     from dspyer.schema.schema import Schema
     from dspyer.state import ImmutableState
 
 T = TypeVar("T")
+LayerT = TypeVar("LayerT")
 TargetT = TypeVar("TargetT", default=str)
 
 SENT = "_sent"
@@ -191,8 +195,14 @@ IN_ORDER: Runner = OneByOne()
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
+def reply_itself(call: Call, reply: Reply) -> Any:
+    """What a reply becomes without a run, which would validate it."""
+    del call
+    return reply
+
+
 class Call(NamedTuple):
-    """One call of a node or a router.
+    """One call of a node or a router, and of an item of a map, which is an execution of its own.
 
     Attributes:
         state: the state of the branch.
@@ -201,6 +211,7 @@ class Call(NamedTuple):
         overlay: frozen values of a `Send` or of one item of a map, which hide fields of the same name.
         resources: the run's resources by type.
         runner: how to make several calls at once.
+        made: validates a reply, and gives what the execution makes of it: the `Output` of a node, the result of an item.
     """
 
     state: ImmutableState
@@ -209,6 +220,50 @@ class Call(NamedTuple):
     overlay: FrozenDict[str, Any] | None = None
     resources: Mapping[type, object] = NOTHING
     runner: Runner = IN_ORDER
+    made: Callable[[Call, Reply], Any] = reply_itself
+
+    @property
+    def node(self) -> str:
+        """The name of the node."""
+        return self.context.node
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.context.run_id
+
+    @property
+    def execution(self) -> str:
+        """The id of the execution, and of the commit that it makes."""
+        return self.context.execution
+
+    @property
+    def attempt(self) -> int:
+        """The number of the attempt, from 1."""
+        return self.context.delegate.number
+
+    def read(self, field: str) -> Any:
+        """A plain copy of a field, or of what a `Send` or a map brought under its name; `KeyError` if it is not set."""
+        overlay = self.overlay
+        return thaw(overlay.raw(field) if overlay is not None and field in overlay else self.state.raw(field))
+
+    def of_attempt(self, attempt: Attempt) -> Call:
+        """The same call in another attempt of its execution, or of a part of it."""
+        return self._replace(context=replace(self.context, delegate=attempt))
+
+    def reply(self, reply: Reply) -> Any:
+        """What the execution makes of a reply, validated as if the node had returned it."""
+        return self.made(self, reply)
+
+    def publish(self, event: Event) -> None:
+        """Adds an event to those of the run."""
+        self.context.delegate.host.publish(event)
+
+    def layer(self, kind: type[LayerT]) -> LayerT | None:
+        """The part in this run of the layer of a kind, if one is around this node; else None."""
+        session = self.runner.session
+        found = () if session is None else session.layers.of(self.node)
+        return next((layer for layer in found if isinstance(layer, kind)), None)
 
     def read_view(self, view: View, form: ViewForm, name: str) -> Any:
         """What a view shows of its field, or of the value that a `Send` or a map brought for it."""
@@ -229,6 +284,32 @@ class Reply(NamedTuple):
     updates: Mapping[str, object]
     goto: tuple[Goto, ...] | None = None
     whole: bool = False
+    completions: Any = None
+
+
+class Output(NamedTuple):
+    """What an execution of a node gives, validated: what is committed, and where the branch goes.
+
+    Attributes:
+        patch: by field, what is committed.
+        after: the state with it.
+        goto: targets of a `Command`, which replace the node's edges; None takes the edges.
+        targets: where the branch goes instead of along edges or to those of `goto`, such as to the handler of a failure.
+        cached: whether the node was not called, since its result was kept.
+        failure: what the output reports of an exception, if the node has raised one.
+        call: the call that gave it: of the last attempt.
+        updates: the updates of the node, of which `patch` is the effect on the state.
+        completions: the completions of a module's prediction, by field of the state; None if it has none.
+    """
+
+    patch: Mapping[str, Any]
+    after: ImmutableState
+    goto: tuple[Goto, ...] | None
+    targets: tuple[Target, ...] | None
+    cached: bool
+    failure: Failure | None
+    call: Call
+    updates: Mapping[str, object] = NOTHING
     completions: Any = None
 
 
@@ -442,11 +523,6 @@ class Node:
         """
         del log
         return {}
-
-    def with_item_policy(self, policy: NodePolicy) -> Node:
-        """The node with a policy for the calls that it makes itself, of its items; the same one if it makes none."""
-        del policy
-        return self
 
     def with_fake(self, fake: object, schema: Schema) -> Built | None:
         """The node with a function or a value instead of what it calls, for a test; None if any node can stand in."""

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.cache import Cache
+from dspyer.layers.layer import Layer
+from dspyer.layers.retry import Retry
 from dspyer.nodes.field_names import FieldNames, NamesSpec, ReadsSpec, name_map
 from dspyer.nodes.node import NOTHING, Built
 from dspyer.nodes.view_access import view_problems
-from dspyer.retry import Retry
 from dspyer.schema.schema import Schema
 from dspyer.templates import RUN, ComputedInput, Fill, RunValue
 from dspyer.values.scalars import flag_problems, is_number
@@ -72,6 +73,7 @@ class NodeOptions(NamedTuple):
         timeout: the seconds of one attempt; None for no limit.
         cache: how its results are kept; None for a node that is called each time.
         uncached: whether `optimize.cache` keeps nothing of it.
+        layers: what else surrounds its calls.
     """
 
     name: str
@@ -92,6 +94,7 @@ class NodeOptions(NamedTuple):
     timeout: float | None = None
     cache: Cache | None = None
     uncached: bool = False
+    layers: tuple[Layer, ...] = ()
 
     @property
     def who(self) -> str:
@@ -143,6 +146,7 @@ def node_options(
     retry: Retry | int | OfGraph | None = OfGraph.RETRY,
     timeout: float | None = None,
     cache: Cache | bool | None = None,
+    layers: tuple[Layer, ...] = (),
 ) -> NodeOptions:
     """The options of a node, from the arguments of `Graph.add_node` and its siblings."""
     who = f"node {name!r}"
@@ -179,6 +183,7 @@ def node_options(
         seconds,
         kept,
         cache is False,
+        layers,
     )
 
 

@@ -129,7 +129,7 @@ def _streaming(call: Call) -> Iterator[None]:
     names, session = rules.names, call.runner.session
 
     def show(predictor: dspy.Predict, field: str, text: str, done: bool) -> None:
-        if attempt.timed_out or attempt.replaced:
+        if attempt.timed_out or attempt.following is not None:
             return  # code that was left running
         place = (attempt.node, attempt.branch, attempt.execution, visit, attempt.number)
         attempt.host.publish(Token(*place, names.get(id(predictor), ""), field, text, done))

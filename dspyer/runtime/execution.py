@@ -1,20 +1,11 @@
 """One execution: from the call of a node to its transition, as a script (`nodes.steps`) that a driver follows.
 
-Every execution passes through the same layers in the same order, from the outside in:
+1. What surrounds the node, from the outside in: its layers (`layers.layer`), and innermost its call, whose reply is
+   validated: what it posted and returned is folded into one patch, whose sizes are checked (`output_of`).
+2. `_route`: a `Command`, the edges, or routers, which see the state after the patch.
+3. The transition: patch, state and targets, which the scheduler commits.
 
-1. `_cached`: the cache of the node, around 2 to 4. What it holds goes through 4: schemas may change.
-2. `_attempts`: the retry loop of the node, around 3 and 4. What the last attempt of a tool raised becomes its output
-   (`_reported`): after its own retries, and before the error edges, which take the rest.
-3. `_attempt`: the call of the node, within its timeout (`Timed`).
-4. `_validated`: what it posted and returned is folded into one patch, whose sizes are checked.
-5. `_condensed`: the modules that shorten what it wrote, with a retry loop of their own: the node's output is kept.
-6. `_route`: a `Command`, the edges, or routers, which see the state after the patch. A module router has a retry loop.
-7. The transition: patch, state and targets, which the scheduler commits.
-
-`_layered` puts 1 to 5 together; if one of them raises, it follows an error edge (`_after_failure`). An optimizer may
-ask for rollouts around them (`rollouts`), and for a cache of what modules return (`keeping`, within each attempt).
-
-A layer that a node has not asked for is left out. A transition is atomic: if a layer raises, nothing is committed.
+A transition is atomic: if anything raises before it, nothing is committed.
 """
 
 from __future__ import annotations
@@ -44,7 +35,7 @@ from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.reducers import Updates
-from dspyer.retry import Retry
+from dspyer.layers.retry import Retry
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.node_cache import Capture, cached
 from dspyer.runtime.rollouts import asked_again
@@ -69,294 +60,51 @@ def script(session: Session, execution: Execution) -> Script[Transition]:
 
 
 def _node_script(session: Session, execution: Execution) -> Script[Transition]:
-    """The layers 1 to 7 of a node."""
+    """The script of a node: within its layers, to what it commits and where the branch goes."""
     name, graph = execution.node, session.graph
     call = _call(session, execution, execution.branch.state)
     if session.records.questions or graph.interrupt_before:
         _raise_if_unanswered(session, execution)
     began, clock = time.time(), time.perf_counter()
-    check, from_cache, failure = None, False, None
-    if name in session.layered:
-        output = yield from _layered(session, execution, call, began, clock)
-        if isinstance(output, Transition):
-            return output
-        call, goto, _, patch, after, from_cache, failure, completions = output
-        check = graph.checked.get(name)
-    else:  # layers 3 and 4 alone, without a generator for those that the node has not asked for
-        try:
-            reply: Reply = yield graph.nodes[name], call
-            goto, completions = reply.goto, reply.completions
-            patch, after = _folded(session, execution, call, _given(session, call, reply), reply.whole)
-        except NodeOutputError as error:
-            mark_of_module(error, graph.nodes[name])
-            raise
+    output: Output = yield from session.layers.chain(name)(call)
+    if type(output) is not Output:
+        raise TypeError(
+            f"the layers of node {name!r} ({', '.join(type(one).__name__ for one in session.layers.of(name))}) gave "
+            f"{brief(output)}, of type {type(output).__name__}: a layer returns what `inner(call)` or `call.reply` gave"
+        )
+    patch, after, goto, targets, cached, failure, call, _, completions = output
     if completions is not None:
         session.completions[execution.id] = completions
-    if check is None:
+    follows_edges = targets is None
+    if targets is None and (check := graph.checked.get(name)) is not None:
+        # The node has a check, or is its fix: the check starts at once, and sees what was sent to the node.
+        targets = (Target(check.name, check.sent_on(session.run.log, name, execution.branch.head, execution.overlay)),)
+    if targets is None:
         targets = _known_targets(session, name, call, goto, after)
-    else:  # the node has a check, or is its fix: the check starts at once, and sees what was sent to the node
-        sent = check.sent_on(session.run.log, name, execution.branch.head, execution.overlay)
-        targets = (Target(check.name, sent),)
     if targets is not None:
         transition = Transition(patch, after, targets, None, began, time.perf_counter() - clock)
     else:
         transition = yield from _route(session, execution, call, patch, after, began, clock)
-    if session.records.questions:
-        call.context.delegate.finish()
-    if isinstance(session, LiveSession):
-        transition = transition._replace(live=session.exchange(execution))
-    if from_cache:
+    if follows_edges:
+        if session.records.questions:
+            call.context.delegate.finish()
+        if isinstance(session, LiveSession):
+            transition = transition._replace(live=session.exchange(execution))
+    if cached:
         transition = transition._replace(cached=True)
-    if execution.id in session.failed_attempts:
+    if failure is not None or execution.id in session.failed_attempts:
         failed = session.take_failed_attempts(execution)
-        transition = transition._replace(attempt=call.context.attempt, failed_attempts=failed)
-    if failure is not None:
-        transition = transition._replace(failure=failure)
+        attempt = call.context.attempt if failure is None or follows_edges else failure.attempt
+        transition = transition._replace(attempt=attempt, failure=failure, failed_attempts=failed)
     return transition
 
 
-# --- layers 1 to 5, and the error edges around them
-
-
-class _Output(NamedTuple):
-    """What an attempt or the cache gave, validated: the patch and the state after it.
-
-    `updates` is what condensers work on. `failure` is what the output reports, if it is that of a tool that has failed.
-    """
-
-    call: Call
-    goto: tuple[str | Send, ...] | None
-    updates: Mapping[str, object]
-    patch: Mapping[str, Any]
-    after: ImmutableState
-    cached: bool = False
-    failure: Failure | None = None
-    completions: Any = None
-
-
-def _layered(
-    session: Session, execution: Execution, call: Call, began: float, clock: float
-) -> Script[_Output | Transition]:
-    """The output of a node that has a policy, condensers, a check or error edges; or the transition along an edge."""
-    name, graph = execution.node, session.graph
-    policy = graph.policies.get(name, NO_POLICY)
-    try:
-        output = yield from _output(session, execution, policy, call)
-    except Exception as error:
-        if name not in graph.error_edges:
-            raise
-        caught = _after_failure(session, execution, call, error, began, clock)
-        if caught is None:
-            raise
-        return caught
-    rollouts = session.optimizer_layers.rollouts
-    if rollouts is None:
-        return output
-    return (yield from asked_again(rollouts, session, execution, output, partial(_output, session, execution, policy)))
-
-
-def _output(session: Session, execution: Execution, policy: NodePolicy, call: Call) -> Script[_Output]:
-    """Layers 1 to 5."""
-    name, graph = execution.node, session.graph
-    own = NO_POLICY if graph.nodes[name].map_fields else policy  # that of a map surrounds each of its items
-    if own.cache is None:
-        output = yield from _attempts(session, execution, call, own)
-    else:
-        output = yield from _cached(session, execution, call, own, own.cache)
-    if name in graph.condensers:
-        output = yield from _condensed(session, execution, output, policy.retry)
-    return output
-
-
-def _cached(session: Session, execution: Execution, call: Call, policy: NodePolicy, plan: CachePlan) -> Script[_Output]:
-    """Layer 1: the output that the cache holds, else that of the attempts, which the cache keeps."""
-    graph = session.graph
-    make = partial(_attempts, session, execution, call, policy)
-    use, decode = partial(_validated, session, execution, call), _decoder(graph.topology.schema)
-    output, hit = yield from cached(plan, graph.nodes[execution.node], graph.cache_dir, decode, call, use, make)
-    if session.optimizer_layers.results is not None:
-        session.optimizer_layers.results.count((graph.name, execution.node), hit, 0)
-    return output._replace(cached=hit or output.cached)
-
-
-def _attempts(
-    session: Session, execution: Execution, call: Call, policy: NodePolicy, capture: Capture | None = None
-) -> Script[_Output]:
-    """Layer 2: the output of the first attempt that succeeds."""
-    attempt: Callable[[Call], Script[_Output]]
-    attempt = partial(_attempt, session, execution, timeout=policy.timeout, capture=capture)
-    attempt = keeping(call, attempt, from_cache=lambda output: output._replace(cached=True))
-    if session.graph.nodes[execution.node].reports_in:
-        return _reported(session, execution, call, policy.retry, attempt)
-    return retried(policy.retry, call, attempt)
-
-
-def _reported(
-    session: Session,
-    execution: Execution,
-    call: Call,
-    retry: Retry | None,
-    attempt: Callable[[Call], Script[_Output]],
-) -> Script[_Output]:
-    """The output of the first attempt that succeeds, or else what a tool reports of the error of the last one."""
-    last = call
-
-    def noted(call: Call) -> Script[_Output]:
-        nonlocal last
-        last = call
-        return attempt(call)
-
-    try:
-        return (yield from retried(retry, call, noted))
-    except Exception as error:
-        # No local may refer to the error: its traceback refers to this frame.
-        found = _report(session, execution, last, cast("Exception", unwrap_stop_iteration(error)))
-        if found is None:
-            raise
-    reply, failure = found
-    return _validated(session, execution, last, reply)._replace(failure=failure)
-
-
-def _report(session: Session, execution: Execution, call: Call, error: Exception) -> tuple[Reply, Failure] | None:
-    """What a tool reports of an error, and the record of it; None if its node fails."""
-    reply = session.graph.nodes[execution.node].error_reply(call, error)
-    if reply is None:
-        return None
-    # The attempt is the one that commits, since the answers to its questions count; what it posted does not.
-    delegate = call.context.delegate
-    if session.records.questions:
-        delegate.finish()
-    delegate.over, delegate.posts = True, None
-    session.withdraw_posts(delegate)
-    failure = delegate.failure(error, delegate.number)
-    session.failure_caught(execution, error, failure)
-    return reply, failure
-
-
-def _attempt(
-    session: Session,
-    execution: Execution,
-    call: Call,
-    timeout: float | None = None,
-    capture: Capture | None = None,
-) -> Script[_Output]:
-    """Layers 3 and 4: calls the node once, and validates what it gave; a cache gets that before, by `capture`."""
-    node = session.graph.nodes[execution.node]
-    step: Step = node if timeout is None else Timed(node, timeout)
-    try:
-        reply: Reply = yield step, call
-        if capture is not None:
-            reply = capture(reply)
-        return _validated(session, execution, call, reply)
-    except NodeOutputError as error:
-        mark_of_module(error, node)
-        raise
-
-
-def _validated(session: Session, execution: Execution, call: Call, reply: Reply) -> _Output:
-    """Layer 4: the output of an attempt, or of the cache."""
-    schema = session.graph.topology.schema
-    updates = _given(session, call, reply)
-    condensers = session.graph.condensers.get(execution.node)
-    if condensers is None:
-        patch, after = _folded(session, execution, call, updates, reply.whole)
-        return _Output(call, reply.goto, updates, patch, after, completions=reply.completions)
-    # What will be shortened is validated after that: it may be too long now. The rest is validated before a module is
-    # called for nothing.
-    others = {field: update for field, update in updates.items() if field not in condensers}
-    commit_id = session.id_prefix + execution.id
-    schema.commit(call.state, others, node=execution.node, commit_id=commit_id, whole_values=reply.whole)
-    return _Output(call, reply.goto, updates, {}, call.state)
-
-
-def _given(session: Session, call: Call, reply: Reply) -> Mapping[str, object]:
-    """What a node has posted and returned, without what live fields get at once."""
-    attempt = call.context.delegate
-    attempt.over = True
-    updates = reply.updates
-    if attempt.posts is not None:
-        updates = with_posts(updates, attempt.posts, session.graph.topology.schema)
-    # Not an empty method of `Session`: this runs for every node, and few graphs have live fields.
-    return session.post_returned(attempt, updates) if isinstance(session, LiveSession) else updates
-
-
-def _folded(
-    session: Session, execution: Execution, call: Call, updates: Mapping[str, object], whole: bool
-) -> tuple[Mapping[str, Any], ImmutableState]:
-    """The validated patch of a node, and the state after it."""
-    schema, state = session.graph.topology.schema, call.state
-    commit_id = session.id_prefix + execution.id
-    patch, after = schema.commit(state, updates, node=execution.node, commit_id=commit_id, whole_values=whole)
-    if isinstance(session, LiveSession):
-        patch, after = session.with_posts(execution, patch, after)
-    schema.check_state_limit(execution.node, state, patch, after)
-    return patch, after
-
-
-def _condensed(session: Session, execution: Execution, output: _Output, retry: Retry | None) -> Script[_Output]:
-    """Layer 5: the output with what its condensers gave. They have attempts of their own."""
-
-    def condense(call: Call) -> Script[_Output]:
-        try:
-            updates = yield from condensed(session.graph.condensers[execution.node], output.updates, call)
-            patch, after = _folded(session, execution, call, updates, False)
-        except NodeOutputError as error:
-            error.of_module = True
-            raise
-        return output._replace(patch=patch, after=after)
-
-    return retried_after(retry, output.call, "condense", condense)
-
-
-@lru_cache(maxsize=128)
-def _decoder(schema: Schema) -> Callable[[Any], Any]:
-    """Reads the values of cache entries: the classes that the schema names are searched for once."""
-    return decoder(named_classes(schema))
-
-
-def _after_failure(
-    session: Session, execution: Execution, call: Call, error: Exception, began: float, clock: float
-) -> Transition | None:
-    """The transition along the first error edge that takes what a node raised; None if no edge does."""
-    name, raised = execution.node, unwrap_stop_iteration(error)
-    edge = next((edge for edge in session.graph.error_edges[name] if edge.takes(raised)), None)
-    if edge is None:
-        return None
-    failure = Failure.of(
-        raised,
-        node=name,
-        branch=execution.path,
-        execution=execution.id,
-        attempt=last_attempt(session.failed_attempts.get(execution.id, ())),
-        index=_send_index(session, execution),
-    )
-    patch: dict[str, Any] = {}
-    after = call.state
-    if edge.into is not None:
-        schema, commit_id = session.graph.topology.schema, session.id_prefix + execution.id
-        written = {edge.into: failure}
-        patch, after = schema.commit(call.state, written, node=name, commit_id=commit_id, whole_values=True)
-        schema.check_state_limit(name, call.state, patch, after)
-    session.failure_caught(execution, raised, failure)
-    duration = time.perf_counter() - clock
-    caught = Transition(patch, after, (Target(edge.target),), None, began, duration)
-    failed = session.take_failed_attempts(execution)
-    return caught._replace(attempt=failure.attempt, failure=failure, failed_attempts=failed)
-
-
-def _send_index(session: Session, execution: Execution) -> int | None:
-    """The position of the `Send` that started an execution among the targets of its node; None if none did.
-
-    A check and the corrections after a node are started by Sends of their own: theirs is the position of the node.
-    """
-    name, log, head, sent = execution.node, session.run.log, execution.branch.head, execution.overlay
-    check = session.graph.checks.get(name) or session.graph.checked.get(name)
-    if check is not None and check.of != name:
-        of = check.visit_at(log, head).of
-        head, sent = (log[of].parents[0], log[of].sent or None) if of >= 0 else (head, None)
-    if sent is None:
-        return None
-    return execution.path[-1] if len(log[head].commit.route) > 1 else 0
+def output_of(call: Call, reply: Reply) -> Output:
+    """What an execution makes of the reply of its node: one patch of what it posted and returned, validated."""
+    session = call.runner.session
+    updates = session.given(call, reply.updates)
+    patch, after = session.folded(call, updates, reply.whole)
+    return Output(patch, after, reply.goto, None, False, None, call, updates, reply.completions)
 
 
 def _start_script(session: Session, execution: Execution) -> Script[Transition]:
@@ -380,7 +128,7 @@ def _call(session: Session, execution: Execution, state: ImmutableState) -> Call
         local_id, global_id = session.local_id(execution.id), session.global_id(execution.id)
     attempt = Attempt(session, execution.node, execution.path, execution.id, local_id, execution.branch)
     context = Context(session.run_id, execution.node, execution.path, execution.visit, global_id, attempt)
-    return Call(state, context, session.program, execution.overlay, session.resources, NodeRunner(session))
+    return Call(state, context, session.program, execution.overlay, session.resources, NodeRunner(session), output_of)
 
 
 def _raise_if_unanswered(session: Session, execution: Execution) -> None:
@@ -416,8 +164,7 @@ def _known_targets(
         return (Target(exit_),)
     if not exit_.inline:
         return None
-    _, context, program, overlay, resources, runner = call
-    found = exit_.call(Call(after, context, program, overlay, resources, runner)).targets
+    found = exit_.call(call._replace(state=after)).targets
     first = found[0]  # a router returns declared targets only, so one name needs no check
     return (Target(first),) if len(found) == 1 and isinstance(first, str) else _targets(session, name, found)
 
@@ -442,7 +189,7 @@ def _route(
             continue
         routed = call._replace(state=state)
         decision: Decision = (
-            exit_.call(routed) if exit_.inline else (yield from _decision(session, execution, exit_, routed))
+            exit_.call(routed) if exit_.inline else (yield from of_part(routed, "route", partial(_decision, exit_)))
         )
         goto += decision.targets
         if decision.reason:
@@ -461,15 +208,10 @@ def _route(
     return Transition(patch, state, _targets(session, name, goto), "\n".join(reasons) or None, began, duration)
 
 
-def _decision(session: Session, execution: Execution, router: Router, call: Call) -> Script[Decision]:
-    """What a module router decides; it is retried under the policy of its node."""
-    policy = session.graph.policies.get(execution.node, NO_POLICY)
-
-    def decide(call: Call) -> Script[Decision]:
-        decision: Decision = yield router, call
-        return decision
-
-    return retried_after(policy.retry, call, "route", decide)
+def _decision(router: Router, call: Call) -> Script[Decision]:
+    """What a module router decides."""
+    decision: Decision = yield router, call
+    return decision
 
 
 def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:

@@ -13,7 +13,6 @@ import dspy
 
 from dspyer.errors import AttemptError, Interrupt, Interrupted, RunStoppedError
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.node_policy import NO_POLICY
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.rows import NewRow, effect_row
 from dspyer.runtime.lineage_order import changes_of
@@ -75,7 +74,7 @@ def request_inside(
     if around is None:  # a node that is called without a run, as `dspyer.testing.call_node` does
         host = attempt.host
         return Request(host.resources, answer=host.answer, inside=True, keeps_events=False, stop_signal=stop_signal)
-    policy = around.graph.policies.get(attempt.node, NO_POLICY)
+    surrounded = bool(around.layers.of(attempt.node))  # by what may call the node again
     scope = tuple(attempt.local_id.split("/"))
     return Request(
         around.resources,
@@ -90,7 +89,7 @@ def request_inside(
         valid=valid,
         scope=scope if key is None else (*scope[:-1], f"{scope[-1]}[{_escaped(key)}]"),
         attempts=(*around.attempts, attempt.number),
-        keeps_commits=around.kept is not None or policy.retry is not None,
+        keeps_commits=around.kept is not None or surrounded,
         label=around.run_start.label,
         root=around.root,
         records=around.records,

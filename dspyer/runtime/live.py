@@ -35,6 +35,7 @@ from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import AttemptError, InputError, Interrupt, MergeConflictError
 from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted, Withdrawn
 from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.node import Call
 from dspyer.nodes.live_access import EntrySource, LiveEntry, Waiter, WaitOutcome
 from dspyer.patch import DELETE, Replace, update_size
 from dspyer.persistence.execution_records import RecordedPost
@@ -345,11 +346,11 @@ class LiveSession(Session):
                 (posts[-1].node, attempt.node),
             )
 
-    def post_returned(self, attempt: Attempt, updates: Mapping[str, object]) -> dict[str, object]:
-        """Posts what a node has returned for live fields; returns the updates of the other fields."""
-        live = self.graph.topology.schema.live_fields
+    def given(self, call: Call, updates: Mapping[str, object]) -> Mapping[str, object]:
+        """What a node has posted and returned, but for live fields, which get it at once."""
+        updates, live = super().given(call, updates), self.graph.topology.schema.live_fields
         for field in [name for name in updates if name in live]:
-            self.post_live(attempt, field, updates[field])
+            self.post_live(call.context.delegate, field, updates[field])
         return {name: update for name, update in updates.items() if name not in live}
 
     def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
@@ -406,12 +407,16 @@ class LiveSession(Session):
         with self.lock:
             return self.waiters.field_of(execution)
 
-    def with_posts(
-        self, execution: Execution, patch: dict[str, Any], state: ImmutableState
-    ) -> tuple[dict[str, Any], ImmutableState]:
+    def folded(
+        self, call: Call, updates: Mapping[str, object], whole: bool
+    ) -> tuple[Mapping[str, Any], ImmutableState]:
         """The patch and state of an execution, with its posts added."""
-        cursor = self._cursors.get(execution.id)
-        return (patch, state) if cursor is None else cursor.committed(self.graph.topology.schema, patch, state)
+        schema, cursor = self.graph.topology.schema, self._cursors.get(call.context.delegate.outer_execution)
+        patch, after = self.committed(call, updates, whole)
+        if cursor is not None:
+            patch, after = cursor.committed(schema, patch, after)
+        schema.check_state_limit(call.context.node, call.state, patch, after)
+        return patch, after
 
     def exchange(self, execution: Execution) -> Exchange | None:
         """The posts of an execution and how far it has read, as its commit stores them; None for neither."""

@@ -736,7 +736,7 @@ def _completions(session: Session, outputs: dspy.Prediction) -> Any:
 def _settings_inside(session: Session) -> dict[str, Any]:
     """DSPy's settings for the nodes of a run: the request was for the program alone."""
     found = {REQUEST: None, **(apart_from_tokens() if session.tokens is None else {})}
-    if session.graph.policies:
+    if session.graph.attempts:
         found["callbacks"] = noting_lm_retries(found.get("callbacks", dspy.settings.callbacks or []))
     prices = NO_PRICES if session.spending is None else session.spending.budget.prices
     watchers = [] if session.scope else lm_watchers(session.root, prices)

@@ -1,6 +1,6 @@
 """Rollouts: a node whose output is wrong is asked again at once, by itself, for the optimizer that asks for this layer.
 
-The layer is around the cache, the retry loop and the condensers of a node (see `execution`). A rollout is not a retry:
+The layer is outside of all others. A rollout is not a retry:
 nothing has failed, so it has no part in attempts, events and commits. Its LM calls have rollout ids of their own.
 
 Asked again are nodes that have called a predictor: another call of a function gives the same. A graph that is a node
@@ -11,41 +11,29 @@ they are left as they are.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol
 
 from dspyer.dspy_module.executing import execute_attempt
 from dspyer.dspy_module.tracing import Steps, append_to_trace, step_count, take_steps
 from dspyer.errors import always_raised, unwrap_stop_iteration
 from dspyer.events import Commit
-from dspyer.nodes.node import Call
-from dspyer.nodes.steps import Again, Script, wrapped
+from dspyer.layers.layer import Inner, Layer, Place
+from dspyer.layers.retry import Again
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.node import Call, Output
+from dspyer.nodes.steps import Script, wrapped
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.run import Run
 from dspyer.runtime.session import Session, SessionEnd
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.run_state import Execution
 from dspyer.state import ImmutableState
 
 ROLLOUT_STRIDE = 10**6
 """Times that of later attempts (`lm_requests.STRIDE`): so that rollouts have other rollout ids than attempts."""
-
-
-class Judged(Protocol):
-    """What a node gave, validated."""
-
-    @property
-    def call(self) -> Call: ...
-    @property
-    def patch(self) -> Mapping[str, Any]: ...
-    @property
-    def after(self) -> ImmutableState: ...
-
-
-JudgedT = TypeVar("JudgedT", bound=Judged)
 
 
 class Rollouts(Protocol):
@@ -77,67 +65,83 @@ class Rollouts(Protocol):
         """Whether the output of a rollout is right."""
 
 
-def asked_again(
-    rollouts: Rollouts, session: Session, execution: Execution, first: JudgedT, make: Callable[[Call], Script[JudgedT]]
-) -> Script[JudgedT]:
-    """The first right output of a node: that of its call, or of a rollout; if none is right, that of its call."""
-    node = session.graph.nodes[execution.node]
-    if session.scope or session.called_in or node.is_subgraph or node.makes_trials or not step_count():
-        return first
-    if isinstance(session, LiveSession) or session.journal is not None:  # a stored map has recorded its items
-        return first
-    so_far = partial(_run_so_far, session, execution, first)
-    shared = rollouts.shared(execution.id, so_far) if execution.path else frozenset()
-    if not rollouts.wants_another(execution.id, {*first.patch, *node.always_writes} - shared, first.after, so_far):
-        return first
-    delegate, kept = first.call.context.delegate, take_steps(0)
-    failed = session.failed_attempts.get(execution.id)
-    known = list(failed or ())
+@dataclass(frozen=True, slots=True, eq=False)
+class AskedAgain(Layer):
+    """Asks nodes again whose output is wrong.
 
-    def lose(steps: Steps) -> None:
-        session.lose_steps(delegate, delegate.number, steps)
+    Attributes:
+        rollouts: decides which outputs are asked for again.
+    """
 
-    def forget() -> None:
-        """Leaves no mark of a rollout that is not taken."""
-        lose(take_steps(0))
-        if known:
-            session.failed_attempts[execution.id] = list(known)
-        else:
-            session.failed_attempts.pop(execution.id, None)
+    place: ClassVar[Place] = "outside"
 
-    for number in range(1, rollouts.most + 1):
-        again = first.call._replace(context=replace(first.call.context, delegate=delegate.next(delegate.number)))
-        execute_attempt(delegate.number)
-        step = partial(Again, asked=ROLLOUT_STRIDE * number, lose=lose)
-        try:
-            output = yield from wrapped(make(again), step)
-        except Exception as error:
-            if always_raised(unwrap_stop_iteration(error)):
-                raise
+    rollouts: Rollouts
+
+    def of(self, run: Session) -> AskedAgain | None:
+        """Its part in an outermost run that is not stored: a stored map has recorded its items."""
+        outermost = not run.scope and not run.called_in
+        return self if outermost and run.journal is None and not isinstance(run, LiveSession) else None
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The first right output of a node: that of its call, or of a rollout; if none is right, that of its call."""
+        first: Output = yield from inner(call)
+        session, rollouts, delegate = call.runner.session, self.rollouts, call.context.delegate
+        node, execution = session.graph.nodes[call.node], delegate.execution
+        if first.targets is not None or node.is_subgraph or node.makes_trials or not step_count():
+            return first
+        so_far = partial(_run_so_far, session, delegate, first)
+        shared = rollouts.shared(execution, so_far) if delegate.branch else frozenset()
+        if not rollouts.wants_another(execution, {*first.patch, *node.always_writes} - shared, first.after, so_far):
+            return first
+        last, kept = first.call.context.delegate, take_steps(0)
+        known = list(session.failed_attempts.get(execution, ()))
+
+        def lose(steps: Steps) -> None:
+            session.lose_steps(last, last.number, steps)
+
+        def forget() -> None:
+            """Leaves no mark of a rollout that is not taken."""
+            lose(take_steps(0))
+            if known:
+                session.failed_attempts[execution] = list(known)
+            else:
+                session.failed_attempts.pop(execution, None)
+
+        for number in range(1, rollouts.most + 1):
+            again = first.call.of_attempt(last.next(last.number))._replace(made=call.made)
+            execute_attempt(last.number)
+            step = partial(Again, asked=ROLLOUT_STRIDE * number, lose=lose)
+            try:
+                output: Output = yield from wrapped(inner(again), step)
+            except Exception as error:
+                if always_raised(unwrap_stop_iteration(error)):
+                    raise
+                forget()
+                continue
+            if rollouts.is_right({*output.patch, *node.always_writes} - shared, output.after):
+                lose(kept)
+                return output
             forget()
-            continue
-        if rollouts.is_right({*output.patch, *node.always_writes} - shared, output.after):
-            lose(kept)
-            return output
-        forget()
-    append_to_trace(kept)
-    return first
+        append_to_trace(kept)
+        return first
 
 
-def _run_so_far(session: Session, execution: Execution, output: Judged) -> Run:
+def _run_so_far(session: Session, attempt: Attempt, output: Output) -> Run:
     """The run, as if it had been stopped after the commit of an output."""
-    before = session.run.log[execution.branch.head].commit
+    assert attempt.position is not None
+    head = attempt.position.head
+    before = session.run.log[head].commit
     commit = Commit(
-        execution.id,
+        attempt.execution,
         None,
-        execution.node,
-        execution.path,
-        execution.visit,
+        attempt.node,
+        attempt.branch,
+        output.call.context.visit,
         before.step + 1,
         output.patch,
         (before.id,),
     )
-    log = session.run.log.append(LogEntry(commit, output.after, (execution.branch.head,), None))
+    log = session.run.log.append(LogEntry(commit, output.after, (head,), None))
     part = copy.copy(session)
     part.traces, part.lost = dict(session.traces), dict(session.lost)  # other threads add to these
     return Run(SessionEnd(part, session.run._replace(log=log), "stopped", None, (), []), None, None)

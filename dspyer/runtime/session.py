@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from traceback import format_exception_only
@@ -49,8 +49,10 @@ from dspyer.events import (
 )
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
-from dspyer.nodes.attempt import Attempt, NotLive
+from dspyer.layers.layer import RunLayers
+from dspyer.nodes.attempt import Attempt, NotLive, with_posts
 from dspyer.nodes.live_access import Peer
+from dspyer.nodes.node import Call
 from dspyer.patch import seal
 from dspyer.persistence.execution_records import (
     MISSING,
@@ -63,7 +65,6 @@ from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.lineage_order import unfinished_branches
-from dspyer.runtime.optimizer_layers import NO_LAYERS, optimizer_layers
 from dspyer.runtime.pending_rows import PendingRows
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, CallCount, Request, RunStart
@@ -134,8 +135,7 @@ class Session(NotLive):
         fields: the items or keys of each field with their authors, for views; computed when first read.
         inner_checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
         view_reads: the views that nodes have read, for `Run.tokens`.
-        optimizer_layers: the layers that the code around the run asks for.
-        layered: the nodes whose call something surrounds: those of the graph, or all if a layer is asked for.
+        layers: the layers around its nodes.
         root: the id of the outermost run.
         label: the name of the outermost run, in front of the ids of its questions; "" if it is not stored.
         id_prefix: what the global ids of its commits begin with.
@@ -164,8 +164,6 @@ class Session(NotLive):
         self.started = time.time()
         self.program = program
         self.graph = graph
-        self.optimizer_layers = layers = optimizer_layers()
-        self.layered: Container[str] = graph.layered if layers is NO_LAYERS else graph.nodes
         self.run_start = run_start = run_start._replace(patch=seal(run_start.patch))
         self.run: RunState = run_start.run
         self.inputs = run_start.state
@@ -226,6 +224,7 @@ class Session(NotLive):
         if self.events.redactors:
             for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
                 self.events.learn_commit(entry.commit)
+        self.layers = RunLayers(graph.nodes, graph.layers, self)
         self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.field_shapes, scope))
 
     # --- what a driver calls
@@ -269,7 +268,7 @@ class Session(NotLive):
         elif isinstance(outcome, BaseException):
             found = unwrap_stop_iteration(outcome)
             failed = self.take_failed_attempts(execution)
-            self._annotate(execution, found, last_attempt(failed))
+            self._annotate(execution.node, execution.path, execution.visit, found, last_attempt(failed))
             self.events.learn_failures_of_items(execution.node, found)
         else:
             if execution.node in self.graph.rejecting:
@@ -293,19 +292,20 @@ class Session(NotLive):
         # The sort is stable: the attempts of one item keep their order, and so do those of the node.
         return tuple(sorted(failed, key=lambda failure: (failure.index is None, failure.index or 0)))
 
-    def failure_caught(self, execution: Execution, error: BaseException, failure: Failure) -> None:
-        """Reports a failure that an error edge takes, before it is committed. May be called from any thread."""
-        self._annotate(execution, error, failure.attempt)
-        self.events.learn_message(execution.node, error, failure)
-        self.events.learn_failures_of_items(execution.node, error)
-        self.publish(NodeFailed(execution.node, execution.path, execution.id, error))
+    def failure_caught(self, call: Call, error: BaseException, failure: Failure) -> None:
+        """Reports a failure after which the run goes on, before it is committed. May be called from any thread."""
+        node, path = call.context.node, call.context.branch
+        self._annotate(node, path, call.context.visit, error, failure.attempt)
+        self.events.learn_message(node, error, failure)
+        self.events.learn_failures_of_items(node, error)
+        self.publish(NodeFailed(node, path, call.context.delegate.execution, error))
 
-    def _annotate(self, execution: Execution, error: BaseException, attempt: int) -> None:
+    def _annotate(self, node: str, path: BranchPath, visit: int, error: BaseException, attempt: int) -> None:
         """Notes on an exception where it was raised. Attempts count within one process: a resume begins with 1."""
         resumes = self.records.resumes
         after = "" if not resumes else f" after {resumes} resume{'s' if resumes > 1 else ''}"
-        where = f"branch {path_text(execution.path)}, visit {execution.visit}, attempt {attempt}{after}"
-        annotate(error, f"in node {execution.node!r} ({where})")
+        where = f"branch {path_text(path)}, visit {visit}, attempt {attempt}{after}"
+        annotate(error, f"in node {node!r} ({where})")
 
     def leave_open(self, execution: Execution) -> None:
         """Leaves an execution that was cancelled, or not called, without an outcome; `resume` calls it again.
@@ -429,6 +429,34 @@ class Session(NotLive):
     def publish(self, event: Event) -> None:
         """Keeps an event and passes it on. May be called from any thread."""
         self.events.publish(event)
+
+    # --- what an execution makes of a reply
+
+    def given(self, call: Call, updates: Mapping[str, object]) -> Mapping[str, object]:
+        """What a node has posted and returned; from here on it may do nothing more."""
+        attempt = call.context.delegate
+        attempt.over = True
+        if attempt.posts is None:
+            return updates
+        return with_posts(updates, attempt.posts, self.graph.topology.schema)
+
+    def committed(
+        self, call: Call, updates: Mapping[str, object], whole: bool
+    ) -> tuple[Mapping[str, Any], ImmutableState]:
+        """The validated patch of some updates, and the state after it."""
+        context = call.context
+        schema = self.graph.topology.schema
+        return schema.commit(
+            call.state, updates, node=context.node, commit_id=context.execution, whole_values=whole
+        )
+
+    def folded(
+        self, call: Call, updates: Mapping[str, object], whole: bool
+    ) -> tuple[Mapping[str, Any], ImmutableState]:
+        """The same for all updates of a node, whose sizes are checked."""
+        patch, after = self.committed(call, updates, whole)
+        self.graph.topology.schema.check_state_limit(call.context.node, call.state, patch, after)
+        return patch, after
 
     # --- what a node asks of its run (as `AttemptHost`)
 

@@ -26,16 +26,14 @@ from dspyer.nodes.callables import read_signature
 from dspyer.nodes.check import function_finder
 from dspyer.nodes.context import Context
 from dspyer.nodes.hidden_modules import hidden_problems
-from dspyer.nodes.map import Gather, WriteItem, publish_end, publish_start, script_of
+from dspyer.nodes.map import Gather, WriteItem, item_script, publish_end, publish_start, script_of
 from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import Built, Call, MapFields, Node, Reply
-from dspyer.nodes.node_policy import NO_POLICY, NodePolicy
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
 from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.steps import Script, Step, arun_script, next_attempt, next_of_part, retried, run_script
+from dspyer.nodes.steps import Script, Step, arun_script, run_script
 from dspyer.nodes.subgraph import build_subgraph
-from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, apply_value, each_update, resets
 from dspyer.persistence.execution_records import MISSING
 from dspyer.scheduler.lineage import LogEntry
@@ -104,7 +102,6 @@ class TrialNode(Node):
         schema: the fields of the state.
         rollout_id: the number of the first trial.
         temperature: that of the requests in a trial.
-        policy: what surrounds each call of the module.
     """
 
     kind: ClassVar[str] = "map"
@@ -116,7 +113,6 @@ class TrialNode(Node):
     schema: Schema
     rollout_id: int
     temperature: float
-    policy: NodePolicy = NO_POLICY
 
     @property
     def may_give(self) -> frozenset[str] | None:
@@ -164,10 +160,6 @@ class TrialNode(Node):
             execution: [(f"{execution}[{index}]", name in led) for index, name in enumerate(names)]
             for execution, names in made.items()
         }
-
-    def with_item_policy(self, policy: NodePolicy) -> TrialNode:
-        """The node with a policy for its trials."""
-        return replace(self, policy=policy)
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that the code of the module may read or write through `ctx`; None for all."""
@@ -239,20 +231,22 @@ class _Trial:
             entry = yield from tried.script()
             result = freeze(entry, (TRIALS, self.index))
         except BaseException as error:  # no other local may refer to it: its traceback refers to this frame
-            self._note_failure(unwrap_stop_iteration(error), tried.number)
+            number = attempt.last.number
+            self._note_failure(unwrap_stop_iteration(error), number)
             if always_raised(error):
                 raise
-            attempt.host.lose_steps(attempt, tried.number, take_steps(steps))
+            attempt.host.lose_steps(attempt, number, take_steps(steps))
             raised = unwrap_stop_iteration(error)
             assert isinstance(raised, Exception)
             attempt.host.hold_error(self.place.number, raised)
-            failure = attempt.failure(raised, tried.number)
+            failure = attempt.failure(raised, number)
             del raised
             entry = self._entry({}, {}, None, True) | {"failure": failure}
             result = freeze(entry, (TRIALS, self.index))
         else:
             publish_end(attempt, self.index, self.count)
-            attempt.host.lose_steps(attempt, tried.number, take_steps(steps + tried.steps))  # those of the judge
+            judged = take_steps(steps + tried.steps)
+            attempt.host.lose_steps(attempt, attempt.last.number, judged)
             attempt.host.hold_steps(attempt, take_steps(steps))
         if attempt.host.journal is not None:
             yield WriteItem(attempt.item_row(result)), self.call
@@ -287,49 +281,39 @@ class _Tried:
     """The attempts of one trial.
 
     Attributes:
-        number: the number of the attempt of the module.
         steps: how many steps of the DSPy trace the module made.
     """
 
     def __init__(self, trial: _Trial) -> None:
         self._trial = trial
         self._node = trial.node
-        self.number = 1
         self.steps = 0
 
     def script(self) -> Script[dict[str, Any]]:
         """Run the module, rate what it gave, and return the entry."""
         trial, node = self._trial, self._node
-        policy, begun = node.policy, step_count()
-        change = self._recorded()
+        begun, change = step_count(), self._recorded()
         if change is None:
-            change = yield from retried(policy.retry, trial.call, self._attempt, self._again)
+            step = InRollout(node.inner, trial.place.number + node.rollout_id, node.temperature)
+            change = yield from item_script(node.inner, trial.call._replace(made=self._change), step)
             yield from self._record(change)
         self.steps = step_count() - begun
         after = trial.call._replace(state=change.applied(trial.call.state, node.schema))
-        judge = _within(after, trial.call.context.delegate.part(REWARD))
-        reward = yield from retried(policy.retry, judge, self._judge, next_of_part)
+        judge = _within(after, trial.call.context.delegate.of_part(REWARD))
+        session = judge.runner.session
+        judged = self._judge if session is None else session.layers.around_part(judge.node, self._judge)
+        reward = yield from judged(judge)
         done = False if node.done is None else (yield from self._done(after))
         return trial.finished(change, reward, done)
 
-    def _again(self, call: Call, failed: int, error: Exception, pause: float) -> Call:
-        self.number = failed + 1
-        return next_attempt(call, failed, error, pause)
-
-    def _attempt(self, call: Call) -> Script[TrialChange]:
-        node, number = self._node, self._trial.place.number + self._node.rollout_id
-        step: Step = InRollout(node.inner, number, node.temperature)
-        try:
-            reply: Reply = yield step if node.policy.timeout is None else Timed(step, node.policy.timeout), call
-            if reply.goto is not None:
-                raise NodeOutputError(f"{node.who}: its module returned Command(goto=...), and a trial goes nowhere")
-            commit_id = call.context.execution
-            patch, after = node.schema.commit(
-                call.state, reply.updates, node=node.name, commit_id=commit_id, whole_values=reply.whole
-            )
-        except NodeOutputError as error:
-            mark_of_module(error, node.inner)
-            raise
+    def _change(self, call: Call, reply: Reply) -> TrialChange:
+        """What the module has changed."""
+        node = self._node
+        if reply.goto is not None:
+            raise NodeOutputError(f"{node.who}: its module returned Command(goto=...), and a trial goes nowhere")
+        patch, after = node.schema.commit(
+            call.state, reply.updates, node=node.name, commit_id=call.execution, whole_values=reply.whole
+        )
         call.context.delegate.finish()
         return TrialChange.of(patch, after, node.schema)
 
@@ -346,7 +330,7 @@ class _Tried:
 
     def _done(self, call: Call) -> Script[bool]:
         assert self._node.done is not None
-        reply: Reply = yield self._node.done, _within(call, call.context.delegate.part("done"))
+        reply: Reply = yield self._node.done, _within(call, call.context.delegate.of_part("done"))
         found: Any = without_class(reply.updates.get("done"))
         if not isinstance(found, bool):
             raise NodeOutputError(f"{self._node.who}: done gave {brief(found)}: it says True or False")
@@ -357,14 +341,14 @@ class _Tried:
     def _recorded(self) -> TrialChange | None:
         if not self._node.judged:
             return None
-        attempt = self._trial.call.context.delegate.part("module")
+        attempt = self._trial.call.context.delegate.of_part("module")
         found = attempt.recorded_result()
         return None if found is MISSING else TrialChange(found.raw("patch"), found.raw("whole"))
 
     def _record(self, change: TrialChange) -> Script[None]:
         attempt = self._trial.call.context.delegate
         if self._node.judged and attempt.host.journal is not None:
-            part = attempt.part("module")
+            part = attempt.of_part("module")
             frozen = freeze(change._asdict(), (TRIALS, self._trial.index))
             yield WriteItem(part.item_row(frozen)), self._trial.call
             part.record_result(frozen)

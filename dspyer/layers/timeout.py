@@ -1,4 +1,4 @@
-"""`Timed`: a step that calls a node and gives it so many seconds.
+"""`Timeout`: the layer that gives each attempt of a node so many seconds.
 
 Async code is cancelled when its time is over, and its `finally` blocks run. Sync code cannot be ended from outside: it
 runs in a daemon thread of its own, which is left running. Such an attempt is fenced: the methods of its `ctx` raise
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from dspyer import clock
 from dspyer.blocking import DaemonCall
@@ -20,15 +21,29 @@ from dspyer.dspy_module.executing import execute_apart
 from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.errors import NodeTimeoutError
+from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.node import Call, Reply
-from dspyer.nodes.steps import Step
+from dspyer.nodes.steps import Script, Step, wrapped
 from dspyer.stopping import TimeLimit, current_limit
 
 logger = logging.getLogger("dspyer")
 
 GRACE = 1.0
 """Seconds in which a thread that waited for async code may end after that code was cancelled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeout(Layer):
+    """Gives each attempt so many seconds: the value of `add_node(timeout=)`."""
+
+    place: ClassVar[Place] = "call"
+
+    seconds: float
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """What `inner` gives in time."""
+        return wrapped(inner(call), partial(Timed, seconds=self.seconds))
 
 
 class Timed(NamedTuple):

@@ -1,16 +1,27 @@
-"""`Retry`: which errors of a node are retried, how often, and after which pause. A pure policy: it does not wait."""
+"""`Retry`: which errors of a node are retried, how often, and after which pause; the layer that makes the attempts.
+
+An execution is one call of a node in one branch, its attempts are the calls of the node within it. A router that is a
+module and the modules of `condense` are parts of an execution with attempts of their own, so that what the node gave is
+kept.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Self, TypeAlias
+from functools import partial
+from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias, cast
 
 from tenacity import RetryCallState, Retrying, wait_random_exponential
 from tenacity.retry import retry_base
 from tenacity.wait import wait_base
 
+from dspyer import clock
+from dspyer.dspy_module.executing import execute_attempt
+from dspyer.dspy_module.lm_requests import with_new_responses
+from dspyer.dspy_module.tracing import Steps, recording_apart, step_count, take_steps
 from dspyer.errors import (
     always_raised,
     annotate,
@@ -19,9 +30,15 @@ from dspyer.errors import (
     is_lost_work,
     is_transient,
     lost_work,
+    needs_new_response,
+    unwrap_stop_iteration,
     with_article,
 )
+from dspyer.layers.layer import Inner, Layer, Place
+from dspyer.nodes.node import Call
+from dspyer.nodes.steps import Script, Step, spans_of, wrapped
 from dspyer.nodes.sync_async import is_async
+from dspyer.persistence.execution_records import RecordKey
 from dspyer.values.scalars import is_number, is_whole_number
 
 RetryOn: TypeAlias = "type[BaseException] | Callable[[BaseException], bool]"
@@ -78,7 +95,7 @@ _FULL_JITTER: Final = wait_random_exponential(multiplier=0.5, max=60)
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(Layer):
     """Retries a step that failed: a node, an item of a map, or a request of `dspyer.lms.reliable`.
 
     Args:
@@ -98,6 +115,8 @@ class Retry:
         >>> policy.pause(1, ConnectionError()) is None, policy.pause(1, ValueError()) is None
         (False, True)
     """
+
+    place: ClassVar[Place] = "retry"
 
     attempts: int = 3
     on: RetryOn | tuple[RetryOn, ...] = is_transient
@@ -171,3 +190,114 @@ class Retry:
         state.attempt_number = attempt
         state.set_exception((type(error), error, error.__traceback__))
         return max(least, min(least + float((self.wait or _FULL_JITTER)(state)), self.max_wait))
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """What `inner` gives, which is made again with a new call as long as the policy gives a pause."""
+        first, number = call.context.delegate, 1
+        place, asked_before = RecordKey(first.local_id, ""), first.host.records.new_responses
+        asked = asked_before.get(place, 0) if asked_before else 0  # by earlier attempts of a node around this one
+        whole = not first.part and first.index is None
+        steps = 0 if whole else step_count()  # the recording of a node begins with it
+
+        def lose(steps: Steps) -> None:
+            first.host.lose_steps(first, max(number - 1, 1), steps)
+
+        while True:
+            try:
+                made = inner(call)
+                if asked or number > 1:
+                    made = wrapped(made, partial(Again, asked=asked, lose=lose))
+                if number > 1 and (spans := spans_of(call)) is not None:
+                    made = spans.attempt(call, number, first.part, made)
+                found = yield from made
+            except Exception as error:
+                # No other local may refer to the error: its traceback refers to this frame.
+                if needs_new_response(unwrap_stop_iteration(error)):
+                    # In a run that was resumed, also the responses of the earlier process are known to be of no use.
+                    asked = max(asked, RESUME_STRIDE * first.host.records.resumes) + 1
+                    asked_before[place] = asked
+                seconds = self.pause(number, unwrap_stop_iteration(error))
+                if seconds is None:
+                    raise
+                first.host.lose_steps(first, number, take_steps(steps))
+                call = _next_call(call, number, cast("Exception", unwrap_stop_iteration(error)), seconds)
+            else:
+                if asked:
+                    asked_before.pop(place, None)
+                return found
+            yield Pause(seconds), call
+            number += 1
+
+
+# --- attempts
+
+RESUME_STRIDE: Final = 1000
+"""How far apart the numbers of the attempts of two processes are: an execution has fewer attempts in one."""
+
+
+def _next_call(call: Call, number: int, error: Exception, pause: float) -> Call:
+    """Records a failed attempt, and returns the call of the next one, which starts clean."""
+    delegate = call.context.delegate
+    following = delegate.following = delegate.next(number + 1)
+    if delegate.part:  # its execution has called the node already, whose posts and LM calls stay as they are
+        following.over = delegate.over
+    delegate.over = True
+    delegate.host.attempt_failed(delegate, number, error, pause)
+    if not delegate.part:
+        delegate.host.withdraw_posts(delegate)
+        execute_attempt(number + 1)
+    return call.of_attempt(following)
+
+
+class Pause(NamedTuple):
+    """A step that waits before the next attempt. If the run is stopped meanwhile, the execution is left open."""
+
+    seconds: float
+
+    def call(self, call: Call) -> None:
+        """Wait in sync code."""
+        session = call.runner.session
+        clock.pause(self._bounded(session), None if session is None else session.stop_signal.on_stop)
+        _leave_open_if_stopped(session)
+
+    async def acall(self, call: Call) -> None:
+        """Wait in async code."""
+        session = call.runner.session
+        await clock.apause(self._bounded(session), None if session is None else session.stop_signal.on_stop)
+        _leave_open_if_stopped(session)
+
+    def _bounded(self, session: Any) -> float:
+        """The seconds to wait: at most until the end of the run's budget."""
+        left = None if session is None or session.spending is None else session.spending.seconds_left()
+        return self.seconds if left is None else min(self.seconds, left)
+
+
+def _leave_open_if_stopped(session: Any) -> None:
+    if session is None:
+        return
+    if session.spending is not None:
+        session.spending.check()
+    if session.stopped:
+        raise asyncio.CancelledError
+
+
+class Again(NamedTuple):
+    """A step of another attempt: what an earlier one has left behind is kept from it.
+
+    What tasks or threads of an earlier attempt still add to the DSPy trace is no step of this one. If `asked`, the
+    requests to LMs differ from those of all earlier attempts, so that no cache serves an unusable response again.
+    """
+
+    step: Step
+    asked: int
+    lose: Callable[[Steps], None]
+
+    def call(self, call: Call) -> Any:
+        """Make the step in sync code."""
+        with recording_apart(self.lose), with_new_responses(self.asked):
+            return self.step.call(call)
+
+    async def acall(self, call: Call) -> Any:
+        """Make the step in async code."""
+        with recording_apart(self.lose), with_new_responses(self.asked):
+            return await self.step.acall(call)

@@ -1,4 +1,4 @@
-"""The cache of a node: the layer around its retry loop (see `execution`).
+"""`NodeCache`: the layer that keeps the results of a node on disk, around all its attempts.
 
 An execution computes its key from what it reads. If another execution of this process has the same key, it follows that
 one. Else it leads: it looks the key up, and without an entry it calls the node and stores what that returned. The entry
@@ -13,18 +13,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeAlias
 
 import dspy
 from dspy.utils.caching import default_cache_dir
 
 from dspyer import clock
 from dspyer.dspy_module.tracing import step_count
-from dspyer.nodes.cache_key import key_of
-from dspyer.nodes.node import Call, Node, Reply
-from dspyer.nodes.node_policy import CachePlan
+from dspyer.layers.layer import Inner, Layer, Place, replies
+from dspyer.nodes.cache_key import CachePlan, key_of
+from dspyer.nodes.node import Call, Node, Output, Reply
 from dspyer.nodes.steps import Script
 from dspyer.persistence.patch_cache import (
     CachedPatch,
@@ -36,69 +36,77 @@ from dspyer.persistence.patch_cache import (
     join_flight,
 )
 from dspyer.runtime.cache_steps import DiskStep, Follow, Lead
+from dspyer.schema.schema import Schema
+from dspyer.threads.graph_fingerprint import named_classes
 from dspyer.values.frozen import thaw
+from dspyer.values.json import decoder
 
 logger = logging.getLogger("dspyer")
 
-T = TypeVar("T")
-Warn = Callable[..., None]
-Capture = Callable[[Reply], Reply]
-"""Is given what each attempt of the node returned, and returns what to validate and commit."""
+Warn: TypeAlias = Callable[..., None]
+
+class NodeCache(Layer):
+    """The cache of one node: the layer of `add_node(cache=)`."""
+
+    __slots__ = ("_node", "_plan")
+    place: ClassVar[Place] = "cache"
+
+    def __init__(self, plan: CachePlan, node: Node) -> None:
+        self._plan = plan
+        self._node = node
+
+    @property
+    def ttl(self) -> float | None:
+        """How old a result may be, in seconds; None for any age."""
+        return self._plan.ttl
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The output that the cache holds, else that of `inner`, which the cache keeps."""
+        plan, graph = self._plan, call.runner.session.graph
+        warn = partial(_warn, plan, call)
+        try:
+            key = key_of(plan, self._node, call)
+        except Exception as error:  # noqa: BLE001 - if what the node reads is wrong, its call raises the same
+            warn("what it reads gives no key, so nothing is kept", error)
+            return (yield from inner(call))
+        decode = _decoder(graph.topology.schema)
+        look = _Look(plan, cache_in(graph.cache_dir or default_folder()), key, decode, call, warn)
+        while True:
+            flight, leads = join_flight(look.cache, key, plan.ttl)
+            if leads:
+                try:
+                    found: Output = yield Lead(flight, _leader(look, flight, inner)), call
+                finally:
+                    flight.abandon()  # no follower waits for a script that is closed before its step
+                return found
+            has_outcome: bool = yield Follow(flight), call
+            if has_outcome:
+                output = None if flight.entry is None else look.used(flight.entry)
+                return output or (yield from inner(call))
 
 
-def cached(
-    plan: CachePlan,
-    node: Node,
-    folder: str | None,
-    decode: Callable[[Any], Any],
-    call: Call,
-    use: Callable[[Reply], T],
-    make: Callable[[Capture | None], Script[T]],
-) -> Script[tuple[T, bool]]:
-    """The output of a node, and whether it came from the cache.
-
-    `decode` reads the values of entries, `use` validates what an entry holds, `make` calls the node, with its retries.
-    """
-    warn = partial(_warn, plan, call)
-    try:
-        key = key_of(plan, node, call)
-    except Exception as error:  # noqa: BLE001 - if what the node reads is wrong, its call raises the same
-        warn("what it reads gives no key, so nothing is kept", error)
-        return (yield from make(None)), False
-    look = _Look(plan, cache_in(folder or default_folder()), key, decode, warn)
-    while True:
-        flight, leads = join_flight(look.cache, key, plan.ttl)
-        if leads:
-            try:
-                found: tuple[T, bool] = yield Lead(flight, _leader(look, flight, use, make, call)), call
-            finally:
-                flight.abandon()  # no follower waits for a script that is closed before its step
-            return found
-        has_outcome: bool = yield Follow(flight), call
-        if has_outcome:
-            output = None if flight.entry is None else look.used(flight.entry, use)
-            if output is not None:
-                return output, True
-            return (yield from make(None)), False
+@lru_cache(maxsize=128)
+def _decoder(schema: Schema) -> Callable[[Any], Any]:
+    """Reads the values of cache entries: the classes that the schema names are searched for once."""
+    return decoder(named_classes(schema))
 
 
-def _leader(
-    look: _Look, flight: Flight, use: Callable[[Reply], T], make: Callable[[Capture | None], Script[T]], call: Call
-) -> Script[tuple[T, bool]]:
+def _leader(look: _Look, flight: Flight, inner: Inner) -> Script[Output]:
     """Looks the key up; without an entry that can be used, calls the node and stores what it returned."""
+    call = look.call
     entry: bytes | None = yield DiskStep(look.cache.read, look.key, look.plan.ttl), call
-    found = None if entry is None else look.used(entry, use)
+    found = None if entry is None else look.used(entry)
     if found is not None:
         flight.entry = entry
-        return found, True
+        return found
     steps = step_count()
-    output = yield from make(look.capture)
+    output: Output = yield from inner(replies(call, look.capture))
     if look.entry is not None and step_count() > steps:
         look.warn("it called a predictor, which a result from the cache would leave out of the trace: it is not kept")
     elif look.entry is not None:
         flight.entry = look.entry
         yield DiskStep(look.cache.write, look.key, look.entry, look.plan.ttl), call
-    return output, False
+    return output
 
 
 class _Look:
@@ -108,8 +116,11 @@ class _Look:
         entry: what the last attempt returned, as an entry; None if it cannot be kept.
     """
 
-    def __init__(self, plan: CachePlan, cache: PatchCache, key: str, decode: Callable[[Any], Any], warn: Warn) -> None:
+    def __init__(
+        self, plan: CachePlan, cache: PatchCache, key: str, decode: Callable[[Any], Any], call: Call, warn: Warn
+    ) -> None:
         self.plan = plan
+        self.call = call
         self.cache = cache
         self.key = key
         self.warn = warn
@@ -128,16 +139,17 @@ class _Look:
         self.entry = entry
         return found
 
-    def used(self, entry: bytes, use: Callable[[Reply], T]) -> T | None:
+    def used(self, entry: bytes) -> Output | None:
         """The output that an entry gives; None if it cannot be read, or the schema refuses it: then the node is called.
 
         The entry may be of another version of a class or of the schema.
         """
         try:
-            return use(self._read_back(entry))
+            output: Output = self.call.reply(self._read_back(entry))
         except Exception as error:  # noqa: BLE001 - whatever is in the file, it fails no run
             self.warn("an entry cannot be used, so it is called", error)
             return None
+        return output._replace(cached=True)
 
     def _read_back(self, entry: bytes) -> Reply:
         # Plain copies, as the function returned them: pydantic accepts no frozen model in a plain dict.

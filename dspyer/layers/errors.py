@@ -1,0 +1,76 @@
+"""`ErrorEdges`: the layer by which a branch goes on along an error edge after its node has failed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dspyer.errors import unwrap_stop_iteration
+from dspyer.failure import Failure
+from dspyer.layers.layer import Inner, Layer, Place
+from dspyer.nodes.node import Call, Output
+from dspyer.nodes.steps import Script
+from dspyer.scheduler.run_state import Target, last_attempt
+
+if TYPE_CHECKING:
+    from dspyer.graph.error_edges import ErrorEdge
+    from dspyer.nodes.attempt import Attempt
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorEdges(Layer):
+    """The error edges of one node, of which the first that takes an exception counts."""
+
+    place: ClassVar[Place] = "errors"
+
+    edges: Sequence[ErrorEdge]
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """What `inner` gives, or the output that leads to the handler of what it raised."""
+        try:
+            return (yield from inner(call))
+        except Exception as error:
+            # No local may refer to the error: its traceback refers to this frame.
+            output = self._caught(call, unwrap_stop_iteration(error))
+            if output is None:
+                raise
+        return output
+
+    def _caught(self, call: Call, error: BaseException) -> Output | None:
+        edge = next((edge for edge in self.edges if edge.takes(error)), None)
+        if edge is None:
+            return None
+        attempt: Attempt = call.context.delegate
+        session = call.runner.session
+        failed = last_attempt(session.failed_attempts.get(attempt.execution, ()))
+        failure = Failure.of(
+            error,
+            node=attempt.node,
+            branch=attempt.branch,
+            execution=attempt.execution,
+            attempt=failed,
+            index=_send_index(call),
+        )
+        patch: Any = {}
+        after = call.state
+        if edge.into is not None:
+            patch, after = session.folded(call, {edge.into: failure}, True)
+        session.failure_caught(call, error, failure)
+        return Output(patch, after, None, (Target(edge.target),), False, failure, call)
+
+
+def _send_index(call: Call) -> int | None:
+    """The position of the `Send` that started an execution among the targets of its node; None if none did.
+
+    A check and the corrections after a node are started by Sends of their own: theirs is the position of the node.
+    """
+    session, attempt, sent = call.runner.session, call.context.delegate, call.overlay
+    name, log, head = attempt.node, session.run.log, attempt.position.head
+    check = session.graph.checks.get(name) or session.graph.checked.get(name)
+    if check is not None and check.of != name:
+        of = check.visit_at(log, head).of
+        head, sent = (log[of].parents[0], log[of].sent or None) if of >= 0 else (head, None)
+    if sent is None:
+        return None
+    return attempt.branch[-1] if len(log[head].commit.route) > 1 else 0

@@ -1,0 +1,251 @@
+"""`Layer`: what surrounds the executions of nodes; `stack` puts layers around each other.
+
+Retries, timeouts, caches, error edges and what users add are layers: none of them is known to the code that calls a
+node. A layer that a node does not have costs it nothing, since it is in no list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import GeneratorType
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+
+import dspy
+
+from dspyer.errors import GraphError, brief, suggestion
+from dspyer.nodes.node import Call, Node, Reply
+from dspyer.nodes.steps import Script, attempted
+
+if TYPE_CHECKING:
+    from dspyer.runtime.session import Session
+
+Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retry", "attempt", "call"]
+"""Where a layer is, from the outside in."""
+
+PLACES: Final[tuple[str, ...]] = get_args(Place)
+OF_EACH_ITEM: Final = ("retry", "attempt", "call")
+"""The places around each item of a map or trial of a search; layers in the others are around the whole node."""
+OF_PARTS: Final = ("retry", "attempt")
+"""The places around the condensers and the module routers of a node, which have attempts of their own."""
+
+Inner: TypeAlias = Callable[[Call], Script[Any]]
+"""What a layer is around: the layers inside of it, and the node. Gives the script of a call."""
+
+_SETTING: Final = "dspyer_layers"  # of DSPy, which carries its settings to the threads of `dspy.Evaluate` and optimizers
+
+
+class Layer:
+    """Surrounds the executions of nodes. A subclass overrides what it needs; the rest costs nothing.
+
+    Attributes:
+        place: where it is, from the outside in: `"outside"`, `"errors"`, `"output"`, `"cache"`, `"node"`, `"retry"`,
+            `"attempt"` or `"call"`. By default it is around all attempts of a node; `"attempt"` is around each.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> from dspyer.extend import Layer
+        >>> class Shown(Layer):
+        ...     def around(self, call, inner):
+        ...         print(call.node, "begins")
+        ...         output = yield from inner(call)
+        ...         print(call.node, "wrote", dict(output.patch))
+        ...         return output
+        >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()}, layers=[Shown()])
+        >>> graph.add_path(START, "shout", END).compile()(text="hey").loud
+        shout begins
+        shout wrote {'loud': 'HEY'}
+        'HEY'
+    """
+
+    __slots__ = ()
+    place: Place = "node"
+
+    def of(self, run: Session) -> Layer | None:
+        """Its part in one run, with what it knows of that run alone; None for a run in which it has no part.
+
+        Args:
+            run: the run that begins, with `run_id`, `graph` and `scope`, the executions around it.
+        """
+        del run
+        return self
+
+    def surrounds(self, node: Node) -> bool:
+        """Whether it is around a node, for a layer that was given to a whole graph or by `using`."""
+        del node
+        return True
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The script of an execution, with `inner(call)` in it: `output = yield from inner(call)`.
+
+        It may call `inner` again, with another call, or not at all: `return call.reply(Reply({...}))` commits what the
+        node would have returned. The same code serves sync and async runs. What it raises is the failure of the node.
+        """
+        return inner(call)
+
+
+def checked_layers(given: object, option: str) -> tuple[Layer, ...]:
+    """The layers that an option was given.
+
+    Raises:
+        TypeError: if one of them is no layer.
+        GraphError: if its place is unknown.
+    """
+    if isinstance(given, (Layer, str)) or not isinstance(given, Iterable):
+        raise TypeError(f"{option} takes a list of layers, and got {brief(given)}: write [MyLayer()]")
+    found = tuple(given)
+    for one in found:
+        if isinstance(one, type) and issubclass(one, Layer):
+            raise TypeError(f"{option} got the class {one.__name__}: give an object of it, {one.__name__}(...)")
+        if not isinstance(one, Layer):
+            raise TypeError(f"{option} got {brief(one)}, of type {type(one).__name__}: a layer is a dspyer.extend.Layer")
+        place: Any = one.place
+        if place not in PLACES:
+            raise GraphError(
+                f"{option}: {type(one).__name__}.place is {place!r}.{suggestion(str(place), PLACES)} "
+                f"From the outside in, a place is one of {', '.join(PLACES)}"
+            )
+    return found
+
+
+def ordered(*sources: Iterable[Layer]) -> tuple[Layer, ...]:
+    """Layers in the order in which an execution meets them: by place, then by source, then as given."""
+    return tuple(sorted([layer for source in sources for layer in source], key=lambda one: PLACES.index(one.place)))
+
+
+def stack(layers: Iterable[Layer], innermost: Inner) -> Inner:
+    """Layers around each other, the first one outermost; those that surround nothing are left out."""
+    inner = innermost
+    for layer in reversed([layer for layer in layers if type(layer).around is not Layer.around]):
+        inner = _within(layer, inner)
+    return inner
+
+
+def _within(layer: Layer, inner: Inner) -> Inner:
+    def script(call: Call) -> Script[Any]:
+        found = layer.around(call, inner)
+        if not isinstance(found, GeneratorType):
+            raise TypeError(
+                f"{type(layer).__name__}.around gave {brief(found)}, of type {type(found).__name__}, which is no script: "
+                "it gets what is inside by `output = yield from inner(call)`, and returns an output"
+            )
+        return found
+
+    return script
+
+
+def replies(call: Call, change: Callable[[Reply], Reply]) -> Call:
+    """The call with replies that are changed before they are validated, for `inner`.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> from dspyer.extend import Layer, Reply, replies
+        >>> class Loud(Layer):
+        ...     def around(self, call, inner):
+        ...         change = lambda reply: Reply({name: text.upper() for name, text in reply.updates.items()})
+        ...         return (yield from inner(replies(call, change)))
+        >>> graph = Graph().add_node("greet", lambda name: {"text": f"Hi {name}"}, layers=[Loud()])
+        >>> graph.add_path(START, "greet", END).compile()(name="Ada").text
+        'HI ADA'
+    """
+    made = call.made
+    return call._replace(made=lambda called, reply: made(called, change(reply)))
+
+
+# --- layers of a block
+
+
+def layers_around() -> tuple[Layer, ...]:
+    """The layers that `using` gives to what is called here."""
+    found: tuple[Layer, ...] = dspy.settings.get(_SETTING) or ()
+    return found
+
+
+@contextmanager
+def using(*layers: Layer) -> Iterator[None]:
+    """A block in which layers are around the nodes of all programs that are called, in threads of DSPy too.
+
+    Args:
+        layers: the layers, which come before those of the programs; those of a block around this one come first.
+
+    Raises:
+        TypeError: for what is no layer.
+        GraphError: if the place of one is unknown.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> from dspyer.extend import Layer, using
+        >>> class Counted(Layer):
+        ...     calls = 0
+        ...     def around(self, call, inner):
+        ...         self.calls += 1
+        ...         return (yield from inner(call))
+        >>> program = Graph().add_node("shout", lambda text: {"loud": text.upper()}).add_path(START, "shout", END).compile()
+        >>> counted = Counted()
+        >>> with using(counted):
+        ...     results = [program(text=text).loud for text in ("a", "b")]
+        >>> counted.calls, program(text="c").loud, counted.calls
+        (2, 'C', 2)
+    """
+    found = (*layers_around(), *checked_layers(layers, "using"))
+    with dspy.context(**{_SETTING: found}):
+        yield
+
+
+# --- the layers of a run
+
+
+class RunLayers:
+    """The layers around the nodes of one run: their parts in it, and the chains that they make.
+
+    It does not refer to the run: that would be a cycle.
+    """
+
+    __slots__ = ("_around", "_chains", "_layers", "_nodes", "_parts")
+
+    def __init__(self, nodes: Mapping[str, Node], layers: Mapping[str, tuple[Layer, ...]], run: Session) -> None:
+        self._nodes = nodes
+        self._layers = layers
+        self._around = [part for layer in layers_around() if (part := layer.of(run)) is not None]
+        own = {id(layer): layer for found in layers.values() for layer in found if type(layer).of is not Layer.of}
+        self._parts = {key: layer.of(run) for key, layer in own.items()}
+        self._chains: dict[str, Inner] = {}
+
+    def of(self, name: str) -> tuple[Layer, ...]:
+        """The layers around a node, outermost first."""
+        found: Iterable[Layer] = self._layers.get(name, ())
+        if self._parts:
+            found = [part for one in found if (part := self._parts.get(id(one), one)) is not None]
+        if not self._around:
+            return tuple(found)
+        node = self._nodes[name]
+        return ordered([layer for layer in self._around if layer.surrounds(node)], found)
+
+    def chain(self, name: str) -> Inner:
+        """What makes the scripts of a node. Of a map, `retry` and what is inside of it are around each item instead."""
+        found = self._chains.get(name)
+        if found is None:
+            node, layers = self._nodes[name], self.of(name)
+            if node.map_fields is not None:
+                layers = tuple([layer for layer in layers if layer.place not in OF_EACH_ITEM])
+            found = self._chains[name] = stack(layers, attempted(node))
+        return found
+
+    def around_item(self, name: str, script: Inner) -> Inner:
+        """The scripts of an item of a map, or of a trial of a search, within the layers around each of them."""
+        return stack([layer for layer in self.of(name) if layer.place in OF_EACH_ITEM], script)
+
+    def around_part(self, name: str, script: Inner) -> Inner:
+        """The scripts of a part of an execution within the layers around its attempts, which are its own."""
+        return stack([layer for layer in self.of(name) if layer.place in OF_PARTS], script)
+
+
+def of_part(call: Call, name: str, script: Inner) -> Script[Any]:
+    """The script of a part of an execution that comes after its node: a router that is a module, or what condenses.
+
+    It has attempts of its own: what the node gave is kept.
+    """
+    part = call.context.delegate.of_part(name)
+    part.over = True
+    around: Inner = call.runner.session.layers.around_part(call.node, script)
+    return around(call.of_attempt(part))
