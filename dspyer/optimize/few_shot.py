@@ -20,7 +20,8 @@ from dspyer.optimize.field_functions import FieldJudge
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
 from dspyer.optimize.written_values import WrittenValues
-from dspyer.runtime.optimizer_layers import asking_for
+from dspyer.layers.layer import using
+from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import Run, internals_of, take_run
 from dspyer.scheduler.run_state import outermost_execution
@@ -175,7 +176,7 @@ class FewShot(dspy.BootstrapFewShot):
     def _run_of_example(self, example: dspy.Example) -> _Found:
         """Run the teacher on one example, and judge the steps; a run that raises is counted by `BootstrapFewShot`."""
         request, judge = Request(), StepJudge(self._field_metric, example, self.rollouts)
-        layers = {"rollouts": judge} if self.rollouts else {}
+        layers = [AskedAgain(judge)] if self.rollouts else []
         metric, judged = self._field_metric, list[_Found]()
 
         def note(example: dspy.Example, prediction: dspy.Prediction, trace: list[Any]) -> bool:
@@ -190,7 +191,7 @@ class FewShot(dspy.BootstrapFewShot):
 
         self.metric: Any = _Noting(metric, note)
         try:
-            with asking_for(**layers), dspy.context(**{REQUEST: request}):
+            with using(*layers), dspy.context(**{REQUEST: request}):
                 self._bootstrap_one_example(example)
         finally:
             self.metric = metric

@@ -29,7 +29,7 @@ from dspyer.nodes.node import Call, Decision, Reply, Send, StartRule
 from dspyer.nodes.node_policy import NO_POLICY, CachePlan, NodePolicy
 from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.router import Router
-from dspyer.nodes.steps import Script, Step, keeping, retried, retried_after, wrapped
+from dspyer.nodes.steps import Script, Step, retried, retried_after, wrapped
 from dspyer.nodes.streamed import Streamed
 from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, diff_value

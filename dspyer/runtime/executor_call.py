@@ -10,6 +10,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 import dspy
+from dspy.dsp.utils.settings import DEFAULT_CONFIG
 
 from dspyer.blocking import Outcome, end_of, result_of, task_signal
 from dspyer.ctrl_c import may_raise
@@ -22,11 +23,11 @@ from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.events import LMCall
 from dspyer.nodes.binding import find_resource
-from dspyer.nodes.module_key import is_own_setting
+from dspyer.layers.layer import layers_around
 from dspyer.persistence.execution_records import no_answer
 from dspyer.runtime.executor_bytes import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
 from dspyer.runtime.executor_task import CACHES, Returned, SentCall, SentProgram, result_parts, work
-from dspyer.runtime.optimizer_layers import optimizer_layers
+from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.request import FAILED_RUNS, Request
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_link import ATTRIBUTE as LINK
@@ -50,6 +51,11 @@ SENT_SETTINGS = (
 )
 """The settings of DSPy itself that a worker gets. Others that DSPy has are of the caller: callbacks, streams, trackers,
 the trace."""
+
+
+def _is_own_setting(name: str) -> bool:
+    """Whether a setting may be read by code of the user, and not by that of predictors."""
+    return name == "rm" or not (name in DEFAULT_CONFIG or name.startswith(("_", "dspyer_")))
 
 
 # --- what may have an executor
@@ -148,14 +154,14 @@ class ExecutorCall:
         self._program = program
         self._executor = executor
         self._request = request
-        self._layers = layers = optimizer_layers()
+        self._layers = layers_around()
         self._parts = {**parts_of(program), **large_inputs(inputs)}
         recorder, here = current_recorder(), executing.get() or Executing()
         self._caller = None if request.inside or not here.id else here.program
         settings = {name: value for name, value in dspy.settings.copy().items() if value is not None}
         sent = SentProgram(
             program._with(_store=None),
-            {name: value for name, value in settings.items() if name in SENT_SETTINGS or is_own_setting(name)},
+            {name: value for name, value in settings.items() if name in SENT_SETTINGS or _is_own_setting(name)},
             program._resources,
         )
         self._id = uuid4().bytes
@@ -175,8 +181,7 @@ class ExecutorCall:
             (here.id, here.node, here.attempt),
             _prices(recorder),
             recorder is not None and recorder.wants_texts,
-            None if layers.results is None else layers.results.folder,
-            layers.rollouts,
+            self._layers,
             # Not `dspy.cache`, which would be made now, with all switches on.
             tuple([switch for switch in CACHES if not getattr(vars(dspy).get("cache"), switch, True)]),
         )
@@ -192,7 +197,7 @@ class ExecutorCall:
             if isinstance(sent, SentCall):
                 named |= {f"the input {name!r}": value for name, value in sent.inputs.items()}
                 named |= _resources_sent(sent.resources)
-                named |= {"what answers= was given": sent.answer, "the metric of FewShot(rollouts=)": sent.rollouts}
+                named |= {"what answers= was given": sent.answer, **{type(one).__name__: one for one in sent.layers}}
             else:
                 named |= {f"the setting {name!r} of DSPy": value for name, value in sent.settings.items()}
                 named |= _parts_sent(self._program)
@@ -294,10 +299,9 @@ class ExecutorCall:
         failures = dspy.settings.get(FAILED_RUNS)
         if failures is not None:  # of a program that is a node there are none
             failures += returned.failures
-        if self._layers.results is not None:
-            self._layers.results.add_counts(returned.spared)
-        if self._layers.rollouts is not None:
-            self._layers.rollouts.asked += returned.asked
+        again = [layer.rollouts for layer in self._layers if isinstance(layer, AskedAgain)]
+        for rollouts, asked in zip(again, returned.asked, strict=True):
+            rollouts.asked += asked
         if link is not None and prediction is not None:
             vars(prediction)[LINK] = link
         return prediction, error

@@ -31,11 +31,11 @@ from dspyer.dspy_module.tracing import REJECTED, Steps
 from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
 from dspyer.failure import Failure
+from dspyer.layers.layer import Layer, using
 from dspyer.persistence.execution_records import AnswerSource
 from dspyer.runtime.executor_bytes import Parts, decode, encode_returned, large_inputs, parts_of
-from dspyer.runtime.module_cache import CallCounts, ModuleResults
-from dspyer.runtime.optimizer_layers import asking_for
 from dspyer.runtime.request import FAILED_RUNS, REQUEST, CallCount, Request
+from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.run import Run
 
 KEPT_PROGRAMS = 8
@@ -70,8 +70,7 @@ class SentCall(NamedTuple):
         caller: id, node and attempt of the execution whose code makes the call; of none for a run.
         prices: prices of the run around the call, which come before those of DSPy.
         wants_texts: whether the run around the call stores the messages and responses of LM calls.
-        folder: the folder of the `optimize.cache` block around the call; None for none.
-        rollouts: what decides which nodes are asked again, for `optimize.FewShot`; None for nothing.
+        layers: those that `using` gives to the programs that are called around the call.
         caches_off: the switches of DSPy's cache that are off for the caller.
     """
 
@@ -90,8 +89,7 @@ class SentCall(NamedTuple):
     caller: tuple[str, str, int]
     prices: Prices
     wants_texts: bool
-    folder: str | None
-    rollouts: Any
+    layers: tuple[Layer, ...]
     caches_off: tuple[str, ...]
 
 
@@ -107,8 +105,7 @@ class Returned(NamedTuple):
         lm_calls: the LM calls, with messages and responses if the run around the call wants them.
         failures: the failures of the run, as `FAILED_RUNS` gets them; None for none.
         nodes: the nodes of the graph that have made LM calls, by execution.
-        spared: the calls of modules that the cache of the folder has counted, by graph and node.
-        asked: the executions that `rollouts` has asked again.
+        asked: of each layer that asks nodes again, the executions that it has asked.
         calls: the node calls that it has added to each of `call_counts`.
         lost: of a program that is a node, the steps that led to nothing, which its run has nowhere else.
         run: the bytes of the `Run`; None if the call was refused before one began.
@@ -122,8 +119,7 @@ class Returned(NamedTuple):
     lm_calls: tuple[LMCall, ...]
     failures: list[list[Failure]]
     nodes: Mapping[str, str]
-    spared: Mapping[tuple[str, str], CallCounts]
-    asked: list[str]
+    asked: list[list[str]]
     calls: tuple[int, ...]
     lost: tuple[Steps, ...]
     run: bytes | None = None
@@ -196,7 +192,9 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
     )
     outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
     calls_before = [one.count for one in call.call_counts]
-    prediction, error, asked_before = None, None, len(call.rollouts.asked) if call.rollouts is not None else 0
+    prediction, error = None, None
+    again = [layer.rollouts for layer in call.layers if isinstance(layer, AskedAgain)]
+    asked_before = [len(one.asked) for one in again]
     kind = type(program)  # `__call__` of the program was called by the caller, with its callbacks
     settings = {
         **sent.settings,
@@ -215,9 +213,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         stack.enter_context(dspy.context(**settings))
         if call.prices or call.wants_texts:
             stack.enter_context(record_lm_calls(_Texts() if call.wants_texts else None, call.prices))
-        layers = _layers(call)
-        if layers:
-            stack.enter_context(asking_for(**layers))
+        stack.enter_context(using(*call.layers))
         recorder = stack.enter_context(request.recording(program._graph))
         if not call.is_run and call.caller[0]:
             execution, node, attempt = call.caller
@@ -244,8 +240,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         recorder.with_texts if call.wants_texts else tuple(recorder.usages),
         failures,
         _nodes(run) if recorder.usages and run is not None else {},
-        layers["results"].take_counts() if "results" in layers else {},
-        call.rollouts.asked[asked_before:] if "rollouts" in layers else [],
+        [one.asked[before:] for one, before in zip(again, asked_before, strict=True)],
         tuple([one.count - before for one, before in zip(call.call_counts, calls_before, strict=True)]),
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()]) if call.inside else (),
     )
@@ -330,25 +325,6 @@ def _nodes(run: Run) -> dict[str, str]:
     """The node of each execution of a run that has ended."""
     failed = {failure.execution: failure.node for failure in run.failures}
     return failed | {commit.id: commit.node for commit in run.commits}
-
-
-_folders: dict[str, ModuleResults] = {}
-_folders_lock = Lock()
-
-
-def _layers(call: SentCall) -> dict[str, Any]:
-    """The layers that an optimizer has asked for around the call."""
-    found: dict[str, Any] = {}
-    if call.folder is not None:
-        with _folders_lock:
-            if call.folder not in _folders:  # it stays open until the process ends
-                results = ModuleResults(call.folder)
-                results.cache.require_format()
-                _folders[call.folder] = results
-        found["results"] = _folders[call.folder]
-    if call.rollouts is not None:
-        found["rollouts"] = call.rollouts
-    return found
 
 
 class _Texts:
