@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dspyer.events import Commit, MergedConflict, Question
     from dspyer.failure import Failure
     from dspyer.graph.builder import Graph
+    from dspyer.layers.retry import Retry
     from dspyer.messages import Messages, from_chat, to_chat
     from dspyer.nodes.context import Context
     from dspyer.nodes.live_access import LiveEntry, Peer
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from dspyer.patch import DELETE, Replace
     from dspyer.policies import Conflict, prefer
     from dspyer.reducers import Updates
-    from dspyer.layers.retry import Retry
     from dspyer.runtime.program import CompiledGraph
     from dspyer.runtime.progress import progress
     from dspyer.runtime.run import Run

@@ -20,11 +20,11 @@ from dspyer.agents.rendering import ContextFunction, Rendering, plan_rendering
 from dspyer.agents.settle import SETTLE, submitted
 from dspyer.dspy_module.tracing import set_steps_apart, step_count
 from dspyer.errors import AgentError, DspyerError
+from dspyer.layers.retry import Retry
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
 from dspyer.nodes.node import Built, Call, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.layers.retry import Retry
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import acall_module, call_module
 from dspyer.nodes.template_plans import Filler, filling, plan_templates, warning_of

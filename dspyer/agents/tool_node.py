@@ -43,6 +43,7 @@ from dspyer.errors import (
     list_names,
     short_error,
 )
+from dspyer.layers.retry import Retry
 from dspyer.messages import tool_message
 from dspyer.nodes.binding import plan_binding
 from dspyer.nodes.callables import FunctionSignature, giving, read_signature
@@ -57,7 +58,6 @@ from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import plan_templates
-from dspyer.layers.retry import Retry
 from dspyer.schema.schema import Schema
 from dspyer.templates import NO_TEMPLATES, Fill, Templates
 from dspyer.values.frozen import thaw

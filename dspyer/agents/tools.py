@@ -21,6 +21,7 @@ from dspyer.errors import GraphError, brief, list_names
 from dspyer.graph.builder import Graph
 from dspyer.graph.declarations import check_name
 from dspyer.hints import signature_of
+from dspyer.layers.retry import Retry
 from dspyer.nodes.binding import is_value_class
 from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, own_call, read_signature
 from dspyer.nodes.context import Context
@@ -29,7 +30,6 @@ from dspyer.nodes.module import module_io
 from dspyer.nodes.options import OfGraph, node_options
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.sync_async import is_async
-from dspyer.layers.retry import Retry
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import shown_type
 from dspyer.templates import Fill

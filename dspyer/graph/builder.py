@@ -33,6 +33,8 @@ from dspyer.graph.declarations import (
 )
 from dspyer.graph.error_edges import ErrorEdge, error_edges
 from dspyer.graph.spec import GraphSpec, Migrate, with_redaction
+from dspyer.layers.layer import Layer, checked_layers
+from dspyer.layers.retry import Retry, RetryOn
 from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.build import node_name
 from dspyer.nodes.check import CheckOptions
@@ -42,8 +44,6 @@ from dspyer.nodes.router import RouterOptions
 from dspyer.persistence.journal import Durability, check_durability
 from dspyer.persistence.lm_call_log import Choose, Recorded, check_recorded
 from dspyer.policies import Policies
-from dspyer.layers.layer import Layer, checked_layers
-from dspyer.layers.retry import Retry, RetryOn
 from dspyer.scheduler.topology import END, START  # noqa: F401 - for the examples below
 from dspyer.schema.limits import Limit, checked_state_limit
 from dspyer.schema.schema import Schema
@@ -599,7 +599,7 @@ class Graph:
             self._error_edges,
             as_names(before if interrupt_before is None else interrupt_before),
             as_names(after if interrupt_after is None else interrupt_after),
-            Retry.of(retry),
+            Retry.from_option(retry),
             checked_layers(layers, "compile(layers=)"),
         )
         if warn_at is not None:

@@ -16,9 +16,9 @@ from dspyer.errors import (
 )
 from dspyer.failure import Failure
 from dspyer.graph.declarations import checked_edge_ends
+from dspyer.layers.retry import RetryOn, accepts, check_on
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.node import Node
-from dspyer.layers.retry import RetryOn, accepts, check_on
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import shown_type

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from dspyer.display.graph_picture import ERROR_MARK
-from dspyer.layers.cache import NodeCache
 from dspyer.layers.layer import OF_EACH_ITEM
-from dspyer.layers.retry import Retry
-from dspyer.layers.timeout import Timeout
 from dspyer.nodes.map import MapNode
 from dspyer.scheduler.topology import START
 from dspyer.schema.limits import kilobytes
@@ -70,17 +67,10 @@ def _layer_facts(graph: GraphSpec, name: str) -> list[str]:
     """What surrounds the calls of a node, from the inside out."""
     node = graph.nodes.get(name)
     each = " per item" if node is not None and node.map_fields else ""
-    found = []
-    for layer in reversed(graph.given_layers.get(name, ())):
-        if isinstance(layer, Timeout):
-            found.append(f"timeout {layer.seconds:g} s{each}")
-        elif isinstance(layer, Retry):
-            found.append(f"up to {layer.attempts} attempts{each}")
-        elif isinstance(layer, NodeCache):
-            found.append("cached" if layer.ttl is None else f"cached for {layer.ttl:g} s")
-        else:
-            found.append(f"in {type(layer).__name__}{each if layer.place in OF_EACH_ITEM else ''}")
-    return found
+    return [
+        f"{layer.note}{each if layer.place in OF_EACH_ITEM else ''}"
+        for layer in reversed(graph.given_layers.get(name, ()))
+    ]
 
 
 def edge_labels(graph: GraphSpec) -> dict[tuple[str, str], str]:

@@ -37,13 +37,14 @@ from dspyer.persistence.patch_cache import (
 )
 from dspyer.runtime.cache_steps import DiskStep, Follow, Lead
 from dspyer.schema.schema import Schema
-from dspyer.threads.graph_fingerprint import named_classes
 from dspyer.values.frozen import thaw
 from dspyer.values.json import decoder
+from dspyer.values.named_classes import held_classes
 
 logger = logging.getLogger("dspyer")
 
 Warn: TypeAlias = Callable[..., None]
+
 
 class NodeCache(Layer):
     """The cache of one node: the layer of `add_node(cache=)`."""
@@ -56,9 +57,9 @@ class NodeCache(Layer):
         self._node = node
 
     @property
-    def ttl(self) -> float | None:
-        """How old a result may be, in seconds; None for any age."""
-        return self._plan.ttl
+    def note(self) -> str:
+        """How `explain()` names it."""
+        return "cached" if self._plan.ttl is None else f"cached for {self._plan.ttl:g} s"
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The output that the cache holds, else that of `inner`, which the cache keeps."""
@@ -88,7 +89,7 @@ class NodeCache(Layer):
 @lru_cache(maxsize=128)
 def _decoder(schema: Schema) -> Callable[[Any], Any]:
     """Reads the values of cache entries: the classes that the schema names are searched for once."""
-    return decoder(named_classes(schema))
+    return decoder(() if schema.model is None else held_classes(schema.model))
 
 
 def _leader(look: _Look, flight: Flight, inner: Inner) -> Script[Output]:

@@ -32,7 +32,9 @@ OF_PARTS: Final = ("retry", "attempt")
 Inner: TypeAlias = Callable[[Call], Script[Any]]
 """What a layer is around: the layers inside of it, and the node. Gives the script of a call."""
 
-_SETTING: Final = "dspyer_layers"  # of DSPy, which carries its settings to the threads of `dspy.Evaluate` and optimizers
+_SETTING: Final = (
+    "dspyer_layers"  # of DSPy, which carries its settings to the threads of `dspy.Evaluate` and optimizers
+)
 
 
 class Layer:
@@ -60,6 +62,11 @@ class Layer:
 
     __slots__ = ()
     place: Place = "node"
+
+    @property
+    def note(self) -> str:
+        """How `explain()` names it at each node that it is around."""
+        return f"in {type(self).__name__}"
 
     def of(self, run: Session) -> Layer | None:
         """Its part in one run, with what it knows of that run alone; None for a run in which it has no part.
@@ -98,7 +105,9 @@ def checked_layers(given: object, option: str) -> tuple[Layer, ...]:
         if isinstance(one, type) and issubclass(one, Layer):
             raise TypeError(f"{option} got the class {one.__name__}: give an object of it, {one.__name__}(...)")
         if not isinstance(one, Layer):
-            raise TypeError(f"{option} got {brief(one)}, of type {type(one).__name__}: a layer is a dspyer.extend.Layer")
+            raise TypeError(
+                f"{option} got {brief(one)}, of type {type(one).__name__}: a layer is a dspyer.extend.Layer"
+            )
         place: Any = one.place
         if place not in PLACES:
             raise GraphError(

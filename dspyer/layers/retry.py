@@ -147,7 +147,7 @@ class Retry(Layer):
             raise ValueError(f"Retry(max_wait={max_wait!r}): give seconds, 0 or more")
 
     @classmethod
-    def of(cls, given: Self | int | None) -> Self | None:
+    def from_option(cls, given: Self | int | None) -> Self | None:
         """The policy that an option `retry=` means: 3 means `Retry(3)`, None means none.
 
         Raises:
@@ -155,7 +155,7 @@ class Retry(Layer):
             ValueError: for less than one attempt.
 
         Example:
-            >>> Retry.of(2).attempts
+            >>> Retry.from_option(2).attempts
             2
         """
         if given is None or isinstance(given, cls):
@@ -190,6 +190,11 @@ class Retry(Layer):
         state.attempt_number = attempt
         state.set_exception((type(error), error, error.__traceback__))
         return max(least, min(least + float((self.wait or _FULL_JITTER)(state)), self.max_wait))
+
+    @property
+    def note(self) -> str:
+        """How `explain()` names it."""
+        return f"up to {self.attempts} attempts"
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """What `inner` gives, which is made again with a new call as long as the policy gives a pause."""

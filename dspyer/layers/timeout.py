@@ -41,6 +41,11 @@ class Timeout(Layer):
 
     seconds: float
 
+    @property
+    def note(self) -> str:
+        """How `explain()` names it."""
+        return f"timeout {self.seconds:g} s"
+
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """What `inner` gives in time."""
         return wrapped(inner(call), partial(Timed, seconds=self.seconds))

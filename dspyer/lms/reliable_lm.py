@@ -49,9 +49,9 @@ from dspyer.errors import (
     retries_of_lm,
     with_article,
 )
+from dspyer.layers.retry import Retry, retry_after
 from dspyer.lms.gate import Gate, RateLimits, Sleep, raise_if_over
 from dspyer.nodes.steps import arun_script, run_script
-from dspyer.layers.retry import Retry, retry_after
 from dspyer.values.scalars import is_number, is_whole_number
 from dspyer.views import estimate_tokens
 
@@ -119,7 +119,7 @@ def reliable(
     _check_lms(lms)
     limits = RateLimits(requests_per_minute, tokens_per_minute, max_concurrency)
     _check_limits(limits, cooldown)
-    return ReliableLM(lms, limits, Retry.of(retry) or Retry(1), float(cooldown))
+    return ReliableLM(lms, limits, Retry.from_option(retry) or Retry(1), float(cooldown))
 
 
 class GatedLM(NamedTuple):

@@ -12,9 +12,9 @@ from langgraph.types import RetryPolicy
 from tenacity import wait_exponential, wait_random
 
 from dspyer.errors import NodeTimeoutError, is_transient
+from dspyer.layers.retry import Retry, accepts
 from dspyer.migrate.findings import Findings
 from dspyer.migrate.noted_errors import is_of_handler
-from dspyer.layers.retry import Retry, accepts
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import is_dataclass, replace
+from dataclasses import is_dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from re import Pattern

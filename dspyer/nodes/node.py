@@ -211,7 +211,7 @@ class Call(NamedTuple):
         overlay: frozen values of a `Send` or of one item of a map, which hide fields of the same name.
         resources: the run's resources by type.
         runner: how to make several calls at once.
-        made: validates a reply, and gives what the execution makes of it: the `Output` of a node, the result of an item.
+        made: validates a reply, and gives what the execution makes of it: an `Output`, of an item its result.
     """
 
     state: ImmutableState
@@ -294,7 +294,7 @@ class Output(NamedTuple):
         patch: by field, what is committed.
         after: the state with it.
         goto: targets of a `Command`, which replace the node's edges; None takes the edges.
-        targets: where the branch goes instead of along edges or to those of `goto`, such as to the handler of a failure.
+        targets: where the branch goes instead of along edges or to `goto`, such as to the handler of a failure.
         cached: whether the node was not called, since its result was kept.
         failure: what the output reports of an exception, if the node has raised one.
         call: the call that gave it: of the last attempt.

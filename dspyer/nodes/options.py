@@ -189,7 +189,7 @@ def _retry(retry: Retry | int | OfGraph | None, who: str, problems: list[str]) -
     if isinstance(retry, OfGraph):
         return retry
     try:
-        return Retry.of(retry)
+        return Retry.from_option(retry)
     except (TypeError, ValueError) as error:
         problems.append(f"{who}: {error}")
         return None

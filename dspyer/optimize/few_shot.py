@@ -15,14 +15,14 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from dspyer.dspy_module.tracing import recording
 from dspyer.errors import StoreError, brief
+from dspyer.layers.layer import using
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import FieldJudge
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
 from dspyer.optimize.written_values import WrittenValues
-from dspyer.layers.layer import using
-from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.request import REQUEST, Request
+from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.run import Run, internals_of, take_run
 from dspyer.scheduler.run_state import outermost_execution
 from dspyer.state import ImmutableState

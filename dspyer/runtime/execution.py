@@ -13,40 +13,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import lru_cache, partial
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import append_to_trace
-from dspyer.errors import Interrupt, NodeOutputError, RouteError, always_raised, list_names, unwrap_stop_iteration
+from dspyer.errors import Interrupt, RouteError, always_raised, brief, list_names
 from dspyer.events import Question
-from dspyer.failure import Failure
 from dspyer.graph.spec import check_send
-from dspyer.nodes.attempt import Attempt, with_posts
-from dspyer.nodes.condense import condensed
+from dspyer.layers.layer import of_part
+from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Context
-from dspyer.nodes.node import Call, Decision, Reply, Send, StartRule
-from dspyer.nodes.node_policy import NO_POLICY, CachePlan, NodePolicy
-from dspyer.nodes.outputs import mark_of_module
+from dspyer.nodes.node import Call, Decision, Output, Reply, Send, StartRule
 from dspyer.nodes.router import Router
-from dspyer.nodes.steps import Script, Step, retried, retried_after, wrapped
+from dspyer.nodes.steps import Script, wrapped
 from dspyer.nodes.streamed import Streamed
-from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.reducers import Updates
-from dspyer.layers.retry import Retry
 from dspyer.runtime.live import LiveSession
-from dspyer.runtime.node_cache import Capture, cached
-from dspyer.runtime.rollouts import asked_again
 from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome
-from dspyer.scheduler.run_state import Execution, Target, Transition, last_attempt
+from dspyer.scheduler.run_state import Execution, Target, Transition
 from dspyer.scheduler.topology import END, START
-from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.threads.graph_fingerprint import named_classes
-from dspyer.values.json import decoder
 
 
 def script(session: Session, execution: Execution) -> Script[Transition]:

@@ -35,8 +35,8 @@ from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import AttemptError, InputError, Interrupt, MergeConflictError
 from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted, Withdrawn
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.node import Call
 from dspyer.nodes.live_access import EntrySource, LiveEntry, Waiter, WaitOutcome
+from dspyer.nodes.node import Call
 from dspyer.patch import DELETE, Replace, update_size
 from dspyer.persistence.execution_records import RecordedPost
 from dspyer.persistence.rows import PostHeader, post_row, withdraw_row

@@ -446,9 +446,7 @@ class Session(NotLive):
         """The validated patch of some updates, and the state after it."""
         context = call.context
         schema = self.graph.topology.schema
-        return schema.commit(
-            call.state, updates, node=context.node, commit_id=context.execution, whole_values=whole
-        )
+        return schema.commit(call.state, updates, node=context.node, commit_id=context.execution, whole_values=whole)
 
     def folded(
         self, call: Call, updates: Mapping[str, object], whole: bool

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import dspy
@@ -30,7 +30,6 @@ from dspyer.nodes.map import Gather, WriteItem, item_script, publish_end, publis
 from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import Built, Call, MapFields, Node, Reply
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
-from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, Step, arun_script, run_script
 from dspyer.nodes.subgraph import build_subgraph
