@@ -69,7 +69,7 @@ class GraphSpec:
         shares_threads_with: names of other graphs whose threads this one may continue.
         budget: what a run may spend, unless the call gives another budget; None for no limit.
         record_lm_calls: how much of its LM calls a stored run records, or what decides it.
-        given_layers: the layers that nodes were given, and those of the options `retry`, `timeout` and `cache`, by node.
+        given_layers: the layers that nodes were given, and those of their options `retry`, `timeout` and `cache`.
         attempts: the most attempts of each node with a retry policy, those of the graphs around it first, by its path:
             `{"write": (3,), "write/draft": (3, 2)}`.
         error_edges: where a branch goes after a failure, by node; the first edge that takes the exception counts.

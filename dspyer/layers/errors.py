@@ -55,7 +55,8 @@ class ErrorEdges(Layer):
         patch: Any = {}
         after = call.state
         if edge.into is not None:
-            patch, after = session.folded(call, {edge.into: failure}, True)
+            patch, after = session.committed(call, {edge.into: failure}, True)
+            session.graph.topology.schema.check_state_limit(call.node, call.state, patch, after)
         session.failure_caught(call, error, failure)
         return Output(patch, after, None, (Target(edge.target),), False, failure, call)
 
@@ -66,6 +67,7 @@ def _send_index(call: Call) -> int | None:
     A check and the corrections after a node are started by Sends of their own: theirs is the position of the node.
     """
     session, attempt, sent = call.runner.session, call.context.delegate, call.overlay
+    assert attempt.position is not None  # a run calls it
     name, log, head = attempt.node, session.run.log, attempt.position.head
     check = session.graph.checks.get(name) or session.graph.checked.get(name)
     if check is not None and check.of != name:

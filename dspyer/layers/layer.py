@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import dspy
 
@@ -61,7 +61,7 @@ class Layer:
     """
 
     __slots__ = ()
-    place: Place = "node"
+    place: ClassVar[Place] = "node"
 
     @property
     def note(self) -> str:
@@ -135,8 +135,8 @@ def _within(layer: Layer, inner: Inner) -> Inner:
         found = layer.around(call, inner)
         if not isinstance(found, GeneratorType):
             raise TypeError(
-                f"{type(layer).__name__}.around gave {brief(found)}, of type {type(found).__name__}, which is no script: "
-                "it gets what is inside by `output = yield from inner(call)`, and returns an output"
+                f"{type(layer).__name__}.around gave {brief(found)}, of type {type(found).__name__}, and no script: write "
+                "`output = yield from inner(call)` in it, and return an output"
             )
         return found
 
@@ -189,8 +189,8 @@ def using(*layers: Layer) -> Iterator[None]:
         ...     def around(self, call, inner):
         ...         self.calls += 1
         ...         return (yield from inner(call))
-        >>> program = Graph().add_node("shout", lambda text: {"loud": text.upper()}).add_path(START, "shout", END).compile()
-        >>> counted = Counted()
+        >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()})
+        >>> program, counted = graph.add_path(START, "shout", END).compile(), Counted()
         >>> with using(counted):
         ...     results = [program(text=text).loud for text in ("a", "b")]
         >>> counted.calls, program(text="c").loud, counted.calls

@@ -1,7 +1,7 @@
-"""`Reports`: the layer by which a node commits a report of what its last attempt raised, as the tool of an agent does.
+"""`Reports`: the layer by which a node commits a report of what its last attempt raised, as a tool of an agent does.
 
-It is around all attempts, since the node itself cannot know which one is the last, and inside of error edges, which take
-what it does not report.
+It is around all attempts, since the node itself cannot know which one is the last, and inside of error edges: these
+take what it does not report.
 """
 
 from __future__ import annotations

@@ -44,10 +44,8 @@ class Rollouts(Protocol):
         asked: the executions that were asked again.
     """
 
-    @property
-    def most(self) -> int: ...
-    @property
-    def asked(self) -> list[str]: ...
+    most: int
+    asked: list[str]
 
     def shared(self, execution: str, run: Callable[[], Run]) -> AbstractSet[str]:
         """The fields of which an output on a branch is a part, to be judged with those of its siblings."""
