@@ -134,9 +134,10 @@ def _within(layer: Layer, inner: Inner) -> Inner:
     def script(call: Call) -> Script[Any]:
         found = layer.around(call, inner)
         if not isinstance(found, GeneratorType):
+            name, kind = f"{type(layer).__name__}.around", type(found).__name__
             raise TypeError(
-                f"{type(layer).__name__}.around gave {brief(found)}, of type {type(found).__name__}, and no script: write "
-                "`output = yield from inner(call)` in it, and return an output"
+                f"{name} gave {brief(found)}, of type {kind}, and no script: write `output = yield from inner(call)` in it, "
+                "and return an output"
             )
         return found
 
