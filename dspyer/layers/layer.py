@@ -136,8 +136,8 @@ def _within(layer: Layer, inner: Inner) -> Inner:
         if not isinstance(found, GeneratorType):
             name, kind = f"{type(layer).__name__}.around", type(found).__name__
             raise TypeError(
-                f"{name} gave {brief(found)}, of type {kind}, and no script: write `output = yield from inner(call)` in "
-                "it, and return an output"
+                f"{name} gave {brief(found)}, of type {kind}, and no script: write `output = yield from inner(call)` "
+                "in it, and return an output"
             )
         return found
 
