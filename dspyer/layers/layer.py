@@ -209,14 +209,30 @@ class RunLayers:
     """The layers around the nodes of one run: their parts in it, and the chains that they make.
 
     It does not refer to the run: that would be a cycle.
+
+    Args:
+        nodes: the nodes of the graph.
+        layers: the layers of the graph, by node.
+        asked: those of the call.
+        run: the run.
+
+    Attributes:
+        asked: the parts of those of the call, which are the layers of the runs inside of its nodes.
     """
 
-    __slots__ = ("_around", "_chains", "_layers", "_nodes", "_parts")
+    __slots__ = ("_around", "_chains", "_layers", "_nodes", "_parts", "asked")
 
-    def __init__(self, nodes: Mapping[str, Node], layers: Mapping[str, tuple[Layer, ...]], run: Session) -> None:
+    def __init__(
+        self,
+        nodes: Mapping[str, Node],
+        layers: Mapping[str, tuple[Layer, ...]],
+        asked: Iterable[Layer],
+        run: Session,
+    ) -> None:
         self._nodes = nodes
         self._layers = layers
-        self._around = [part for layer in layers_around() if (part := layer.of(run)) is not None]
+        self.asked = _parts(asked, run)
+        self._around = (*_parts(layers_around(), run), *self.asked)
         own = {id(layer): layer for found in layers.values() for layer in found if type(layer).of is not Layer.of}
         self._parts = {key: layer.of(run) for key, layer in own.items()}
         self._chains: dict[str, Inner] = {}
@@ -228,8 +244,8 @@ class RunLayers:
             found = [part for one in found if (part := self._parts.get(id(one), one)) is not None]
         if not self._around:
             return tuple(found)
-        node = self._nodes[name]
-        return ordered([layer for layer in self._around if layer.surrounds(node)], found)
+        node = self._nodes.get(name)  # None for the routers of `START`
+        return ordered([layer for layer in self._around if node is None or layer.surrounds(node)], found)
 
     def chain(self, name: str) -> Inner:
         """What makes the scripts of a node. Of a map, `retry` and what is inside of it are around each item instead."""
@@ -248,6 +264,10 @@ class RunLayers:
     def around_part(self, name: str, script: Inner) -> Inner:
         """The scripts of a part of an execution within the layers around its attempts, which are its own."""
         return stack([layer for layer in self.of(name) if layer.place in OF_PARTS], script)
+
+
+def _parts(layers: Iterable[Layer], run: Session) -> tuple[Layer, ...]:
+    return tuple([part for layer in layers if (part := layer.of(run)) is not None])
 
 
 def of_part(call: Call, name: str, script: Inner) -> Script[Any]:

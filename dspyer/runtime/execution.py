@@ -26,8 +26,7 @@ from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Decision, Output, Reply, Send, StartRule
 from dspyer.nodes.router import Router
-from dspyer.nodes.steps import Script, wrapped
-from dspyer.nodes.streamed import Streamed
+from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.reducers import Updates
@@ -42,8 +41,6 @@ from dspyer.state import ImmutableState
 def script(session: Session, execution: Execution) -> Script[Transition]:
     """The script of an execution: of a node, or of the first commit of the run."""
     found = _start_script(session, execution) if execution.branch.head < 0 else _node_script(session, execution)
-    if session.tokens is not None:
-        found = wrapped(found, Streamed)
     if session.spans is not None and execution.branch.head >= 0:
         found = session.spans.node(session, execution, found)
     return found

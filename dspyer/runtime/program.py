@@ -30,11 +30,11 @@ from dspyer.event_queue import EventQueue
 from dspyer.events import Asked, Event
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
+from dspyer.layers.tokens import Tokens
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.program_calls import InsideRun
-from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.replay import replay
@@ -735,7 +735,10 @@ def _completions(session: Session, outputs: dspy.Prediction) -> Any:
 
 def _settings_inside(session: Session) -> dict[str, Any]:
     """DSPy's settings for the nodes of a run: the request was for the program alone."""
-    found = {REQUEST: None, **(apart_from_tokens() if session.tokens is None else {})}
+    found = {
+        REQUEST: None,
+        **({} if any(isinstance(one, Tokens) for one in session.layers.asked) else apart_from_tokens()),
+    }
     if session.graph.attempts:
         found["callbacks"] = noting_lm_retries(found.get("callbacks", dspy.settings.callbacks or []))
     prices = NO_PRICES if session.spending is None else session.spending.budget.prices
@@ -755,8 +758,8 @@ def _request(
 ) -> Request:
     """The request of a call that users make."""
     check_flags(live=live, tokens=tokens)
-    answer, rules = answer_source(answers), TokenRules() if tokens else None
-    return Request(resources_of(resources), answer=answer, live=live, budget=Budget.of(budget), tokens=rules)
+    answer, layers = answer_source(answers), (Tokens(),) if tokens else ()
+    return Request(resources_of(resources), answer=answer, live=live, budget=Budget.of(budget), layers=layers)
 
 
 # --- making a program

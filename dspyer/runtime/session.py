@@ -145,7 +145,6 @@ class Session(NotLive):
         failed: stops what runs inside of nodes, once a branch has failed.
         limit: the time that the node has in which the run is; None for no limit.
         spans: its OpenTelemetry spans; None if the program does not trace.
-        tokens: how the tokens of its predictors are published; None for not at all.
         spending: what the run, with the runs around and inside of it, has spent of its budget; None for no budget.
         call_counts: the node calls of the runs with `max_calls` that it is a part of, and its own.
         max_concurrency: how many nodes may work at once; the outermost program decides it for all runs inside.
@@ -215,8 +214,6 @@ class Session(NotLive):
         self.duration = 0.0
         redaction = graph.redaction
         self.redactor = None if redaction is None else Redactor(redaction, dict(run_start.state.raw_items()))
-        rules = request.tokens
-        self.tokens = None if rules is None else rules.within(program, graph.nodes, redaction, self.redactor)
         observe, queue, keeps = request.observe, None if scope else self.queue, request.keeps_events
         self.events = SessionEvents(
             observe, queue, keeps, self.root, scope, graph, self.redactor, self.pending, self.limit, request.around
@@ -224,7 +221,7 @@ class Session(NotLive):
         if self.events.redactors:
             for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
                 self.events.learn_commit(entry.commit)
-        self.layers = RunLayers(graph.nodes, graph.layers, self)
+        self.layers = RunLayers(graph.nodes, graph.layers, request.layers, self)
         self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.field_shapes, scope))
 
     # --- what a driver calls

@@ -133,6 +133,11 @@ class SessionEvents:
         own = () if redactor is None else (redactor,)
         self.redactors: tuple[Redactor, ...] = own if around is None else (*own, *around.events.redactors)
 
+    @property
+    def node_around(self) -> str:
+        """The node of the run around this one in which the run is; "" for an outermost run."""
+        return "" if self._around is None else self._around.node
+
     def publish(self, event: Event) -> None:
         """Keeps an event and passes it on. May be called from any thread; a node that emits may wait here."""
         if self._limit is not None and self._limit.left_running:

@@ -15,8 +15,8 @@ from dspyer.budget import Budget
 from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
+from dspyer.layers.tokens import Tokens
 from dspyer.nodes.binding import resources_of
-from dspyer.nodes.streamed import TokenRules
 from dspyer.persistence.journal import STOPPING, Journal
 from dspyer.persistence.leases import is_alive, leases, new_owner
 from dspyer.persistence.lm_call_reader import usage_without_end
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 def new_request(resources: Resources, live: bool, budget: Budget | None, tokens: bool = False) -> Request:
     """The request of a run that a user starts."""
     check_flags(live=live, tokens=tokens)
-    rules = TokenRules() if tokens else None
-    return Request(resources_of(resources), live=live, budget=Budget.of(budget), tokens=rules)
+    layers = (Tokens(),) if tokens else ()
+    return Request(resources_of(resources), live=live, budget=Budget.of(budget), layers=layers)
 
 
 class Play(NamedTuple):
