@@ -31,8 +31,9 @@ from dspyer.graph.declarations import (
     checked_policies,
     warn_of_shadowed,
 )
-from dspyer.graph.error_edges import ErrorEdge, error_edges
+from dspyer.graph.error_edges import error_edges
 from dspyer.graph.spec import GraphSpec, Migrate, with_redaction
+from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers
 from dspyer.layers.retry import Retry, RetryOn
 from dspyer.nodes.answer_types import Answers, answer_source

@@ -15,10 +15,9 @@ from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
 from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
 from dspyer.graph.declarations import check_redacted_paths, fields_of_items, inner_schemas
-from dspyer.graph.error_edges import ErrorEdge
 from dspyer.graph.text import edge_labels, explain
-from dspyer.layers.condense import Condense
-from dspyer.layers.errors import ErrorEdges
+from dspyer.layers.condensers import Condense
+from dspyer.layers.handlers import ErrorEdge, ErrorEdges
 from dspyer.layers.layer import Layer, ordered
 from dspyer.layers.reports import Reports
 from dspyer.nodes.check import CheckNode

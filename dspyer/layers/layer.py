@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
 
 import dspy
 
 from dspyer.errors import GraphError, brief, suggestion
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.steps import Script, attempted
-
-if TYPE_CHECKING:
-    from dspyer.runtime.session import Session
 
 Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retry", "attempt", "call"]
 """Where a layer is, from the outside in."""
@@ -31,6 +28,21 @@ OF_PARTS: Final = ("retry", "attempt")
 
 Inner: TypeAlias = Callable[[Call], Script[Any]]
 """What a layer is around: the layers inside of it, and the node. Gives the script of a call."""
+
+
+class RunView(Protocol):
+    """What a layer sees of a run that begins.
+
+    Attributes:
+        run_id: its id.
+        graph: its graph, `program.graph`.
+        scope: the executions around it, outermost first; empty for a run that is no part of another one.
+    """
+
+    run_id: str
+    graph: Any
+    scope: tuple[str, ...]
+
 
 _SETTING: Final = (
     "dspyer_layers"  # of DSPy, which carries its settings to the threads of `dspy.Evaluate` and optimizers
@@ -68,11 +80,11 @@ class Layer:
         """How `explain()` names it at each node that it is around."""
         return f"in {type(self).__name__}"
 
-    def of(self, run: Session) -> Layer | None:
+    def of(self, run: RunView) -> Layer | None:
         """Its part in one run, with what it knows of that run alone; None for a run in which it has no part.
 
         Args:
-            run: the run that begins, with `run_id`, `graph` and `scope`, the executions around it.
+            run: the run that begins.
         """
         del run
         return self
@@ -227,7 +239,7 @@ class RunLayers:
         nodes: Mapping[str, Node],
         layers: Mapping[str, tuple[Layer, ...]],
         asked: Iterable[Layer],
-        run: Session,
+        run: RunView,
     ) -> None:
         self._nodes = nodes
         self._layers = layers
@@ -266,7 +278,7 @@ class RunLayers:
         return stack([layer for layer in self.of(name) if layer.place in OF_PARTS], script)
 
 
-def _parts(layers: Iterable[Layer], run: Session) -> tuple[Layer, ...]:
+def _parts(layers: Iterable[Layer], run: RunView) -> tuple[Layer, ...]:
     return tuple([part for layer in layers if (part := layer.of(run)) is not None])
 
 

@@ -30,7 +30,7 @@ from dspyer.event_queue import EventQueue
 from dspyer.events import Asked, Event
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
-from dspyer.layers.tokens import Tokens
+from dspyer.layers.streaming import Streaming
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import check_resources, resources_of
@@ -737,7 +737,7 @@ def _settings_inside(session: Session) -> dict[str, Any]:
     """DSPy's settings for the nodes of a run: the request was for the program alone."""
     found = {
         REQUEST: None,
-        **({} if any(isinstance(one, Tokens) for one in session.layers.asked) else apart_from_tokens()),
+        **({} if any(isinstance(one, Streaming) for one in session.layers.asked) else apart_from_tokens()),
     }
     if session.graph.attempts:
         found["callbacks"] = noting_lm_retries(found.get("callbacks", dspy.settings.callbacks or []))
@@ -758,7 +758,7 @@ def _request(
 ) -> Request:
     """The request of a call that users make."""
     check_flags(live=live, tokens=tokens)
-    answer, layers = answer_source(answers), (Tokens(),) if tokens else ()
+    answer, layers = answer_source(answers), (Streaming(),) if tokens else ()
     return Request(resources_of(resources), answer=answer, live=live, budget=Budget.of(budget), layers=layers)
 
 

@@ -15,7 +15,7 @@ from dspyer.budget import Budget
 from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
-from dspyer.layers.tokens import Tokens
+from dspyer.layers.streaming import Streaming
 from dspyer.nodes.binding import resources_of
 from dspyer.persistence.journal import STOPPING, Journal
 from dspyer.persistence.leases import is_alive, leases, new_owner
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 def new_request(resources: Resources, live: bool, budget: Budget | None, tokens: bool = False) -> Request:
     """The request of a run that a user starts."""
     check_flags(live=live, tokens=tokens)
-    layers = (Tokens(),) if tokens else ()
+    layers = (Streaming(),) if tokens else ()
     return Request(resources_of(resources), live=live, budget=Budget.of(budget), layers=layers)
 
 

@@ -1,4 +1,4 @@
-"""`Tokens`: the layer by which what the predictors of a node stream becomes `Token` events of the node's attempt.
+"""`Streaming`: the layer by which what the predictors of a node stream becomes `Token` events of the node's attempt.
 
 Every attempt of a node, a router, a condenser or an item of a map has a callback of its own, which knows whose tokens
 they are.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import dspy
 
@@ -20,9 +20,6 @@ from dspyer.events import Token
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.nodes.node import Call, Node
 from dspyer.nodes.steps import Script, Step, wrapped
-
-if TYPE_CHECKING:
-    from dspyer.runtime.session import Session
 
 
 class Hiding(NamedTuple):
@@ -63,7 +60,7 @@ class TokenRedaction:
         return self._hiding[0].redactor.settled(text)
 
 
-class Tokens(Layer):
+class Streaming(Layer):
     """Publishes tokens: the layer of a call with `tokens=True`. Runs inside of nodes have parts of it, too."""
 
     __slots__ = ("_around", "_hiding", "_names", "_nodes", "_queue")
@@ -76,9 +73,9 @@ class Tokens(Layer):
         self._nodes: Mapping[str, Node] = {}
         self._queue: Any = None
 
-    def of(self, run: Session) -> Tokens:
+    def of(self, run: Any) -> Streaming:
         """Its part in one run, which knows the names of its predictors, and what it hides."""
-        part = Tokens()
+        part = Streaming()
         part._around = self._hiding_of(run.events.node_around)
         part._names = parameter_names(run.program)
         part._nodes = run.graph.nodes
@@ -118,7 +115,7 @@ class Tokens(Layer):
 class Streamed(NamedTuple):
     """A step whose tokens are published."""
 
-    tokens: Tokens
+    tokens: Streaming
     step: Step
 
     def call(self, call: Call) -> Any:
