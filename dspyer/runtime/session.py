@@ -82,7 +82,7 @@ from dspyer.scheduler.run_state import (
     path_of_id,
     path_text,
 )
-from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left, plan
+from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stopping import StopSignal
@@ -236,7 +236,12 @@ class Session(NotLive):
         limit = self.max_running
         if self._to_restart and self._may_start:
             started, self._to_restart = self._restarted(self._to_restart), []
-        while plan(self.run) and self._may_start and len(self.run.running) < limit:
+        while (
+            self.run.ready._heap is not None  # `plan`, without its calls: this runs for every node
+            and not self.run.failures
+            and self._may_start
+            and len(self.run.running._data) < limit
+        ):
             position = 0 if not self.graph.interrupt_after else self._next_position()
             if position is None:
                 break
@@ -322,7 +327,7 @@ class Session(NotLive):
     def more_to_start(self) -> bool:
         """Whether another execution could start at once, if there were a slot for it."""
         run = self.run
-        return bool(run.ready) and not run.failures
+        return run.ready._heap is not None and not run.failures
 
     @property
     def max_running(self) -> int:

@@ -152,16 +152,9 @@ def advance(
         suspended = suspended.set(execution_id, (execution, outcome))
         return run._replace(running=running, suspended=suspended), [Asked(question) for question in outcome.questions]
     if isinstance(outcome, BaseException):
-        failure = FailedBranch(
-            execution.path,
-            execution.node,
-            execution.id,
-            outcome,
-            (execution.branch,),
-            execution.position,
-            failed_attempts=failed_attempts,
-        )
-        return _fail(run._replace(running=running), failure)
+        where = (execution.path, execution.node, execution.id)
+        raised = FailedBranch(*where, outcome, (execution.branch,), execution.position, failed_attempts=failed_attempts)
+        return _fail(run._replace(running=running), raised)
     commit_id, node, branch, path, visit, left, _ = execution
     patch, state, targets, reason, started, duration, live, made, attempt, failure, failed_attempts, cached = outcome
     _, fork_children, before, head, parent, last, counts = branch
