@@ -281,6 +281,8 @@ def check_inputs(graph: GraphSpec, inputs: Collection[str], kept: Collection[str
     """Refuse unknown and missing inputs of a run; `kept` fields have a value from earlier runs of the thread."""
     known = graph.inputs
     allowed = {*known, *graph.also}
+    if (not graph.closed or allowed.issuperset(inputs)) and not graph.required.difference(inputs, kept):
+        return
     extra = [name for name in inputs if name not in allowed] if graph.closed else ()
     problems = []
     if extra:

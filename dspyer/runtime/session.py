@@ -51,7 +51,7 @@ from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.attempt import Attempt, NotLive
 from dspyer.nodes.live_access import Peer
-from dspyer.patch import seal
+from dspyer.patch import SealedPatch, seal
 from dspyer.persistence.execution_records import (
     MISSING,
     AnswerSource,
@@ -166,7 +166,9 @@ class Session(NotLive):
         self.graph = graph
         self.optimizer_layers = layers = optimizer_layers()
         self.layered: Container[str] = graph.layered if layers is NO_LAYERS else graph.nodes
-        self.run_start = run_start = run_start._replace(patch=seal(run_start.patch))
+        if type(run_start.patch) is not SealedPatch:
+            run_start = run_start._replace(patch=seal(run_start.patch))
+        self.run_start = run_start
         self.run: RunState = run_start.run
         self.inputs = run_start.state
         self.scope = scope = request.scope
@@ -191,7 +193,7 @@ class Session(NotLive):
         self.run_id = run_start.run_id
         self.root = request.root or run_start.run_id
         self.label = "/".join(run_start.label)
-        self.id_prefix = "".join([f"{part}/" for part in (*run_start.label, *scope)])
+        self.id_prefix = "/".join((*run_start.label, *scope, ""))
         self.records = request.records or ExecutionRecords()
         self.journal = journal = request.journal
         self.pending = PendingRows(run_start.run) if journal is not None else None
@@ -722,10 +724,9 @@ class Session(NotLive):
                 what = "".join(format_exception_only(other.error)).partition("\n")[0]
                 annotate(first.error, f"also failed: {other.node!r} (branch {path_text(other.path)}): {what}")
             return first.error
-        if self.status == "failed":
-            return self._refusal
-        if self.status != "stopped":
-            return None
+        status = self.status
+        if status != "stopped":
+            return self._refusal if status == "failed" else None
         stored = self.journal is not None and bool(self.journal.thread)
         fix = CAN_RESUME if stored else CANNOT_RESUME
         if self.spending is not None and isinstance(self.stop_signal.error, BudgetError):
@@ -738,7 +739,7 @@ class Session(NotLive):
         For the run around it, the trace is `whole`: with the steps that are only counted.
         """
         found = trace_of(run, self.graph, self.traces)
-        return found if whole else [step for step in found if not is_apart(step[0])]
+        return found if whole or not found else [step for step in found if not is_apart(step[0])]
 
     def trace_steps(self, run: RunState) -> list[TraceStep]:
         """All steps of the DSPy trace, in the order of `trace`, each with what became of it."""

@@ -74,7 +74,7 @@ def watching(watch: Watch, watch_lm: WatchLM | None = None) -> Iterator[None]:
 
 def lm_watchers(run_id: str, prices: Prices) -> list[LMWatcher]:
     """What passes the LM calls of a run, at these prices, to those who watch them, as modules to DSPy."""
-    return [LMWatcher(partial(watch, run_id), prices) for watch in _lm_watchers]
+    return [LMWatcher(partial(watch, run_id), prices) for watch in _lm_watchers] if _lm_watchers else []
 
 
 class Around(NamedTuple):

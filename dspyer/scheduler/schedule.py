@@ -59,7 +59,6 @@ Advanced = tuple[RunState, list[Event]]
 NO_POSITIONS: PersistentMap[Position, int] = PersistentMap()
 _NONE: PersistentMap[Any, Any] = PersistentMap()
 _EMPTY = ImmutableState()
-_TRUNK = Branch((), ((),), _EMPTY, -1, "", -1, _NONE)
 _NOTHING: FrozenDict[Any, Any] = FrozenDict()
 
 # `begin` and `advance` run for every node, and most nodes do little. So they make their tuples by `tuple.__new__` (the
@@ -75,7 +74,8 @@ def start(topology: Topology, state: ImmutableState = _EMPTY, first: int = 0, no
     `node` is the node of its first execution: `START`, or the one under whose name a manual commit is made.
     """
     position: Position = (node, topology.rounds.first(node))
-    ready = ReadyQueue.of([Group(position, (_TRUNK._replace(state=state),))])
+    trunk = Branch((), ((),), state, -1, "", -1, _NONE)
+    ready = ReadyQueue(((), Group(position, (trunk,)), 1, None, None))
     positions = NO_POSITIONS.set(position, 1)
     return RunState(topology, PersistentVector(), _NONE, ready, _NONE, positions, trunk_state=state, first=first)
 
@@ -111,12 +111,11 @@ def begin(
             # The traceback of the error refers to this frame. If a local of it referred to the error in turn, that
             # cycle would keep both alive: so the failure is made in another function.
             return _join_failed(run, group, error)
-    if node == END:
-        run = run._replace(
-            ready=ready, ended=True, trunk_state=branch.state, positions=_without_one(run.positions, position)
-        )
-        return run, None, events
     topology, log, waiting, _, running, positions, calls, failures, trunk_state, ended, suspended, first = run
+    if node == END:
+        state, positions = branch.state, _without_one(positions, position)
+        done = (topology, log, waiting, ready, running, positions, calls, failures, state, True, suspended, first)
+        return _new(RunState, done), None, events
     path, counted = branch.path, branch.counts._data.get
     visit, number = counted(node, 0) + 1, counted(path, 0)
     commit_id = execution_id(path, number) if path else f"trunk:{number}"

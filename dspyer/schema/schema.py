@@ -158,10 +158,11 @@ class Schema:
                 state = state.set(name, value)
         if valid:
             inputs = {name: value for name, value in inputs.items() if name not in valid}
-        _, state = self._commit(state, inputs, FieldWriter(None, commit_id, True, self.show_value))
-        if self.fields:
-            state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
-        return state
+        _, state = self._commit_exact(state, inputs) or self._commit(
+            state, inputs, FieldWriter(None, commit_id, True, self.show_value)
+        )
+        names = [name for name in self.fields if name in state._map]
+        return state if list(state._map) == names else ImmutableState({name: state.raw(name) for name in names})
 
     def begin(
         self, before: ImmutableState, inputs: Mapping[str, object], *, keep: Collection[str] | None, commit_id: str
@@ -324,7 +325,7 @@ class Schema:
         self, node: str | None, before: ImmutableState, patch: Mapping[str, Any], after: ImmutableState
     ) -> None:
         """Raise `NodeOutputError`, or `InputError` if `node` is None, for a write that makes the state too large."""
-        why = self.excess(before, (patch,), after)
+        why = "" if self.state_limit is None else self.excess(before, (patch,), after)
         if why:
             if node is None:
                 raise InputError(f"the inputs are refused: {why}")
