@@ -37,6 +37,15 @@ Migrate = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Converts the state that an earlier graph left in a thread, as plain values, for the graph that continues it."""
 
 
+class Derived(dict[str, Any]):
+    """What is made of a graph when it first runs: functions, which no pickle can hold and which are made again."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type[Derived], tuple[()]]:
+        return Derived, ()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphSpec:
     """A compiled graph: `program.graph`. It shows itself as a picture in a notebook.
@@ -81,6 +90,7 @@ class GraphSpec:
         layers: all layers of the nodes that have some, by node, outermost first.
         needs_resources: whether a node or router has a parameter for a resource.
         counts: whether a template or run value of a node, condenser or router uses counts of node calls.
+        straight: the straight paths of plain nodes, once a run has begun (`runtime.straight`).
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -128,6 +138,7 @@ class GraphSpec:
     layers: Mapping[str, tuple[Layer, ...]] = field(init=False)
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)
+    straight: Derived = field(init=False, default_factory=Derived)
 
     def __post_init__(self) -> None:
         routers = tuple(way for ways in self.exits.values() for way in ways if not isinstance(way, str))
@@ -280,6 +291,8 @@ def check_inputs(graph: GraphSpec, inputs: Collection[str], kept: Collection[str
     """Refuse unknown and missing inputs of a run; `kept` fields have a value from earlier runs of the thread."""
     known = graph.inputs
     allowed = {*known, *graph.also}
+    if (not graph.closed or allowed.issuperset(inputs)) and not graph.required.difference(inputs, kept):
+        return
     extra = [name for name in inputs if name not in allowed] if graph.closed else ()
     problems = []
     if extra:

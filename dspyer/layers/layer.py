@@ -229,10 +229,11 @@ class RunLayers:
         run: the run.
 
     Attributes:
+        around: the parts of those that are around all nodes: of `using`, then of the call.
         asked: the parts of those of the call, which are the layers of the runs inside of its nodes.
     """
 
-    __slots__ = ("_around", "_chains", "_layers", "_nodes", "_parts", "asked")
+    __slots__ = ("_chains", "_layers", "_nodes", "_parts", "around", "asked")
 
     def __init__(
         self,
@@ -244,7 +245,7 @@ class RunLayers:
         self._nodes = nodes
         self._layers = layers
         self.asked = _parts(asked, run)
-        self._around = (*_parts(layers_around(), run), *self.asked)
+        self.around = (*_parts(layers_around(), run), *self.asked)
         own = {id(layer): layer for found in layers.values() for layer in found if type(layer).of is not Layer.of}
         self._parts = {key: layer.of(run) for key, layer in own.items()}
         self._chains: dict[str, Inner] = {}
@@ -254,10 +255,10 @@ class RunLayers:
         found: Iterable[Layer] = self._layers.get(name, ())
         if self._parts:
             found = [part for one in found if (part := self._parts.get(id(one), one)) is not None]
-        if not self._around:
+        if not self.around:
             return tuple(found)
         node = self._nodes.get(name)  # None for the routers of `START`
-        return ordered([layer for layer in self._around if node is None or layer.surrounds(node)], found)
+        return ordered([layer for layer in self.around if node is None or layer.surrounds(node)], found)
 
     def chain(self, name: str) -> Inner:
         """What makes the scripts of a node. Of a map, `retry` and what is inside of it are around each item instead."""

@@ -142,7 +142,7 @@ def _known_targets(
     Most nodes have one of these: this saves them the generator of `_route`.
     """
     if goto is not None:
-        return _targets(session, name, goto)
+        return checked_targets(session, name, goto)
     exits = session.graph.exits[name]
     if len(exits) != 1:
         return None
@@ -153,7 +153,7 @@ def _known_targets(
         return None
     found = exit_.call(call._replace(state=after)).targets
     first = found[0]  # a router returns declared targets only, so one name needs no check
-    return (Target(first),) if len(found) == 1 and isinstance(first, str) else _targets(session, name, found)
+    return (Target(first),) if len(found) == 1 and isinstance(first, str) else checked_targets(session, name, found)
 
 
 def _route(
@@ -192,7 +192,7 @@ def _route(
                 net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))
                 patch = {**patch, field: _both_updates(session, name, patch, field, net) if folds else net}
     duration = time.perf_counter() - clock
-    return Transition(patch, state, _targets(session, name, goto), "\n".join(reasons) or None, began, duration)
+    return Transition(patch, state, checked_targets(session, name, goto), "\n".join(reasons) or None, began, duration)
 
 
 def _decision(router: Router, call: Call) -> Script[Decision]:
@@ -211,7 +211,7 @@ def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: 
     return Updates(patch[field], update) if field in patch else update
 
 
-def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
+def checked_targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
     """The targets of a node, or a `RouteError`: equal names count once, each `Send` is a branch of its own."""
     allowed = session.graph.topology.own_targets(name)
     if len(goto) == 1 and isinstance(goto[0], str) and goto[0] in allowed:

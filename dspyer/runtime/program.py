@@ -644,15 +644,16 @@ class CompiledGraph(dspy.Module):
 
     def _check_resources(self, request: Request) -> Mapping[type, object]:
         """The resources of a call, checked against what the nodes need."""
-        resources = {**self._resources, **request.resources}
-        if self._graph.needs_resources:
-            check_resources((*self._graph.nodes.values(), *self._graph.routers), resources)
+        graph, resources = self._graph, {**self._resources, **request.resources}
+        if graph.needs_resources:
+            check_resources((*graph.nodes.values(), *graph.routers), resources)
         return resources
 
     def _run_start(self, inputs: Mapping[str, Any], request: Request) -> RunStart:
         """A run from the inputs; inside a node of a stored run, with the commits that an earlier attempt has made."""
-        check_inputs(self._graph, inputs)
-        topology, schema = self._graph.topology, self._graph.topology.schema
+        graph = self._graph
+        check_inputs(graph, inputs)
+        topology, schema = graph.topology, graph.topology.schema
         commit_id = "/".join((*request.label, *request.scope, "inputs"))
         state = schema.initial_state(
             inputs if request.own_inputs or not request.inside else schema.as_replacements(inputs, commit_id),
@@ -694,21 +695,17 @@ class CompiledGraph(dspy.Module):
             request.note_failures(ended.run.failures)
             try:
                 if is_lost_work(ended.error) and not (request.keeps_events or request.inside):
-                    raise lost(f"what a node of graph {self._graph.name!r} gave it", ended.error) from ended.error
+                    raise lost(f"what a node of graph {session.graph.name!r} gave it", ended.error) from ended.error
                 raise ended.error
             finally:
                 del ended  # the traceback refers to this frame, which should not refer to the error
         if ended.questions:
             direct = not request.inside and bool(executing_id())
-            raise Interrupted.of(ended.questions, self._graph.name, session.journal is not None, direct)
-        state, outputs = session.run.trunk_state, self._graph.outputs
+            raise Interrupted.of(ended.questions, session.graph.name, session.journal is not None, direct)
+        state, inputs, outputs = session.run.trunk_state._map, session.inputs._map, session.graph.outputs
         if outputs is None:
-            found = {
-                name: value for name, value in state.raw_items() if not same(value, session.inputs.raw(name, DELETE))
-            }
-        else:
-            found = {name: state.raw(name) for name in outputs if name in state}
-        prediction = dspy.Prediction(**{name: thaw(value) for name, value in found.items()})
+            outputs = tuple([name for name, value in state.items() if not same(value, inputs.get(name, DELETE))])
+        prediction = dspy.Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
         prediction._completions = _completions(session, prediction)
         recorded = request.keeps_events  # if the run is asked for before `_run` makes it: within a wrapper
         link = RunLink(lambda prediction: Run(ended, prediction, current_recorder() if recorded else None))
@@ -726,7 +723,9 @@ class CompiledGraph(dspy.Module):
 def _completions(session: Session, outputs: dspy.Prediction) -> Any:
     """The completions of the node that has written all outputs; None if several have, or what it wrote was changed."""
     log, known = session.run.log, session.completions
-    commits = [log[at].commit for at in reversed(range(len(log)))] if known else []
+    if not known:
+        return None
+    commits = [log[at].commit for at in reversed(range(len(log)))]
     writers = {next((commit.id for commit in commits if name in commit.patch), "") for name, _ in outputs.items()}
     found = known.get(writers.pop()) if len(writers) == 1 else None
     kept = [] if found is None else [name in found and same(found[name][0], value) for name, value in outputs.items()]

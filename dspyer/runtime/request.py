@@ -20,7 +20,7 @@ from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Layer
-from dspyer.patch import DELETE, Replace, diff_value
+from dspyer.patch import DELETE, Replace, diff_value, seal
 from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_call_log import LMCallLog
@@ -77,7 +77,7 @@ class RunStart(NamedTuple):
     def of(cls, topology: Topology, state: ImmutableState, label: tuple[str, ...] = ()) -> RunStart:
         """A new run, whose first commit sets the inputs."""
         patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
-        return cls(start(topology), patch, state, token_hex(16), label)
+        return cls(start(topology), seal(patch), state, token_hex(16), label)
 
     def to_replay(self) -> RunStart:
         """The same with a patch that can be replayed: it replaces the values of fields with a reducer."""

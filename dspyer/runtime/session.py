@@ -53,7 +53,7 @@ from dspyer.layers.layer import RunLayers
 from dspyer.nodes.attempt import Attempt, NotLive, with_posts
 from dspyer.nodes.live_access import Peer
 from dspyer.nodes.node import Call
-from dspyer.patch import seal
+from dspyer.patch import SealedPatch, seal
 from dspyer.persistence.execution_records import (
     MISSING,
     AnswerSource,
@@ -83,7 +83,7 @@ from dspyer.scheduler.run_state import (
     path_of_id,
     path_text,
 )
-from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left, plan
+from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stopping import StopSignal
@@ -163,7 +163,9 @@ class Session(NotLive):
         self.started = time.time()
         self.program = program
         self.graph = graph
-        self.run_start = run_start = run_start._replace(patch=seal(run_start.patch))
+        if type(run_start.patch) is not SealedPatch:
+            run_start = run_start._replace(patch=seal(run_start.patch))
+        self.run_start = run_start
         self.run: RunState = run_start.run
         self.inputs = run_start.state
         self.scope = scope = request.scope
@@ -188,7 +190,7 @@ class Session(NotLive):
         self.run_id = run_start.run_id
         self.root = request.root or run_start.run_id
         self.label = "/".join(run_start.label)
-        self.id_prefix = "".join([f"{part}/" for part in (*run_start.label, *scope)])
+        self.id_prefix = "/".join((*run_start.label, *scope, ""))
         self.records = request.records or ExecutionRecords()
         self.journal = journal = request.journal
         self.pending = PendingRows(run_start.run) if journal is not None else None
@@ -232,7 +234,12 @@ class Session(NotLive):
         limit = self.max_running
         if self._to_restart and self._may_start:
             started, self._to_restart = self._restarted(self._to_restart), []
-        while plan(self.run) and self._may_start and len(self.run.running) < limit:
+        while (
+            self.run.ready._heap is not None  # `plan`, without its calls: this runs for every node
+            and not self.run.failures
+            and self._may_start
+            and len(self.run.running._data) < limit
+        ):
             position = 0 if not self.graph.interrupt_after else self._next_position()
             if position is None:
                 break
@@ -319,7 +326,7 @@ class Session(NotLive):
     def more_to_start(self) -> bool:
         """Whether another execution could start at once, if there were a slot for it."""
         run = self.run
-        return bool(run.ready) and not run.failures
+        return run.ready._heap is not None and not run.failures
 
     @property
     def max_running(self) -> int:
@@ -740,10 +747,9 @@ class Session(NotLive):
                 what = "".join(format_exception_only(other.error)).partition("\n")[0]
                 annotate(first.error, f"also failed: {other.node!r} (branch {path_text(other.path)}): {what}")
             return first.error
-        if self.status == "failed":
-            return self._refusal
-        if self.status != "stopped":
-            return None
+        status = self.status
+        if status != "stopped":
+            return self._refusal if status == "failed" else None
         stored = self.journal is not None and bool(self.journal.thread)
         fix = CAN_RESUME if stored else CANNOT_RESUME
         if self.spending is not None and isinstance(self.stop_signal.error, BudgetError):
@@ -756,7 +762,7 @@ class Session(NotLive):
         For the run around it, the trace is `whole`: with the steps that are only counted.
         """
         found = trace_of(run, self.graph, self.traces)
-        return found if whole else [step for step in found if not is_apart(step[0])]
+        return found if whole or not found else [step for step in found if not is_apart(step[0])]
 
     def trace_steps(self, run: RunState) -> list[TraceStep]:
         """All steps of the DSPy trace, in the order of `trace`, each with what became of it."""

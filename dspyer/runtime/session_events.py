@@ -74,7 +74,7 @@ def watching(watch: Watch, watch_lm: WatchLM | None = None) -> Iterator[None]:
 
 def lm_watchers(run_id: str, prices: Prices) -> list[LMWatcher]:
     """What passes the LM calls of a run, at these prices, to those who watch them, as modules to DSPy."""
-    return [LMWatcher(partial(watch, run_id), prices) for watch in _lm_watchers]
+    return [LMWatcher(partial(watch, run_id), prices) for watch in _lm_watchers] if _lm_watchers else []
 
 
 class Around(NamedTuple):
@@ -130,6 +130,7 @@ class SessionEvents:
         self._pending = pending
         self._limit = limit
         self._around = around
+        self._unheard = not keeps and observe is ignore and redactor is None  # but by those who watch the process
         own = () if redactor is None else (redactor,)
         self.redactors: tuple[Redactor, ...] = own if around is None else (*own, *around.events.redactors)
 
@@ -167,7 +168,8 @@ class SessionEvents:
                     redactor.learn(event)  # an error published before the next write may name these values
             return
         for event in events:
-            self.publish(event)
+            if not self._unheard or _watchers or type(event) is ConflictFound:
+                self.publish(event)
 
     # --- redaction, by this run and by those around it
 
