@@ -41,57 +41,49 @@ except ImportError:  # AnyIO can do without it
     _library = ContextVar("dspyer_no_library", default=None)
 
 T = TypeVar("T")
-Job = tuple[Context, Callable[[], Any], Callable[[Any], object], EventLoopToken | None]
+Job = tuple[Context, Callable[[], Any], Callable[[Any], object], EventLoopToken | None, bool]
 
 IDLE: Final = 10.0
 """Seconds in which a thread waits for its next job."""
 
 
-class WorkerThread(threading.Thread):
-    """A thread that runs one job after another."""
+_jobs: SimpleQueue[Job | tuple[()] | None] = SimpleQueue()
+_idle: list[None] = []  # one for each thread that waits for a job, or will, and whose job is not on its way
+_awaited: set[threading.Thread] = set()  # at work on something that the end of the process waits for
 
-    def __init__(self) -> None:
-        super().__init__(name="dspyer worker thread", daemon=True)
-        self._jobs: SimpleQueue[Job | tuple[()] | None] = SimpleQueue()
 
-    def give(self, job: Job, awaited: bool) -> None:
-        """Gives an idle thread its next job."""
-        if awaited:
-            _awaited.add(self)
-        self._jobs.put(job)
-
-    def end(self) -> None:
-        """Waits until the thread has run its job, and ends it."""
-        self._jobs.put(())
-        self.join()
-
-    def run(self) -> None:
-        """Runs jobs until none comes for a while."""
-        while True:
-            job = clock.get(self._jobs, clock.now() + IDLE, "idle")
-            if job:
-                self._do(*job)
-            elif job is not None:
+def _serve(first: list[Job]) -> None:
+    """What a thread does: its first job, then others until none comes for a while."""
+    _do(*first.pop())
+    while True:
+        job = clock.get(_jobs, clock.now() + IDLE, "idle")
+        if job:
+            _do(*job)
+        else:
+            if job is not None:
+                _jobs.put(job)  # the end of the process, also for the next thread
+            with suppress(IndexError):  # a job is on its way
+                _idle.pop()
                 return
-            else:
-                with suppress(ValueError):  # another thread has taken this one: its job is on its way
-                    _idle.remove(self)
-                    return
-            del job  # while the thread is idle, nothing in it refers to what it has done
-
-    def _do(
-        self, context: Context, work: Callable[[], Any], end: Callable[[Any], object], loop: EventLoopToken | None
-    ) -> None:
-        join_loop(loop)
-        outcome = context.run(work)
-        leave_loop()
-        _awaited.discard(self)
-        _idle.append(self)  # first: what the outcome leads to finds this thread
-        end(outcome)
+        del job  # while the thread is idle, nothing in it refers to what it has done
 
 
-_idle: list[WorkerThread] = []  # the last one is used first, so that those that are not needed end
-_awaited: set[WorkerThread] = set()  # at work on something that the end of the process waits for
+def _do(
+    context: Context,
+    work: Callable[[], Any],
+    end: Callable[[Any], object],
+    loop: EventLoopToken | None,
+    awaited: bool,
+) -> None:
+    if awaited:
+        _awaited.add(threading.current_thread())
+    join_loop(loop)
+    outcome = context.run(work)
+    leave_loop()
+    if awaited:
+        _awaited.discard(threading.current_thread())
+    _idle.append(None)  # first: what the outcome leads to finds this thread
+    end(outcome)
 
 
 def start_work(
@@ -109,31 +101,30 @@ def start_work(
     context = copy_context()
     if is_on_loop():
         context.run(_library.set, None)  # else AnyIO takes the thread for that of the loop
-    job = (context, work, end, loop or loop_of_worker())
-    awaited = awaited and not threading.current_thread().daemon
+    job = (context, work, end, loop or loop_of_worker(), awaited and not threading.current_thread().daemon)
     try:
-        _idle.pop().give(job, awaited)
+        _idle.pop()
     except IndexError:
-        thread = WorkerThread()
-        thread.give(job, awaited)
-        try:
-            Context().run(thread.start)  # from 3.14 on, a thread may keep the context that it is started in
-        except RuntimeError:  # the system has no thread left
-            _awaited.discard(thread)
-            raise
+        thread = threading.Thread(target=_serve, args=([job],), name="dspyer worker thread", daemon=True)
+        Context().run(thread.start)  # from Python 3.14 on, a thread may keep the context that it is started in
+    else:
+        _jobs.put(job)
 
 
 def _end_awaited() -> None:
+    _jobs.put(())
     for thread in tuple(_awaited):
-        thread.end()
+        thread.join()
 
 
 def _forget_threads() -> None:
+    global _jobs  # noqa: PLW0603 - the threads that share it, and its lock, are in the parent
+    _jobs = SimpleQueue()
     _idle.clear()
     _awaited.clear()
 
 
-at_fork(_forget_threads)  # they are in the parent only
+at_fork(_forget_threads)
 # When the process waits for threads that are no daemons, also in a child of `multiprocessing`, which runs no `atexit`.
 vars(threading)["_register_atexit"](_end_awaited)
 
