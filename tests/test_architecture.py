@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
-    {"errors", "hints", "blocking", "clock", "ctrl_c", "failure", "stopping", "event_queue"},
+    {"errors", "hints", "blocking", "clock", "ctrl_c", "failure", "stopping", "event_queue", "worker_threads"},
     {"values", "patch", "events"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},
@@ -47,6 +47,7 @@ WAITING = {
     "stores",
     "persistence",
     "archive",
+    "worker_threads",
 }  # what is below it and may wait: threads and a clock, and no DSPy
 IMPURE = {"dspy", "litellm", "asyncio", "anyio", "threading", "concurrent", "time", "logging", "random"}
 

@@ -14,7 +14,6 @@ from dspyer.archive.run_display import StoppedExecution, StoredRunDisplay, stopp
 from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph, stored_graph
 from dspyer.archive.stored_records import JoinConflict, StoredPost, join_conflicts, stored_posts, stored_stats
-from dspyer.blocking import run_in_thread
 from dspyer.display.report import describe_run
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row, run_answer
@@ -36,6 +35,7 @@ from dspyer.stores.base import ListedRun, Point, RunQuery, RunRow, ThreadRow, li
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict
+from dspyer.worker_threads import run_in_thread
 
 
 class CommitInfo(NamedTuple):

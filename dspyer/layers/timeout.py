@@ -16,7 +16,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, NamedTuple
 
 from dspyer import clock
-from dspyer.blocking import DaemonCall
 from dspyer.dspy_module.executing import execute_apart
 from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
@@ -26,6 +25,7 @@ from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.node import Call, Reply
 from dspyer.nodes.steps import Script, Step, wrapped
 from dspyer.stopping import TimeLimit, current_limit
+from dspyer.worker_threads import ThreadCall
 
 logger = logging.getLogger("dspyer")
 
@@ -62,7 +62,7 @@ class Timed(NamedTuple):
         attempt = call.context.delegate
         with _limited(attempt, self.seconds) as limit, gated(limit=limit), recording_apart():
             ended: SimpleQueue[bool | None] = SimpleQueue()
-            work: DaemonCall[Reply] = DaemonCall(partial(self.step.call, call))
+            work: ThreadCall[Reply] = ThreadCall(partial(self.step.call, call), awaited=False)
             work.on_end(partial(ended.put, True))
             try:
                 if clock.get(ended, limit.ends, "timeout") is None:
@@ -116,7 +116,7 @@ class _limited:  # noqa: N801 - used as a function: `with _limited(...) as limit
         current_limit.reset(self._token)
 
 
-def _end(limit: TimeLimit, work: DaemonCall[Reply], ended: SimpleQueue[bool | None]) -> None:
+def _end(limit: TimeLimit, work: ThreadCall[Reply], ended: SimpleQueue[bool | None]) -> None:
     """Ends an attempt in sync code: what is async in it is awaited, the rest left running."""
     waits_for_async = limit.calls.running
     limit.end()

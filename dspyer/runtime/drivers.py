@@ -50,7 +50,7 @@ def drive(session: Session, **overrides: Any) -> None:
         recording(**overrides) as steps,
         async_bridge() as cancel,
         session.stop_signal.on_stop(partial(_cancel_async, session, cancel)),
-        ThreadWorkers(session.max_threads) as threads,
+        ThreadWorkers() as threads,
         session.driving(threads.wake),
         nullcontext() if session.limit is None else session.limit.on_leave(session.hand_over),
     ):

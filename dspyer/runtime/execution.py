@@ -254,7 +254,7 @@ class NodeRunner:
     ) -> list[T]:
         """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
         batch: Batch[T] = Batch(self.session, len(calls), max_concurrency, rule)
-        with ThreadWorkers(batch.limit) as threads:
+        with ThreadWorkers() as threads:
             while self._has_room() and batch.may_start(threads.busy):
                 index = batch.start()
                 threads.start(index, *self._work(run_within, calls[index]))

@@ -48,8 +48,6 @@ from dspyer.scheduler.run_state import Branch, Execution, RunState, Transition
 from dspyer.scheduler.schedule import plan
 from dspyer.state import ImmutableState
 
-_UNBOUNDED = 1_000_000  # threads; `start_ready` bounds how many executions run
-
 
 class LiveSession(Session):
     """A session whose nodes read each other's posts.
@@ -107,11 +105,6 @@ class LiveSession(Session):
     def max_running(self) -> int:
         """How many executions may run at once: those that wait, or wait to be committed, hold no slot."""
         return self.max_concurrency + self.waiters.parked + len(self._finished)
-
-    @property
-    def max_threads(self) -> int:
-        """How many threads the executions may need at once: a waiting sync node keeps its thread."""
-        return _UNBOUNDED
 
     @contextmanager
     def driving(self, wake: Callable[[], None]) -> Iterator[None]:

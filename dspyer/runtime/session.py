@@ -334,11 +334,6 @@ class Session(NotLive):
         return self.max_concurrency
 
     @property
-    def max_threads(self) -> int:
-        """How many threads the executions may need at once."""
-        return self.max_concurrency
-
-    @property
     def stopped(self) -> bool:
         """Whether no further execution starts: the run was stopped, or a write has failed."""
         return self.stop_signal.reason is not None or self.write_error is not None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
-from dspyer.blocking import cancellation_count, run_in_thread
+from dspyer.blocking import cancellation_count
 from dspyer.budget import Budget
 from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.event_queue import EventQueue
@@ -35,6 +35,7 @@ from dspyer.threads.ownership import StoredRun, ThreadLock
 from dspyer.threads.start import RunStarter
 from dspyer.threads.thread_program import AnswersByKey, Resources, ThreadProgram
 from dspyer.values.scalars import check_flags
+from dspyer.worker_threads import run_in_thread
 
 if TYPE_CHECKING:
     from dspyer.threads.thread import Thread
