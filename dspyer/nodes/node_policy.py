@@ -14,11 +14,13 @@ class CachePlan(NamedTuple):
         node: its name.
         identity: a hash of all parts of the key that are the same for each call (`nodes.cache_key`).
         ttl: how old a result may be, in seconds; None for any age.
+        folder: the folder of the results; None for one in DSPy's cache folder.
     """
 
     node: str
     identity: str
     ttl: float | None
+    folder: str | None
 
 
 class NodePolicy(NamedTuple):

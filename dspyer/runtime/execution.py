@@ -173,7 +173,7 @@ def _cached(session: Session, execution: Execution, call: Call, policy: NodePoli
     graph = session.graph
     make = partial(_attempts, session, execution, call, policy)
     use, decode = partial(_validated, session, execution, call), _decoder(graph.topology.schema)
-    output, hit = yield from cached(plan, graph.nodes[execution.node], graph.cache_dir, decode, call, use, make)
+    output, hit = yield from cached(plan, graph.nodes[execution.node], decode, call, use, make)
     return output._replace(cached=hit)
 
 

@@ -49,7 +49,6 @@ Capture = Callable[[Reply], Reply]
 def cached(
     plan: CachePlan,
     node: Node,
-    folder: str | None,
     decode: Callable[[Any], Any],
     call: Call,
     use: Callable[[Reply], T],
@@ -65,7 +64,7 @@ def cached(
     except Exception as error:  # noqa: BLE001 - if what the node reads is wrong, its call raises the same
         warn("what it reads gives no key, so nothing is kept", error)
         return (yield from make(None)), False
-    look = _Look(plan, cache_in(folder or default_folder()), key, decode, warn)
+    look = _Look(plan, cache_in(plan.folder or default_folder()), key, decode, warn)
     while True:
         flight, leads = join_flight(look.cache, key, plan.ttl)
         if leads:
