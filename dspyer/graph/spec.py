@@ -81,7 +81,6 @@ class GraphSpec:
         attempts: the most attempts of each node with a retry policy, those of the graphs around it first, by its path:
             `{"write": (3,), "write/draft": (3, 2)}`.
         error_edges: where a branch goes after a failure, by node; the first edge that takes the exception counts.
-        cache_dir: the folder for the results of nodes with a cache; None for one in DSPy's cache folder.
         routers: all routers, in the order of declaration.
         checks: the checks, by their names.
         rejecting: the nodes that may reject an output: the checks, those of agents too.
@@ -129,7 +128,6 @@ class GraphSpec:
     record_lm_calls: Recorded | Choose = "usage"
     attempts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
-    cache_dir: str | None = None
     routers: tuple[Router, ...] = field(init=False)
     checks: Mapping[str, CheckNode] = field(init=False)
     rejecting: Mapping[str, Node] = field(init=False)
