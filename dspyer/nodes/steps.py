@@ -194,7 +194,6 @@ def next_attempt(call: Call, number: int, error: Exception, pause: float) -> Cal
     delegate = call.context.delegate
     delegate.over = delegate.replaced = True
     delegate.host.attempt_failed(delegate, number, error, pause)
-    delegate.host.withdraw_posts(delegate)
     execute_attempt(number + 1)
     return call._replace(context=replace(call.context, delegate=delegate.next(number + 1)))
 

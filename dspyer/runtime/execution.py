@@ -104,7 +104,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     if session.records.questions:
         call.context.delegate.finish()
     if isinstance(session, LiveSession):
-        transition = transition._replace(live=session.exchange(execution))
+        transition = transition._replace(live=session.exchange(execution, call.context.delegate))
     if from_cache:
         transition = transition._replace(cached=True)
     if execution.id in session.failed_attempts:
@@ -222,12 +222,11 @@ def _report(session: Session, execution: Execution, call: Call, error: Exception
     reply = session.graph.nodes[execution.node].error_reply(call, error)
     if reply is None:
         return None
-    # The attempt is the one that commits, since the answers to its questions count; what it posted does not.
+    # The attempt is the one that commits, since the answers to its questions count.
     delegate = call.context.delegate
     if session.records.questions:
         delegate.finish()
     delegate.over, delegate.posts = True, None
-    session.withdraw_posts(delegate)
     failure = delegate.failure(error, delegate.number)
     session.failure_caught(execution, error, failure)
     return reply, failure
@@ -331,15 +330,20 @@ def _after_failure(
         index=_send_index(session, execution),
     )
     patch: dict[str, Any] = {}
-    after = call.state
+    after, schema = call.state, session.graph.topology.schema
     if edge.into is not None:
-        schema, commit_id = session.graph.topology.schema, session.id_prefix + execution.id
+        commit_id = session.id_prefix + execution.id
         written = {edge.into: failure}
         patch, after = schema.commit(call.state, written, node=name, commit_id=commit_id, whole_values=True)
+    live = None
+    if isinstance(session, LiveSession):  # it has posted before it failed; what it has read counts for nothing
+        patch, after = session.with_posts(execution, patch, after)
+        live = session.exchange(execution, None)
+    if patch:
         schema.check_state_limit(name, call.state, patch, after)
     session.failure_caught(execution, raised, failure)
     duration = time.perf_counter() - clock
-    caught = Transition(patch, after, (Target(edge.target),), None, began, duration)
+    caught = Transition(patch, after, (Target(edge.target),), None, began, duration, live)
     failed = session.take_failed_attempts(execution)
     return caught._replace(attempt=failure.attempt, failure=failure, failed_attempts=failed)
 
