@@ -87,11 +87,7 @@ class ErrorEdges(Layer):
             attempt=failed,
             index=_send_index(call),
         )
-        patch: Any = {}
-        after = call.state
-        if edge.into is not None:
-            patch, after = session.committed(call, {edge.into: failure}, True)
-            session.graph.topology.schema.check_state_limit(call.node, call.state, patch, after)
+        patch, after = session.folded(call, {} if edge.into is None else {edge.into: failure}, True)
         session.failure_caught(call, error, failure)
         return Output(patch, after, None, (Target(edge.target),), False, failure, call)
 

@@ -144,9 +144,6 @@ class AttemptHost(Protocol):
     def first_trial_error(self) -> Exception | None:
         """What the first trial has raised, the cause if all trials fail; None if an earlier process made it."""
 
-    def withdraw_posts(self, attempt: Attempt) -> None:
-        """Withdraw what an attempt that raised has posted to live fields; the next one reads them from the start."""
-
 
 class NotLive:
     """A run whose nodes do not see each other while they run, so that nothing in it depends on timing.
@@ -170,9 +167,6 @@ class NotLive:
             return BranchEntries([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
         found = attempt.read_view(View(field), "entries")
         return BranchEntries([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
-
-    def withdraw_posts(self, attempt: Attempt) -> None:
-        """Do nothing: posts belong to the commit."""
 
     def set_doing(self, attempt: Attempt, text: str) -> None:
         """Do nothing: no sibling reads it."""
@@ -237,6 +231,7 @@ class Attempt:
         part: the name of the part of an execution that it is, of a router or what condenses, which has attempts of its
             own; "" for a node or an item.
         following: the attempt that was made after this one had failed; None for none.
+        live_cursor: how far it has read live fields, and what it has posted to them; None for nothing.
         limit: the time that the attempt has; None for no timeout.
         calls: the programs that it has called; None for none.
         edited: the arguments of the call of a tool that it makes, if a person has changed them; else None.
@@ -256,6 +251,7 @@ class Attempt:
         "host",
         "index",
         "limit",
+        "live_cursor",
         "local_id",
         "node",
         "number",
@@ -286,6 +282,7 @@ class Attempt:
         self.index = index
         self.number = number
         self.posts: list[tuple[str, Any]] | None = None
+        self.live_cursor: Any = None
         self.over = False
         self.part = part
         self.following: Attempt | None = None

@@ -72,11 +72,11 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         transition = Transition(patch, after, targets, None, began, time.perf_counter() - clock)
     else:
         transition = yield from _route(session, execution, call, patch, after, began, clock)
-    if follows_edges:
-        if session.records.questions:
-            call.context.delegate.finish()
-        if isinstance(session, LiveSession):
-            transition = transition._replace(live=session.exchange(execution))
+    if follows_edges and session.records.questions:
+        call.context.delegate.finish()
+    if isinstance(session, LiveSession):  # what a node has read that has failed counts for nothing
+        live = session.exchange(execution, call.context.delegate if follows_edges else None)
+        transition = transition._replace(live=live)
     if cached:
         transition = transition._replace(cached=True)
     if failure is not None or execution.id in session.failed_attempts:
