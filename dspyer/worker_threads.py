@@ -56,7 +56,7 @@ def _serve(first: list[Job]) -> None:
     """What a thread does: its first job, then others until none comes for a while."""
     _do(*first.pop())
     while True:
-        job = clock.get(_jobs, clock.now() + IDLE, "idle")
+        job: Job | tuple[()] | None = clock.get(_jobs, clock.now() + IDLE, "idle")
         if job:
             _do(*job)
         else:

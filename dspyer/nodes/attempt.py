@@ -301,15 +301,13 @@ class Attempt:
 
     def item(self, index: int) -> Attempt:
         """The attempt of one item of a map, which is an execution of its own."""
-        return Attempt(*self._inside(str(index)), self.position, index)
+        place = (self.host, self.node, self.branch, f"{self.execution}[{index}]", f"{self.local_id}[{index}]")
+        return Attempt(*place, self.position, index)
 
     def of_part(self, name: str) -> Attempt:
         """The attempt of a part of this execution, which is an execution of its own."""
-        return Attempt(*self._inside(name), self.position, self.index, part=name)
-
-    def _inside(self, key: str) -> tuple[AttemptHost, str, BranchPath, str, str]:
-        suffix = f"[{key}]"
-        return self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix
+        place = (self.host, self.node, self.branch, f"{self.execution}[{name}]", f"{self.local_id}[{name}]")
+        return Attempt(*place, self.position, self.index, part=name)
 
     def repeated(self) -> Attempt:
         """The attempt of a call that is made again within this one: its effects and questions are its own."""

@@ -55,7 +55,6 @@ from dspyer.nodes.live_access import Peer
 from dspyer.nodes.node import Call
 from dspyer.patch import SealedPatch, seal
 from dspyer.persistence.execution_records import (
-    MISSING,
     AnswerSource,
     ExecutionRecords,
     KeptRun,
@@ -65,7 +64,7 @@ from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.lineage_order import unfinished_branches
-from dspyer.runtime.pending_rows import PendingRows
+from dspyer.runtime.pending_rows import PendingRows, item_results
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, CallCount, Request, RunStart
 from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of, uncredited
@@ -88,8 +87,6 @@ from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stopping import StopSignal
 from dspyer.stores.base import Row
-from dspyer.values.freezing import same
-from dspyer.values.frozen import FrozenList
 from dspyer.views import ViewRead
 
 if TYPE_CHECKING:
@@ -551,7 +548,10 @@ class Session(NotLive):
         return [*self._commit_rows(self.pending, self.run, lm_calls), *self.records.take_unwritten()]
 
     def _commit_rows(self, since: PendingRows, run: RunState, lm_calls: LMCallLog | None = None) -> list[NewRow]:
-        return since.commit_rows(run, self.run_start.patch, self.scope, self.map_items, lm_calls)
+        return since.commit_rows(run, self.run_start.patch, self.scope, self._item_results, lm_calls)
+
+    def _item_results(self, commit: Commit) -> MapItems | None:
+        return item_results(commit, self.graph.nodes.get(commit.node), self.records, self.local_id(commit.id))
 
     def end_rows(self) -> list[NewRow]:
         """The last rows of the run."""
@@ -596,21 +596,6 @@ class Session(NotLive):
             return SnapshotState(run.trunk_state, index) if run.ended else None
         alone = rows[-1].kind in COMMITS and run.log[index].commit.version is not None
         return SnapshotState(run.log[index].state, index) if alone else None
-
-    def map_items(self, commit: Commit) -> MapItems | None:
-        """The results of a map, if item rows hold them already, so that the row of the commit does not repeat them."""
-        node = self.graph.nodes.get(commit.node)
-        if node is None or node.map_fields is None:
-            return None
-        into, failures = node.map_fields.into, node.map_fields.failures
-        results = commit.patch.get(into)
-        if not isinstance(results, FrozenList) or not results:
-            return None
-        failed = () if failures is None else commit.patch.get(failures, ())
-        found = MapItems(into, len(results), tuple([failure.index for failure in failed]))
-        items = [self.records.items.get(name, MISSING) for name in found.ids(self.local_id(commit.id))]
-        fits = all(one is two or same(one, two) for one, two in zip(items, results.raw_items(), strict=True))
-        return found if fits else None
 
     def written(self) -> None:
         """Publishes the events whose rows are now written."""
