@@ -60,7 +60,6 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import NewRow, effect_row, item_row
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import Branch
-from dspyer.schema.schema import Schema
 from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
@@ -787,17 +786,6 @@ class _Effect:
         self.is_async = is_async
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # a task that waits for it and is cancelled must not cancel it
-
-
-def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]], schema: Schema) -> dict[str, object]:
-    """The posts of a node and then its updates, merged by field; a field without a reducer keeps its last value."""
-    together: dict[str, list[object]] = {}
-    for field, value in (*posts, *updates.items()):
-        found = together.setdefault(field, [])
-        if schema.reducer(field) is None:
-            found.clear()
-        found.append(value)
-    return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in together.items()}
 
 
 def _read_field(overlay: FrozenDict[str, Any] | None, state: FrozenDict[str, Any] | None, field: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, get_args, get_origin
 
 import dspy
@@ -14,6 +14,7 @@ from dspyer.hints import typed_dict_keys
 from dspyer.nodes.callables import literals, members
 from dspyer.nodes.field_names import FieldNames
 from dspyer.nodes.node import Command, Goto, Node, Send
+from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 
@@ -152,3 +153,14 @@ def check_target(target: object, declared: tuple[str, ...], who: str, fix: str) 
 def mark_of_module(error: NodeOutputError, node: Node) -> None:
     """Notes on the refusal of an output whether a module gave it: that of the node, or one inside it, which did so."""
     error.of_module = error.of_module or node.kind == "module"
+
+
+def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]], schema: Schema) -> dict[str, object]:
+    """The posts of a node and then its updates, merged by field; a field without a reducer keeps its last value."""
+    together: dict[str, list[object]] = {}
+    for field, value in (*posts, *updates.items()):
+        found = together.setdefault(field, [])
+        if schema.reducer(field) is None:
+            found.clear()
+        found.append(value)
+    return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in together.items()}

@@ -50,9 +50,10 @@ from dspyer.events import (
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import RunLayers
-from dspyer.nodes.attempt import Attempt, NotLive, with_posts
+from dspyer.nodes.attempt import Attempt, NotLive
 from dspyer.nodes.live_access import Peer
 from dspyer.nodes.node import Call
+from dspyer.nodes.outputs import with_posts
 from dspyer.patch import SealedPatch, seal
 from dspyer.persistence.execution_records import (
     AnswerSource,
