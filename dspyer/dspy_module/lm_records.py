@@ -15,15 +15,22 @@ from threading import Lock
 from typing import Any, NamedTuple, Protocol
 
 import dspy
-from dspy.clients.lm15_boundary import history_messages
-from dspy.lm15 import Request
-from dspy.utils.callback import BaseCallback
-from dspy.utils.callback_context import ACTIVE_CALL_ID
-from dspy.utils.usage_tracker import UsageTracker
 
 from dspyer.display.running import LMUse
 from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_prices import Prices, cost_of, requests_of, responses_asked, token_counts
+from dspyer.dspy_module.not_public import (
+    ACTIVE_CALL_ID,
+    CALLED,
+    CALLERS,
+    DECIDES,
+    TRACKER,
+    BaseCallback,
+    Request,
+    UsageTracker,
+    calling_modules,
+    history_messages,
+)
 from dspyer.dspy_module.parameters import parameter_names
 from dspyer.errors import error_text
 from dspyer.events import LMCall
@@ -52,7 +59,7 @@ class _Begun:
     __slots__ = ("asked", "began", "clock", "entry", "execution", "given", "lm", "predictor", "usages")
 
     def __init__(self, lm: Any, given: Mapping[str, Any]) -> None:
-        here, callers = executing.get() or Executing(), dspy.settings.caller_modules or ()
+        here, callers = executing.get() or Executing(), calling_modules()
         # A copy: the driver names its next execution in the same object.
         self.execution = Executing(here.id, here.node, here.program, here.attempt)
         self.lm = lm
@@ -273,7 +280,7 @@ def pass_on_lm_calls(program: Any, calls: Sequence[LMCall], nodes: Mapping[str, 
     They are those modules around the caller that have a method `take_lm_calls`. `nodes` are the nodes of the program
     that have run, by execution.
     """
-    for one in dspy.settings.caller_modules or ():
+    for one in calling_modules():
         take = getattr(type(one), "take_lm_calls", None)
         if take is not None:
             take(one, program, calls, nodes)
@@ -321,8 +328,8 @@ class LMCallbacks(list[Any]):
 
     def __add__(self, others: Any) -> Any:
         # DSPy adds the callbacks of an instance to these (`with_callbacks`); the instance is a local of its frame.
-        instance = sys._getframe(1).f_locals.get("instance", self)
-        if instance is self or isinstance(instance, dspy.BaseLM) or hasattr(instance, "supports_decision_requests"):
+        instance = sys._getframe(1).f_locals.get(CALLED, self)
+        if instance is self or isinstance(instance, dspy.BaseLM) or hasattr(instance, DECIDES):
             return [*self, *others]
         return others
 
@@ -343,8 +350,8 @@ def without_callbacks(callbacks: list[Any], gone: Sequence[object]) -> list[Any]
 def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> Iterator[LMRecorder]:
     """Records the LM calls of a block, which is one run. At its end they are added to those of the run around it."""
     settings = dspy.settings
-    tracker = settings.usage_tracker
-    modules, callbacks = settings.caller_modules or [], settings.callbacks or []
+    tracker = settings.get(TRACKER)
+    modules, callbacks = calling_modules(), settings.callbacks or []
     around = [one for one in modules if isinstance(one, LMListener)]
     if around:
         modules = [one for one in modules if one not in around]
@@ -359,9 +366,8 @@ def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> I
     executing.set(Executing())
     try:
         with dspy.context(
-            caller_modules=[*modules, listener],
             callbacks=with_lm_callback(callbacks, listener),
-            usage_tracker=recorder.tracker,
+            **{CALLERS: [*modules, listener], TRACKER: recorder.tracker},
         ):
             yield recorder
     finally:
@@ -377,7 +383,7 @@ def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> I
 
 def current_recorder() -> LMRecorder | None:
     """The recorder of the run around the caller; None outside of any."""
-    return next((one.recorder for one in dspy.settings.caller_modules or () if isinstance(one, LMListener)), None)
+    return next((one.recorder for one in calling_modules() if isinstance(one, LMListener)), None)
 
 
 def usage_so_far() -> dict[str, LMUsage]:

@@ -22,9 +22,8 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 import dspy
-from dspy.clients.call_context import _adapter_calls  # whether a token was shown, for DSPy's own fallback
-from dspy.utils.callback import BaseCallback
 
+from dspyer.dspy_module.not_public import BaseCallback, _adapter_calls
 from dspyer.errors import mark_lm_retries, retries_of_lm
 
 STRIDE: Final = 10**6

@@ -19,11 +19,11 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import dspy
-from dspy.utils.callback import BaseCallback
 
 from dspyer.budget import Spending, Spent
 from dspyer.dspy_module.lm_prices import cost_of, known_prices, requests_of, responses_asked, token_counts
 from dspyer.dspy_module.lm_records import with_lm_callback, without_callbacks
+from dspyer.dspy_module.not_public import CALLERS, ENGINE, TRACKER, BaseCallback, calling_modules
 from dspyer.errors import Interrupt
 from dspyer.events import LMCall
 from dspyer.stopping import TimeLimit
@@ -57,9 +57,9 @@ class RequestGate(BaseCallback):
             if spending.check() and spending.budget.cost is not None and not _has_price(spending, instance):
                 spending.refuse(f"the price of {instance.model!r} is not known", instance.model)
         self.raise_if_used_up()
-        record = LMCallRecord(instance, inputs.get("kwargs", {}), dspy.settings.usage_tracker)
-        callers = [*(dspy.settings.caller_modules or ()), record]
-        context = dspy.context(usage_tracker=record, caller_modules=callers)
+        record = LMCallRecord(instance, inputs.get("kwargs", {}), dspy.settings.get(TRACKER))
+        callers = [*calling_modules(), record]
+        context = dspy.context(**{TRACKER: record, CALLERS: callers})
         context.__enter__()
         self._calls[call_id] = (record, context)
 
@@ -154,7 +154,7 @@ def _has_price(spending: Spending, lm: Any) -> bool:
     """Whether the cost of a request to an LM will be known, as far as that can be told before the request."""
     if lm.model in spending.budget.prices:
         return True
-    engine = getattr(lm, "_engine_spec", None)
+    engine = getattr(lm, ENGINE, None)
     if engine is None:
         return True  # a class of its own, which may report a cost: its first response shows it
     return isinstance(engine, str) and known_prices(lm) is not None  # DSPy knows no price for an engine of the user

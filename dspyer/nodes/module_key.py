@@ -17,12 +17,12 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any, Final, TypeAlias, get_args
 
 import dspy
-from dspy.adapters.types.tool import Tool
-from dspy.dsp.utils.settings import DEFAULT_CONFIG
+from dspy import Tool
 from pydantic import BaseModel, TypeAdapter
 from pydantic_core import PydanticUndefined
 
 from dspyer.dspy_module.lm_requests import AsksAnew, added_rollouts, asked_adapter, trial_rollout
+from dspyer.dspy_module.not_public import COMPILED, DEFAULT_CONFIG, WARNED
 from dspyer.dspy_module.predictors import RECORDS, predictors_in
 from dspyer.dspy_module.prompt_templates import VALUES_SETTING, WARNING_SETTING
 from dspyer.errors import StateError, with_article
@@ -38,7 +38,7 @@ _FORM: Final = 2  # of keys and entries: another number leaves all earlier entri
 _FUNCTIONS: Final = (FunctionType, MethodType, BuiltinFunctionType, partial)
 _LIBRARIES: Final = frozenset({"dspy", "dspyer", "pydantic", "builtins"})
 _OF_PREDICTORS: Final = frozenset({"signature", "demos", "lm", "stage", "traces", "train", "template"})
-_OF_MODULES: Final = RECORDS | {"_compiled", "_warned_zero_temp_rollout"}
+_OF_MODULES: Final = RECORDS | {COMPILED, WARNED}
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 _CLIENT: Final = frozenset({"api_key"})  # another key changes no response
 

@@ -24,6 +24,7 @@ from typing import Any, Final
 import dspy
 
 from dspyer.dspy_module.lm_requests import asked_adapter
+from dspyer.dspy_module.not_public import INPUT_KEYS
 from dspyer.nodes.cache_key import Identity, digest
 from dspyer.persistence.patch_cache import PatchCache, on_disk
 from dspyer.runtime.module_cache import ModuleResults
@@ -109,7 +110,7 @@ def _result_key(metric: Callable[..., Any], arguments: Mapping[str, Any], result
 def _contents(value: Any) -> Any:
     """The fields of an example or a state."""
     if isinstance(value, dspy.Example):
-        inputs = value._input_keys
+        inputs = getattr(value, INPUT_KEYS)
         return {"fields": dict(value.items()), "inputs": None if inputs is None else sorted(inputs)}
     return dict(value) if isinstance(value, ImmutableState) else value
 

@@ -9,12 +9,19 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import dspy
-from dspy.utils.callback import BaseCallback
-from dspy.utils.callback_context import ACTIVE_CALL_ID
-from dspy.utils.usage_tracker import UsageTracker
 
 from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_records import with_lm_callback
+from dspyer.dspy_module.not_public import (
+    ACTIVE_CALL_ID,
+    CALLERS,
+    HISTORY_OFF,
+    HISTORY_SIZE,
+    TRACKER,
+    BaseCallback,
+    UsageTracker,
+    calling_modules,
+)
 from dspyer.dspy_module.parameters import walk_parameters
 from dspyer.events import LMCall
 from dspyer.optimize.components import nodes_by_part, only_graph
@@ -57,7 +64,7 @@ class LMCounts(BaseCallback):
         """Count a call that has ended."""
         del outputs
         node, _ = self._begun.pop(call_id, ("", None))
-        known = exception is None and isinstance(dspy.settings.usage_tracker, _NotedUsage)
+        known = exception is None and isinstance(dspy.settings.get(TRACKER), _NotedUsage)
         with self._lock:
             unused = known and self._used is not None and call_id not in self._used
             counts = self.cached if unused or call_id in self._served else self.made
@@ -93,7 +100,7 @@ class LMCounts(BaseCallback):
 
     def _node(self, further: Sequence[Any] = (), here: Executing | None = None) -> str:
         """The node that calls: that of the innermost calling module which its program has, else the one that runs."""
-        callers = [*(dspy.settings.caller_modules or ()), *further]
+        callers = [*calling_modules(), *further]
         root = next((one for one in callers if id(one) in self._programs), None)
         if root is None:
             return ""
@@ -146,12 +153,11 @@ def counting_lm_calls(programs: Container[int] = ()) -> Iterator[LMCounts]:
     """Count the LM calls of a block, in all its threads, by the nodes of the programs with these ids."""
     counts, settings = LMCounts(programs), dspy.settings
     further: dict[str, Any] = {}
-    without_history = settings.disable_history or settings.max_history_size == 0
-    if without_history and settings.usage_tracker is None and not settings.track_usage:
-        further["usage_tracker"] = counts.by_usage()
+    without_history = settings.get(HISTORY_OFF) or settings.get(HISTORY_SIZE) == 0
+    if without_history and settings.get(TRACKER) is None and not settings.track_usage:
+        further[TRACKER] = counts.by_usage()
     with dspy.context(
-        **further,
-        caller_modules=[*(settings.caller_modules or []), counts],
+        **{**further, CALLERS: [*calling_modules(), counts]},
         callbacks=with_lm_callback(settings.callbacks or [], counts),
     ):
         yield counts

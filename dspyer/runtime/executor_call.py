@@ -16,6 +16,7 @@ from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.executing import Executing, executing, executing_id
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import LMRecorder, current_recorder, pass_on_lm_calls
+from dspyer.dspy_module.not_public import HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
 from dspyer.dspy_module.parameters import parameter_names, walk_parameters
 from dspyer.dspy_module.request_gate import current_gate
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
@@ -40,9 +41,9 @@ SENT_SETTINGS = (
     "async_max_workers",
     "num_threads",
     "max_errors",
-    "disable_history",
-    "max_history_size",
-    "max_trace_size",
+    HISTORY_OFF,
+    HISTORY_SIZE,
+    TRACE_SIZE,
     "track_usage",
     "provide_traceback",
     "allow_tool_async_sync_conversion",
@@ -143,7 +144,7 @@ class ExecutorCall:
         self, program: Any, executor: Executor, request: Request, inputs: Mapping[str, Any], *, is_async: bool
     ) -> None:
         # `dspy.streamify` sets it for the call that it makes; in a node, it is that of a call around the run.
-        if dspy.settings.send_stream is not None and not executing_id():
+        if dspy.settings.get(SEND_STREAM) is not None and not executing_id():
             raise refused(program)
         self._program = program
         self._executor = executor
@@ -334,7 +335,7 @@ class _Returning(dict[Any, Any]):
 
 def _add_usage(program: dspy.Module, returned: Returned) -> None:
     """Adds what a call has used to the tracker around the caller, and its LM calls to all that count them."""
-    tracker, gate = dspy.settings.usage_tracker, current_gate()
+    tracker, gate = dspy.settings.get(TRACKER), current_gate()
     if tracker is not None:
         for model, entries in returned.usage.items():
             tracker.usage_data[model] += entries

@@ -18,7 +18,6 @@ from threading import Lock, Thread
 from typing import Any, NamedTuple, TypeVar
 
 import dspy
-from dspy.utils.usage_tracker import UsageTracker
 
 from dspyer.blocking import Outcome, result_of
 from dspyer.budget import Budget
@@ -27,6 +26,7 @@ from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import record_lm_calls
 from dspyer.dspy_module.lm_requests import noting_lm_retries, with_own_adapters
+from dspyer.dspy_module.not_public import TRACE, TRACKER, UsageTracker
 from dspyer.dspy_module.tracing import REJECTED, Steps
 from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
@@ -203,8 +203,8 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         REQUEST: request,
         FAILED_RUNS: failures,
         _CACHES_OFF: call.caches_off,
-        "trace": steps,
-        "usage_tracker": tracker,
+        TRACE: steps,
+        TRACKER: tracker,
     }
     if call.caller[0]:  # a node, which may be attempted again
         callbacks = noting_lm_retries(dspy.settings.callbacks or [])

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 import dspy
-from dspy.adapters.types.tool import ToolCalls
+from dspy import ToolCalls
 
 from dspyer.dspy_module.predictors import predictors_in
 from dspyer.dspy_module.tracing import Steps

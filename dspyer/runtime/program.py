@@ -19,6 +19,7 @@ from dspyer.budget import Budget
 from dspyer.dspy_module.executing import executing_id
 from dspyer.dspy_module.lm_records import NO_PRICES, LMWatcher, current_recorder
 from dspyer.dspy_module.lm_requests import noting_lm_retries
+from dspyer.dspy_module.not_public import CALLERS, COMPILED, COMPLETIONS, calling_modules
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, walk_parameters, without_histories
 from dspyer.dspy_module.predictors import modules_in
 from dspyer.dspy_module.signatures import own_signatures
@@ -709,7 +710,7 @@ class CompiledGraph(dspy.Module):
         else:
             found = {name: state.raw(name) for name in outputs if name in state}
         prediction = dspy.Prediction(**{name: thaw(value) for name, value in found.items()})
-        prediction._completions = _completions(session, prediction)
+        vars(prediction)[COMPLETIONS] = _completions(session, prediction)
         recorded = request.keeps_events  # if the run is asked for before `_run` makes it: within a wrapper
         link = RunLink(lambda prediction: Run(ended, prediction, current_recorder() if recorded else None))
         vars(prediction)[LINK] = link
@@ -741,8 +742,8 @@ def _settings_inside(session: Session) -> dict[str, Any]:
     prices = NO_PRICES if session.spending is None else session.spending.budget.prices
     watchers = [] if session.scope else lm_watchers(session.root, prices)
     if watchers:  # an LM call is shown for the innermost of the runs that it is a part of
-        modules = dspy.settings.caller_modules or []
-        found["caller_modules"] = [*[one for one in modules if not isinstance(one, LMWatcher)], *watchers]
+        modules = calling_modules()
+        found[CALLERS] = [*[one for one in modules if not isinstance(one, LMWatcher)], *watchers]
     return found
 
 
@@ -772,10 +773,10 @@ def make_program(
     copies = copy_tree(dict(modules), {})
     for name, module in copies.items():
         if name in graph.frozen and not getattr(module, "_dspyer_program", False):
-            module._compiled = True
+            setattr(module, COMPILED, True)
         if name in graph.thawed:
             for _, inner in modules_in(module):
-                inner._compiled = False
+                setattr(inner, COMPILED, False)
     prepare_modules(graph, copies)
     program = source_class(graph.name, CompiledGraph, text)(graph, copies)
     own_signatures(program, retag=True)
