@@ -15,7 +15,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +24,6 @@ import dspy
 from pydantic import BaseModel
 
 from dspyer import END, START, Graph, optimize
-from dspyer.persistence.patch_cache import PatchCache
 from dspyer.testing.prompt import Prompt, write_answer
 from dspyer.testing.text_engine import Sampling, TextLM
 from tests.persistence.processes import end_of, fork
@@ -62,8 +60,8 @@ def lines(path: Path) -> list[tuple[str, str, str]]:
 
 
 def last_of_threads(known: list[tuple[str, str, str]]) -> list[tuple[str, str]]:
-    """The last note of each thread, but for entries that it was writing: kind and what."""
-    return list({thread: (kind, what) for kind, what, thread in known if kind != "inserted"}.values())
+    """The last note of each thread: kind and what."""
+    return list({thread: (kind, what) for kind, what, thread in known}.values())
 
 
 class KillableWriter:
@@ -132,9 +130,9 @@ class Letter(BaseModel):
     label: str = ""
 
 
-def desk_graph(instructions: str = "") -> Graph:
+def desk_graph() -> Graph:
     graph = Graph(Letter, name="Desk")
-    graph.add_node("desk", dspy.Predict(dspy.Signature("letter -> desk", instructions)))
+    graph.add_node("desk", dspy.Predict("letter -> desk"))
     graph.add_node("tone", dspy.Predict("letter -> tone"))
     graph.add_node("label", dspy.Predict("desk, tone -> label"))
     graph.add_edge(START, ["desk", "tone"])
@@ -159,28 +157,19 @@ class Work:
         optimizer: its name in `OPTIMIZERS`.
         threads: `num_threads` of the optimizer.
         requests: what keeps LM responses: DSPy's request cache on disk, or nothing.
-        results: whether `optimize.cache` surrounds the optimization.
         fickle: whether the LM responds differently each time that it is asked the same.
         small: whether there are few examples and steps.
-        reverse: whether the trainset has the other order.
-        seed: the seed of `optimize.GEPA`.
-        instructions: of a node of the program.
     """
 
     optimizer: str
     threads: int = 1
     requests: Literal["kept", "lost"] = "kept"
-    results: bool = False
     fickle: bool = True
     small: bool = False
-    reverse: bool = False
-    seed: int = 0
-    instructions: str = ""
 
     @property
     def train(self) -> list[dspy.Example]:
-        found = letters(3 if self.small else 6)
-        return found[::-1] if self.reverse else found
+        return letters(3 if self.small else 6)
 
     @property
     def valset(self) -> list[dspy.Example]:
@@ -197,25 +186,8 @@ def work_in(folder: Path, work: Work, journal: Journal) -> dict[str, Any]:
         enable_disk_cache=kept, enable_memory_cache=kept, disk_cache_dir=str(folder / "requests") if kept else None
     )
     lm = TextLM("test/killable", KillableWriter(journal, work.fickle), cache=True)
-    with dspy.context(lm=lm), results_in(folder, journal) if work.results else nullcontext():
+    with dspy.context(lm=lm):
         return OPTIMIZERS[work.optimizer](work, lm, journal)
-
-
-def results_in(folder: Path, journal: Journal) -> Any:
-    """The block of `optimize.cache`, with a note in the middle of the transaction of each entry, and one after it."""
-    insert, write = diskcache.Cache._row_insert, PatchCache.write
-
-    def noting_insert(*args: Any, **kwargs: Any) -> None:
-        insert(*args, **kwargs)
-        journal.note("inserted", "")
-
-    def noting_write(*args: Any, **kwargs: Any) -> None:
-        write(*args, **kwargs)
-        journal.note("kept", "")
-
-    vars_of: Any = diskcache.Cache, PatchCache
-    vars_of[0]._row_insert, vars_of[1].write = noting_insert, noting_write
-    return optimize.cache(folder / "results")
 
 
 def quiet() -> None:
@@ -249,7 +221,7 @@ def plain_gepa(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
         num_threads=work.threads,
         track_stats=True,
     )
-    return _gepa_result(gepa.compile(desk_graph(work.instructions).compile(), trainset=work.train, valset=work.valset))
+    return _gepa_result(gepa.compile(desk_graph().compile(), trainset=work.train, valset=work.valset))
 
 
 JUDGE = dspy.Predict("letter, tone -> fair")
@@ -270,18 +242,15 @@ def field_gepa(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
         max_metric_calls=18 if work.small else 60,
         num_threads=work.threads,
         track_stats=True,
-        seed=work.seed,
     )
-    return _gepa_result(gepa.compile(desk_graph(work.instructions).compile(), trainset=work.train, valset=work.valset))
+    return _gepa_result(gepa.compile(desk_graph().compile(), trainset=work.train, valset=work.valset))
 
 
 def few_shot(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
     del lm, journal
     metric = optimize.by_field({"tone": fair, "label": optimize.equals("label")}, goal="label")
     return {
-        "tuned": described(
-            optimize.FewShot(metric, rollouts=2).compile(desk_graph(work.instructions).compile(), trainset=work.train)
-        )
+        "tuned": described(optimize.FewShot(metric, rollouts=2).compile(desk_graph().compile(), trainset=work.train))
     }
 
 
@@ -299,7 +268,7 @@ def _gepa_result(tuned: Any) -> dict[str, Any]:
 def bootstrap(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
     metric = _metric(journal)
     found = dspy.BootstrapFewShot(metric=lambda gold, pred, trace=None: metric(gold, pred) == 1, max_rounds=3)
-    return {"tuned": described(found.compile(desk_graph(work.instructions).compile(), trainset=work.train))}
+    return {"tuned": described(found.compile(desk_graph().compile(), trainset=work.train))}
 
 
 def mipro(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
@@ -313,7 +282,7 @@ def mipro(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
         max_labeled_demos=1,
     )
     tuned = found.compile(
-        desk_graph(work.instructions).compile(),
+        desk_graph().compile(),
         trainset=work.train,
         valset=work.valset,
         num_trials=2 if work.small else 4,
@@ -333,7 +302,7 @@ def simba(work: Work, lm: Any, journal: Journal) -> dict[str, Any]:
         max_demos=2,
         num_threads=work.threads,
     )
-    tuned = found.compile(desk_graph(work.instructions).compile(), trainset=work.train, seed=3)
+    tuned = found.compile(desk_graph().compile(), trainset=work.train, seed=3)
     return {"tuned": described(tuned), "scores": [one["score"] for one in tuned.candidate_programs]}
 
 
@@ -372,36 +341,20 @@ class Outcome:
         return Counter({what: count for (kind, what), count in self.notes.items() if kind == "asked"})
 
 
-def optimize_in(
-    folder: Path, work: Work, kill_at: int | None = None, before: Callable[[], object] = lambda: None
-) -> Outcome:
-    """Starts an optimization in a process of its own, or starts it again; waits until it has ended.
-
-    `before` is called first in that process.
-    """
-    return started_in(folder, work, kill_at, before)()
-
-
-def started_in(
-    folder: Path, work: Work, kill_at: int | None = None, before: Callable[[], object] = lambda: None
-) -> Callable[[], Outcome]:
-    """Starts an optimization as `optimize_in` does; returns what waits for it."""
+def optimize_in(folder: Path, work: Work, kill_at: int | None = None) -> Outcome:
+    """Starts an optimization in a process of its own, or starts it again; waits until it has ended."""
     folder.mkdir(parents=True, exist_ok=True)
     notes = folder / "notes"
     known = len(lines(notes))
 
     def run() -> None:
-        before()
         found = work_in(folder, work, Journal(notes, kill_at))
         (folder / f"{os.getpid()}.json").write_text(json.dumps(found))
 
     process = fork(run)
 
-    def ended() -> Outcome:
-        status = end_of(process)
-        result = folder / f"{process}.json"
-        found = json.loads(result.read_text()) if result.exists() else None
-        noted = lines(notes)
-        return Outcome(status, found, Counter((kind, what) for kind, what, _ in noted), len(noted) - known)
-
-    return ended
+    status = end_of(process)
+    result = folder / f"{process}.json"
+    found = json.loads(result.read_text()) if result.exists() else None
+    noted = lines(notes)
+    return Outcome(status, found, Counter((kind, what) for kind, what, _ in noted), len(noted) - known)

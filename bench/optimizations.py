@@ -21,9 +21,8 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,9 +31,7 @@ import dspy
 
 from bench.simulated_lms import Conventions, ReflectionLM, Reflector, Skill, TaskLM, Worker
 from bench.simulated_programs import (
-    FUNCTION_CALLS,
     SHAPES,
-    TOOLS_SHAPE,
     Metric,
     Shape,
     field_metrics,
@@ -53,16 +50,14 @@ class Sizes:
 
     Attributes:
         budget: metric calls of an optimization.
-        short: metric calls of an optimization that is compared with and without `optimize.cache`.
         test: new examples, by which the accuracy with demonstrations is measured.
     """
 
     budget: int = 1_600
-    short: int = 400
     test: int = 200
 
 
-FULL, QUICK = Sizes(), Sizes(20, 30, 4)
+FULL, QUICK = Sizes(), Sizes(20, 4)
 
 FINAL_ROBIN, FINAL_ALL = "final metric, round_robin", "final metric, all"
 BY_HAND = "field metrics by hand, all"
@@ -253,54 +248,6 @@ def to_the_target(shape: Shape, arm: str, seed: int, skill: Skill, budget: int) 
     }
 
 
-def with_a_cache(shape: Shape, arm: str, seed: int, budget: int) -> Figures:
-    """One optimization of fixed length, with and without `optimize.cache`, with and without DSPy's cache of LM calls.
-
-    The three are the same optimization if their candidates and scores are equal.
-    """
-    figures: Figures = {}
-    for name, dspy_caches, ours in (
-        ("none", False, False),
-        ("dspy", True, False),
-        ("both", True, True),
-        ("ours", False, True),
-    ):
-        conventions = Conventions(shape.steps, seed)
-        worker, reflector = Worker(conventions), Reflector(conventions, Skill())
-        trainset = shape.examples(conventions, "train", TRAIN)
-        valset = shape.examples(conventions, "valid", VALID)
-        fresh_cache(dspy_caches)
-        FUNCTION_CALLS[0] = 0
-        settings = {
-            "reflection_lm": ReflectionLM(reflector),
-            "max_metric_calls": budget,
-            "num_threads": 1,
-            "seed": seed,
-            "track_stats": True,
-            "warn_on_score_mismatch": False,
-        }
-        with ExitStack() as stack:
-            folder = stack.enter_context(tempfile.TemporaryDirectory())
-            program = shape.build(folder) if ours and shape.counts_functions else shape.build()
-            stack.enter_context(quiet())
-            stack.enter_context(dspy.context(lm=TaskLM(worker)))
-            if ours:
-                stack.enter_context(optimize.cache(folder))
-            tuned = gepa_of(arm, shape, [0], settings).compile(program, trainset=trainset, valset=valset)
-        found, made = tuned.detailed_results.to_dict(), FUNCTION_CALLS[0]
-        figures[name] = {
-            "task": worker.calls,
-            "reflections": reflector.calls,
-            "functions": made,
-            "trajectory": [found["candidates"], found["val_aggregate_scores"]],
-        }
-    for cached, without in (("both", "dspy"), ("ours", "none")):
-        figures[cached]["equal"] = figures[cached]["trajectory"] == figures[without]["trajectory"]
-    for one in figures.values():
-        del one["trajectory"]
-    return figures
-
-
 def few_shot(shape: Shape, arm: str, seed: int, tests: int) -> Figures:
     """Accuracy on new examples after demonstrations were gathered, and the LM calls that it took."""
     conventions = Conventions(shape.steps, seed)
@@ -323,11 +270,9 @@ def few_shot(shape: Shape, arm: str, seed: int, tests: int) -> Figures:
 
 def run(job: Job) -> tuple[Job, Figures]:
     """Does a job, in whichever process."""
-    shape = next(shape for shape in (*SHAPES, TOOLS_SHAPE) if shape.name == job.shape)
+    shape = next(shape for shape in SHAPES if shape.name == job.shape)
     if job.kind == "gepa":
         return job, to_the_target(shape, job.arm, job.seed, SWEEPS[job.sweep], job.sizes.budget)
-    if job.kind == "cache":
-        return job, with_a_cache(shape, job.arm, job.seed, job.sizes.short)
     return job, few_shot(shape, job.arm, job.seed, job.sizes.test)
 
 
@@ -343,8 +288,4 @@ def jobs(parts: Sequence[str], seeds: int, shapes: Sequence[Shape] = SHAPES) -> 
             if "sweeps" in parts:
                 swept = (*(FINAL_ROBIN, FINAL_ALL), BY_HAND, OURS)
                 found.extend(Job("gepa", shape.name, arm, seed, sweep) for sweep in SWEEPS for arm in swept)
-            if "cache" in parts:
-                found.extend(Job("cache", shape.name, arm, seed) for arm in (FINAL_ROBIN, OURS))
-        if "cache" in parts:
-            found.extend(Job("cache", TOOLS_SHAPE.name, arm, seed) for arm in (FINAL_ROBIN, OURS))
     return list(dict.fromkeys(found))

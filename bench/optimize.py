@@ -34,7 +34,7 @@ from bench.optimizations import (
 from bench.report import NO, markdown, put_section, word
 from bench.simulated_programs import SHAPES
 
-PARTS = ("gepa", "few_shot", "cache", "sweeps")
+PARTS = ("gepa", "few_shot", "sweeps")
 SECTION = "Optimizing"
 TITLES = {
     FINAL_ROBIN: "`dspy.GEPA`, final metric, `round_robin`",
@@ -76,11 +76,6 @@ SWEPT = """\
 Metric calls of `optimize.GEPA` as a multiple of those of `dspy.GEPA`, for reflection LMs that learn more or less
 easily. *Careful* ones are misled by plausible values only, and those that are *never misled* write no wrong rule at
 all. With `p_low` = `p_high` the reflection LM needs no feedback."""
-CACHED = """\
-Optimizations of 400 metric calls, each four times: with and without `optimize.cache`, and with and without DSPy's
-cache of LM calls. *Equal* are those whose candidates and scores are the same with and without `optimize.cache`. The
-ratios are calls made with it to calls made without. The functions of *tools* have `cache=True`. `optimize.GEPA`
-repeats no equal run, so it leaves less to spare."""
 SHOTS = """\
 Accuracy on 200 new examples, and the LM calls that it took to gather demonstrations, DSPy's cache on. The last
 columns are ratios to the `BootstrapFewShot` above. All take at most 4 demonstrations per predictor, and no labeled
@@ -200,24 +195,6 @@ def sweeps_table(results: Results) -> list[list[str]]:
     return lines
 
 
-def cache_table(results: Results) -> list[list[str]]:
-    """What `optimize.cache` spares in an optimization of fixed length."""
-    lines = [["program", "optimizer", "LM calls, DSPy's cache on", "LM calls, off", "function calls", "equal"]]
-    for shape in results.shapes("cache"):
-        for arm in (FINAL_ROBIN, OURS):
-            found = results.of("cache", shape, arm)
-            if not found:
-                continue
-
-            def cell(name: str, cached: str, without: str, goal: float, found: list[Figures] = found) -> str:
-                return figure(ratio(*([one[which][name] for one in found] for which in (cached, without))), goal)
-
-            equal = sum(one["both"]["equal"] and one["ours"]["equal"] for one in found)
-            calls = (cell("task", "both", "dspy", 1.0), cell("task", "ours", "none", 0.65))
-            lines.append([shape, arm, *calls, cell("functions", "both", "dspy", 0.35), f"{equal} of {len(found)}"])
-    return lines
-
-
 def few_shot_table(results: Results) -> list[list[str]]:
     """Accuracy after demonstrations, and the LM calls that they took, each also as a ratio to the arm before."""
     lines = [["program", "optimizer", "accuracy", "LM calls", "accuracy, ratio", "calls, ratio"]]
@@ -270,8 +247,6 @@ def as_text(results: Results) -> str:
             parts += [f"### Calls to the target: {shape}", markdown(calls_table(results, shape))]
     if swept := [name for name in results.sweeps() if name in OTHERS]:
         add("Other reflection LMs", SWEPT, "gepa", sweeps_table(results), swept[0])
-    if results.shapes("cache"):
-        add("With and without `optimize.cache`", CACHED, "cache", cache_table(results))
     if results.shapes("few_shot"):
         add("Demonstrations", SHOTS, "few_shot", few_shot_table(results))
     return "\n\n".join([*parts[:3], shortfalls(tables), *parts[3:]])

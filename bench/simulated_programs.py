@@ -13,7 +13,7 @@ from typing import Any
 import dspy
 from pydantic import BaseModel
 
-from bench.simulated_lms import KINDS, VALUE, Conventions, Step, chance, kind_of
+from bench.simulated_lms import KINDS, Conventions, Step, chance
 from dspyer import END, START, Graph, optimize
 
 VISITS = 3  # of the step in the loop
@@ -39,15 +39,6 @@ class Rounds(BaseModel):
     answer: str = ""
 
 
-class Looked(BaseModel):
-    question: str
-    first: str = ""
-    page: str = ""
-    second: str = ""
-    price: str = ""
-    answer: str = ""
-
-
 def predictor(step: Step) -> dspy.Predict:
     """The module of a step."""
     return dspy.Predict(dspy.Signature(f"{', '.join(step.reads)} -> {step.writes}", step.instruction))
@@ -68,7 +59,6 @@ class Shape:
         build: makes the graph's program.
         solve: the right values for a question, as columns of an example.
         fields: the fields that are compared, the goal last.
-        counts_functions: whether it has functions whose calls are counted (`FUNCTION_CALLS`).
     """
 
     name: str
@@ -76,7 +66,6 @@ class Shape:
     build: Callable[..., Any]
     solve: Callable[[Conventions, str], dict[str, Any]]
     fields: tuple[str, ...]
-    counts_functions: bool = False
 
     def examples(self, conventions: Conventions, what: str, number: int) -> list[dspy.Example]:
         """Examples with a gold column for each compared field."""
@@ -200,52 +189,6 @@ FORK_SHAPE = Shape("fork", FORK, fork, in_order(FORK), tuple(step.writes for ste
 LOOP_SHAPE = Shape("loop", LOOP, loop, solve_loop, ("current", "worked", "answer"))
 ROUTER_SHAPE = Shape("router", ROUTER, router, solve_router, ("desk", "draft", "answer"))
 SHAPES = (PIPELINE_SHAPE, FORK_SHAPE, LOOP_SHAPE, ROUTER_SHAPE)
-
-
-FUNCTION_CALLS = [0]  # of `fetch` and `price`, by all programs of this process
-TOOLS = (*line("first"), Step("second", ("page",), "second"), Step("answer", ("price",), "answer"))
-
-
-def looked_up(what: str, value: str) -> str:
-    """What the functions do: another value, which depends on nothing but the one that they are given."""
-    FUNCTION_CALLS[0] += 1
-    match = VALUE.search(value)
-    number = 500 + int(match.group(2)) if match else 0
-    return f"{kind_of(what, number)} {number}"
-
-
-def fetch(first: str) -> dict[str, Any]:
-    return {"page": looked_up("page", first)}
-
-
-def price(second: str) -> dict[str, Any]:
-    return {"price": looked_up("price", second)}
-
-
-def tools(cache_dir: str | None = None) -> Any:
-    graph = Graph(Looked, name="Tools")
-    for step in TOOLS:
-        graph.add_node(f"{step.name}_step", predictor(step))
-    graph.add_node("fetch", fetch, writes=["page"], cache=cache_dir is not None)
-    graph.add_node("price_of", price, writes=["price"], cache=cache_dir is not None)
-    graph.add_path(START, "first_step", "fetch", "second_step", "price_of", "answer_step", END)
-    return graph.compile(cache_dir=cache_dir)
-
-
-def solve_tools(conventions: Conventions, question: str) -> dict[str, Any]:
-    first, second, answer = TOOLS
-    values = {"first": conventions.right(first, {"question": question})}
-    values |= fetch(values["first"])
-    values["second"] = conventions.right(second, values)
-    values |= price(values["second"])
-    return {
-        "gold_first": values["first"],
-        "gold_second": values["second"],
-        "gold_answer": conventions.right(answer, values),
-    }
-
-
-TOOLS_SHAPE = Shape("tools", TOOLS, tools, solve_tools, ("first", "second", "answer"), True)
 
 
 def field_metrics(shape: Shape) -> dict[str, Any]:

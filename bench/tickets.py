@@ -1,11 +1,11 @@
 """Three optimizers on real text, by themselves and with `dspyer.optimize`: `python -m bench.tickets`.
 
 The program is the desk of `examples/tune.py` with a tool in it; the tickets are those of `examples/data`. Each line is
-an optimizer, tuned and scored on the same tickets with and without `optimize.cache`, in turn. Calls are counted where
-they are made: those of the LM in its engine, so that a response from DSPy's cache is none; those of the tool in the
-tool; and a metric call is a run of the desk that was compared with its ticket. DSPy's cache is on in every line, and
-empty when the line begins. In the block, the tool is declared `cache=`, and scores and metric calls must be the
-same, and LM calls no more. The LM is the offline one, slowed down to `--delay` seconds a call.
+an optimizer, tuned and scored on the same tickets with and without `cache=` for the tool, in turn. Calls are counted
+where they are made: those of the LM in its engine, so that a response from DSPy's cache is none; those of the tool in
+the tool; and a metric call is a run of the desk that was compared with its ticket. DSPy's cache is on in every line,
+and empty when the line begins. With `cache=`, scores and metric calls must be the same, and LM calls no more. The LM is
+the offline one, slowed down to `--delay` seconds a call.
 """
 
 from __future__ import annotations
@@ -267,8 +267,7 @@ def measure(name: str, seed: int, delays: tuple[float, float], cached: bool) -> 
         stack.enter_context(tune.quietly())
         program = slow_desk(calls, delays[1], folder / "tuning" if cached else None)
         began = time.perf_counter()
-        with optimize.cache(folder / "tuning") if cached else ExitStack():
-            tuned = OPTIMIZERS[name](Bench(calls, reflection_lm, seed), program)
+        tuned = OPTIMIZERS[name](Bench(calls, reflection_lm, seed), program)
         seconds = time.perf_counter() - began
         spent = dict(calls.counts)
         fast = Calls()
@@ -289,7 +288,7 @@ def table(names: list[str], seeds: int, delays: tuple[float, float]) -> Iterator
         "metric calls",
         "tool calls",
         "minutes",
-        "in the block",
+        "with `cache=`",
     )
     yield f"| {' | '.join(columns)} |"
     yield "|---" * len(columns) + "|"

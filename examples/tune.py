@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -169,12 +168,7 @@ def compare(lm: dspy.LM) -> None:
 def main() -> None:
     lm = language_model()
     dspy.configure(lm=lm)
-    if not os.environ.get("DSPYER_MODEL"):
-        compare(lm)  # its calls cost nothing, and need not be kept
-    else:
-        with optimize.cache("tuning") as spared:  # to go on after a kill, start it again in the same folder
-            compare(lm)
-        print(f"\n{spared}")
+    compare(lm)  # to go on after a kill, start it again: DSPy's cache on disk has the responses
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench import growth, tickets
+from bench import growth, killable, killed, tickets
 from bench.environments import BENCH, Environment, requirements
 from bench.machine import calibrate, describe, spread
 from bench.peers import (
@@ -302,9 +302,20 @@ def test_the_workloads_of_searches_check_their_result() -> None:
         assert works["round_of_trials"](trials=2, seconds=0.0, by_hand=by_hand)() > 0
 
 
+@pytest.mark.slow("an optimization in seven processes")
+@pytest.mark.parametrize("optimizer", ["optimize.GEPA", "MIPROv2"])
+def test_an_optimization_that_was_killed_and_is_started_again_ends_the_same(optimizer: str, tmp_path: Path) -> None:
+    """DSPy's cache on disk answers what was asked before the kill, also of an LM that would answer differently now."""
+    found = killed.survey(killable.Work(optimizer, small=True), 3, tmp_path)
+    assert (found.points, found.equal) == (3, 3)
+    assert found.repeated is not None
+    assert found.repeated <= killable.BRANCHES
+    assert 0 < found.before < 3 * found.calls
+
+
 @pytest.mark.slow("two optimizers, each with a cache and without one")
 def test_optimizers_on_tickets(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """With and without `optimize.cache` the scores are equal; the tool is called once for each ticket."""
+    """With and without `cache=` the scores are equal; the tool is called once for each ticket."""
     sizes = {"TRAIN": 5, "DEV": 3, "TEST": 2, "DEMOS": 2, "ROLLOUTS": 2, "BUDGET": 14, "MINIBATCH": 3, "TRIALS": 2}
     for name, size in sizes.items():
         monkeypatch.setattr(tickets, name, size)

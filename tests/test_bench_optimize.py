@@ -9,10 +9,10 @@ import pytest
 from dspy.teleprompt.gepa import InstructionProposer
 
 from bench import optimize as bench
-from bench.optimizations import FINAL_ALL, FINAL_ROBIN, OURS, Job, run
+from bench.optimizations import FINAL_ALL, FINAL_ROBIN, OURS, Job
 from bench.report import put_section, section_of
 from bench.simulated_lms import Conventions, ReflectionLM, Reflector, Skill, TaskLM, Worker, rules_in
-from bench.simulated_programs import LOOP_SHAPE, PIPELINE, SHAPES, TOOLS_SHAPE, metric_by_hand, predictor
+from bench.simulated_programs import LOOP_SHAPE, PIPELINE, SHAPES, metric_by_hand, predictor
 
 pytestmark = pytest.mark.usefixtures("own_dspy_cache")
 
@@ -88,7 +88,7 @@ def test_a_reflection_writes_the_rule_that_its_records_show(feedback: str, skill
     assert reflector.calls == 1
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, TOOLS_SHAPE], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_a_program_that_is_told_all_conventions_is_right(shape: Any) -> None:
     conventions = Conventions(shape.steps, 3)
     program, before = shape.build(), shape.build()
@@ -124,18 +124,6 @@ def test_the_tables_show_what_was_counted(capsys: pytest.CaptureFixture[str]) ->
     assert bench.main(["--quick", "--parts", "gepa"]) == 0
     printed = capsys.readouterr().out
     assert all(f"| {title} " in printed for title in bench.TITLES.values())
-
-
-@pytest.mark.slow("optimizations are compared")
-def test_an_optimization_with_a_cache_is_compared_with_the_same_one_without() -> None:
-    job = Job("cache", "tools", OURS, 0, quick=True)
-    _, found = run(job)
-    assert found["both"]["equal"]
-    assert found["ours"]["equal"]
-    assert found["both"]["functions"] < found["dspy"]["functions"] == found["none"]["functions"]
-    assert found["dspy"]["task"] == found["both"]["task"] < found["none"]["task"]
-    table = bench.cache_table(bench.Results([(job, found)]))
-    assert table[1][-1] == "1 of 1"
 
 
 def test_a_ratio_is_that_of_medians_and_takes_the_better_rival() -> None:

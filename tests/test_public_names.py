@@ -86,7 +86,6 @@ def test_every_documented_name_is_public() -> None:
         "dspyer.migrate.model_calls.LMNode",  # as an item of its `lm_calls`
         "dspyer.optimize.gepa_stats.GEPAStats",  # as `gepa.stats`
         "dspyer.optimize.gepa_stats.NodeTuning",  # as `gepa.stats.nodes`
-        "dspyer.optimize.cache_block.SparedCalls",  # as `optimize.cache(path)` yields
         "dspyer.runtime.streams.AsyncEvents",  # as `program.astream(...)`
         "dspyer.runtime.streams.Events",  # as `program.stream(...)`
         "dspyer.reducers.each",  # in a module of public names

@@ -100,17 +100,6 @@ def asked_adapter() -> Any:
     return dspy.settings.adapter or dspy.ChatAdapter()
 
 
-def added_rollouts(adapter: Any) -> int:
-    """What an adapter adds to the rollout ids of requests, for the attempts around them."""
-    added: int = getattr(adapter, _ADDED, 0)
-    return added
-
-
-def trial_rollout(adapter: Any) -> Rollout | None:
-    """What the requests of the trial around them have."""
-    return getattr(adapter, _ROLLOUT, None)
-
-
 class AsksAnew:
     """The part of an adapter that adds a rollout id to each request, to that of the LM or of the predictor."""
 

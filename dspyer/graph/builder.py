@@ -152,8 +152,7 @@ class Graph:
             timeout: the seconds of one attempt, None for no limit. One that takes longer fails with `NodeTimeoutError`:
                 async code is cancelled; sync code is left running in its thread, and nothing of it counts any more.
             cache: True or a `Cache` for a pure function, one whose patch depends on what it reads alone: its results
-                are kept on disk, and a call that reads the same again is not made (`commit.cached`). False for a node
-                that is called each time in a block of `optimize.cache` too, such as an agent whose tools have effects.
+                are kept on disk, and a call that reads the same again is not made (`commit.cached`).
 
         Returns:
             The graph itself, changed.

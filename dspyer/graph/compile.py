@@ -466,7 +466,7 @@ def _policies(
         default = None if node.is_subgraph else of_graph
         retry = default if isinstance(one.retry, OfGraph) else one.retry
         kept = plans.get(one.name)
-        policy = NodePolicy(retry, one.timeout, kept, one.uncached)
+        policy = NodePolicy(retry, one.timeout, kept)
         if policy != NO_POLICY:
             found[one.name] = policy
     return found

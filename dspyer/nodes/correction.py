@@ -112,7 +112,6 @@ def plan_fix(check: CheckOptions, of: NodeOptions, node: Node, who: str) -> Plan
         condense=of.condense,
         retry=of.retry,
         timeout=of.timeout,
-        uncached=of.uncached,
     )
     return PlannedFix(options)
 

@@ -39,7 +39,7 @@ from dspyer.nodes.node_policy import NO_POLICY, NodePolicy
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT, mark_of_module
 from dspyer.nodes.program_calls import SubgraphProgram
-from dspyer.nodes.steps import Script, arun_script, keeping, next_attempt, retried, run_script, spans_of, wrapped
+from dspyer.nodes.steps import Script, arun_script, next_attempt, retried, run_script, spans_of, wrapped
 from dspyer.nodes.streamed import Streamed, token_rules
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.nodes.timed import Timed
@@ -398,7 +398,7 @@ class _Item:
         steps = 0 if self.node.failures is None else step_count()
         try:
             attempt.raise_if_unanswered()
-            result = yield from retried(self.node.policy.retry, self.call, keeping(self.call, self._attempt), again)
+            result = yield from retried(self.node.policy.retry, self.call, self._attempt, again)
             if attempt.host.journal is not None:
                 yield WriteItem(attempt.item_row(result)), self.call
                 attempt.record_result(result)

@@ -28,13 +28,11 @@ class NodePolicy(NamedTuple):
         retry: which failed attempts are followed by another one; None for none.
         timeout: the seconds of one attempt; None for no limit.
         cache: how its results are kept; None for a node that is called each time.
-        uncached: whether `optimize.cache` keeps nothing of what is called for it.
     """
 
     retry: Retry | None = None
     timeout: float | None = None
     cache: CachePlan | None = None
-    uncached: bool = False
 
 
 NO_POLICY: Final = NodePolicy()

@@ -71,7 +71,6 @@ class NodeOptions(NamedTuple):
         retry: which failed attempts are followed by another one.
         timeout: the seconds of one attempt; None for no limit.
         cache: how its results are kept; None for a node that is called each time.
-        uncached: whether `optimize.cache` keeps nothing of it.
     """
 
     name: str
@@ -91,7 +90,6 @@ class NodeOptions(NamedTuple):
     retry: Retry | OfGraph | None = OfGraph.RETRY
     timeout: float | None = None
     cache: Cache | None = None
-    uncached: bool = False
 
     @property
     def who(self) -> str:
@@ -178,7 +176,6 @@ def node_options(
         attempts,
         seconds,
         kept,
-        cache is False,
     )
 
 

@@ -164,23 +164,6 @@ def wrapped(script: Script[T], wrap: Callable[[Step], Step]) -> Script[T]:
         return cast("T", done.value)
 
 
-def keeping(
-    call: Call, attempt: Callable[[Call], Script[T]], layer: str = "", from_cache: Callable[[T], T] | None = None
-) -> Callable[[Call], Script[T]]:
-    """An attempt within the cache of module calls that the run was asked for; the attempt itself if there is none.
-
-    `layer` names what of an execution is tried, as in `retried`. `from_cache` marks a result for which no module was
-    called, since the cache had what they all return. A node with `cache=False` has its own modules called, and those of
-    all programs that it calls.
-    """
-    session = call.runner.session
-    results = None if session is None else session.optimizer_layers.results
-    if results is None:
-        return attempt
-    kept: Callable[[Call], Script[T]] = results.keeping(call, attempt, layer, from_cache)
-    return kept
-
-
 AttemptFailure: TypeAlias = Callable[[Call, int, Exception, float], Call]
 """What to do about a failed attempt that another one follows: takes its call, its number, what it raised, and the pause
 in seconds; returns the call of the next attempt."""
@@ -265,4 +248,4 @@ def retried_after(policy: Retry | None, call: Call, layer: str, attempt: Callabl
     part = call.context.delegate.part(layer)
     part.over = True
     call = call._replace(context=replace(call.context, delegate=part))
-    return retried(policy, call, keeping(call, attempt, layer), next_of_part, layer)
+    return retried(policy, call, attempt, next_of_part, layer)

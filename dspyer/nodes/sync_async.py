@@ -35,7 +35,6 @@ from dspyer.blocking import (
 from dspyer.ctrl_c import gives_up, may_raise
 from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
-from dspyer.nodes.call_interceptor import call_interceptor
 from dspyer.nodes.callables import own_call
 from dspyer.stopping import current_limit
 
@@ -79,26 +78,13 @@ async def _wait(awaitable: Awaitable[T]) -> T:
 
 
 def call_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
-    """What a module returns to sync code: of a call, or from the cache of `optimize.cache`."""
-    interceptor = call_interceptor.get()
-    return module_called(module, inputs) if interceptor is None else interceptor.call_module(module, inputs)
-
-
-async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
-    """The same in async code."""
-    interceptor = call_interceptor.get()
-    called = amodule_called if interceptor is None else interceptor.acall_module
-    return await called(module, inputs)
-
-
-def module_called(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a module from sync code."""
     if "sync" in call_modes(module) or "async" not in call_modes(module):
         return module(**inputs)
     return call_async(module.acall, inputs)
 
 
-async def amodule_called(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
+async def acall_module(module: dspy.Module, inputs: Mapping[str, Any]) -> Any:
     """Call a module from async code."""
     if uses_acall(module):
         return await _ended(module.acall(**inputs))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dspyer.optimize.accepted import accepted_only
-from dspyer.optimize.cache_block import cache
 from dspyer.optimize.few_shot import FewShot
 from dspyer.optimize.field_metric import FieldMetric, by_field, culprits, equals
 from dspyer.optimize.gepa import GEPA
@@ -17,7 +16,6 @@ __all__ = [
     "FieldNote",
     "accepted_only",
     "by_field",
-    "cache",
     "culprits",
     "equals",
 ]

@@ -36,7 +36,6 @@ class Components:
         if graph is None:
             self._in = {name: (name,) for name in self._all}
             self._used: dict[str, tuple[str, ...]] = {}
-            self._graphs: dict[str, str] = {}
             self._modules: tuple[str, ...] = ()
             self.nodes: tuple[str, ...] = self._all
             return
@@ -59,12 +58,6 @@ class Components:
             for node in (START, *spec.nodes)
         }
         self.nodes = tuple(dict.fromkeys([*spec.nodes, *self._in]))
-        self._graphs = {
-            part.graph.name: attribute
-            for attribute, module in modules.items()
-            for _, part in modules_in(module)
-            if isinstance(part, CompiledGraph)
-        }
 
     @property
     def tunable(self) -> tuple[str, ...]:
@@ -82,10 +75,6 @@ class Components:
             return step.node
         within = (node for node in self._modules if path == node or path.startswith((f"{node}.", f"{node}[")))
         return next(within, step.node)
-
-    def node_in(self, graph: str, node: str) -> str:
-        """The node of the program that a node is, or is in: one of a graph that is a node belongs to that node."""
-        return self._graphs.get(graph, node)
 
     def used_in(self, prediction: Any) -> tuple[str, ...]:
         """The components that the run of a prediction may have called: those of the nodes that ran."""

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, SupportsFloat
-from weakref import WeakSet
 
 import dspy
 from pydantic_core import to_jsonable_python
@@ -14,7 +13,6 @@ from pydantic_core import to_jsonable_python
 from dspyer.errors import annotate, brief, list_names, suggestion, with_article
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.sync_async import is_async
-from dspyer.optimize.cached_calls import cached_result
 
 logger = logging.getLogger("dspyer")
 
@@ -42,10 +40,6 @@ class FieldResult(NamedTuple):
         return "unknown" if self.score is None else "right" if self.score >= 1 else "wrong"
 
 
-_warned: WeakSet[Equals] = WeakSet()
-"""Those that have warned: not a part of them, since results of functions that call one are found by its parts."""
-
-
 class Equals:
     """Whether a field equals a column of the example: what `equals` makes."""
 
@@ -53,12 +47,13 @@ class Equals:
         if not isinstance(column, str):
             raise TypeError(f"equals takes the name of a column of the examples, not {brief(column)}")
         self.column = column
+        self._warned = False
 
     def __call__(self, example: Any, value: Any) -> bool:
         expected = self.expected(example)
         equal = bool(value == expected)
-        if not equal and self not in _warned and _differ_in_type_alone(value, expected):
-            _warned.add(self)
+        if not equal and not self._warned and _differ_in_type_alone(value, expected):
+            self._warned = True
             logger.warning(
                 "equals(%r): the value %s and the expected %s differ in their types alone, and are not equal: give "
                 "examples with values of the type of the field, or a function that compares them",
@@ -114,18 +109,12 @@ class FieldJudge:
         arguments = {"example": example, field: value}
         if field in self._takes_state:
             arguments.setdefault("state", state)  # a field of this name is itself
-
-        def judged() -> FieldResult:
-            try:
-                found = metric(example, value) if isinstance(metric, Equals) else metric(**arguments)
-            except Exception as error:
-                annotate(error, f"in the metric of the field {field!r}")
-                raise
-            return _result(found, field)
-
-        if isinstance(metric, Equals):
-            return judged()  # which costs less than to look it up
-        return FieldResult(*cached_result(metric, arguments, judged))
+        try:
+            found = metric(example, value) if isinstance(metric, Equals) else metric(**arguments)
+        except Exception as error:
+            annotate(error, f"in the metric of the field {field!r}")
+            raise
+        return _result(found, field)
 
     def text(self, field: str, example: Any, value: Any, result: FieldResult) -> str:
         """The feedback on a value: the metric's own, else what it is and what was expected."""

@@ -20,11 +20,9 @@ from dspyer.dspy_module.lm_requests import STRIDE
 from dspyer.dspy_module.not_public import InstructionProposer
 from dspyer.errors import error_text, needs_new_response
 from dspyer.failure import Failure
-from dspyer.optimize.cached_calls import cached_lm, served_responses
 from dspyer.optimize.components import Components
 from dspyer.optimize.gepa_stats import GEPAStats
 from dspyer.optimize.lm_counts import LMCounts, counting_lm_calls
-from dspyer.runtime.optimizer_layers import optimizer_layers
 from dspyer.runtime.request import FAILED_RUNS
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_link import without_run
@@ -93,7 +91,7 @@ class ReusingAdapter:
         self._runs = _Runs()
         self._trainset = {id(example): example for example in trainset}
         self._proposer = copy.copy(inner)
-        self._proposer.reflection_lm = cached_lm(inner.reflection_lm or dspy.settings.lm)
+        self._proposer.reflection_lm = inner.reflection_lm or dspy.settings.lm
         self._proposed: Counter[str] = Counter()
         self._predictors = dict(inner.student.named_predictors())
         self._programs: WeakValueDictionary[int, dspy.Module] = WeakValueDictionary()  # of candidates, by id
@@ -225,16 +223,12 @@ class ReusingAdapter:
         self._stats.metric_calls += runs
         self.spared_since_made = 0
         failed: list[list[Failure]] = []
-        cached_before = _calls_spared_by_cache()
         with dspy.context(**{FAILED_RUNS: failed}), self.counting():
             try:
                 yield
             finally:
                 for failure in itertools.chain(*failed):
                     self._stats.node(failure.node).failed += 1
-                if not _dspy_caches():
-                    for where, calls in (_calls_spared_by_cache() - cached_before).items():
-                        self._stats.node(self.components.node_in(*where)).lm_spared += calls
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -280,7 +274,6 @@ class ReusingAdapter:
         """
         asked: list[str] = []
         texts: dict[str, str] = {}
-        served_before = served_responses(self._proposer.reflection_lm)
         with counting_lm_calls() as counts, self._reflecting():
             try:
                 for group in self._groups(components_to_update, reflective_dataset):
@@ -294,8 +287,7 @@ class ReusingAdapter:
                 raise
             finally:
                 self._stats.reflection_calls += counts.made.total()
-                served = served_responses(self._proposer.reflection_lm) - served_before
-                self._stats.reflection_cached += counts.cached.total() + served
+                self._stats.reflection_cached += counts.cached.total()
         for name, text in texts.items():
             if text != candidate.get(name):
                 for node in self.components.nodes_of(name):
@@ -380,15 +372,6 @@ def _had_failures(prediction: dspy.Prediction) -> bool:
 
 def _dspy_caches() -> bool:
     return bool(dspy.cache.enable_memory_cache or dspy.cache.enable_disk_cache)
-
-
-def _calls_spared_by_cache() -> Counter[tuple[str, str]]:
-    """The LM calls that `optimize.cache` has spared so far, by graph and node."""
-    results = optimizer_layers().results
-    if results is None:
-        return Counter()
-    with results.lock:
-        return Counter({where: counts.lm_spared for where, counts in results.counts.items()})
 
 
 def _asking_anew(lm: Any, repeats: int) -> Any:

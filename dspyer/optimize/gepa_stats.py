@@ -26,8 +26,7 @@ class NodeTuning:
         kept: those of them that are in a candidate which GEPA accepted.
         lm_calls: its LM calls that were made, failed runs included.
         lm_cached: further ones that DSPy's own cache served.
-        lm_spared: LM calls that reuse and `optimize.cache` kept from being made, and that DSPy's cache would not have
-            served.
+        lm_spared: LM calls that reuse kept from being made, and that DSPy's cache would not have served.
     """
 
     node: str
@@ -60,7 +59,7 @@ class GEPAStats:
         metric_errors: how often the metric raised in them.
         metric_error: what it raised last.
         reflection_calls: calls of the reflection LM that were made.
-        reflection_cached: further ones that a cache served, of DSPy or `optimize.cache`.
+        reflection_cached: further ones that DSPy's cache served.
         reflection_errors: how often the reflection LM, or the metric that was asked for feedback, raised, or there was
             nothing to reflect on. Such a minibatch gives no proposal, unless a second try of gepa succeeds.
         reflection_error: what was raised last.

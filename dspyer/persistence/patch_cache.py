@@ -11,28 +11,21 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from hashlib import blake2b
-from pathlib import Path
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from dspyer import clock
 from dspyer.ctrl_c import at_fork
-from dspyer.errors import StoreError
 from dspyer.patch import decode_update, encode_update
 
 logger = logging.getLogger("dspyer")
 
 SIZE_LIMIT = 2**30
-"""Bytes of one folder, above which the oldest entries are removed; not those of a folder of `optimize.cache`."""
-
-_FORMAT: Final = "dspyer results 1\n"
-_FORMAT_FILE: Final = "format"
-_OWN_FILE: Final = re.compile(r"cache\.db.*|[0-9a-f]{2}")  # those of diskcache
+"""Bytes of one folder, above which the oldest entries are removed."""
 
 _LOCKED_FOR = 10.0  # seconds to wait for another process that writes; a reader does not wait
 _DIGEST_SIZE = 16
@@ -72,7 +65,6 @@ class PatchCache:
         self.folder = folder
         self._lock = Lock()
         self._disk: Any = None
-        self._blocks = 0
         self._warned = False
 
     def read(self, key: str, ttl: float | None) -> bytes | None:
@@ -99,58 +91,11 @@ class PatchCache:
         except Exception as error:  # noqa: BLE001 - as in `read`: the result is there, it is only not kept
             self._failed("written", error)
 
-    def remove(self, keys: Iterable[str]) -> None:
-        """Remove entries."""
-        try:
-            for key in keys:
-                self._open().delete(key)
-        except Exception as error:  # noqa: BLE001 - as in `read`
-            self._failed("changed", error)
-
     def _open(self) -> Any:
         with self._lock:
             if self._disk is None:
                 self._disk = open_disk(self.folder)
             return self._disk
-
-    @contextmanager
-    def kept_open(self) -> Iterator[None]:
-        """A block after which the files are closed, unless another such block uses them."""
-        with self._lock:
-            self._blocks += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._blocks -= 1
-                if not self._blocks:
-                    self._disk = None  # its connections, one in each thread, are closed with it
-
-    def require_format(self) -> None:
-        """Make the folder if it is not there; `StoreError` if it cannot be used, or holds something else."""
-        folder = Path(self.folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            names = [path.name for path in folder.iterdir()]
-            # A file of no content is one that a process has just made, or was killed while it did.
-            found = ((folder / _FORMAT_FILE).read_text() or None) if _FORMAT_FILE in names else None
-            # Hidden files are of tools: .gitignore, .DS_Store.
-            names = [name for name in names if name != _FORMAT_FILE and not name.startswith(".")]
-            foreign = next((name for name in sorted(names) if found is None and not _OWN_FILE.fullmatch(name)), None)
-            if found in (None, _FORMAT) and foreign is None:
-                disk = self._open()
-                disk.reset("eviction_policy", "none")  # an optimization that is started again needs the oldest, too
-                if found is None:
-                    (folder / _FORMAT_FILE).write_text(_FORMAT)
-                return
-        except Exception as error:
-            text = f"the folder {self.folder!r} cannot be used for results: {type(error).__name__}: {error}"
-            raise StoreError(f"{text}. Make room or allow writing, or give another folder") from error
-        holds = f"is of another format, {found.strip()!r}" if found is not None else f"has {foreign!r} in it"
-        raise StoreError(
-            f"the folder {self.folder!r} {holds}, so it is none that this version of dspyer keeps results in: give a "
-            "new folder"
-        )
 
     def _failed(self, what: str, error: Exception) -> None:
         with self._lock:

@@ -12,7 +12,7 @@ Every execution passes through the same layers in the same order, from the outsi
 7. The transition: patch, state and targets, which the scheduler commits.
 
 `_layered` puts 1 to 5 together; if one of them raises, it follows an error edge (`_after_failure`). An optimizer may
-ask for rollouts around them (`rollouts`), and for a cache of what modules return (`keeping`, within each attempt).
+ask for rollouts around them (`rollouts`).
 
 A layer that a node has not asked for is left out. A transition is atomic: if a layer raises, nothing is committed.
 """
@@ -38,7 +38,7 @@ from dspyer.nodes.node import Call, Decision, Reply, Send, StartRule
 from dspyer.nodes.node_policy import NO_POLICY, CachePlan, NodePolicy
 from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.router import Router
-from dspyer.nodes.steps import Script, Step, keeping, retried, retried_after, wrapped
+from dspyer.nodes.steps import Script, Step, retried, retried_after, wrapped
 from dspyer.nodes.streamed import Streamed
 from dspyer.nodes.timed import Timed
 from dspyer.patch import DELETE, Replace, diff_value
@@ -174,9 +174,7 @@ def _cached(session: Session, execution: Execution, call: Call, policy: NodePoli
     make = partial(_attempts, session, execution, call, policy)
     use, decode = partial(_validated, session, execution, call), _decoder(graph.topology.schema)
     output, hit = yield from cached(plan, graph.nodes[execution.node], graph.cache_dir, decode, call, use, make)
-    if session.optimizer_layers.results is not None:
-        session.optimizer_layers.results.count((graph.name, execution.node), hit, 0)
-    return output._replace(cached=hit or output.cached)
+    return output._replace(cached=hit)
 
 
 def _attempts(
@@ -185,7 +183,6 @@ def _attempts(
     """Layer 2: the output of the first attempt that succeeds."""
     attempt: Callable[[Call], Script[_Output]]
     attempt = partial(_attempt, session, execution, timeout=policy.timeout, capture=capture)
-    attempt = keeping(call, attempt, from_cache=lambda output: output._replace(cached=True))
     if session.graph.nodes[execution.node].reports_in:
         return _reported(session, execution, call, policy.retry, attempt)
     return retried(policy.retry, call, attempt)

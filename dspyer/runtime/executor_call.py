@@ -10,6 +10,7 @@ from typing import Any, cast
 from uuid import uuid4
 
 import dspy
+from dspy.dsp.utils.settings import DEFAULT_CONFIG
 
 from dspyer.blocking import Outcome, end_of, result_of, task_signal
 from dspyer.ctrl_c import may_raise
@@ -23,7 +24,6 @@ from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.events import LMCall
 from dspyer.nodes.binding import find_resource
-from dspyer.nodes.module_key import is_own_setting
 from dspyer.persistence.execution_records import no_answer
 from dspyer.runtime.executor_bytes import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
 from dspyer.runtime.executor_task import CACHES, Returned, SentCall, SentProgram, result_parts, work
@@ -51,6 +51,11 @@ SENT_SETTINGS = (
 )
 """The settings of DSPy itself that a worker gets. Others that DSPy has are of the caller: callbacks, streams, trackers,
 the trace."""
+
+
+def _is_own_setting(name: str) -> bool:
+    """Whether a setting may be read by code of the user, and not by that of predictors."""
+    return name == "rm" or not (name in DEFAULT_CONFIG or name.startswith(("_", "dspyer_")))
 
 
 # --- what may have an executor
@@ -156,7 +161,7 @@ class ExecutorCall:
         settings = {name: value for name, value in dspy.settings.copy().items() if value is not None}
         sent = SentProgram(
             program._with(_store=None),
-            {name: value for name, value in settings.items() if name in SENT_SETTINGS or is_own_setting(name)},
+            {name: value for name, value in settings.items() if name in SENT_SETTINGS or _is_own_setting(name)},
             program._resources,
         )
         self._id = uuid4().bytes
@@ -176,7 +181,6 @@ class ExecutorCall:
             (here.id, here.node, here.attempt),
             _prices(recorder),
             recorder is not None and recorder.wants_texts,
-            None if layers.results is None else layers.results.folder,
             layers.rollouts,
             # Not `dspy.cache`, which would be made now, with all switches on.
             tuple([switch for switch in CACHES if not getattr(vars(dspy).get("cache"), switch, True)]),
@@ -295,8 +299,6 @@ class ExecutorCall:
         failures = dspy.settings.get(FAILED_RUNS)
         if failures is not None:  # of a program that is a node there are none
             failures += returned.failures
-        if self._layers.results is not None:
-            self._layers.results.add_counts(returned.spared)
         if self._layers.rollouts is not None:
             self._layers.rollouts.asked += returned.asked
         if link is not None and prediction is not None:

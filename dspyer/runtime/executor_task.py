@@ -33,7 +33,6 @@ from dspyer.events import LMCall
 from dspyer.failure import Failure
 from dspyer.persistence.execution_records import AnswerSource
 from dspyer.runtime.executor_bytes import Parts, decode, encode_returned, large_inputs, parts_of
-from dspyer.runtime.module_cache import CallCounts, ModuleResults
 from dspyer.runtime.optimizer_layers import asking_for
 from dspyer.runtime.request import FAILED_RUNS, REQUEST, CallCount, Request
 from dspyer.runtime.run import Run
@@ -70,7 +69,6 @@ class SentCall(NamedTuple):
         caller: id, node and attempt of the execution whose code makes the call; of none for a run.
         prices: prices of the run around the call, which come before those of DSPy.
         wants_texts: whether the run around the call stores the messages and responses of LM calls.
-        folder: the folder of the `optimize.cache` block around the call; None for none.
         rollouts: what decides which nodes are asked again, for `optimize.FewShot`; None for nothing.
         caches_off: the switches of DSPy's cache that are off for the caller.
     """
@@ -90,7 +88,6 @@ class SentCall(NamedTuple):
     caller: tuple[str, str, int]
     prices: Prices
     wants_texts: bool
-    folder: str | None
     rollouts: Any
     caches_off: tuple[str, ...]
 
@@ -107,7 +104,6 @@ class Returned(NamedTuple):
         lm_calls: the LM calls, with messages and responses if the run around the call wants them.
         failures: the failures of the run, as `FAILED_RUNS` gets them; None for none.
         nodes: the nodes of the graph that have made LM calls, by execution.
-        spared: the calls of modules that the cache of the folder has counted, by graph and node.
         asked: the executions that `rollouts` has asked again.
         calls: the node calls that it has added to each of `call_counts`.
         lost: of a program that is a node, the steps that led to nothing, which its run has nowhere else.
@@ -122,7 +118,6 @@ class Returned(NamedTuple):
     lm_calls: tuple[LMCall, ...]
     failures: list[list[Failure]]
     nodes: Mapping[str, str]
-    spared: Mapping[tuple[str, str], CallCounts]
     asked: list[str]
     calls: tuple[int, ...]
     lost: tuple[Steps, ...]
@@ -215,9 +210,8 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         stack.enter_context(dspy.context(**settings))
         if call.prices or call.wants_texts:
             stack.enter_context(record_lm_calls(_Texts() if call.wants_texts else None, call.prices))
-        layers = _layers(call)
-        if layers:
-            stack.enter_context(asking_for(**layers))
+        if call.rollouts is not None:
+            stack.enter_context(asking_for(rollouts=call.rollouts))
         recorder = stack.enter_context(request.recording(program._graph))
         if not call.is_run and call.caller[0]:
             execution, node, attempt = call.caller
@@ -244,8 +238,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         recorder.with_texts if call.wants_texts else tuple(recorder.usages),
         failures,
         _nodes(run) if recorder.usages and run is not None else {},
-        layers["results"].take_counts() if "results" in layers else {},
-        call.rollouts.asked[asked_before:] if "rollouts" in layers else [],
+        call.rollouts.asked[asked_before:] if call.rollouts is not None else [],
         tuple([one.count - before for one, before in zip(call.call_counts, calls_before, strict=True)]),
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()]) if call.inside else (),
     )
@@ -330,25 +323,6 @@ def _nodes(run: Run) -> dict[str, str]:
     """The node of each execution of a run that has ended."""
     failed = {failure.execution: failure.node for failure in run.failures}
     return failed | {commit.id: commit.node for commit in run.commits}
-
-
-_folders: dict[str, ModuleResults] = {}
-_folders_lock = Lock()
-
-
-def _layers(call: SentCall) -> dict[str, Any]:
-    """The layers that an optimizer has asked for around the call."""
-    found: dict[str, Any] = {}
-    if call.folder is not None:
-        with _folders_lock:
-            if call.folder not in _folders:  # it stays open until the process ends
-                results = ModuleResults(call.folder)
-                results.cache.require_format()
-                _folders[call.folder] = results
-        found["results"] = _folders[call.folder]
-    if call.rollouts is not None:
-        found["rollouts"] = call.rollouts
-    return found
 
 
 class _Texts:

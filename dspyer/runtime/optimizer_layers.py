@@ -7,12 +7,9 @@ settings, which `dspy.Evaluate` and optimizers carry to their threads.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import dspy
-
-if TYPE_CHECKING:
-    from dspyer.runtime.module_cache import ModuleResults
 
 OPTIMIZER_LAYERS: Final = "dspyer_layers"
 
@@ -21,11 +18,9 @@ class OptimizerLayers(NamedTuple):
     """What is asked for; None for a layer that is not.
 
     Attributes:
-        results: the cache of module calls, for `optimize.cache`: within each attempt.
         rollouts: what decides which nodes are asked again, a `rollouts.Rollouts`: around layers 1 to 5 of `execution`.
     """
 
-    results: ModuleResults | None = None
     rollouts: Any = None
 
 

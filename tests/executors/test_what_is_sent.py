@@ -341,20 +341,6 @@ def worker(fork_server: None) -> Iterator[Executor]:
 # --- what optimizers ask for around a call
 
 
-def test_optimize_cache_has_one_folder_for_here_and_the_workers(pool: BytesExecutor, tmp_path: Any) -> None:
-    here = asking()
-    far = here.with_executor(pool)
-    with dspy.context(lm=WordLM(cache=True)), optimize.cache(tmp_path / "results") as spared:
-        first = far(q="1")
-        assert spared.to_dict() == {"ask": {"calls": 1, "spared": 0, "lm_calls": 1, "lm_spared": 0}}
-        again = [far(q="1"), here(q="1"), asyncio.run(far.acall(q="1"))]
-        assert spared.to_dict() == {"ask": {"calls": 1, "spared": 3, "lm_calls": 1, "lm_spared": 3}}
-        assert {one.a for one in again} == {first.a}
-        assert Run.of(again[0]).commits[-1].cached
-        here(q="2")
-        assert Run.of(far(q="2")).commits[-1].cached
-
-
 def is_word(example: Any, a: str) -> bool:
     return bool(a == example.a)
 
