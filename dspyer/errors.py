@@ -543,13 +543,8 @@ def is_transient(error: BaseException) -> bool:
 def needs_new_response(error: BaseException) -> bool:
     """Whether the same requests to language models would fail in the same way, since caches serve the same responses.
 
-    After a transport error they are repeated as they were: what has succeeded is not paid twice.
-
-    Args:
-        error: what a step raised.
-
-    Returns:
-        False for transport errors: those of language models, of connections and timeouts.
+    After a transport error (of a language model, a connection, a timeout) they are repeated as they were: what has
+    succeeded is not paid twice.
 
     Example:
         >>> needs_new_response(ValueError("the summary is too long")), needs_new_response(TimeoutError())

@@ -85,7 +85,6 @@ COMPLETIONS: Final = "_completions"  # of a prediction: all of them, if the LM w
 INPUT_KEYS: Final = "_input_keys"  # of an example: the names of its inputs; None before `with_inputs`
 ENGINE: Final = "_engine_spec"  # of an LM: its engine, by name or as an object
 ENGINES: Final = (ENGINE, "_async_engine_spec", "_providers", "use_developer_role")  # what routes the requests of an LM
-WARNED: Final = "_warned_zero_temp_rollout"  # of an LM: it has warned of a rollout at temperature 0
 DECIDES: Final = "supports_decision_requests"  # of an LM that is no `dspy.BaseLM`, and chooses among options
 CACHE_FOLDER: Final = "disk_cache_dir"  # of the disk cache that `dspy.configure_cache` has made
 CALLED: Final = "instance"  # in the frame that runs callbacks: what is called

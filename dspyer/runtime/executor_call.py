@@ -10,14 +10,13 @@ from typing import Any, cast
 from uuid import uuid4
 
 import dspy
-from dspy.dsp.utils.settings import DEFAULT_CONFIG
 
 from dspyer.blocking import Outcome, end_of, result_of, task_signal
 from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.executing import Executing, executing, executing_id
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import LMRecorder, current_recorder, pass_on_lm_calls
-from dspyer.dspy_module.not_public import HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
+from dspyer.dspy_module.not_public import DEFAULT_CONFIG, HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
 from dspyer.dspy_module.parameters import parameter_names, walk_parameters
 from dspyer.dspy_module.request_gate import current_gate
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy

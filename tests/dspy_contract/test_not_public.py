@@ -405,11 +405,6 @@ def ENGINES() -> None:
 
 
 @law
-def WARNED() -> None:
-    assert hasattr(dspy.LM("openai/gpt-4o-mini"), not_public.WARNED)
-
-
-@law
 def DECIDES() -> None:
     heard = Noting()
 
