@@ -15,10 +15,11 @@ from dspyer.blocking import Outcome, end_of, result_of, task_signal
 from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.executing import Executing, executing, executing_id
 from dspyer.dspy_module.lm_prices import Prices
-from dspyer.dspy_module.lm_records import LMRecorder, current_recorder, pass_on_lm_calls
+from dspyer.dspy_module.lm_records import LMRecorder, current_recorder
 from dspyer.dspy_module.not_public import DEFAULT_CONFIG, HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
 from dspyer.dspy_module.parameters import parameter_names, walk_parameters
 from dspyer.dspy_module.request_gate import current_gate
+from dspyer.dspy_module.tap import subscribers
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.events import LMCall
@@ -336,14 +337,13 @@ class _Returning(dict[Any, Any]):
 
 def _add_usage(program: dspy.Module, returned: Returned) -> None:
     """Adds what a call has used to the tracker around the caller, and its LM calls to all that count them."""
-    tracker, gate = dspy.settings.get(TRACKER), current_gate()
+    tracker = dspy.settings.get(TRACKER)
     if tracker is not None:
         for model, entries in returned.usage.items():
             tracker.usage_data[model] += entries
     if returned.lm_calls:
-        pass_on_lm_calls(program, returned.lm_calls, returned.nodes)
-        if gate is not None:
-            gate.count_returned(returned.lm_calls)
+        for one in subscribers():
+            one.returned(returned.lm_calls, program, returned.nodes)
 
 
 def _named_in(caller: Any, program: Any, calls: Iterable[LMCall]) -> tuple[LMCall, ...]:

@@ -17,13 +17,14 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.dspy_module.executing import executing_id
-from dspyer.dspy_module.lm_records import NO_PRICES, LMWatcher, current_recorder
-from dspyer.dspy_module.lm_requests import noting_lm_retries
-from dspyer.dspy_module.not_public import CALLERS, COMPILED, COMPLETIONS, calling_modules
+from dspyer.dspy_module.lm_records import NO_PRICES, current_recorder
+from dspyer.dspy_module.lm_requests import LMRetryNotes
+from dspyer.dspy_module.not_public import COMPILED, COMPLETIONS
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, walk_parameters, without_histories
 from dspyer.dspy_module.predictors import modules_in
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
+from dspyer.dspy_module.tap import Subscriber, subscribing
 from dspyer.dspy_module.token_stream import apart_from_tokens
 from dspyer.dspy_module.tracing import append_to_trace, is_rejected
 from dspyer.errors import InputError, Interrupted, ThreadError, is_lost_work
@@ -737,13 +738,13 @@ def _completions(session: Session, outputs: dspy.Prediction) -> Any:
 def _settings_inside(session: Session) -> dict[str, Any]:
     """DSPy's settings for the nodes of a run: the request was for the program alone."""
     found = {REQUEST: None, **(apart_from_tokens() if session.tokens is None else {})}
-    if session.graph.policies:
-        found["callbacks"] = noting_lm_retries(found.get("callbacks", dspy.settings.callbacks or []))
     prices = NO_PRICES if session.spending is None else session.spending.budget.prices
-    watchers = [] if session.scope else lm_watchers(session.root, prices)
-    if watchers:  # an LM call is shown for the innermost of the runs that it is a part of
-        modules = calling_modules()
-        found[CALLERS] = [*[one for one in modules if not isinstance(one, LMWatcher)], *watchers]
+    # An LM call is shown for the innermost of the runs that it is a part of.
+    hearing: list[Subscriber] = [] if session.scope else [*lm_watchers(session.root, prices)]
+    if session.graph.policies:
+        hearing.append(LMRetryNotes())
+    if hearing:
+        found |= subscribing(*hearing, instead_of=(*map(type, hearing),), callbacks=found.get("callbacks"))
     return found
 
 
