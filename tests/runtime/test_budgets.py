@@ -7,7 +7,7 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -741,12 +741,12 @@ def test_a_budget_is_a_value() -> None:
 class LMOfTwo(dspy.BaseLM):  # type: ignore[misc,unused-ignore]  # Any without DSPy's types
     """An LM that asks another one, as a router or a judge does."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, around: Any) -> None:
         super().__init__("two")
-        self.inner = inner
+        self.inner, self.around = inner, around
 
     def forward(self, prompt: Any = None, messages: Any = None, **settings: Any) -> Any:
-        with dspy.track_usage():
+        with self.around():
             answer = self.inner("Is it?")[0]
         usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
         choice = SimpleNamespace(message=SimpleNamespace(content=answer), finish_reason="stop")
@@ -764,21 +764,16 @@ class LMWithoutCallbacks(dspy.BaseLM):  # type: ignore[misc,unused-ignore]  # as
 
 
 @pytest.mark.filterwarnings("ignore:Implementing custom LMs:DeprecationWarning")
-def test_a_request_that_an_lm_makes_through_another_one_counts_once(server: OpenAIServer) -> None:
-    each_time = tokens_of_two(server)
-
-    with dspy.context(lm=LMOfTwo(server.lm())):
+@pytest.mark.parametrize("around", [nullcontext, dspy.track_usage])
+def test_a_request_that_an_lm_makes_through_another_one_counts_once(around: Any, server: OpenAIServer) -> None:
+    with dspy.context(lm=LMOfTwo(server.lm(), around)):
+        usage = run(loop(1), "sync").usage
+        each_time = 5 + usage["openai/local"]["total_tokens"]
         done = run(loop(2), "sync", budget=Budget(tokens=2 * each_time, requests=5))
 
+    assert usage["two"]["total_tokens"] == 5
     assert done.status == "completed", "a limit that is reached stops what comes after it"
     assert [call.requests for call in done.lm_calls] == [1, 1, 1, 1]
-
-
-def tokens_of_two(server: OpenAIServer) -> int:
-    with dspy.context(lm=LMOfTwo(server.lm())):
-        usage = run(loop(1), "sync").usage
-    assert usage["two"]["total_tokens"] == 5
-    return 5 + int(usage["openai/local"]["total_tokens"])
 
 
 @pytest.mark.filterwarnings("ignore:Implementing custom LMs:DeprecationWarning")
