@@ -23,7 +23,7 @@ from dspyer.dspy_module import not_public
 from dspyer.errors import DSPyVersionError
 from dspyer.testing import ScriptedLM
 from tests.rows import each
-from tests.syntax import statements_of
+from tests.syntax import tree_of
 
 PACKAGE = Path(dspyer.__file__).parent
 FILE = PACKAGE / "dspy_module" / "not_public.py"
@@ -625,20 +625,18 @@ def hidden_in(path: Path) -> set[str]:
     names = NAMED - {"ENGINES", "BOOTSTRAP", "BOOTSTRAP_ONE", "VALIDATE_ARGUMENTS"}
     hidden = {*(getattr(not_public, name) for name in names), *not_public.ENGINES} - ORDINARY
     found: set[str] = set()
-    for node in statements_of(path):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("dspy."):
             found.add(str(node.module))
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.startswith("dspy.")}
-        for inner in ast.walk(node):
-            if isinstance(inner, ast.Attribute) and inner.attr in hidden:
-                found.add(inner.attr)
-            elif isinstance(inner, ast.Attribute) and ast.unparse(inner).startswith("dspy.settings.trace"):
-                found.add("trace")
-            elif isinstance(inner, ast.keyword) and inner.arg in hidden:
-                found.add(str(inner.arg))
-            elif isinstance(inner, ast.Constant) and inner.value in hidden:
-                found.add(str(inner.value))
+        elif isinstance(node, ast.Attribute):
+            of_settings = node.attr == "trace" and ast.unparse(node.value).endswith("settings")
+            found |= {node.attr} if node.attr in hidden or of_settings else set()
+        elif isinstance(node, ast.keyword) and node.arg in hidden:
+            found.add(str(node.arg))
+        elif isinstance(node, ast.Constant) and node.value in hidden:
+            found.add(str(node.value))
     return found
 
 
