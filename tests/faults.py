@@ -457,7 +457,7 @@ FAULTS: tuple[Fault, ...] = (
         name="usage_of_parallel_lost",
         file="dspyer/dspy_module/lm_records.py",
         old="drops: the calls are those of the run there, too.\n        return self",
-        new="drops: the calls are those of the run there, too.\n        return RunUsage(self._begun)",
+        new="drops: the calls are those of the run there, too.\n        return RunUsage()",
         loss="run.usage lacks the tokens of LM calls that a module makes through dspy.Parallel",
         tests=("tests/runtime/test_budgets.py", "tests/runtime"),
     ),

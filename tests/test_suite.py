@@ -45,6 +45,7 @@ PUBLIC = {
 
 # A file that tests an inside of which a wrong answer would be hard to see from outside -> which one.
 INTERNAL: dict[str, str] = {
+    "dspy_contract/test_not_public.py": "each name of DSPy that is not public, before anything fails for want of it",
     "dspy_module/test_field_texts.py": "a stream that is cut at any place reads as the adapter parses it",
     "dspy_module/test_source.py": "the source text of a class, and its one parse",
     "live/test_live_release.py": "which reader goes on first: from outside a wrong answer is a lost race",

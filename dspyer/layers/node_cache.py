@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import dspy
-from dspy.utils.caching import default_cache_dir
 
 from dspyer import clock
+from dspyer.dspy_module.not_public import CACHE_FOLDER, default_cache_dir
 from dspyer.dspy_module.tracing import step_count
 from dspyer.layers.cache_steps import DiskStep, Follow, Lead
 from dspyer.layers.layer import Inner, Layer, Place, replies
@@ -175,4 +175,4 @@ def _warn(plan: CachePlan, call: Call, text: str, error: Exception | None = None
 def default_folder() -> str:
     """The folder of node results in DSPy's cache folder: that of `dspy.configure_cache`, else of `DSPY_CACHEDIR`."""
     built = vars(dspy).get("cache")  # not `dspy.cache`, which would open DSPy's own files
-    return str(Path(getattr(built, "disk_cache_dir", None) or default_cache_dir(), "dspyer"))
+    return str(Path(getattr(built, CACHE_FOLDER, None) or default_cache_dir(), "dspyer"))

@@ -17,12 +17,14 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.dspy_module.executing import executing_id
-from dspyer.dspy_module.lm_records import NO_PRICES, LMWatcher, current_recorder
-from dspyer.dspy_module.lm_requests import noting_lm_retries
+from dspyer.dspy_module.lm_records import NO_PRICES, current_recorder
+from dspyer.dspy_module.lm_requests import LMRetryNotes
+from dspyer.dspy_module.not_public import COMPILED, COMPLETIONS
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, walk_parameters, without_histories
 from dspyer.dspy_module.predictors import modules_in
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
+from dspyer.dspy_module.tap import Subscriber, subscribing
 from dspyer.dspy_module.token_stream import apart_from_tokens
 from dspyer.dspy_module.tracing import append_to_trace, is_rejected
 from dspyer.errors import InputError, Interrupted, ThreadError, is_lost_work
@@ -706,7 +708,7 @@ class CompiledGraph(dspy.Module):
         if outputs is None:
             outputs = tuple([name for name, value in state.items() if not same(value, inputs.get(name, DELETE))])
         prediction = dspy.Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
-        prediction._completions = _completions(session, prediction)
+        vars(prediction)[COMPLETIONS] = _completions(session, prediction)
         recorded = request.keeps_events  # if the run is asked for before `_run` makes it: within a wrapper
         link = RunLink(lambda prediction: Run(ended, prediction, current_recorder() if recorded else None))
         vars(prediction)[LINK] = link
@@ -734,17 +736,15 @@ def _completions(session: Session, outputs: dspy.Prediction) -> Any:
 
 def _settings_inside(session: Session) -> dict[str, Any]:
     """DSPy's settings for the nodes of a run: the request was for the program alone."""
-    found = {
-        REQUEST: None,
-        **({} if any(isinstance(one, Streaming) for one in session.layers.asked) else apart_from_tokens()),
-    }
-    if session.graph.attempts:
-        found["callbacks"] = noting_lm_retries(found.get("callbacks", dspy.settings.callbacks or []))
+    streams = any(isinstance(layer, Streaming) for layer in session.layers.asked)
+    found = {REQUEST: None, **({} if streams else apart_from_tokens())}
     prices = NO_PRICES if session.spending is None else session.spending.budget.prices
-    watchers = [] if session.scope else lm_watchers(session.root, prices)
-    if watchers:  # an LM call is shown for the innermost of the runs that it is a part of
-        modules = dspy.settings.caller_modules or []
-        found["caller_modules"] = [*[one for one in modules if not isinstance(one, LMWatcher)], *watchers]
+    # An LM call is shown for the innermost of the runs that it is a part of.
+    hearing: list[Subscriber] = [] if session.scope else [*lm_watchers(session.root, prices)]
+    if session.graph.attempts:
+        hearing.append(LMRetryNotes())
+    if hearing:
+        found |= subscribing(*hearing, instead_of=(*map(type, hearing),), callbacks=found.get("callbacks"))
     return found
 
 
@@ -774,10 +774,10 @@ def make_program(
     copies = copy_tree(dict(modules), {})
     for name, module in copies.items():
         if name in graph.frozen and not getattr(module, "_dspyer_program", False):
-            module._compiled = True
+            setattr(module, COMPILED, True)
         if name in graph.thawed:
             for _, inner in modules_in(module):
-                inner._compiled = False
+                setattr(inner, COMPILED, False)
     prepare_modules(graph, copies)
     program = source_class(graph.name, CompiledGraph, text)(graph, copies)
     own_signatures(program, retag=True)
