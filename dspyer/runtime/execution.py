@@ -176,9 +176,7 @@ def _route(
             goto.append(exit_)
             continue
         routed = call._replace(state=state)
-        decision: Decision = (
-            exit_.call(routed) if exit_.inline else (yield from of_part(routed, "route", exit_.script))
-        )
+        decision: Decision = exit_.call(routed) if exit_.inline else (yield from of_part(routed, "route", exit_.script))
         goto += decision.targets
         if decision.reason:
             reasons.append(decision.reason)
