@@ -36,8 +36,8 @@ from dspyer.nodes.check import (
 from dspyer.nodes.node import Built, Call, Checking, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.repair import CheckedCommit, Repair
-from dspyer.nodes.sync_async import acall_module, call_module
-from dspyer.nodes.template_plans import filling, plan_templates
+from dspyer.nodes.steps import ModuleStep, Script
+from dspyer.nodes.template_plans import plan_templates
 from dspyer.patch import DELETE, apply_value
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import END
@@ -99,16 +99,9 @@ class ReflectionFinder(Node):
     mode: str
     inputs: tuple[str, ...]
 
-    def call(self, call: Call) -> Reply:
-        """Ask it in sync code."""
-        with filling(self.templates, call):
-            found = call_module(self._predictor(call), self.read_inputs(call))
-        return Reply({PROBLEMS: found[PROBLEMS]})
-
-    async def acall(self, call: Call) -> Reply:
-        """Ask it in async code."""
-        with filling(self.templates, call):
-            found = await acall_module(self._predictor(call), self.read_inputs(call))
+    def script(self, call: Call) -> Script[Reply]:
+        """Ask it."""
+        found = yield ModuleStep(self._predictor(call), self.read_inputs(call), self.templates), call
         return Reply({PROBLEMS: found[PROBLEMS]})
 
     def read_inputs(self, call: Call) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import dspy
 from dspy import AdapterParseError, ContextWindowExceededError, Tool, ToolCalls
@@ -25,9 +25,8 @@ from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
 from dspyer.nodes.node import Built, Call, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.steps import Script, arun_script, run_script
-from dspyer.nodes.sync_async import acall_module, call_module
-from dspyer.nodes.template_plans import Filler, filling, plan_templates, warning_of
+from dspyer.nodes.steps import ModuleStep, Script
+from dspyer.nodes.template_plans import Filler, plan_templates, warning_of
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.frozen import FrozenList
 from dspyer.values.unicode import with_valid_text
@@ -92,26 +91,18 @@ class ModeNode(Node):
         """The message fields to which each call adds its turn."""
         return ("messages",)
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """Take a turn."""
         warning = warning_of(call)
-        with filling(self.templates, call, warning):
-            return with_warning(run_script(self._turn(call)), warning)
+        return with_warning((yield from self._turn(call, warning)), warning)
 
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        warning = warning_of(call)
-        with filling(self.templates, call, warning):
-            return with_warning(await arun_script(self._turn(call)), warning)
-
-    def _turn(self, call: Call) -> Script[Reply]:
+    def _turn(self, call: Call, warning: str) -> Script[Reply]:
         messages: FrozenList[Any] = call.state.raw("messages")
         taken, inputs = turns_of_task(messages), self._inputs(call)
         reason, cause = "max_turns", None
         if taken < self.max_turns:
             try:
-                prediction = yield Prediction(self.name, inputs), call
-                calls = _tool_calls(prediction)
+                prediction, calls = yield from self._predicted(call, inputs, warning)
             except ContextWindowExceededError as error:
                 reason, cause = "context_window_exceeded", error
             except (AdapterParseError, ValueError) as error:
@@ -123,8 +114,8 @@ class ModeNode(Node):
                     return self._reply(prediction, with_ids(calls, messages))
                 reason = "empty_tool_calls"
         try:  # a last turn, which must submit
-            prediction = yield Prediction(self.name, {**inputs, "config": dict(MUST_SUBMIT)}), call
-            calls = [one for one in with_ids(_tool_calls(prediction), messages) if one.name == SUBMIT]
+            prediction, calls = yield from self._predicted(call, {**inputs, "config": dict(MUST_SUBMIT)}, warning)
+            calls = [one for one in with_ids(calls, messages) if one.name == SUBMIT]
         except (AdapterParseError, ValueError, ContextWindowExceededError) as error:
             if isinstance(error, DspyerError) or is_retried(call, error):
                 raise
@@ -136,6 +127,16 @@ class ModeNode(Node):
             text = f"its `submit` was refused: {found[-1].text}"
             raise self._failure(reason, taken, text, cause) from found[-1].cause
         return self._reply(prediction, calls, reason)
+
+    def _predicted(self, call: Call, inputs: Mapping[str, Any], warning: str) -> Script[tuple[Any, list[Any]]]:
+        """What the predictor gives, and the calls in it."""
+        before = step_count()
+        found = yield ModuleStep(getattr(call.program, self.name), inputs, self.templates, warning), call
+        without_tools(before)
+        calls = _tool_calls(found)
+        if not calls:  # no turn, and so no example of one
+            set_steps_apart(before)
+        return found, calls
 
     def _inputs(self, call: Call) -> dict[str, Any]:
         """What the predictor gets: the inputs of the task, the history of the conversation, and the tools."""
@@ -191,32 +192,6 @@ class ModeNode(Node):
             if one.name in self.nodes
         ]
         return Reply({"messages": message}, tuple(sends) or (SETTLE,), True)
-
-
-class Prediction(NamedTuple):
-    """The call of a predictor of the program, as a step of a script."""
-
-    mode: str
-    inputs: Mapping[str, Any]
-
-    def call(self, call: Call) -> dspy.Prediction:
-        """Make it in sync code."""
-        before = step_count()
-        found: dspy.Prediction = call_module(getattr(call.program, self.mode), self.inputs)
-        return self._noted(found, before)
-
-    async def acall(self, call: Call) -> dspy.Prediction:
-        """Make it in async code."""
-        before = step_count()
-        found: dspy.Prediction = await acall_module(getattr(call.program, self.mode), self.inputs)
-        return self._noted(found, before)
-
-    @staticmethod
-    def _noted(found: dspy.Prediction, before: int) -> dspy.Prediction:
-        without_tools(before)
-        if not _tool_calls(found):  # no turn, and so no example of one
-            set_steps_apart(before)
-        return found
 
 
 def is_retried(call: Call, error: Exception) -> bool:

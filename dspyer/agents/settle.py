@@ -24,6 +24,7 @@ from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
+from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
 from dspyer.patch import DELETE
 from dspyer.policies import first_write_wins
@@ -92,8 +93,9 @@ class BeginNode(Node):
     inputs: tuple[str, ...]
     none_by_default: frozenset[str]
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """Make the user message. Calls that an abandoned run has left open get a result first."""
+        yield from ()
         state = call.state
         left = [
             tool_message(one.id, one.name, LEFT_OPEN.format(one.name), True)
@@ -252,8 +254,9 @@ class SettleNode(Node):
     guards: Mapping[str, BoundRule] = field(default_factory=dict)
     after: str = END
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """End the turn."""
+        yield from ()
         turn = last_turn(call.state.raw("messages"))
         routed = None if turn.forced else self._routed(turn.mode, call)
         asked, lost = _asked_for(call), _lost_updates(call)

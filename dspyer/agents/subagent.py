@@ -21,6 +21,7 @@ from dspyer.nodes.module import Input, ModuleIO, frozen_input, gather_inputs, pl
 from dspyer.nodes.node import NOTHING, Call, Command
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import InsideRun, SubgraphProgram
+from dspyer.nodes.steps import ProgramStep, Script
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.patch import DELETE, Replace, Updates
 from dspyer.values.frozen import FrozenDict, FrozenList
@@ -90,15 +91,10 @@ class ProgramAction(ToolAction):
                 )
         return {**args, SESSION: session or call_id}
 
-    def call(self, call: Call, args: Mapping[str, Any]) -> Command[Any]:
-        """Run the program from sync code; returns its outputs and what it writes."""
+    def script(self, call: Call, args: Mapping[str, Any]) -> Script[Command[Any]]:
+        """Run the program; returns its outputs and what it writes."""
         program, inputs, session = self._begun(call, args)
-        return self._ended(program, inputs, session, program._run_inside(inputs, call.context.delegate))
-
-    async def acall(self, call: Call, args: Mapping[str, Any]) -> Command[Any]:
-        """The same from async code."""
-        program, inputs, session = self._begun(call, args)
-        return self._ended(program, inputs, session, await program._arun_inside(inputs, call.context.delegate))
+        return self._ended(program, inputs, session, (yield ProgramStep(program, inputs), call))
 
     def _begun(self, call: Call, args: Mapping[str, Any]) -> tuple[SubgraphProgram, dict[str, Any], str]:
         """The program, its inputs, and the key of its session."""

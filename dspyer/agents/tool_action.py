@@ -19,8 +19,7 @@ from dspyer.nodes.binding import Binding
 from dspyer.nodes.module import selected, values_of_prediction
 from dspyer.nodes.node import Call, Command
 from dspyer.nodes.outputs import values_of
-from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
-from dspyer.nodes.template_plans import filling
+from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, arun_script, run_script
 from dspyer.templates import Templates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
@@ -31,11 +30,8 @@ from dspyer.values.unicode import with_valid_text
 class ToolAction(Protocol):
     """What a tool calls. A call of it may ask questions, and may use what `call.context` offers."""
 
-    def call(self, call: Call, args: Mapping[str, Any]) -> object:
-        """Call it from sync code with validated arguments."""
-
-    async def acall(self, call: Call, args: Mapping[str, Any]) -> object:
-        """The same from async code."""
+    def script(self, call: Call, args: Mapping[str, Any]) -> Script[object]:
+        """Call it with validated arguments."""
 
     def result(self, returned: object) -> object:
         """The result of a call, or its `Command`, from what it returned. It may raise: the call was made."""
@@ -58,17 +54,10 @@ class FunctionAction(ToolAction):
     asynchronous: bool
     takes: frozenset[str] | None = None
 
-    def call(self, call: Call, args: Mapping[str, Any]) -> object:
-        """Call the function from sync code."""
-        return call_function(self.fn, self._arguments(call, args), self.asynchronous)
-
-    async def acall(self, call: Call, args: Mapping[str, Any]) -> object:
-        """The same from async code."""
-        return await acall_function(self.fn, self._arguments(call, args), self.asynchronous)
-
-    def _arguments(self, call: Call, args: Mapping[str, Any]) -> dict[str, Any]:
+    def script(self, call: Call, args: Mapping[str, Any]) -> Script[object]:
+        """Call the function."""
         shown = args if self.takes is None else {name: args[name] for name in args if name in self.takes}
-        return {**shown, **self.binding.bind(call)}
+        return (yield FunctionStep(self.fn, {**shown, **self.binding.bind(call)}, self.asynchronous), call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +80,10 @@ class ModuleAction(ToolAction):
     binding: Binding
     templates: Templates
 
-    def call(self, call: Call, args: Mapping[str, Any]) -> object:
-        """Call the module from sync code."""
-        with filling(self.templates, call):
-            return call_module(part_of(call.program, self.path), self._inputs(call, args))
-
-    async def acall(self, call: Call, args: Mapping[str, Any]) -> object:
-        """The same from async code."""
-        with filling(self.templates, call):
-            return await acall_module(part_of(call.program, self.path), self._inputs(call, args))
-
-    def _inputs(self, call: Call, args: Mapping[str, Any]) -> dict[str, Any]:
+    def script(self, call: Call, args: Mapping[str, Any]) -> Script[object]:
+        """Call the module."""
         hidden = {name: thaw(value) for name, value in self.binding.bind(call).items()}
-        return {**args, **hidden}
+        return (yield ModuleStep(part_of(call.program, self.path), {**args, **hidden}, self.templates), call)
 
     def result(self, returned: object) -> Command[Any]:
         """The outputs, and those that go to fields."""
@@ -153,7 +133,7 @@ class ToolOutcome(NamedTuple):
     error: bool = False
 
     @classmethod
-    def of(cls, returned: object, step: CallStep) -> ToolOutcome:
+    def of(cls, returned: object, step: ToolCall) -> ToolOutcome:
         """The outcome of what a tool returned. If that cannot be kept, no other call is made for a result.
 
         Without an effect, a `Command` that is none fails the node: nothing needs a record, and the author mends it.
@@ -188,8 +168,8 @@ def storable(value: object) -> Any:
     return with_valid_text(serialize_for_json(with_valid_text(value)))
 
 
-class CallStep(NamedTuple):
-    """The step that calls a tool.
+class ToolCall(NamedTuple):
+    """One call of a tool.
 
     Attributes:
         tool: what the model is shown of it.
@@ -207,36 +187,63 @@ class CallStep(NamedTuple):
     effect: str | None = None
     takes_key: bool = False
 
-    def call(self, call: Call) -> ToolOutcome:
-        """Call it from sync code."""
+    def script(self, call: Call) -> Script[ToolOutcome]:
+        """Make it."""
         call = call._replace(overlay=None)  # what a turn sends must not hide a field
         if self.effect is None:
-            return self._made(call, {})
+            return (yield from self._made(call, {}))
 
-        def effect(key: str) -> list[Any]:
-            return list(self._made(call, {"key": key} if self.takes_key else {}))
+        def effect(key: str) -> Script[list[Any]]:
+            return list((yield from self._made(call, {"key": key} if self.takes_key else {})))
 
-        return ToolOutcome(*call.context.delegate.once(self.effect, effect))
+        return ToolOutcome(*(yield Recorded(self.effect, effect), call))
 
-    async def acall(self, call: Call) -> ToolOutcome:
-        """The same from async code."""
-        call = call._replace(overlay=None)
-        if self.effect is None:
-            return await self._amade(call, {})
+    def _made(self, call: Call, key: Mapping[str, str]) -> Script[ToolOutcome]:
+        return ToolOutcome.of((yield _BoundCall(self, key), call), self)
 
-        async def effect(key: str) -> list[Any]:
-            return list(await self._amade(call, {"key": key} if self.takes_key else {}))
 
-        return ToolOutcome(*await call.context.delegate.once(self.effect, effect))
+class _BoundCall(NamedTuple):
+    """The step that calls a tool by DSPy's own class, for its callbacks; these do not see the key of the effect."""
 
-    def _made(self, call: Call, key: Mapping[str, str]) -> ToolOutcome:
+    made: ToolCall
+    key: Mapping[str, str]
+
+    def call(self, call: Call) -> object:
         def fn(**args: Any) -> object:
-            return self.action.call(call, {**args, **key})
+            return run_script(self.made.action.script(call, {**args, **self.key}))
 
-        return ToolOutcome.of(bound(self.tool, fn)(**self.args), self)
+        return bound(self.made.tool, fn)(**self.made.args)
 
-    async def _amade(self, call: Call, key: Mapping[str, str]) -> ToolOutcome:
+    async def acall(self, call: Call) -> object:
         async def fn(**args: Any) -> object:
-            return await self.action.acall(call, {**args, **key})
+            return await arun_script(self.made.action.script(call, {**args, **self.key}))
 
-        return ToolOutcome.of(await bound(self.tool, fn).acall(**self.args), self)
+        return await bound(self.made.tool, fn).acall(**self.made.args)
+
+
+class Recorded(NamedTuple):
+    """The step that runs a script as an effect: its result is recorded, so that no later attempt runs it again.
+
+    Attributes:
+        key: the name of the effect.
+        script: makes the script, given the idempotency key of the effect.
+    """
+
+    key: str
+    script: Callable[[str], Script[Any]]
+
+    def call(self, call: Call) -> Any:
+        """Run it in sync code."""
+
+        def effect(key: str) -> Any:
+            return run_script(self.script(key))
+
+        return call.context.delegate.once(self.key, effect)
+
+    async def acall(self, call: Call) -> Any:
+        """Run it in async code."""
+
+        async def effect(key: str) -> Any:
+            return await arun_script(self.script(key))
+
+        return await call.context.delegate.once(self.key, effect)

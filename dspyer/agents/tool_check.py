@@ -9,15 +9,16 @@ from typing import Any, NamedTuple, TypeAlias
 import dspy
 from pydantic import BaseModel
 
+from dspyer.agents.tool_action import Recorded
 from dspyer.errors import NodeOutputError, brief, list_names
 from dspyer.nodes.check import PROBLEMS, asks_module, build_finder, found_problems, problem_texts
 from dspyer.nodes.module import module_io
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import is_program
+from dspyer.nodes.steps import Script
 from dspyer.schema.schema import Schema
 from dspyer.values.freezing import freeze
-from dspyer.values.frozen import FrozenDict
 
 CHECK = "check"
 """The attribute of a check's module in what the program holds for the tool: `program.mail.check`."""
@@ -61,11 +62,20 @@ class ToolCheck:
         """Whether a module makes the check: a language model may give another output when it is asked again."""
         return asks_module(self.finder)
 
-    def step(self, args: Mapping[str, Any], result: Any, validate: Validate) -> CheckStep:
-        """The step that checks a result; `validate` refuses arguments that the tool does not take."""
-        return CheckStep(self, freeze({"tool": self.tool, ARGS: args, "result": result}), validate)
+    def script(self, call: Call, args: Mapping[str, Any], result: Any, validate: Validate) -> Script[Verdict]:
+        """Check a result; `validate` refuses arguments that the tool does not take.
 
-    def verdict(self, reply: Reply, call: Call, validate: Validate) -> Verdict:
+        The verdict is recorded: a later attempt must not come to another one.
+        """
+        seen: Any = freeze({"tool": self.tool, ARGS: args, "result": result})
+        inner = call._replace(overlay=seen, program=getattr(call.program, self.tool, call.program))
+
+        def find(_key: str) -> Script[list[Any]]:
+            return list(self._verdict((yield from self.finder.script(inner)), inner, validate))
+
+        return Verdict(*(yield Recorded(f"{CHECK} of the call", find), call))
+
+    def _verdict(self, reply: Reply, call: Call, validate: Validate) -> Verdict:
         """What the reply of the finder says."""
         found, args = found_problems(self.finder, PROBLEMS, reply, call), reply.updates.get(ARGS)
         if isinstance(found, Mapping):  # of a function that gives arguments as well
@@ -88,35 +98,6 @@ class ToolCheck:
             error.of_module = self.of_module
             raise error from refusal
         return Verdict(problems, dict(args))
-
-
-class CheckStep(NamedTuple):
-    """The step that checks a result. Its verdict is recorded: a later attempt must not come to another one."""
-
-    check: ToolCheck
-    seen: FrozenDict[str, Any]
-    validate: Validate
-
-    def call(self, call: Call) -> Verdict:
-        """Check it in sync code."""
-
-        def find() -> list[Any]:
-            inner = self._call(call)
-            return list(self.check.verdict(self.check.finder.call(inner), inner, self.validate))
-
-        return Verdict(*call.context.delegate.once(f"{CHECK} of the call", find))
-
-    async def acall(self, call: Call) -> Verdict:
-        """The same from async code."""
-
-        async def find() -> list[Any]:
-            inner = self._call(call)
-            return list(self.check.verdict(await self.check.finder.acall(inner), inner, self.validate))
-
-        return Verdict(*await call.context.delegate.once(f"{CHECK} of the call", find))
-
-    def _call(self, call: Call) -> Call:
-        return call._replace(overlay=self.seen, program=getattr(call.program, self.check.tool, call.program))
 
 
 class PlannedToolCheck(NamedTuple):

@@ -5,7 +5,7 @@ message with the result, whatever happens: wrong arguments, an exception, a refu
 may decide about the result, for a handoff or an update that they may conflict with, the message is left to the node
 that joins the calls.
 
-A call of the node goes through these steps (`ToolNode._script`):
+A call of the node goes through these steps (`ToolNode.script`):
 
 1. The arguments are validated, as `dspy.Tool` does. A model that gave wrong ones is told at once: no retry helps it.
 2. Someone is asked, if the tool needs approval.
@@ -27,7 +27,7 @@ import dspy
 from pydantic import ValidationError
 
 from dspyer.agents.subagent import ProgramAction, plan_subagent
-from dspyer.agents.tool_action import CallStep, FunctionAction, ModuleAction, ToolAction, ToolOutcome, storable
+from dspyer.agents.tool_action import FunctionAction, ModuleAction, ToolAction, ToolCall, ToolOutcome, storable
 from dspyer.agents.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
 from dspyer.agents.tool_arguments import ArgumentParser, argument_parsers, invalid_argument
 from dspyer.agents.tool_check import CHECK, ToolCheck, plan_tool_check
@@ -55,7 +55,7 @@ from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.outputs import permitted
 from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.steps import Script, arun_script, run_script
+from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import plan_templates
 from dspyer.schema.schema import Schema
@@ -242,15 +242,8 @@ class ToolNode(Node):
         node = replace(self, action=action, resources=resources, takes_key=False)
         return Built(node, None, (*signature.problems, *plan.problems, *plan.unknown))
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """Make one call of the tool."""
-        return run_script(self._script(call))
-
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        return await arun_script(self._script(call))
-
-    def _script(self, call: Call) -> Script[Reply]:
         args = _call_of(call)["args"]
         try:
             parsed = self._ready(call, args)
@@ -264,7 +257,7 @@ class ToolNode(Node):
             steps, edited = steps_since(before), call.context.delegate.edited
             args = args if edited is None else edited
             try:
-                verdict = yield self.check.step(args, made.value, self.parsed), call
+                verdict = yield from self.check.script(call, args, made.value, self.parsed)
             except Exception as error:
                 annotate(error, f"in the {self.check.who}")  # see `error_reply`
                 raise
@@ -286,8 +279,8 @@ class ToolNode(Node):
         # of a program has records of its own.
         records = (self.effect or self.check is not None) and not isinstance(self.action, ProgramAction)
         recorded = EFFECT if records else None
-        outcome: ToolOutcome = yield CallStep(self.tool, self.who, self.action, parsed, recorded, self.takes_key), call
-        return outcome
+        made = ToolCall(self.tool, self.who, self.action, parsed, recorded, self.takes_key)
+        return (yield from made.script(call))
 
     def _repeated(self, call: Call, args: Mapping[str, Any], first: ToolOutcome) -> Script[ToolOutcome]:
         """Make the call again, as an effect of its own. If that is refused, the first outcome stays."""

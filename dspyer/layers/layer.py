@@ -15,7 +15,7 @@ import dspy
 
 from dspyer.errors import GraphError, brief, suggestion
 from dspyer.nodes.node import Call, Node, Reply
-from dspyer.nodes.steps import Script, attempted
+from dspyer.nodes.steps import Script
 
 Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retry", "attempt", "call"]
 """Where a layer is, from the outside in."""
@@ -267,7 +267,7 @@ class RunLayers:
             node, layers = self._nodes[name], self.of(name)
             if node.map_fields is not None:
                 layers = tuple([layer for layer in layers if layer.place not in OF_EACH_ITEM])
-            found = self._chains[name] = stack(layers, attempted(node))
+            found = self._chains[name] = stack(layers, node.attempt)
         return found
 
     def around_item(self, name: str, script: Inner) -> Inner:

@@ -1,4 +1,4 @@
-"""`Timeout`: the layer that gives each attempt of a node so many seconds.
+"""`Timeout`: the layer that gives each attempt of a node so many seconds, all its steps together.
 
 Async code is cancelled when its time is over, and its `finally` blocks run. Sync code cannot be ended from outside: it
 runs in a daemon thread of its own, which is left running. Such an attempt is fenced: the methods of its `ctx` raise
@@ -22,7 +22,7 @@ from dspyer.dspy_module.tracing import recording_apart
 from dspyer.errors import NodeTimeoutError
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.node import Call, Reply
+from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Step, wrapped
 from dspyer.stopping import TimeLimit, current_limit
 from dspyer.worker_threads import ThreadCall
@@ -48,21 +48,26 @@ class Timeout(Layer):
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """What `inner` gives in time."""
-        return wrapped(inner(call), partial(Timed, seconds=self.seconds))
+        attempt = call.context.delegate
+        limit = attempt.limit = TimeLimit(self.seconds, current_limit.get())
+        found = yield from wrapped(inner(call), partial(Timed, limit=limit))
+        _raise_if_over(attempt, limit)
+        return found
 
 
 class Timed(NamedTuple):
-    """A step that calls a node, or another step, which has so many seconds."""
+    """A step of an attempt that has a time limit."""
 
     step: Step
-    seconds: float
+    limit: TimeLimit
 
-    def call(self, call: Call) -> Reply:
-        """Make the call from sync code, in a thread of its own."""
-        attempt = call.context.delegate
-        with _limited(attempt, self.seconds) as limit, gated(limit=limit), recording_apart():
+    def call(self, call: Call) -> Any:
+        """Make it from sync code, in a thread of its own."""
+        attempt, limit = call.context.delegate, self.limit
+        _raise_if_over(attempt, limit)
+        with _limited(limit), gated(limit=limit), recording_apart():
             ended: SimpleQueue[bool | None] = SimpleQueue()
-            work: ThreadCall[Reply] = ThreadCall(partial(self.step.call, call), awaited=False)
+            work: ThreadCall[Any] = ThreadCall(partial(self.step.call, call), awaited=False)
             work.on_end(partial(ended.put, True))
             try:
                 if clock.get(ended, limit.ends, "timeout") is None:
@@ -75,16 +80,17 @@ class Timed(NamedTuple):
             raise _timeout_error(attempt, limit)
         return work.result()
 
-    async def acall(self, call: Call) -> Reply:
-        """Make the call from async code: async code is cancelled, a sync function is left running."""
-        attempt = call.context.delegate
-        reply: Reply | None = None
+    async def acall(self, call: Call) -> Any:
+        """Make it from async code: async code is cancelled, a sync function is left running."""
+        attempt, limit = call.context.delegate, self.limit
+        _raise_if_over(attempt, limit)
+        found: Any = None
         cause: Exception | None = None
-        with _limited(attempt, self.seconds) as limit:
+        with _limited(limit):
             try:
                 # The limit ends before the cancellation: what the attempt does from there on does not count.
                 async with clock.timeout(limit.ends, "timeout", limit.end):
-                    reply = await self.step.acall(call)
+                    found = await self.step.acall(call)
             except Exception as error:
                 if limit.signal.reason is None:
                     raise
@@ -93,30 +99,33 @@ class Timed(NamedTuple):
         # Also if it returned: `ctx` has refused it since then.
         if limit.signal.reason is not None:
             raise _timeout_error(attempt, limit) from cause
-        assert reply is not None
-        return reply
+        return found
 
 
-class _limited:  # noqa: N801 - used as a function: `with _limited(...) as limit`; a generator costs twice as much
+class _limited:  # noqa: N801 - used as a function: `with _limited(...)`; a generator costs twice as much
     """A block in which an attempt has a time limit."""
 
-    __slots__ = ("_attempt", "_seconds", "_token")
+    __slots__ = ("_limit", "_token")
 
-    def __init__(self, attempt: Attempt, seconds: float) -> None:
-        self._attempt = attempt
-        self._seconds = seconds
+    def __init__(self, limit: TimeLimit) -> None:
+        self._limit = limit
 
-    def __enter__(self) -> TimeLimit:
+    def __enter__(self) -> None:
         execute_apart()
-        limit = self._attempt.limit = TimeLimit(self._seconds, current_limit.get())
-        self._token = current_limit.set(limit)
-        return limit
+        self._token = current_limit.set(self._limit)
 
     def __exit__(self, *raised: object) -> None:
         current_limit.reset(self._token)
 
 
-def _end(limit: TimeLimit, work: ThreadCall[Reply], ended: SimpleQueue[bool | None]) -> None:
+def _raise_if_over(attempt: Attempt, limit: TimeLimit) -> None:
+    """Ends an attempt whose time is over between two steps, or after the last one."""
+    if clock.now() >= limit.ends:
+        limit.end()
+        raise _timeout_error(attempt, limit)
+
+
+def _end(limit: TimeLimit, work: ThreadCall[Any], ended: SimpleQueue[bool | None]) -> None:
     """Ends an attempt in sync code: what is async in it is awaited, the rest left running."""
     waits_for_async = limit.calls.running
     limit.end()

@@ -30,8 +30,9 @@ from dspyer.nodes.node import NOTHING, Built, Call, Checking, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.repair import CheckedCommit, Repair
+from dspyer.nodes.steps import FunctionStep, Script
 from dspyer.nodes.subgraph import build_subgraph
-from dspyer.nodes.sync_async import acall_function, call_function, is_async
+from dspyer.nodes.sync_async import is_async
 from dspyer.patch import DELETE, apply_value
 from dspyer.scheduler.lineage import NOTHING_SENT, Log, LogEntry, is_manual, lineage_counts
 from dspyer.scheduler.run_state import Branch
@@ -95,13 +96,10 @@ class FunctionFinder(Node):
         """The names that a `Send` to it may bring; None for any."""
         return self.binding.takes
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """Call the function."""
-        return Reply({self.into: call_function(self.fn, self.binding.bind(call), self.asynchronous)})
-
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        return Reply({self.into: await acall_function(self.fn, self.binding.bind(call), self.asynchronous)})
+        found = yield FunctionStep(self.fn, self.binding.bind(call), self.asynchronous), call
+        return Reply({self.into: found})
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,13 +307,10 @@ class FinderNode(Node):
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
         return self.finder.whole_fields(state)
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """Find the problems, and decide."""
-        return self._reply(self.finder.call(call), call)
-
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        return self._reply(await self.finder.acall(call), call)
+        found = yield from self.finder.script(call)
+        return self._reply(found, call)
 
     def _reply(self, found: Reply, call: Call) -> Reply:
         """What follows from the reply of the finder."""

@@ -15,9 +15,8 @@ from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import module_io, values_of_prediction
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.steps import Script
-from dspyer.nodes.sync_async import acall_module, call_module
-from dspyer.nodes.template_plans import filling, plan_templates
+from dspyer.nodes.steps import ModuleStep, Script
+from dspyer.nodes.template_plans import plan_templates
 from dspyer.patch import DELETE, Replace, each_update
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
@@ -48,21 +47,11 @@ class Condenser(Node):
     def __post_init__(self) -> None:
         object.__setattr__(self, "who", f"the module that condenses {self.field!r} of node {self.node!r}")
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """Shorten the value that the overlay of the call holds."""
-        with filling(self.templates, call):
-            return self._reply(call_module(getattr(call.program, self.name), self._inputs(call)))
-
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        with filling(self.templates, call):
-            return self._reply(await acall_module(getattr(call.program, self.name), self._inputs(call)))
-
-    def _inputs(self, call: Call) -> dict[str, Any]:
         assert call.overlay is not None
-        return {self.given: thaw(call.overlay.raw(self.given))}
-
-    def _reply(self, result: object) -> Reply:
+        inputs = {self.given: thaw(call.overlay.raw(self.given))}
+        result = yield ModuleStep(getattr(call.program, self.name), inputs, self.templates), call
         values = dict(values_of_prediction(result, self.who, True))
         names = list(self.writes or values)
         if len(names) != 1 or names[0] not in values:
@@ -111,7 +100,7 @@ def _shorter(condenser: Condenser, value: Any, call: Call) -> Script[Any]:
 
 def _one(condenser: Condenser, value: Any, call: Call) -> Script[Any]:
     overlay: Any = (FrozenDict() if call.overlay is None else call.overlay).set(condenser.given, freeze(value))
-    reply = yield condenser, call._replace(overlay=overlay)
+    reply = yield from condenser.script(call._replace(overlay=overlay))
     return reply.updates[condenser.field]
 
 

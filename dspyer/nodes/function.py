@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -19,8 +19,9 @@ from dspyer.nodes.hidden_modules import hidden_problems, mentions
 from dspyer.nodes.node import Built, Call, Command, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import RESULT, declared_result, goto_of, is_bare, permitted, values_of
-from dspyer.nodes.program_calls import auntil_calls_end, is_program, stop_if_cancelled, until_calls_end
-from dspyer.nodes.sync_async import acall_function, call_function, is_async
+from dspyer.nodes.program_calls import UntilCallsEnd, is_program
+from dspyer.nodes.steps import FunctionStep, Script, Step, Within
+from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import filling, plan_templates
 from dspyer.state import ImmutableState
 
@@ -79,35 +80,14 @@ class FunctionNode(Node):
         """What a call reads, by the node's own names: fields, views and templates, without resources and modules."""
         return Binding(self.who, self.binding.fields, schema=self.binding.schema).bind(call)
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """Bind the parameters and call the function."""
-        if not self.templates.in_instructions:
-            return self.reply(self._result(call))
-        with filling(self.templates, call):
-            return self.reply(self._result(call))
-
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        if not self.templates.in_instructions:
-            return self.reply(await self._aresult(call))
-        with filling(self.templates, call):
-            return self.reply(await self._aresult(call))
-
-    def _result(self, call: Call) -> object:
-        arguments = self.binding.bind(call)
-        if not self.programs:
-            return call_function(self.fn, arguments, self.asynchronous)
-        function = partial(call_function, self.fn, arguments, self.asynchronous)
-        return until_calls_end(call.context.delegate, function)
-
-    async def _aresult(self, call: Call) -> object:
-        arguments = self.binding.bind(call)
-        if not self.programs:
-            return await acall_function(self.fn, arguments, self.asynchronous)
-        function: Callable[[], Awaitable[Any]] = partial(acall_function, self.fn, arguments, self.asynchronous)
-        if not self.asynchronous:
-            function = partial(stop_if_cancelled, call.context.delegate, function)
-        return await auntil_calls_end(call.context.delegate, function)
+        step: Step = FunctionStep(self.fn, self.binding.bind(call), self.asynchronous)
+        if self.programs:
+            step = UntilCallsEnd(step, self.asynchronous)
+        if self.templates.in_instructions:
+            step = Within(step, partial(filling, self.templates))
+        return self.reply((yield step, call))
 
     def reply(self, result: object) -> Reply:
         """The function's result as updates of the state."""

@@ -21,6 +21,7 @@ from dspyer.nodes.callables import members, read_signature
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
+from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import is_known, unknown_names
 from dspyer.schema.type_fit import misfit, shown_type
@@ -75,8 +76,9 @@ class InterruptNode(Node):
         """The type of the answer to its question, whose key is the name of the node."""
         return {self.name: self.answer}
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """Commit the answer, or ask."""
+        yield from ()
         attempt = call.context.delegate
         # The text stays as it was when the question was asked, even if the state of a rerun would make another one.
         earlier = attempt.earlier_question(self.name)

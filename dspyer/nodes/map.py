@@ -38,7 +38,7 @@ from dspyer.nodes.node import Built, Call, MapFields, Node, Reply, StartRule
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.program_calls import SubgraphProgram
-from dspyer.nodes.steps import Script, Step, arun_script, attempted, run_script, spans_of
+from dspyer.nodes.steps import Script, Step, arun_script, run_script, spans_of, wrapped
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.persistence.execution_records import MISSING
 from dspyer.persistence.rows import NewRow
@@ -110,15 +110,8 @@ class MapNode(Node):
         items = state.raw(self.over, None)
         return self.inner.whole_fields(state) * (len(items) if isinstance(items, Sized) else 0)
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """Call the inner node once per item, as many at once as the runner allows."""
-        return run_script(self._script(call))
-
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        return await arun_script(self._script(call))
-
-    def _script(self, call: Call) -> Script[Reply]:
         items = self._items(call)
         fresh = [item for item in items if item.recorded is MISSING]
         tolerance = None if self.failures is None else Tolerance(self, items, fresh)
@@ -204,9 +197,11 @@ def script_of(item: Item) -> Callable[[], Script[object]]:
     return item.script if spans is None else lambda: spans.item(item.call, item.script())
 
 
-def item_script(inner: Node, call: Call, step: Step | None = None) -> Script[Any]:
-    """The script of an item, which calls a node or makes the step that does, within the layers around each item."""
-    session, script = call.runner.session, attempted(inner, step)
+def item_script(inner: Node, call: Call, wrap: Callable[[Step], Step] | None = None) -> Script[Any]:
+    """The script of an item, which calls a node, within the layers around each item; `wrap` is around each step."""
+    session, script = call.runner.session, inner.attempt
+    if wrap is not None:
+        script = lambda call: wrapped(inner.attempt(call), wrap)  # noqa: E731 - mypy knows its type
     if session is not None:
         script = session.layers.around_item(call.node, script)
     return script(call)

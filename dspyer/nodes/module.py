@@ -26,8 +26,8 @@ from dspyer.nodes.dspy_types import register_dspy_types
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_field_text
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.sync_async import acall_module, call_module
-from dspyer.nodes.template_plans import computed_value, filling, plan_templates, warning_of
+from dspyer.nodes.steps import ModuleStep, Script
+from dspyer.nodes.template_plans import computed_value, plan_templates, warning_of
 from dspyer.nodes.view_access import form_of, form_problems, is_conversation
 from dspyer.reducers import Updates
 from dspyer.schema.type_fit import misfit, shown_type, update_type
@@ -52,6 +52,7 @@ class ModuleNode(Node):
     """
 
     kind: ClassVar[str] = "module"
+    of_module: ClassVar[bool] = True
 
     inputs: tuple[Input, ...]
     known: bool = True
@@ -78,17 +79,12 @@ class ModuleNode(Node):
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
         return whole_inputs(self.inputs, state)
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """Call the program's module with its inputs."""
-        inputs, warning = self._inputs(call), self._warning(call)
-        with filling(self.templates, call, warning):
-            return self.reply(call_module(getattr(call.program, self.name), inputs), inputs, warning)
-
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        inputs, warning = self._inputs(call), self._warning(call)
-        with filling(self.templates, call, warning):
-            return self.reply(await acall_module(getattr(call.program, self.name), inputs), inputs, warning)
+        # The warning near the step limit of the run is part of the prompt and of the conversation.
+        inputs, warning = self.read_inputs(call), warning_of(call) if self.turns.fields else ""
+        result = yield ModuleStep(getattr(call.program, self.name), inputs, self.templates, warning), call
+        return self.reply(result, inputs, warning)
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -97,13 +93,6 @@ class ModuleNode(Node):
 
     def read_inputs(self, call: Call) -> dict[str, Any]:
         """What a call reads, by the node's own names: fields, views and templates."""
-        return self._inputs(call)
-
-    def _warning(self, call: Call) -> str:
-        """The warning near the step limit of the run, "" for none: it is part of the prompt and of the conversation."""
-        return warning_of(call) if self.turns.fields else ""
-
-    def _inputs(self, call: Call) -> dict[str, Any]:
         inputs = gather_inputs(self.inputs, call, self.who)
         if self.takes_all:
             inputs = with_rest(inputs, self.inputs, call)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, P
 
 from typing_extensions import TypeVar
 
+from dspyer.errors import NodeOutputError
 from dspyer.nodes.context import Context
+from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE
 from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values.freezing import freeze
@@ -368,6 +370,7 @@ class Node:
 
     Attributes:
         kind: the kind of node, as pictures show it.
+        of_module: whether a module gives its output: what is refused is asked for again.
         name: the node's name, under which the program holds its modules.
         reads: fields of the state by the node's own names; None for the whole state.
         optional: fields among `reads` that may be unset.
@@ -381,6 +384,7 @@ class Node:
     """
 
     kind: ClassVar[str] = "function"
+    of_module: ClassVar[bool] = False
 
     name: str
     reads: Mapping[str, str] | None = None
@@ -529,13 +533,18 @@ class Node:
         del fake, schema
         return None
 
-    def call(self, call: Call) -> Reply:
-        """Call the node from sync code."""
+    def script(self, call: Call) -> Script[Reply]:
+        """What a call of the node does, as a generator of leaf steps: the same code serves sync and async runs."""
         raise NotImplementedError
 
-    async def acall(self, call: Call) -> Reply:
-        """Call the node from async code: of a node that waits for nothing, the same."""
-        return self.call(call)
+    def attempt(self, call: Call) -> Script[Any]:
+        """What all layers are around: the script of the node, whose reply is validated."""
+        try:
+            reply = yield from self.script(call)
+            return call.made(call, reply)
+        except NodeOutputError as error:
+            error.of_module = error.of_module or self.of_module
+            raise
 
 
 class Built(NamedTuple):

@@ -13,7 +13,7 @@ from dspyer.errors import NodeOutputError, RouteError, brief, list_names, sugges
 from dspyer.hints import typed_dict_keys
 from dspyer.nodes.callables import literals, members
 from dspyer.nodes.field_names import FieldNames
-from dspyer.nodes.node import Command, Goto, Node, Send
+from dspyer.nodes.node import Command, Goto, Send
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -148,11 +148,6 @@ def check_target(target: object, declared: tuple[str, ...], who: str, fix: str) 
         raise RouteError(
             f"{who} went to {name!r}; its targets are {list_names(declared)}: {fix}.{suggestion(name, declared)}"
         )
-
-
-def mark_of_module(error: NodeOutputError, node: Node) -> None:
-    """Notes on the refusal of an output whether a module gave it: that of the node, or one inside it, which did so."""
-    error.of_module = error.of_module or node.kind == "module"
 
 
 def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]], schema: Schema) -> dict[str, object]:

@@ -6,8 +6,7 @@ label, a name or a `Send`, to targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from types import NoneType
@@ -24,8 +23,9 @@ from dspyer.nodes.module import Input, gather_inputs, module_io, plan_inputs, se
 from dspyer.nodes.node import Call, Command, Decision, Goto, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import check_target
-from dspyer.nodes.sync_async import acall_module, call_module, is_async
-from dspyer.nodes.template_plans import filling, plan_templates
+from dspyer.nodes.steps import ModuleStep, Script
+from dspyer.nodes.sync_async import is_async
+from dspyer.nodes.template_plans import plan_templates
 from dspyer.schema.schema import Schema
 from dspyer.templates import NO_TEMPLATES, Templates
 
@@ -94,11 +94,12 @@ class Router:
         return self.module_name is None
 
     def call(self, call: Call) -> Decision:
-        """The targets, given the state after the node."""
+        """The targets of a router that is `inline`, given the state after the node."""
         raise NotImplementedError
 
-    async def acall(self, call: Call) -> Decision:
-        """The same from async code."""
+    def script(self, call: Call) -> Script[Decision]:
+        """The same for any router."""
+        yield from ()
         return self.call(call)
 
 
@@ -179,34 +180,15 @@ class ModuleRouter(Router):
         """The names that a `Send` to the node that it follows may bring for it."""
         return self.templates.takes | taken(self.inputs)
 
-    def call(self, call: Call) -> Decision:
+    def script(self, call: Call) -> Script[Decision]:
         """The targets of the module's output."""
+        assert self.module_name is not None
         inputs = gather_inputs(self.inputs, call, self.who)
-        with self._named(), filling(self.templates, call):
-            result = call_module(self._module(call), inputs)
-        return self._decision(result)
-
-    async def acall(self, call: Call) -> Decision:
-        """The same from async code."""
-        inputs = gather_inputs(self.inputs, call, self.who)
-        with self._named(), filling(self.templates, call):
-            result = await acall_module(self._module(call), inputs)
-        return self._decision(result)
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
         try:
-            yield
+            result = yield ModuleStep(getattr(call.program, self.module_name), inputs, self.templates), call
         except Exception as error:
             annotate(error, f"in {self.who}")
             raise
-
-    def _module(self, call: Call) -> dspy.Module:
-        assert self.module_name is not None
-        module: dspy.Module = getattr(call.program, self.module_name)
-        return module
-
-    def _decision(self, result: object) -> Decision:
         values = values_of_prediction(result, self.who, known=True)
         (label,) = selected(values, {self.label: self.label}, self.who).values()
         reason = next((str(values[name]) for name in REASONS if values.get(name)), None)

@@ -1,25 +1,34 @@
 """Scripts: what a node does as a generator of steps, and the two loops that make the steps, in sync and in async code.
 
 A script is a generator (PEP 342). It yields a step with the call to pass to it, is sent the reply, and what the step
-raises is thrown into it. So everything that is decided around a call (whether to try again, where to go) is written
-once, and not once for each kind of driver.
+raises is thrown into it. So what a node does, and all that is decided around it (whether to try again, where to go), is
+written once, and not once for each kind of driver. Only the leaf steps, such as the call of a function or of a module,
+differ between sync and async code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
-from dspyer.errors import Interrupt, NodeOutputError
-from dspyer.nodes.node import Call, Node, Reply
-from dspyer.nodes.outputs import mark_of_module
-from dspyer.nodes.program_calls import questions_in
+import dspy
+
+from dspyer.errors import Interrupt
+from dspyer.nodes.program_calls import InsideRun, SubgraphProgram, questions_in
+from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
+from dspyer.nodes.template_plans import filling
+from dspyer.schema.schema import NONE_VALID
+from dspyer.templates import NO_TEMPLATES, Templates
+
+if TYPE_CHECKING:
+    from dspyer.nodes.node import Call
 
 T = TypeVar("T")
 
 
 class Step(Protocol):
-    """One thing that a driver does for a script: the call of a node or a router, a pause."""
+    """One thing that a driver does for a script: the call of a function or a module, a pause."""
 
     def call(self, call: Call, /) -> Any:
         """Make the step in sync code."""
@@ -28,7 +37,7 @@ class Step(Protocol):
         """Make the step in async code."""
 
 
-Script: TypeAlias = Generator[tuple[Step, Call], Any, T]
+Script: TypeAlias = Generator[tuple[Step, "Call"], Any, T]
 
 
 def run_script(script: Script[T]) -> T:
@@ -102,16 +111,74 @@ def wrapped(script: Script[T], wrap: Callable[[Step], Step]) -> Script[T]:
         return cast("T", done.value)
 
 
-def attempted(node: Node, step: Step | None = None) -> Callable[[Call], Script[Any]]:
-    """What all layers are around: the scripts that call a node, or make the step that does, and validate its reply."""
-    made = node if step is None else step
+# --- leaf steps
 
-    def attempt(call: Call) -> Script[Any]:
-        try:
-            reply: Reply = yield made, call
-            return call.made(call, reply)
-        except NodeOutputError as error:
-            mark_of_module(error, node)
-            raise
 
-    return attempt
+class FunctionStep(NamedTuple):
+    """Calls a function. In async code a sync one runs in a worker thread."""
+
+    fn: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    asynchronous: bool = False
+
+    def call(self, call: Call) -> Any:
+        """Call it from sync code."""
+        del call
+        return call_function(self.fn, self.arguments, self.asynchronous)
+
+    async def acall(self, call: Call) -> Any:
+        """Call it from async code."""
+        del call
+        return await acall_function(self.fn, self.arguments, self.asynchronous)
+
+
+class ModuleStep(NamedTuple):
+    """Calls a module, whose predictors fill templates into their instructions, and append a warning."""
+
+    module: dspy.Module
+    inputs: Mapping[str, Any]
+    templates: Templates = NO_TEMPLATES
+    warning: str = ""
+
+    def call(self, call: Call) -> Any:
+        """Call it from sync code."""
+        with filling(self.templates, call, self.warning):
+            return call_module(self.module, self.inputs)
+
+    async def acall(self, call: Call) -> Any:
+        """Call it from async code."""
+        with filling(self.templates, call, self.warning):
+            return await acall_module(self.module, self.inputs)
+
+
+class ProgramStep(NamedTuple):
+    """Runs a program as a part of the run. `valid` are the frozen inputs that need no validation."""
+
+    program: SubgraphProgram
+    inputs: dict[str, Any]
+    valid: Mapping[str, Any] = NONE_VALID
+
+    def call(self, call: Call) -> InsideRun:
+        """Run it from sync code."""
+        return self.program._run_inside(self.inputs, call.context.delegate, valid=self.valid)
+
+    async def acall(self, call: Call) -> InsideRun:
+        """Run it from async code."""
+        return await self.program._arun_inside(self.inputs, call.context.delegate, valid=self.valid)
+
+
+class Within(NamedTuple):
+    """Makes a step within a context."""
+
+    step: Step
+    context: Callable[[Call], AbstractContextManager[Any]]
+
+    def call(self, call: Call) -> Any:
+        """Make it in sync code."""
+        with self.context(call):
+            return self.step.call(call)
+
+    async def acall(self, call: Call) -> Any:
+        """Make it in async code."""
+        with self.context(call):
+            return await self.step.acall(call)

@@ -24,6 +24,7 @@ from dspyer.nodes.module import (
 from dspyer.nodes.node import SENT, Built, Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import GraphView, InsideRun, SubgraphProgram
+from dspyer.nodes.steps import ProgramStep, Script
 from dspyer.nodes.template_plans import plan_templates
 from dspyer.patch import DELETE
 from dspyer.schema.schema import Schema
@@ -76,18 +77,11 @@ class SubgraphNode(Node):
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
         return whole_inputs(self.inputs, state)
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """Run the graph as a part of the run."""
         program: SubgraphProgram = getattr(call.program, self.name)
         inputs = self._inputs(call)
-        inside = program._run_inside(inputs, call.context.delegate, valid=self._valid(call))
-        return self.reply(program, inside, inputs, _is_sent(call))
-
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        program: SubgraphProgram = getattr(call.program, self.name)
-        inputs = self._inputs(call)
-        inside = await program._arun_inside(inputs, call.context.delegate, valid=self._valid(call))
+        inside = yield ProgramStep(program, inputs, self._valid(call)), call
         return self.reply(program, inside, inputs, _is_sent(call))
 
     def _inputs(self, call: Call) -> dict[str, Any]:

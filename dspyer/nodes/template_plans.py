@@ -15,8 +15,6 @@ from dspyer.dspy_module.prompt_templates import VALUES_SETTING, WARNING_SETTING,
 from dspyer.errors import list_names
 from dspyer.failure import Failure
 from dspyer.nodes.field_names import unknown_field_text
-from dspyer.nodes.node import Call
-from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.view_access import fields_of_then
 from dspyer.scheduler.lineage import written_key
 from dspyer.scheduler.run_state import Branch, RunState
@@ -27,6 +25,8 @@ from dspyer.views import ViewForm
 
 if TYPE_CHECKING:
     from dspyer.nodes.context import Context
+    from dspyer.nodes.node import Call
+    from dspyer.nodes.options import NodeOptions
 
 ABSENT: Any = object()
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 from dspyer.dspy_module.request_gate import arun_within, run_within
@@ -25,7 +24,6 @@ from dspyer.layers.layer import of_part
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Decision, Output, Reply, Send, StartRule
-from dspyer.nodes.router import Router
 from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import RecordKey
@@ -175,9 +173,7 @@ def _route(
             goto.append(exit_)
             continue
         routed = call._replace(state=state)
-        decision: Decision = (
-            exit_.call(routed) if exit_.inline else (yield from of_part(routed, "route", partial(_decision, exit_)))
-        )
+        decision: Decision = exit_.call(routed) if exit_.inline else (yield from of_part(routed, "route", exit_.script))
         goto += decision.targets
         if decision.reason:
             reasons.append(decision.reason)
@@ -193,12 +189,6 @@ def _route(
                 patch = {**patch, field: _both_updates(session, name, patch, field, net) if folds else net}
     duration = time.perf_counter() - clock
     return Transition(patch, state, checked_targets(session, name, goto), "\n".join(reasons) or None, began, duration)
-
-
-def _decision(router: Router, call: Call) -> Script[Decision]:
-    """What a module router decides."""
-    decision: Decision = yield router, call
-    return decision
 
 
 def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:

@@ -21,7 +21,6 @@ from dspyer.nodes.binding import Binding
 from dspyer.nodes.function import FunctionNode
 from dspyer.nodes.module import ModuleNode, gather_inputs
 from dspyer.nodes.node import Call, Node, Reply
-from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.router import FieldRouter, FunctionRouter
 from dspyer.nodes.steps import failure_or_questions
 from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
@@ -192,7 +191,7 @@ def _straight(
 
 def _as_raised(error: BaseException, node: Node) -> BaseException:
     if isinstance(error, NodeOutputError):
-        mark_of_module(error, node)
+        error.of_module = error.of_module or node.of_module
     return failure_or_questions(error)
 
 

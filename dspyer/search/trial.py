@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import dspy
@@ -31,7 +32,7 @@ from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import Built, Call, MapFields, Node, Reply
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.steps import Script, Step, arun_script, run_script
+from dspyer.nodes.steps import Script, Within
 from dspyer.nodes.subgraph import build_subgraph
 from dspyer.patch import DELETE, Replace, apply_value, each_update, resets
 from dspyer.persistence.execution_records import MISSING
@@ -168,15 +169,8 @@ class TrialNode(Node):
         """The fields that a call of the module reads whole."""
         return self.inner.whole_fields(state)
 
-    def call(self, call: Call) -> Reply:
+    def script(self, call: Call) -> Script[Reply]:
         """Make the trials, as many at once as the runner allows."""
-        return run_script(self._script(call))
-
-    async def acall(self, call: Call) -> Reply:
-        """The same from async code."""
-        return await arun_script(self._script(call))
-
-    def _script(self, call: Call) -> Script[Reply]:
         chosen = () if call.overlay is None else call.overlay.raw(CHOSEN, ())
         trials = [self._trial(call, entry, index, len(chosen)) for index, entry in enumerate(_raw_items(chosen))]
         fresh = [trial for trial in trials if trial.recorded is MISSING]
@@ -293,8 +287,9 @@ class _Tried:
         trial, node = self._trial, self._node
         begun, change = step_count(), self._recorded()
         if change is None:
-            step = InRollout(node.inner, trial.place.number + node.rollout_id, node.temperature)
-            change = yield from item_script(node.inner, trial.call._replace(made=self._change), step)
+            number = trial.place.number + node.rollout_id
+            wrap = partial(Within, context=lambda _: in_rollout(number, node.temperature))
+            change = yield from item_script(node.inner, trial.call._replace(made=self._change), wrap)
             yield from self._record(change)
         self.steps = step_count() - begun
         after = trial.call._replace(state=change.applied(trial.call.state, node.schema))
@@ -317,7 +312,7 @@ class _Tried:
     def _judge(self, call: Call) -> Script[float]:
         rated = self._node.reward
         try:
-            reply: Reply = yield rated, call
+            reply = yield from rated.script(call)
             reward = _number(thaw(reply.updates.get(REWARD)), self._node.who)
         except NodeOutputError as error:
             error.of_module = error.of_module or self._node.judged
@@ -327,7 +322,7 @@ class _Tried:
 
     def _done(self, call: Call) -> Script[bool]:
         assert self._node.done is not None
-        reply: Reply = yield self._node.done, _within(call, call.context.delegate.of_part("done"))
+        reply = yield from self._node.done.script(_within(call, call.context.delegate.of_part("done")))
         found: Any = without_class(reply.updates.get("done"))
         if not isinstance(found, bool):
             raise NodeOutputError(f"{self._node.who}: done gave {brief(found)}: it says True or False")
@@ -349,24 +344,6 @@ class _Tried:
             frozen = freeze(change._asdict(), (TRIALS, self._trial.index))
             yield WriteItem(part.item_row(frozen)), self._trial.call
             part.record_result(frozen)
-
-
-class InRollout(NamedTuple):
-    """The step of a node whose requests to LMs are those of one trial."""
-
-    step: Step
-    number: int
-    temperature: float
-
-    def call(self, call: Call) -> Any:
-        """Make the step in sync code."""
-        with in_rollout(self.number, self.temperature):
-            return self.step.call(call)
-
-    async def acall(self, call: Call) -> Any:
-        """Make the step in async code."""
-        with in_rollout(self.number, self.temperature):
-            return await self.step.acall(call)
 
 
 def _raw_items(values: Any) -> Sequence[Any]:

@@ -75,7 +75,7 @@ def call_node(
     call = _call(program, node, state, resources, [_node(graph, node)], answers)
     schema = graph.topology.schema
     with _without_run(program):
-        reply = graph.nodes[node].call(call)
+        reply = run_script(graph.nodes[node].script(call))
         call.context.delegate.finish()
         updates: Mapping[str, object] = with_posts(reply.updates, call.context.delegate.posts or (), schema)
         updates = run_script(condensed(graph.condensers.get(node, {}), updates, call))
@@ -123,7 +123,7 @@ def route(
     targets: list[str | Send] = []
     with _without_run(program):
         for exit_ in exits:
-            for target in (exit_,) if isinstance(exit_, str) else exit_.call(call).targets:
+            for target in (exit_,) if isinstance(exit_, str) else run_script(exit_.script(call)).targets:
                 if isinstance(target, Send):
                     check_send(graph, node, target)
                 if isinstance(target, Send) or target not in targets:
