@@ -7,13 +7,14 @@ node. A layer that a node does not have costs it nothing, since it is in no list
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import GeneratorType
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
 
 import dspy
 
 from dspyer.errors import GraphError, brief, suggestion
+from dspyer.events import Event
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.steps import Script
 
@@ -21,6 +22,7 @@ Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retr
 """Where a layer is, from the outside in."""
 
 PLACES: Final[tuple[str, ...]] = get_args(Place)
+_NO_BLOCK: Final[AbstractContextManager[None]] = nullcontext()
 OF_EACH_ITEM: Final = ("retry", "attempt", "call")
 """The places around each item of a map or trial of a search; layers in the others are around the whole node."""
 OF_PARTS: Final = ("retry", "attempt")
@@ -47,6 +49,10 @@ class RunView(Protocol):
 _SETTING: Final = (
     "dspyer_layers"  # of DSPy, which carries its settings to the threads of `dspy.Evaluate` and optimizers
 )
+
+
+class Stop(Exception):  # noqa: N818 - the name of what it does, as `StopIteration`
+    """Raised by `Layer.admit` to stop the run, with the reason as its text."""
 
 
 class Layer:
@@ -101,6 +107,29 @@ class Layer:
         node would have returned. The same code serves sync and async runs. What it raises is the failure of the node.
         """
         return inner(call)
+
+    def run(self, run: RunView) -> AbstractContextManager[object]:
+        """A block around the run: from before its first node begins until its last one has ended.
+
+        What it raises fails the run.
+        """
+        del run
+        return nullcontext()
+
+    def admit(self, call: Call) -> None:
+        """Called before an execution begins.
+
+        Raises:
+            Stop: to stop the run: a resume calls the node then.
+            Interrupt: to ask first.
+        """
+
+    def event(self, event: Event) -> Event | None:
+        """Called with each event before any reader sees it, as `redact` shows it; returns what they see, None for nothing.
+
+        Events of runs inside of nodes are among those of the runs around them. May be called from any thread.
+        """
+        return event
 
 
 def checked_layers(given: object, option: str) -> tuple[Layer, ...]:
@@ -231,9 +260,11 @@ class RunLayers:
     Attributes:
         around: the parts of those that are around all nodes: of `using`, then of the call.
         asked: the parts of those of the call, which are the layers of the runs inside of its nodes.
+        runs: the parts with a block around the run.
+        events: the parts that events pass through.
     """
 
-    __slots__ = ("_chains", "_layers", "_nodes", "_parts", "around", "asked")
+    __slots__ = ("_admits", "_chains", "_layers", "_nodes", "_parts", "around", "asked", "events", "runs")
 
     def __init__(
         self,
@@ -246,9 +277,14 @@ class RunLayers:
         self._layers = layers
         self.asked = _parts(asked, run)
         self.around = (*_parts(layers_around(), run), *self.asked)
-        own = {id(layer): layer for found in layers.values() for layer in found if type(layer).of is not Layer.of}
-        self._parts = {key: layer.of(run) for key, layer in own.items()}
+        own = {id(layer): layer for found in layers.values() for layer in found}
+        self._parts = {key: layer.of(run) for key, layer in own.items() if type(layer).of is not Layer.of}
+        found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
+        every = (*self.around, *found)
+        self.runs = tuple([part for part in every if type(part).run is not Layer.run])
+        self.events = tuple([part for part in every if type(part).event is not Layer.event])
         self._chains: dict[str, Inner] = {}
+        self._admits: dict[str, tuple[Layer, ...]] = {}
 
     def of(self, name: str) -> tuple[Layer, ...]:
         """The layers around a node, outermost first."""
@@ -269,6 +305,29 @@ class RunLayers:
                 layers = tuple([layer for layer in layers if layer.place not in OF_EACH_ITEM])
             found = self._chains[name] = stack(layers, node.attempt)
         return found
+
+    def admitting(self, name: str) -> tuple[Layer, ...]:
+        """The layers that are asked before an execution of a node begins."""
+        found = self._admits.get(name)
+        if found is None:
+            found = self._admits[name] = tuple([one for one in self.of(name) if type(one).admit is not Layer.admit])
+        return found
+
+    @contextmanager
+    def _running(self, run: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            try:
+                for layer in self.runs:
+                    stack.enter_context(layer.run(run))
+            except Exception as error:
+                if run.scope:
+                    raise  # it is the failure of the node around the run
+                run.stop_signal.stop(f"{type(error).__name__} was raised by a layer", error)
+            yield
+
+    def running(self, run: Any) -> AbstractContextManager[None]:
+        """The block of all layers around the run. One that cannot begin fails the run before its first node."""
+        return self._running(run) if self.runs else _NO_BLOCK
 
     def around_item(self, name: str, script: Inner) -> Inner:
         """The scripts of an item of a map, or of a trial of a search, within the layers around each of them."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
 
 from dspyer.dspy_module.executing import execute_item
 from dspyer.dspy_module.tracing import step_count, take_steps
@@ -38,7 +38,7 @@ from dspyer.nodes.node import Built, Call, MapFields, Node, Reply, StartRule
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.program_calls import SubgraphProgram
-from dspyer.nodes.steps import Script, Step, arun_script, run_script, spans_of, wrapped
+from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.persistence.execution_records import MISSING
 from dspyer.persistence.rows import NewRow
@@ -115,7 +115,7 @@ class MapNode(Node):
         items = self._items(call)
         fresh = [item for item in items if item.recorded is MISSING]
         tolerance = None if self.failures is None else Tolerance(self, items, fresh)
-        found = iter((yield Gather([script_of(item) for item in fresh], self.max_concurrency, tolerance), call))
+        found = iter((yield Gather([item.script for item in fresh], self.max_concurrency, tolerance), call))
         if tolerance is not None:
             tolerance.raise_if_lost()
         return self._reply([next(found) if item.recorded is MISSING else item.recorded for item in items])
@@ -178,23 +178,6 @@ class MapNode(Node):
                         f"{self.over}[{index}], of which field {self.into!r} would keep one: give each an id of its "
                         "own, or none"
                     )
-
-
-class Item(Protocol):
-    """What is an execution of its own within the call of a node: an item of a map, a trial of a search."""
-
-    @property
-    def call(self) -> Call:
-        """Its call."""
-
-    def script(self) -> Script[object]:
-        """The script that gives its result."""
-
-
-def script_of(item: Item) -> Callable[[], Script[object]]:
-    """What makes the script of an item: an execution of its own, with a span of its own."""
-    spans = spans_of(item.call)
-    return item.script if spans is None else lambda: spans.item(item.call, item.script())
 
 
 def item_script(inner: Node, call: Call, wrap: Callable[[Step], Step] | None = None) -> Script[Any]:

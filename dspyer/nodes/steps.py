@@ -80,22 +80,6 @@ def failure_or_questions(error: BaseException) -> BaseException:
     return error if asked is None else failures or Interrupt(questions_in(asked))
 
 
-class Spans(Protocol):
-    """The OpenTelemetry spans of a run."""
-
-    def attempt(self, call: Call, number: int, layer: str, script: Script[T], /) -> Script[T]:
-        """A script with a span around it: a further attempt, of `layer` if it is not one of the node."""
-
-    def item(self, call: Call, script: Script[T], /) -> Script[T]:
-        """The same for an item of a map, or a trial of a search."""
-
-
-def spans_of(call: Call) -> Spans | None:
-    """The spans of the run that a call belongs to; None if the program does not trace."""
-    session = call.runner.session
-    return None if session is None else session.spans
-
-
 def wrapped(script: Script[T], wrap: Callable[[Step], Step]) -> Script[T]:
     """The same script with something around each of its steps; a script like any other for a driver."""
     try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
@@ -51,7 +52,7 @@ from dspyer.runtime.run_link import ATTRIBUTE as LINK
 from dspyer.runtime.run_link import RunLink
 from dspyer.runtime.session import Session
 from dspyer.runtime.session_events import lm_watchers
-from dspyer.runtime.spans import continued_trace, run_span, run_spans
+from dspyer.runtime.spans import continued_trace, span_layers
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores import Store
@@ -426,11 +427,11 @@ class CompiledGraph(dspy.Module):
         asked = self._asked(args)
         with asked.until_ctrl_c():
             request, session = self._open(asked, inputs)
-            with run_span(session, request.outcome):
-                try:
+            try:
+                with session.layers.running(session):
                     drive(session, **_settings_inside(session))
-                finally:
-                    self._close(request, session)
+            finally:
+                self._close(request, session)
             return self._result(request, session)
 
     async def aforward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
@@ -446,11 +447,11 @@ class CompiledGraph(dspy.Module):
         if self._executor is not None:
             return await self._executor_call(args, inputs, is_async=True).arun()
         request, session = self._open(self._asked(args), inputs)
-        with run_span(session, request.outcome):
-            try:
+        try:
+            with session.layers.running(session):
                 await adrive(session, **_settings_inside(session))
-            finally:
-                self._close(request, session)
+        finally:
+            self._close(request, session)
         return self._result(request, session)
 
     def named_parameters(self) -> list[tuple[str, Any]]:
@@ -633,7 +634,8 @@ class CompiledGraph(dspy.Module):
         graph = self._graph
         request = asked.with_spending(graph.budget)
         run_start = request.run_start or self._run_start(inputs, request)
-        request = request.with_spans(run_spans(graph, request, run_start.run_id, run_start.label))
+        if not request.inside and (layers := span_layers()):
+            request = replace(request, layers=(*request.layers, *layers))
         return request, self._session(request, run_start)
 
     def _session(self, request: Request, run_start: RunStart) -> Session:

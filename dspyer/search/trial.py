@@ -27,7 +27,7 @@ from dspyer.nodes.callables import read_signature
 from dspyer.nodes.check import function_finder
 from dspyer.nodes.context import Context
 from dspyer.nodes.hidden_modules import hidden_problems
-from dspyer.nodes.map import Gather, WriteItem, item_script, part_script, publish_end, publish_start, script_of
+from dspyer.nodes.map import Gather, WriteItem, item_script, part_script, publish_end, publish_start
 from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import Built, Call, MapFields, Node, Reply
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
@@ -174,7 +174,7 @@ class TrialNode(Node):
         chosen = () if call.overlay is None else call.overlay.raw(CHOSEN, ())
         trials = [self._trial(call, entry, index, len(chosen)) for index, entry in enumerate(_raw_items(chosen))]
         fresh = [trial for trial in trials if trial.recorded is MISSING]
-        made = iter((yield Gather([script_of(trial) for trial in fresh]), call))
+        made = iter((yield Gather([trial.script for trial in fresh]), call))
         results = [next(made) if trial.recorded is MISSING else trial.recorded for trial in trials]
         return Reply({TRIALS: freeze(results, (TRIALS,))})
 
