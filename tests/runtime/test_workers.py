@@ -162,7 +162,7 @@ def test_outcomes_that_come_together_wake_the_loop_once() -> None:
     class Loop(asyncio.SelectorEventLoop):
         woken = 0
 
-        def call_soon_threadsafe(self, *args: Any, **options: Any) -> asyncio.Handle:
+        def call_soon_threadsafe(self, *args: Any, **options: Any) -> Any:  # type: ignore[override]
             self.woken += 1
             return super().call_soon_threadsafe(*args, **options)
 
