@@ -125,9 +125,10 @@ class Layer:
         """
 
     def event(self, event: Event) -> Event | None:
-        """Called with each event before any reader sees it, as `redact` shows it; returns what they see, None for nothing.
+        """Called with each event before any reader sees it; returns what they see, None for nothing.
 
-        Events of runs inside of nodes are among those of the runs around them. May be called from any thread.
+        The event is as `redact` shows it. Events of runs inside of nodes are among those of the runs around them. May
+        be called from any thread.
         """
         return event
 

@@ -264,9 +264,7 @@ def test_after_a_timeout_finished_nodes_are_not_called_again(
     assert ran.status == "completed", ran.error
     assert ran.state["words"] == ["a0", "b0", "c0"]
     assert nodes.calls == {"a": 1, "b": 2, "c": 1}
-    for thread in threading.enumerate():
-        if thread.name == "dspyer-timed":
-            thread.join(20)
+    time_is_over.wait_for_workers(2)
     if stored:
         assert stored_commits(tmp_path) == 6
 
