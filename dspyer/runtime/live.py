@@ -181,9 +181,7 @@ class LiveSession(Session):
             digest = digest_of(field, update)
             with self.lock:
                 cursor = self._cursor(attempt)
-                name, is_there = cursor.next_post(self.buffer, digest, returned)
-            if is_there:
-                continue
+                name = cursor.next_post(self.buffer, digest, returned)
             commit_id = self.global_id(attempt.outer_execution, name)
             # Without the lock: validators and reducers are functions of the user.
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
@@ -197,7 +195,7 @@ class LiveSession(Session):
         if self.handed_over:
             raise AttemptOverError(f"{attempt.who}: {OVER}")
         buffer, execution = self.buffer, cursor.execution
-        if name in buffer.posts_of.get(execution, ()):  # by code of an earlier attempt that had not ended
+        if name in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it
             return
         conflict = buffer.conflicts(cursor, field, update)
         if conflict.unread:
