@@ -169,7 +169,6 @@ class LiveBuffer:
     def add(self, post: RecordedPost) -> Any:
         """Appends a post; returns the update for the commit of its execution, merged with other heads if declared."""
         field = post.field
-        self.seq = post.seq
         self.posts[field].append(post)
         self.posts_of.setdefault(post.execution, {})[post.id] = post
         update = post.update
