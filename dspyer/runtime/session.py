@@ -311,7 +311,7 @@ class Session(NotLive):
     def leave_open(self, execution: Execution) -> None:
         """Leaves an execution that was cancelled, or not called, without an outcome; `resume` calls it again.
 
-        There is nothing to do: it is still in `run.running`. A session with live fields withdraws its posts.
+        There is nothing to do: it is still in `run.running`. In a session with live fields it may have waited.
         """
 
     def driving(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
