@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import GeneratorType
+from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import dspy
 
 from dspyer.errors import GraphError, brief, suggestion
-from dspyer.nodes.node import Call, Node, Reply
+from dspyer.nodes.node import Call, Decision, Node, Output, Reply, checked_reply
 from dspyer.nodes.steps import Script, attempted
 
 if TYPE_CHECKING:
@@ -130,16 +130,30 @@ def stack(layers: Iterable[Layer], innermost: Inner) -> Inner:
     return inner
 
 
+_MADE: Final = (Output, Decision, float)
+"""What executions and items, routers, and rewards of trials give: a layer that gives nothing has forgotten `return`."""
+
+
 def _within(layer: Layer, inner: Inner) -> Inner:
     def script(call: Call) -> Script[Any]:
         found = layer.around(call, inner)
-        if not isinstance(found, GeneratorType):
-            name, kind = f"{type(layer).__name__}.around", type(found).__name__
-            raise TypeError(
-                f"{name} gave {brief(found)}, of type {kind}, and no script: write `output = yield from inner(call)` "
-                "in it, and return an output"
+        if isinstance(found, GeneratorType):
+            output = yield from found
+            if isinstance(output, _MADE):
+                return output
+            found, kind, expected = (
+                output,
+                "output",
+                "what `inner(call)` or `call.reply` gave: `return output`",
             )
-        return found
+        else:
+            kind, expected = "script", "a generator: write `output = yield from inner(call)` in a plain `def`"
+            if isinstance(found, CoroutineType):
+                found.close()
+        raise TypeError(
+            f"the layer {type(layer).__name__} around node {call.node!r}: its {kind} is {brief(found)}, of type "
+            f"{type(found).__name__}, and not {expected}"
+        )
 
     return script
 
@@ -159,7 +173,7 @@ def replies(call: Call, change: Callable[[Reply], Reply]) -> Call:
         'HI ADA'
     """
     made = call.made
-    return call._replace(made=lambda called, reply: made(called, change(reply)))
+    return call._replace(made=lambda called, reply: made(called, checked_reply(change(reply))))
 
 
 # --- layers of a block
@@ -216,9 +230,9 @@ class RunLayers:
     def __init__(self, nodes: Mapping[str, Node], layers: Mapping[str, tuple[Layer, ...]], run: Session) -> None:
         self._nodes = nodes
         self._layers = layers
-        self._around = [part for layer in layers_around() if (part := layer.of(run)) is not None]
+        self._around = [part for layer in layers_around() if (part := _part(layer, run)) is not None]
         own = {id(layer): layer for found in layers.values() for layer in found if type(layer).of is not Layer.of}
-        self._parts = {key: layer.of(run) for key, layer in own.items()}
+        self._parts = {key: _part(layer, run) for key, layer in own.items()}
         self._chains: dict[str, Inner] = {}
 
     def of(self, name: str) -> tuple[Layer, ...]:
@@ -248,6 +262,12 @@ class RunLayers:
     def around_part(self, name: str, script: Inner) -> Inner:
         """The scripts of a part of an execution within the layers around its attempts, which are its own."""
         return stack([layer for layer in self.of(name) if layer.place in OF_PARTS], script)
+
+
+def _part(layer: Layer, run: Session) -> Layer | None:
+    """The part of a layer in a run; a `TypeError` if it is no layer."""
+    part = layer.of(run)
+    return part if part is layer or part is None else checked_layers([part], f"{type(layer).__name__}.of")[0]
 
 
 def of_part(call: Call, name: str, script: Inner) -> Script[Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, P
 
 from typing_extensions import TypeVar
 
+from dspyer.errors import brief
 from dspyer.nodes.context import Context
 from dspyer.patch import DELETE
 from dspyer.templates import NO_TEMPLATES, Templates
@@ -253,7 +254,7 @@ class Call(NamedTuple):
 
     def reply(self, reply: Reply) -> Any:
         """What the execution makes of a reply, validated as if the node had returned it."""
-        return self.made(self, reply)
+        return self.made(self, checked_reply(reply))
 
     def publish(self, event: Event) -> None:
         """Adds an event to those of the run."""
@@ -285,6 +286,13 @@ class Reply(NamedTuple):
     goto: tuple[Goto, ...] | None = None
     whole: bool = False
     completions: Any = None
+
+
+def checked_reply(reply: object) -> Reply:
+    """What a layer gave as a reply; a `TypeError` if it is none."""
+    if isinstance(reply, Reply):
+        return reply
+    raise TypeError(f"a layer replied {brief(reply)}, of type {type(reply).__name__}: give Reply({{field: value}})")
 
 
 class Output(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
-from dspyer.errors import Interrupt, NodeOutputError
+from dspyer.errors import Interrupt, NodeOutputError, brief
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.outputs import mark_of_module
 from dspyer.nodes.program_calls import questions_in
@@ -34,15 +34,16 @@ Script: TypeAlias = Generator[tuple[Step, Call], Any, T]
 def run_script(script: Script[T]) -> T:
     """Make the steps of a script in sync code."""
     try:
-        step, call = next(script)
+        asked = next(script)
         while True:
             try:
+                step, call = asked
                 reply = step.call(call)
             except BaseException as error:  # noqa: BLE001 - the script decides: it tries again, or raises it
                 # Within this block, whose end deletes `error`: its traceback refers to this frame.
-                step, call = script.throw(_failure_or_questions(error))
+                asked = script.throw(_to_throw(asked, error))
             else:
-                step, call = script.send(reply)
+                asked = script.send(reply)
     except StopIteration as done:
         # No local of this frame may hold the result: a failed item of a map has the exception, and so this frame.
         return cast("T", done.value)
@@ -51,20 +52,25 @@ def run_script(script: Script[T]) -> T:
 async def arun_script(script: Script[T]) -> T:
     """Make the steps of a script in async code."""
     try:
-        step, call = next(script)
+        asked = next(script)
         while True:
             try:
+                step, call = asked
                 reply = await step.acall(call)
             except BaseException as error:  # noqa: BLE001 - as in run_script
-                step, call = script.throw(_failure_or_questions(error))
+                asked = script.throw(_to_throw(asked, error))
             else:
-                step, call = script.send(reply)
+                asked = script.send(reply)
     except StopIteration as done:
         return cast("T", done.value)
 
 
-def _failure_or_questions(error: BaseException) -> BaseException:
+def _to_throw(asked: object, error: BaseException) -> BaseException:
     """What a step has raised. Of a group, as an `asyncio.TaskGroup` raises it, the failures, or else the questions."""
+    if type(asked) is not tuple:
+        return TypeError(
+            f"a script asked for {brief(asked)}, which is no step: write `output = yield from inner(call)`, with `from`"
+        )
     if not isinstance(error, BaseExceptionGroup):
         return error
     asked, failures = error.split(Interrupt)
@@ -90,14 +96,15 @@ def spans_of(call: Call) -> Spans | None:
 def wrapped(script: Script[T], wrap: Callable[[Step], Step]) -> Script[T]:
     """The same script with something around each of its steps; a script like any other for a driver."""
     try:
-        step, call = next(script)
+        asked = next(script)
         while True:
             try:
+                step, call = asked
                 reply = yield wrap(step), call
             except BaseException as error:  # noqa: BLE001 - as in run_script
-                step, call = script.throw(error)
+                asked = script.throw(_to_throw(asked, error))
             else:
-                step, call = script.send(reply)
+                asked = script.send(reply)
     except StopIteration as done:
         return cast("T", done.value)
 
