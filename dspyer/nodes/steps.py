@@ -114,11 +114,17 @@ def attempted(node: Node, step: Step | None = None) -> Callable[[Call], Script[A
     made = node if step is None else step
 
     def attempt(call: Call) -> Script[Any]:
+        attempt = call.context.delegate
+        if attempt.over:  # a layer calls the node again: what the call before has posted and used is not of this one
+            attempt.following = attempt.next(attempt.number)
+            call = call.of_attempt(attempt.following)
         try:
             reply: Reply = yield made, call
             return call.made(call, reply)
         except NodeOutputError as error:
             mark_of_module(error, node)
             raise
+        finally:
+            call.context.delegate.over = True
 
     return attempt
