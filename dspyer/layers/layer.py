@@ -26,8 +26,9 @@ Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retr
 PLACES: Final[tuple[str, ...]] = get_args(Place)
 OF_EACH_ITEM: Final = ("retry", "attempt", "call")
 """The places around each item of a map or trial of a search; layers in the others are around the whole node."""
-OF_PARTS: Final = ("retry", "attempt")
-"""The places around the condensers and the module routers of a node, which have attempts of their own."""
+OF_PARTS: Final = ("retry",)
+"""The places around the condensers and the module routers of a node, which have attempts of their own. A layer in
+`attempt` is around those of the node alone: what it gets is an `Output`."""
 
 Inner: TypeAlias = Callable[[Call], Script[Any]]
 """What a layer is around: the layers inside of it, and the node. Gives the script of a call."""
