@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import GeneratorType
+from types import CoroutineType, GeneratorType
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
 
 import dspy
 
 from dspyer.errors import GraphError, brief, suggestion
 from dspyer.events import Event
-from dspyer.nodes.node import Call, Node, Reply
+from dspyer.nodes.node import Call, Decision, Node, Output, Reply, checked_reply
 from dspyer.nodes.steps import Script
 
 Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retry", "attempt", "call"]
@@ -25,8 +25,6 @@ PLACES: Final[tuple[str, ...]] = get_args(Place)
 _NO_BLOCK: Final[AbstractContextManager[None]] = nullcontext()
 OF_EACH_ITEM: Final = ("retry", "attempt", "call")
 """The places around each item of a map or trial of a search; layers in the others are around the whole node."""
-OF_PARTS: Final = ("retry", "attempt")
-"""The places around the condensers and the module routers of a node, which have attempts of their own."""
 
 Inner: TypeAlias = Callable[[Call], Script[Any]]
 """What a layer is around: the layers inside of it, and the node. Gives the script of a call."""
@@ -61,6 +59,8 @@ class Layer:
     Attributes:
         place: where it is, from the outside in: `"outside"`, `"errors"`, `"output"`, `"cache"`, `"node"`, `"retry"`,
             `"attempt"` or `"call"`. By default it is around all attempts of a node; `"attempt"` is around each.
+        parts: whether it is around the condensers and the module routers of a node as well, which have attempts of
+            their own, and give no `Output`.
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -80,6 +80,7 @@ class Layer:
 
     __slots__ = ()
     place: ClassVar[Place] = "node"
+    parts: ClassVar[bool] = False
 
     @property
     def note(self) -> str:
@@ -172,16 +173,30 @@ def stack(layers: Iterable[Layer], innermost: Inner) -> Inner:
     return inner
 
 
+_MADE: Final = (Output, Decision, float)
+"""What executions and items, routers, and rewards of trials give: a layer that gives nothing has forgotten `return`."""
+
+
 def _within(layer: Layer, inner: Inner) -> Inner:
     def script(call: Call) -> Script[Any]:
-        found = layer.around(call, inner)
-        if not isinstance(found, GeneratorType):
-            name, kind = f"{type(layer).__name__}.around", type(found).__name__
-            raise TypeError(
-                f"{name} gave {brief(found)}, of type {kind}, and no script: write `output = yield from inner(call)` "
-                "in it, and return an output"
+        found: Any = layer.around(call, inner)
+        if isinstance(found, GeneratorType):
+            output = yield from found
+            if isinstance(output, _MADE):
+                return output
+            found, kind, expected = (
+                output,
+                "output",
+                "what `inner(call)` or `call.reply` gave: `return output`",
             )
-        return found
+        else:
+            kind, expected = "script", "a generator: write `output = yield from inner(call)` in a plain `def`"
+            if isinstance(found, CoroutineType):
+                found.close()
+        raise TypeError(
+            f"the layer {type(layer).__name__} around node {call.node!r}: its {kind} is {brief(found)}, of type "
+            f"{type(found).__name__}, and not {expected}"
+        )
 
     return script
 
@@ -201,7 +216,7 @@ def replies(call: Call, change: Callable[[Reply], Reply]) -> Call:
         'HI ADA'
     """
     made = call.made
-    return call._replace(made=lambda called, reply: made(called, change(reply)))
+    return call._replace(made=lambda called, reply: made(called, checked_reply(change(reply))))
 
 
 # --- layers of a block
@@ -279,7 +294,7 @@ class RunLayers:
         self.asked = _parts(asked, run)
         self.around = (*_parts(layers_around(), run), *self.asked)
         own = {id(layer): layer for found in layers.values() for layer in found}
-        self._parts = {key: layer.of(run) for key, layer in own.items() if type(layer).of is not Layer.of}
+        self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
         every = (*self.around, *found)
         self.runs = tuple([part for part in every if type(part).run is not Layer.run])
@@ -336,11 +351,17 @@ class RunLayers:
 
     def around_part(self, name: str, script: Inner) -> Inner:
         """The scripts of a part of an execution within the layers around its attempts, which are its own."""
-        return stack([layer for layer in self.of(name) if layer.place in OF_PARTS], script)
+        return stack([layer for layer in self.of(name) if layer.parts], script)
 
 
 def _parts(layers: Iterable[Layer], run: RunView) -> tuple[Layer, ...]:
-    return tuple([part for layer in layers if (part := layer.of(run)) is not None])
+    return tuple([part for layer in layers if (part := _part(layer, run)) is not None])
+
+
+def _part(layer: Layer, run: RunView) -> Layer | None:
+    """The part of a layer in a run; a `TypeError` if it is no layer."""
+    part = layer.of(run)
+    return part if part is layer or part is None else checked_layers([part], f"{type(layer).__name__}.of")[0]
 
 
 def of_part(call: Call, name: str, script: Inner) -> Script[Any]:

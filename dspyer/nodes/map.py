@@ -34,7 +34,7 @@ from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import ModuleNode, module_io
-from dspyer.nodes.node import Built, Call, MapFields, Node, Reply, StartRule
+from dspyer.nodes.node import Built, Call, MapFields, Node, Output, Reply, StartRule
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.program_calls import SubgraphProgram
@@ -143,8 +143,10 @@ class MapNode(Node):
         inner = call._replace(context=context, overlay=overlay, made=made)
         return _Item(self, inner, index, count, attempt.recorded_result())
 
-    def _made(self, index: int, call: Call, reply: Reply) -> object:
-        """The result of an item. What the field cannot hold is refused here, before other items are paid for."""
+    def _made(self, index: int, call: Call, reply: Reply) -> Output:
+        """The result of an item, as what it writes to its field. What that cannot hold is refused here: no other item
+        is paid for.
+        """
         result = result_of(reply, self)
         if self.check is not None:
             self.check(result, index)
@@ -152,7 +154,8 @@ class MapNode(Node):
         attempt.finish()
         # In a map that is not stored, the field freezes all results at once.
         stored = attempt.host.journal is not None or self.failures is not None
-        return freeze(result, (self.into, index)) if stored else result
+        value = freeze(result, (self.into, index)) if stored else result
+        return Output({self.into: value}, call.state, None, None, False, None, call, reply.updates)
 
     def _reply(self, results: Sequence[object]) -> Reply:
         values = {index: result for index, result in enumerate(results) if not isinstance(result, FailedItem)}
@@ -379,7 +382,8 @@ class _Item:
         steps = 0 if self.node.failures is None else step_count()
         try:
             attempt.raise_if_unanswered()
-            result = yield from item_script(self.node.inner, self.call)
+            output: Output = yield from item_script(self.node.inner, self.call)
+            result = output.patch[self.node.into]
             if attempt.host.journal is not None:
                 yield WriteItem(attempt.item_row(result)), self.call
                 attempt.record_result(result)

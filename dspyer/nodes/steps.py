@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar,
 
 import dspy
 
-from dspyer.errors import Interrupt
+from dspyer.errors import Interrupt, brief
 from dspyer.nodes.program_calls import InsideRun, SubgraphProgram, questions_in
 from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
 from dspyer.nodes.template_plans import filling
@@ -43,15 +43,16 @@ Script: TypeAlias = Generator[tuple[Step, "Call"], Any, T]
 def run_script(script: Script[T]) -> T:
     """Make the steps of a script in sync code."""
     try:
-        step, call = next(script)
+        asked = next(script)
         while True:
             try:
+                step, call = asked
                 reply = step.call(call)
             except BaseException as error:  # noqa: BLE001 - the script decides: it tries again, or raises it
                 # Within this block, whose end deletes `error`: its traceback refers to this frame.
-                step, call = script.throw(failure_or_questions(error))
+                asked = script.throw(_to_throw(asked, error))
             else:
-                step, call = script.send(reply)
+                asked = script.send(reply)
     except StopIteration as done:
         # No local of this frame may hold the result: a failed item of a map has the exception, and so this frame.
         return cast("T", done.value)
@@ -60,16 +61,26 @@ def run_script(script: Script[T]) -> T:
 async def arun_script(script: Script[T]) -> T:
     """Make the steps of a script in async code."""
     try:
-        step, call = next(script)
+        asked = next(script)
         while True:
             try:
+                step, call = asked
                 reply = await step.acall(call)
             except BaseException as error:  # noqa: BLE001 - as in run_script
-                step, call = script.throw(failure_or_questions(error))
+                asked = script.throw(_to_throw(asked, error))
             else:
-                step, call = script.send(reply)
+                asked = script.send(reply)
     except StopIteration as done:
         return cast("T", done.value)
+
+
+def _to_throw(asked: object, error: BaseException) -> BaseException:
+    """What a step has raised, as a script gets it; of what is no step, a `TypeError`."""
+    if type(asked) is tuple:
+        return failure_or_questions(error)
+    return TypeError(
+        f"a script asked for {brief(asked)}, which is no step: write `output = yield from inner(call)`, with `from`"
+    )
 
 
 def failure_or_questions(error: BaseException) -> BaseException:
@@ -83,14 +94,15 @@ def failure_or_questions(error: BaseException) -> BaseException:
 def wrapped(script: Script[T], wrap: Callable[[Step], Step]) -> Script[T]:
     """The same script with something around each of its steps; a script like any other for a driver."""
     try:
-        step, call = next(script)
+        asked = next(script)
         while True:
             try:
+                step, call = asked
                 reply = yield wrap(step), call
             except BaseException as error:  # noqa: BLE001 - as in run_script
-                step, call = script.throw(error)
+                asked = script.throw(_to_throw(asked, error))
             else:
-                step, call = script.send(reply)
+                asked = script.send(reply)
     except StopIteration as done:
         return cast("T", done.value)
 

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import append_to_trace
-from dspyer.errors import Interrupt, RouteError, always_raised, brief, list_names
+from dspyer.errors import Interrupt, RouteError, always_raised, list_names
 from dspyer.graph.spec import check_send
 from dspyer.layers.layer import Layer, Stop, of_part
 from dspyer.nodes.attempt import Attempt
@@ -48,11 +48,6 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     call.context.delegate.raise_if_unanswered()
     began, clock = time.time(), time.perf_counter()
     output: Output = yield from session.layers.chain(name)(call)
-    if type(output) is not Output:
-        raise TypeError(
-            f"the layers of node {name!r} ({', '.join(type(one).__name__ for one in session.layers.of(name))}) gave "
-            f"{brief(output)}, of type {type(output).__name__}: a layer returns what `inner(call)` or `call.reply` gave"
-        )
     patch, after, goto, targets, cached, failure, call, _, completions = output
     if completions is not None:
         session.completions[execution.id] = completions

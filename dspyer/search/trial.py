@@ -29,7 +29,7 @@ from dspyer.nodes.context import Context
 from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.map import Gather, WriteItem, item_script, part_script, publish_end, publish_start
 from dspyer.nodes.module import build_module, module_io
-from dspyer.nodes.node import Built, Call, MapFields, Node, Reply
+from dspyer.nodes.node import Built, Call, MapFields, Node, Output, Reply
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, Within
@@ -289,7 +289,8 @@ class _Tried:
         if change is None:
             number = trial.place.number + node.rollout_id
             wrap = partial(Within, context=lambda _: in_rollout(number, node.temperature))
-            change = yield from item_script(node.inner, trial.call._replace(made=self._change), wrap)
+            output: Output = yield from item_script(node.inner, trial.call._replace(made=self._made), wrap)
+            change = TrialChange.of(output.patch, output.after, node.schema)
             yield from self._record(change)
         self.steps = step_count() - begun
         after = trial.call._replace(state=change.applied(trial.call.state, node.schema))
@@ -298,7 +299,7 @@ class _Tried:
         done = False if node.done is None else (yield from self._done(after))
         return trial.finished(change, reward, done)
 
-    def _change(self, call: Call, reply: Reply) -> TrialChange:
+    def _made(self, call: Call, reply: Reply) -> Output:
         """What the module has changed."""
         node = self._node
         if reply.goto is not None:
@@ -307,7 +308,7 @@ class _Tried:
             call.state, reply.updates, node=node.name, commit_id=call.execution, whole_values=reply.whole
         )
         call.context.delegate.finish()
-        return TrialChange.of(patch, after, node.schema)
+        return Output(patch, after, None, None, False, None, call, reply.updates, reply.completions)
 
     def _judge(self, call: Call) -> Script[float]:
         rated = self._node.reward
