@@ -27,7 +27,7 @@ import dspy
 from pydantic import ValidationError
 
 from dspyer.agents.subagent import ProgramAction, plan_subagent
-from dspyer.agents.tool_action import FunctionAction, ModuleAction, ToolAction, ToolCall, ToolOutcome, storable
+from dspyer.agents.tool_action import FunctionAction, ModuleAction, ToolAction, ToolInvocation, ToolOutcome, storable
 from dspyer.agents.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
 from dspyer.agents.tool_arguments import ArgumentParser, argument_parsers, invalid_argument
 from dspyer.agents.tool_check import CHECK, ToolCheck, plan_tool_check
@@ -279,7 +279,7 @@ class ToolNode(Node):
         # of a program has records of its own.
         records = (self.effect or self.check is not None) and not isinstance(self.action, ProgramAction)
         recorded = EFFECT if records else None
-        made = ToolCall(self.tool, self.who, self.action, parsed, recorded, self.takes_key)
+        made = ToolInvocation(self.tool, self.who, self.action, parsed, recorded, self.takes_key)
         return (yield from made.script(call))
 
     def _repeated(self, call: Call, args: Mapping[str, Any], first: ToolOutcome) -> Script[ToolOutcome]:

@@ -32,7 +32,7 @@ from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, att
 from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints, unfilled_problems
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.layers.cache import NodeCache
-from dspyer.layers.layer import Layer, ordered
+from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.retry import Retry
 from dspyer.layers.timeout import Timeout
 from dspyer.nodes.build import build_node
@@ -474,7 +474,8 @@ def _given_layers(
             own.append(Timeout(options.timeout))
         if options.name in caches:
             own.append(caches[options.name])
-        if layers := ordered([layer for layer in around if layer.surrounds(node)], own):
+        of_kind = checked_layers(node.layers, f"node {options.name!r}: layers=")
+        if layers := ordered([layer for layer in around if layer.surrounds(node)], own, of_kind):
             found[options.name] = layers
     return found
 
