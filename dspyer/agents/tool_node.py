@@ -51,7 +51,7 @@ from dspyer.nodes.field_names import FieldNames, check_names
 from dspyer.nodes.function import NodeModules
 from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.module import module_io
-from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply
+from dspyer.nodes.node import NOTHING, Built, Call, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.outputs import permitted
 from dspyer.nodes.program_calls import is_program
@@ -200,9 +200,9 @@ class ToolNode(Node):
         return (self.messages,)
 
     @property
-    def is_subgraph(self) -> bool:
-        """Whether what the program holds for it is a compiled graph."""
-        return isinstance(self.action, ProgramAction) and len(self.action.path) == 1
+    def look(self) -> Look:
+        """How pictures show it; `inner` says whether what the program holds for it is a compiled graph."""
+        return Look("tool", self.kind, inner=isinstance(self.action, ProgramAction) and len(self.action.path) == 1)
 
     @property
     def programs(self) -> tuple[str, ...]:

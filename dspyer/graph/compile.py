@@ -467,7 +467,7 @@ def _given_layers(
         node, own = parts.nodes[options.name], list(options.layers)
         retry = options.retry
         if isinstance(retry, OfGraph):
-            retry = None if node.is_subgraph else of_graph
+            retry = None if node.look.inner else of_graph
         if retry is not None:
             own.append(retry)
         if options.timeout is not None:
@@ -488,7 +488,7 @@ def _attempts(parts: GraphParts, layers: Mapping[str, Iterable[Layer]]) -> dict[
         if own:
             found[name] = own
         inside: dict[str, Any] = {f"{name}/{one}": getattr(parts.modules[name], one) for one in node.programs}
-        if node.is_subgraph and not isinstance(node, CheckNode):
+        if node.look.inner and not isinstance(node, CheckNode):
             inside[name] = parts.modules[name]
         for place, program in inside.items():
             found |= {f"{place}/{path}": (*own, *inner) for path, inner in program.graph.attempts.items()}

@@ -6,7 +6,7 @@ import copy
 from dataclasses import dataclass
 from functools import partial
 from types import GeneratorType
-from typing import Any
+from typing import Any, ClassVar
 
 import dspy
 
@@ -31,13 +31,15 @@ class KindNode(Node):
         names: what it reads, of the state or of what a `Send` or a map brings; None for any.
     """
 
+    kind: ClassVar[str] = "kind"
+
     made: Node
     names: tuple[str, ...] | None
 
     @property
     def look(self) -> Look:
         """How pictures show it."""
-        return self.made.look
+        return self.made.look._replace(inner=False)
 
     @property
     def takes(self) -> frozenset[str] | None:
@@ -51,7 +53,9 @@ class KindNode(Node):
 
     def read_inputs(self, call: Call) -> dict[str, Any]:
         """The fields that it declares to read, as far as they are set."""
-        return {name: call.read(name) for name in self.names or () if name in (call.overlay or ()) or name in call.state}
+        return {
+            name: call.read(name) for name in self.names or () if name in (call.overlay or ()) or name in call.state
+        }
 
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, each as the node's own name and the field."""

@@ -92,8 +92,8 @@ class Send:
 
 Goto: TypeAlias = str | Send
 
-Shape: TypeAlias = Literal["box", "double", "nested", "stack", "hexagon", "diamond", "flag"]
-"""The outline of a node in pictures: like a function, module, subgraph, map, question, check or tool."""
+Shape: TypeAlias = Literal["function", "module", "subgraph", "map", "interrupt", "check", "tool"]
+"""What a node looks like in pictures, in outline and colour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,13 +390,13 @@ class Look(NamedTuple):
     """How pictures and `explain()` show a node.
 
     Attributes:
-        shape: its outline and its colour.
+        shape: what it looks like: `"function"`, `"module"`, `"subgraph"`, `"map"`, `"interrupt"`, `"check"` or `"tool"`.
         label: the word below its name; "" for none.
         note: what `explain()` says of it besides its fields and layers; "" for nothing.
         inner: whether it runs a compiled graph, per call or per item.
     """
 
-    shape: Shape = "box"
+    shape: Shape = "function"
     label: str = ""
     note: str = ""
     inner: bool = False
@@ -437,7 +437,7 @@ class Node:
         'spam'
 
     Attributes:
-        kind: the kind of node, as pictures show it.
+        kind: the name of the kind, as pictures show it; "" for a function.
         of_module: whether a module gives its output: what is refused is asked for again.
         name: the node's name, under which the program holds its modules.
         reads: fields of the state by the node's own names; None for the whole state.
@@ -453,7 +453,7 @@ class Node:
         who: the name of the node in errors.
     """
 
-    kind: ClassVar[str] = "function"
+    kind: ClassVar[str] = ""
     of_module: ClassVar[bool] = False
 
     name: str = ""
@@ -511,11 +511,6 @@ class Node:
     @property
     def may_return_command(self) -> bool:
         """Whether its code mentions `Command`."""
-        return False
-
-    @property
-    def is_subgraph(self) -> bool:
-        """Whether it runs a compiled graph, per call or per item."""
         return False
 
     @property

@@ -33,7 +33,7 @@ class Vote(Node):
     """Asks one predictor three times, and takes the label that it gave most often."""
 
     kind = "vote"
-    look = Look("diamond", "vote", "three ballots", True)
+    look = Look("check", "vote", "three ballots")
 
     def script(self, call: Call) -> Any:
         ballots = []
