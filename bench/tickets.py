@@ -94,10 +94,10 @@ class Desk(tune.Ticket):
     alike: tuple[str, ...] = ()
 
 
-def slow_desk(calls: Calls, delay: float, cache_dir: Path | None) -> CompiledGraph:
+def slow_desk(calls: Calls, delay: float, cache: Cache | None) -> CompiledGraph:
     """The desk of the example, with a search among old tickets as its tool.
 
-    With a folder the tool is declared `cache=`; without, it is called by every run.
+    Without a cache, the tool is called by every run.
     """
     old = [example.text for example in tune.examples("train")]
     index = TextIndex(old)
@@ -112,13 +112,13 @@ def slow_desk(calls: Calls, delay: float, cache_dir: Path | None) -> CompiledGra
     graph.add_node("classify", dspy.Predict(tune.Classify))
     graph.add_node("judge", dspy.Predict(tune.Judge))
     graph.add_node("quote", dspy.Predict(tune.Extract))
-    graph.add_node("search", search, writes=["alike"], cache=Cache(version="1") if cache_dir else None)
+    graph.add_node("search", search, writes=["alike"], cache=cache)
     graph.add_node("assign", tune.assign, writes=["queue", "note"])
     first = ["classify", "judge", "quote", "search"]
     graph.add_edge(START, first)
     graph.add_edge(first, "assign")
     graph.add_edge("assign", END)
-    return graph.compile(cache_dir=cache_dir)
+    return graph.compile()
 
 
 def final_metric(calls: Calls) -> Callable[..., Any]:
@@ -265,7 +265,7 @@ def measure(name: str, seed: int, delays: tuple[float, float], cached: bool) -> 
         lm, reflection_lm = SlowLM(calls, "lm", delays[0]), SlowLM(calls, "reflection", delays[0])
         stack.enter_context(dspy.context(lm=lm))
         stack.enter_context(tune.quietly())
-        program = slow_desk(calls, delays[1], folder / "tuning" if cached else None)
+        program = slow_desk(calls, delays[1], Cache(version="1", folder=folder) if cached else None)
         began = time.perf_counter()
         tuned = OPTIMIZERS[name](Bench(calls, reflection_lm, seed), program)
         seconds = time.perf_counter() - began

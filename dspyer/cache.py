@@ -1,9 +1,11 @@
-"""`Cache`: for how long, and for which version of what it does, the results of a node are kept."""
+"""`Cache`: for how long, for which version of what it does, and where the results of a node are kept."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
 from typing import Any, Self
 
 from dspyer.errors import with_article
@@ -20,10 +22,11 @@ class Cache:
         ttl: how old a result may be, in seconds; None for any age.
         version: a text that is a part of the key: a new one leaves all earlier results behind. It names what the key
             cannot know: the data behind a search index, the model of a service, an object that the function holds.
+        folder: the folder of the results, which is made when something is stored; None for one in DSPy's cache folder.
 
     Raises:
-        ValueError: if `ttl` is no number of seconds greater than 0.
-        TypeError: if `version` is no text.
+        ValueError: if `ttl` is no number of seconds greater than 0, or `folder` is a file.
+        TypeError: if `version` is no text, or `folder` no path.
 
     Example:
         >>> import tempfile
@@ -31,9 +34,10 @@ class Cache:
         >>> def search(query: str):
         ...     print("searching")
         ...     return {"hits": [query.upper()]}
-        >>> graph = Graph().add_node("search", search, writes=["hits"], cache=Cache(ttl=3600, version="index-7"))
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     program = graph.add_path(START, "search", END).compile(cache_dir=folder)
+        ...     cache = Cache(ttl=3600, version="index-7", folder=folder)
+        ...     graph = Graph().add_node("search", search, writes=["hits"], cache=cache)
+        ...     program = graph.add_path(START, "search", END).compile()
         ...     runs = [program.run({"query": "tides"}) for _ in range(2)]
         searching
         >>> [(run.state["hits"][0], run.commits[-1].cached) for run in runs]
@@ -42,6 +46,7 @@ class Cache:
 
     ttl: float | None = None
     version: str = ""
+    folder: str | PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         ttl: Any = self.ttl
@@ -50,6 +55,14 @@ class Cache:
         version: Any = self.version
         if not isinstance(version, str):
             raise TypeError(f"Cache(version=) takes a text, and got {with_article(type(version).__name__)}")
+        folder: Any = self.folder
+        if folder is not None:
+            if not isinstance(folder, str | PathLike):
+                raise TypeError(f"Cache(folder={folder!r}): give the path of a folder")
+            path = Path(folder).expanduser().absolute()
+            if path.exists() and not path.is_dir():
+                raise ValueError(f"Cache(folder={str(folder)!r}) is a file: give the path of a folder")
+            object.__setattr__(self, "folder", str(path))
 
     @classmethod
     def of(cls, given: Self | bool | None) -> Self | None:
@@ -60,7 +73,7 @@ class Cache:
 
         Example:
             >>> Cache.of(True), Cache.of(False)
-            (Cache(ttl=None, version=''), None)
+            (Cache(ttl=None, version='', folder=None), None)
         """
         if given is None or isinstance(given, cls):
             return given

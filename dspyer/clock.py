@@ -18,7 +18,7 @@ from dspyer.blocking import task_signal
 from dspyer.ctrl_c import may_raise
 
 T = TypeVar("T")
-Kind = Literal["pause", "timeout", "lease", "live", "slot", "connection"]
+Kind = Literal["pause", "timeout", "lease", "live", "slot", "connection", "idle"]
 OnStop = Callable[[Callable[[str], object]], AbstractContextManager[None]]
 """`on_stop` of what can end a pause early: a block in which a function is called once with the reason."""
 
@@ -98,7 +98,8 @@ class FakeClock:
         Args:
             kind: `"pause"` (before the next attempt, or an LM's next request), `"timeout"` (an attempt that has one),
                 `"lease"` (the renewal of leases), `"live"` (a `ctx.live` with a timeout), `"slot"` (a request that
-                waits for others of its LM, under a budget of seconds), `"connection"` (a store on PostgreSQL).
+                waits for others of its LM, under a budget of seconds), `"connection"` (a store on PostgreSQL),
+                `"idle"` (a worker thread without a job).
             count: how many, at least.
             patience: seconds of the real clock.
 
@@ -190,6 +191,10 @@ def after(seconds: float | None) -> float | None:
 @may_raise
 def get(queue: SimpleQueue[T | None], until: float | None, kind: Kind) -> T | None:
     """The next item of a queue, or None once it is so late. It holds no lock, as `may_raise` asks."""
+    if until is not None and _fake is None:  # without the block, which would cost more than the rest
+        with suppress(Empty):
+            return queue.get(timeout=max(until - time.monotonic(), 0.0))
+        return None
     with _alarm(until, kind, partial(queue.put, None)) as seconds, suppress(Empty):
         if seconds is None or seconds >= 0:  # else it is too late for what came meanwhile
             return queue.get(timeout=seconds)

@@ -107,8 +107,10 @@ def _is_raised_in(frame: FrameType | None) -> bool:
 
 def gives_up() -> bool:
     """Whether Ctrl-C was pressed again: then what waits in the main thread gives up."""
-    pressed = any(one._pressed > (one._stop is not None) for one in _active)
-    return pressed and threading.current_thread() is threading.main_thread()
+    for one in _active:
+        if one._pressed > (one._stop is not None):
+            return threading.current_thread() is threading.main_thread()
+    return False
 
 
 # --- forks

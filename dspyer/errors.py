@@ -30,6 +30,7 @@
     │   ├── ConcurrentRunError                  another run owns the thread
     │   ├── OpenRunError                        the last run of the thread has not finished
     │   └── ChangedGraphError                   the graph has changed since the last run of the thread
+    ├── DSPyVersionError (ImportError)      the installation: another version of DSPy than dspyer is tested with
     └── ScriptError (AssertionError)        a test: an LM call off the script, or an answer that was not used
 
     ExecutorLost (BaseException)            the executor of a program: it has not made a call, or has lost its result
@@ -431,6 +432,10 @@ class OpenRunError(ThreadError):
     """The last run of the thread failed, crashed or waits for answers. Resume or abandon it first."""
 
 
+class DSPyVersionError(DspyerError, ImportError):
+    """The installed version of DSPy lacks something that dspyer needs: the text names it and both versions."""
+
+
 class ChangedGraphError(ThreadError):
     """The thread has an unfinished run, or values, of an earlier version of the graph that does not fit this one.
 
@@ -524,7 +529,7 @@ def is_transient(error: BaseException) -> bool:
         return error.of_module
     if isinstance(error, NodeTimeoutError):
         return not error.left_running
-    dspy_errors: Any = sys.modules.get("dspy.utils.exceptions")  # without an import: what raised one has imported it
+    dspy_errors: Any = sys.modules.get("dspy")  # without an import: what raised one has imported it
     if dspy_errors is not None:
         if isinstance(error, dspy_errors.AdapterParseError):
             return True  # no LM retries it
@@ -538,13 +543,8 @@ def is_transient(error: BaseException) -> bool:
 def needs_new_response(error: BaseException) -> bool:
     """Whether the same requests to language models would fail in the same way, since caches serve the same responses.
 
-    After a transport error they are repeated as they were: what has succeeded is not paid twice.
-
-    Args:
-        error: what a step raised.
-
-    Returns:
-        False for transport errors: those of language models, of connections and timeouts.
+    After a transport error (of a language model, a connection, a timeout) they are repeated as they were: what has
+    succeeded is not paid twice.
 
     Example:
         >>> needs_new_response(ValueError("the summary is too long")), needs_new_response(TimeoutError())
@@ -552,7 +552,7 @@ def needs_new_response(error: BaseException) -> bool:
     """
     if isinstance(error, BaseExceptionGroup):
         return any(map(needs_new_response, error.exceptions))
-    dspy_errors: Any = sys.modules.get("dspy.utils.exceptions")
+    dspy_errors: Any = sys.modules.get("dspy")
     return not isinstance(error, OSError if dspy_errors is None else (OSError, dspy_errors.LMError))
 
 

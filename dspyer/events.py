@@ -584,30 +584,6 @@ class Heard(NamedTuple):
         return event_dict(self)
 
 
-class Withdrawn(NamedTuple):
-    """Posts to a live field were withdrawn, since the attempt that made them ended without a commit.
-
-    Attributes:
-        field: name of the field.
-        node: name of the node.
-        execution: id of its execution.
-        posts: arrival numbers of the posts.
-        seq: the last arrival number in the run at this time.
-        scope: ids of the executions around the run.
-    """
-
-    field: str
-    node: str
-    execution: str
-    posts: tuple[int, ...]
-    seq: int
-    scope: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form."""
-        return event_dict(self)
-
-
 class LiveConflict(NamedTuple):
     """A node has written to a live field without having read what another node had written there.
 
@@ -634,7 +610,7 @@ class LiveConflict(NamedTuple):
         return event_dict(self)
 
 
-LiveEvent = Posted | Heard | Withdrawn | LiveConflict | Doing
+LiveEvent = Posted | Heard | LiveConflict | Doing
 Event = (
     RunStarted
     | NodeStarted

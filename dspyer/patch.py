@@ -20,7 +20,7 @@ from dspyer.values.frozen import (
 from dspyer.values.json import TAG
 from dspyer.values.persistent import as_map
 from dspyer.values.refusals import MAX_DEPTH, KeyPath, TooDeepError, add_advice, refuse_depth
-from dspyer.values.scalars import PLAIN, SCALARS
+from dspyer.values.scalars import PLAIN, SCALARS, same_scalar
 from dspyer.values.types import kind_of
 
 _ABSENT: Any = object()
@@ -245,7 +245,7 @@ def _apply(
                 continue
             new = DELETE
         elif cls in SCALARS:
-            if old is update or (type(old) is cls and (old == update if cls in PLAIN else same(old, update))):
+            if old is update or (type(old) is cls and (old == update if cls in PLAIN else same_scalar(old, update))):
                 continue
             new = update
         else:

@@ -46,6 +46,8 @@ class ImmutableState(FrozenDict[str, Any]):
 
     def __new__(cls, mapping: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> Self:
         """Freezes a mapping."""
+        if type(mapping) is tuple and not mapping:
+            return cls._of({}, 1)
         plain = mapping if type(mapping) is dict or isinstance(mapping, Mapping) else dict_of_pairs(mapping, cls)
         if not _STR.issuperset(map(type, plain)):
             plain = {_field_name(key, ()): value for key, value in plain.items()}

@@ -17,7 +17,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
-    {"errors", "hints", "blocking", "clock", "ctrl_c", "failure", "stopping", "event_queue"},
+    {"errors", "hints", "blocking", "clock", "ctrl_c", "failure", "stopping", "event_queue", "worker_threads"},
     {"values", "patch", "events"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},
@@ -27,9 +27,10 @@ LAYERS: list[set[str]] = [
     {"stores"},
     {"persistence"},
     {"archive"},
-    {"nodes", "dspy_module", "retry", "budget", "cache", "lms"},
+    {"nodes", "layers", "dspy_module", "budget", "cache", "lms"},
     {"graph"},
     {"runtime", "threads"},
+    {"extend"},
     {"testing", "optimize", "agents", "search", "migrate"},
     {"__init__"},
     {"inspector", "serve"},
@@ -46,6 +47,7 @@ WAITING = {
     "stores",
     "persistence",
     "archive",
+    "worker_threads",
 }  # what is below it and may wait: threads and a clock, and no DSPy
 IMPURE = {"dspy", "litellm", "asyncio", "anyio", "threading", "concurrent", "time", "logging", "random"}
 
@@ -238,7 +240,7 @@ ONE_SUBCLASS: dict[str, str] = {
     "errors.StoreError": "stores and readers raise it; the subclass says that the store was closed",
     "errors.UnsupportedValueError": "users catch it; the subclass carries how deep the value is",
     "patch.SealedPatch": "the subclass is what a reader without the classes of the values gets instead",
-    "retry.Retry": "a node of LangGraph has several policies, of which the first that accepts an error counts",
+    "layers.retry.Retry": "a node of LangGraph has several policies, of which the first that accepts an error counts",
     "runtime.session.Session": "the subclass adds live fields; runs without them pay nothing for these",
     "scheduler.lineage.Log": "the subclass reads the commits of earlier runs when they are asked for",
     "values.frozen.FrozenDict": "the subclass is public, with what users ask of a state",

@@ -45,9 +45,10 @@ PUBLIC = {
 
 # A file that tests an inside of which a wrong answer would be hard to see from outside -> which one.
 INTERNAL: dict[str, str] = {
+    "dspy_contract/test_not_public.py": "each name of DSPy that is not public, before anything fails for want of it",
     "dspy_module/test_field_texts.py": "a stream that is cut at any place reads as the adapter parses it",
     "dspy_module/test_source.py": "the source text of a class, and its one parse",
-    "live/test_live_deadlock.py": "which reader is released: from outside a wrong answer is a hang or a lost race",
+    "live/test_live_release.py": "which reader goes on first: from outside a wrong answer is a lost race",
     "optimize/test_gepa_insides.py": "which culprits GEPA selects, and which runs it reuses: tuning hides mistakes",
     "persistence/test_codec.py": "rows, snapshots and opaque values: errors show in few states alone",
     "persistence/test_history_parts.py": "snapshots, pages and blame: errors show where a snapshot lies, 1 row in 480",

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from bench.peers.handwritten_bench import CHAIN, FOUR, called, evaluated
 from bench.peers.measure import Round, Watch, Work, at_once, expect, filler, timed
-from dspyer import END, START, Graph, Send, reducers
+from dspyer import END, START, Cache, Graph, Send, reducers
 
 PACKAGES = ["dspyer", "dspy", "pydantic", "pyrsistent", "anyio"]
 
@@ -81,12 +81,14 @@ def step_of(n: int) -> dict[str, int]:
 
 def cached(steps: int, hits: bool) -> Round:
     """One node in a loop whose results are kept on disk; each step reads another number."""
-    graph = Graph(inputs=["n"]).add_node("step", step_of, writes=["n"], cache=True).add_edge(START, "step")
-    graph.add_conditional_edges("step", lambda n: "again" if n < steps else "done", {"again": "step", "done": END})
 
     def measure() -> float:
         with tempfile.TemporaryDirectory() as folder:
-            program = graph.compile(max_steps=steps + 1, cache_dir=folder)
+            graph = Graph(inputs=["n"]).add_node("step", step_of, writes=["n"], cache=Cache(folder=folder))
+            graph.add_edge(START, "step")
+            ways = {"again": "step", "done": END}
+            graph.add_conditional_edges("step", lambda n: "again" if n < steps else "done", ways)
+            program = graph.compile(max_steps=steps + 1)
             program.run({"n": steps - 1})  # opens the folder
             if hits:
                 program.run({"n": 0})

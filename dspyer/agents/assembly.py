@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, get_origin
 
 import dspy
-from dspy.adapters.types.tool import Tool
+from dspy import Tool
 from pydantic import BaseModel, Field, create_model
 from pydantic_core import PydanticUndefined
 

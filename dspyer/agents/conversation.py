@@ -21,9 +21,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import dspy
-from dspy.adapters.types.base_type import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER
-from dspy.adapters.types.tool import ToolCallResults
+from dspy import ToolCallResults
 
+from dspyer.dspy_module.not_public import CUSTOM_TYPE_END_IDENTIFIER, CUSTOM_TYPE_START_IDENTIFIER
 from dspyer.errors import InputError, annotate, brief
 from dspyer.hints import without_none
 from dspyer.message_list import TURN

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import dspy
-from dspy.adapters.types.tool import Tool, ToolCalls
-from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError
+from dspy import AdapterParseError, ContextWindowExceededError, Tool, ToolCalls
 
 from dspyer.agents.conversation import SUBMIT, THOUGHT, Render
 from dspyer.agents.rendering import ContextFunction, Rendering, plan_rendering
 from dspyer.agents.settle import SETTLE, submitted
+from dspyer.dspy_module.not_public import TRACE
 from dspyer.dspy_module.tracing import set_steps_apart, step_count
 from dspyer.errors import AgentError, DspyerError
 from dspyer.layers.retry import Retry
@@ -210,7 +210,7 @@ def with_warning(reply: Reply, warning: str) -> Reply:
 
 def without_tools(count: int) -> None:
     """Take the tools out of the steps of the recording around the caller, but for the first `count`."""
-    trace = dspy.settings.get("trace")
+    trace = dspy.settings.get(TRACE)
     for index in range(count, len(trace or ())):
         predictor, inputs, outputs = trace[index]
         if "tools" in inputs:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from dspy.adapters.types.tool import Tool
+from dspy import Tool
 from pydantic import ValidationError
 
 from dspyer.agents.conversation import SUBMIT

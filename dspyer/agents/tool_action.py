@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, cast
 
 import dspy
-from dspy.adapters.types.tool import Tool as ModelTool
-from dspy.adapters.utils import serialize_for_json
+from dspy import Tool as ModelTool
 
+from dspyer.dspy_module.not_public import serialize_for_json
 from dspyer.errors import NodeOutputError, RouteError, short_error
 from dspyer.nodes.binding import Binding
 from dspyer.nodes.module import selected, values_of_prediction

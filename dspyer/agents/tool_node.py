@@ -297,7 +297,6 @@ class ToolNode(Node):
             outer.edited = outer.edited if isinstance(made, Refusal) else inner.edited
         if not isinstance(made, ToolOutcome):
             return first
-        outer.host.withdraw_posts(outer)
         outer.posts = inner.posts
         return made
 

@@ -13,8 +13,7 @@ import anyio
 from dspyer.archive.run_display import StoppedExecution, StoredRunDisplay, stopped_executions, stored_run_display
 from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph, stored_graph
-from dspyer.archive.stored_records import JoinConflict, StoredPost, join_conflicts, stored_posts, stored_stats
-from dspyer.blocking import run_in_thread
+from dspyer.archive.stored_records import JoinConflict, join_conflicts, stored_posts, stored_stats
 from dspyer.display.report import describe_run
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row, run_answer
@@ -22,7 +21,7 @@ from dspyer.display.run_picture import draw_run
 from dspyer.display.stats import Stats
 from dspyer.display.timeline import Timeline
 from dspyer.errors import ThreadError
-from dspyer.events import Commit, LMCall, MergedConflict
+from dspyer.events import Commit, LMCall, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.patch import encode_update
 from dspyer.persistence.history_parts import runs_back
@@ -36,6 +35,7 @@ from dspyer.stores.base import ListedRun, Point, RunQuery, RunRow, ThreadRow, li
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict
+from dspyer.worker_threads import run_in_thread
 
 
 class CommitInfo(NamedTuple):
@@ -309,7 +309,7 @@ class ArchivedThread:
         failures, nodes = self.failures(listed.run.id), graph.picture.topology.nodes
         return stored_stats(nodes, graph.checks, graph.maps, commits, failures, rows, begin)
 
-    def posts(self, run: str | None = None) -> list[StoredPost]:
+    def posts(self, run: str | None = None) -> list[Posted]:
         """The posts to the live fields of a run, in order; `run` as in `info`. Reads the whole run."""
         listed = self._listed(run)
         if listed.last < 0:

@@ -22,22 +22,6 @@ UNKNOWN = (
 )
 
 
-class StoredPost(NamedTuple):
-    """A post to a live field.
-
-    Attributes:
-        post: the post. `execution` is the id of the commit of its node; `time` is 0 in rows of dspyer 0.5 or earlier.
-        withdrawn: whether it was withdrawn: the attempt that made it ended without a commit.
-    """
-
-    post: Posted
-    withdrawn: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the JSON form: that of the post, and whether it was withdrawn."""
-        return {**self.post.to_dict(), "withdrawn": self.withdrawn}
-
-
 class JoinConflict(NamedTuple):
     """A conflict, and the id of the commit of its join."""
 
@@ -49,26 +33,21 @@ class JoinConflict(NamedTuple):
         return {"commit": self.commit, "conflict": self.conflict.to_dict()}
 
 
-def stored_posts(reader: HistoryReader, run: RunRows, graph: StoredGraph | None) -> list[StoredPost]:
-    """The posts to the live fields of a run's own graph, in order."""
+def stored_posts(reader: HistoryReader, run: RunRows, graph: StoredGraph | None) -> list[Posted]:
+    """The posts to the live fields of a run's own graph, in order; `execution` is the id of the commit of the node."""
     reducers = {} if graph is None else {field.name: field.reducer for field in graph.fields}
-    found: dict[int, StoredPost] = {}
+    found: dict[int, Posted] = {}
     for row, point in zip(run.rows, run.points, strict=True):
-        if row.kind == RowKind.WITHDRAW:
-            _, scope, _, _, withdrawn = row.header
-            for seq in () if scope else withdrawn:
-                if seq in found:
-                    found[seq] = found[seq]._replace(withdrawn=True)
-        elif row.kind == RowKind.POST and row.content is not None:
-            header = PostHeader.parse(row.header)
-            if header.scope:
-                continue
-            update = (read_commit_content(row.content, reader.fetch, reader.decode).patch or {})[header.field]
-            name, how = header.execution, reducers.get(header.field) or "replace"
-            execution = f"{run.labels.get(point.run, run_label(run.run))}/{name}"
-            size, time = update_size(update), header.time or 0.0
-            post = Posted(header.field, header.node, path_of_id(name), execution, header.seq, size, update, how, time)
-            found[header.seq] = StoredPost(post, withdrawn=False)
+        if row.kind != RowKind.POST or row.content is None:
+            continue
+        header = PostHeader.parse(row.header)
+        if header.scope:
+            continue
+        update = (read_commit_content(row.content, reader.fetch, reader.decode).patch or {})[header.field]
+        name, how = header.execution, reducers.get(header.field) or "replace"
+        execution = f"{run.labels.get(point.run, run_label(run.run))}/{name}"
+        size, seq = update_size(update), header.seq
+        found[seq] = Posted(header.field, header.node, path_of_id(name), execution, seq, size, update, how, header.time)
     return [found[seq] for seq in sorted(found)]
 
 

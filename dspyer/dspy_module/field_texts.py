@@ -18,9 +18,9 @@ from typing import Any, Protocol
 from xml.parsers import expat
 
 import dspy
-from dspy.adapters.chat_adapter import field_header_pattern
 from pydantic_core import from_json, to_json
 
+from dspyer.dspy_module.not_public import field_header_pattern
 from dspyer.values.unicode import with_valid_text
 
 Show = Callable[[str, str, bool], None]

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dspy.clients.capabilities import resolve
-from dspy.clients.model_metadata import model_info, rate
-from dspy.lm15 import LM15Error
+from dspyer.dspy_module.not_public import LM15Error, model_info, rate, resolve
 
 Prices = Mapping[str, tuple[float, float]]
 """US dollars per million tokens of prompts and of responses by the name of the model, as in `Budget(prices=)`."""

@@ -1,30 +1,20 @@
-"""The LM calls of a run, each with the execution that made it: DSPy itself counts by language model only.
-
-A recorder hears of an LM call in three ways. A callback of DSPy sees when each call begins and how it ends, a failed
-one too. Something in the list of calling modules (`caller_modules`), in whose histories DSPy puts an entry, gets usage,
-cost and response. And a usage tracker gets the usage of responses that no cache gave, also where the history is off.
-"""
+"""The LM calls of a run, each with the execution that made it: DSPy itself counts by language model only."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import dspy
-from dspy.clients.lm15_boundary import history_messages
-from dspy.lm15 import Request
-from dspy.utils.callback import BaseCallback
-from dspy.utils.callback_context import ACTIVE_CALL_ID
-from dspy.utils.usage_tracker import UsageTracker
 
 from dspyer.display.running import LMUse
 from dspyer.dspy_module.executing import Executing, executing
-from dspyer.dspy_module.lm_prices import Prices, cost_of, requests_of, responses_asked, token_counts
+from dspyer.dspy_module.lm_prices import Prices
+from dspyer.dspy_module.not_public import TRACKER, Request, UsageTracker, history_messages
 from dspyer.dspy_module.parameters import parameter_names
+from dspyer.dspy_module.tap import Subscriber, TappedCall, subscriber, subscribing
 from dspyer.errors import error_text
 from dspyer.events import LMCall
 from dspyer.persistence.lm_usage import LMUsage, add_tokens, usage_of_calls
@@ -46,26 +36,7 @@ class CallLog(Protocol):
         """Take a call to be written; return it as the run shows it."""
 
 
-class _Begun:
-    """An LM call that has begun: what is known of it so far."""
-
-    __slots__ = ("asked", "began", "clock", "entry", "execution", "given", "lm", "predictor", "usages")
-
-    def __init__(self, lm: Any, given: Mapping[str, Any]) -> None:
-        here, callers = executing.get() or Executing(), dspy.settings.caller_modules or ()
-        # A copy: the driver names its next execution in the same object.
-        self.execution = Executing(here.id, here.node, here.program, here.attempt)
-        self.lm = lm
-        self.predictor = next((one for one in reversed(callers) if isinstance(one, dspy.Predict)), None)
-        self.given = given
-        self.asked = responses_asked(lm, given.get("kwargs") or {})
-        self.entry: Mapping[str, Any] | None = None
-        self.usages: list[Mapping[str, Any]] = []
-        self.began = time.time()
-        self.clock = time.perf_counter()
-
-
-class LMRecorder:
+class LMRecorder(Subscriber):
     """Records the LM calls of a run. May be used from several threads.
 
     Args:
@@ -85,8 +56,7 @@ class LMRecorder:
         self.usages: list[LMCall] = []
         self.calls: list[LMCall] = []
         self._kept: list[LMCall] | None = [] if keeps_texts else None
-        self._begun: dict[str, _Begun] = {}  # by DSPy's id of the call
-        self.tracker = RunUsage(self._begun)
+        self.tracker = RunUsage()
         self._names: dict[int, tuple[Any, dict[int, str]]] = {}  # of predictors, by id of their program, which is kept
         self._lock = Lock()
 
@@ -95,59 +65,39 @@ class LMRecorder:
         """Whether the log, or that of a run around this one, wants messages and responses."""
         return self._kept is not None or (self.log is not None and self.log.wants_texts)
 
-    # --- what DSPy calls
-
-    def begin(self, call_id: str, lm: Any, inputs: Mapping[str, Any]) -> None:
-        """Notes that a call begins."""
-        self._begun[call_id] = _Begun(lm, inputs)
-
-    def end(self, call_id: str, outputs: Any, error: BaseException | None) -> None:
+    def ended(self, call: TappedCall) -> None:
         """Records a call that has ended."""
-        begun = self._begun.pop(call_id, None)
-        if begun is not None:
-            self._record(begun, outputs, error)
-
-    def add_entry(self, entry: Mapping[str, Any]) -> None:
-        """Gets DSPy's history entry of a call; of an LM whose class calls no callbacks, this is all there is."""
-        begun = self._begun.get(ACTIVE_CALL_ID.get() or "")
-        if begun is not None:
-            begun.entry = entry
-            return
-        found = _Begun(_NamedLM(str(entry.get("model"))), {"kwargs": entry.get("kwargs")})
-        found.entry = entry
-        self._record(found, entry.get("outputs"), None)
-
-    # --- records
-
-    def _record(self, begun: _Begun, outputs: Any, error: BaseException | None) -> None:
-        entry, here, lm = begun.entry or {}, begun.execution, begun.lm
-        usages = begun.usages or ([entry["usage"]] if entry.get("usage") else [])
-        counts = [token_counts(usage) for usage in usages]
-        cached = error is None and not usages
-        call = LMCall(
+        entry, here, counts, error = call.entry or {}, call.execution, call.counts, call.error
+        made = LMCall(
             here.id,
             here.node,
-            self._name(begun),
-            str(lm.model),
+            self._name(call),
+            str(call.lm.model),
             entry.get("response_model"),
             sum(one.prompt for one in counts),
             sum(one.response for one in counts),
-            cost_of(lm, self.prices, begun.entry, usages) if usages else 0.0,
-            time.perf_counter() - begun.clock,
-            begun.began,
-            cached,
+            call.cost(self.prices),
+            call.seconds,
+            call.began,
+            error is None and not counts,
             _finish_reason(entry.get("response")),
             here.attempt,
             None if error is None else type(error).__name__,
-            requests=requests_of(begun.asked, begun.entry, usages, error is not None),
-            fallback=bool(entry.get(FALLBACK) or (error is None and getattr(lm, FALLBACK, False))),
+            requests=call.requests,
+            fallback=bool(entry.get(FALLBACK) or (error is None and getattr(call.lm, FALLBACK, False))),
         )
-        whole = call
+        whole = made
         if self.wants_texts:
-            whole = call._replace(messages=_messages(begun), response=_response(entry.get("outputs", outputs)))
+            whole = made._replace(messages=_messages(call), response=_response(entry.get("outputs", call.outputs)))
             if error is not None:
-                whole = whole._replace(failed=f"{call.failed}: {error_text(error)}", response=None)
-        self._add(call, whole)
+                whole = whole._replace(failed=f"{made.failed}: {error_text(error)}", response=None)
+        self._add(made, whole)
+
+    def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
+        """Adds the calls that a worker of an executor has made."""
+        del program, nodes
+        for whole in calls:
+            self._add(whole._replace(messages=None, response=None), whole)
 
     def _add(self, call: LMCall, whole: LMCall) -> None:
         """Add a call, which is `whole` with messages and response; log, run and the run around it get what they may."""
@@ -161,9 +111,10 @@ class LMRecorder:
             if self._kept is not None:
                 self._kept.append(whole)
 
-    def _name(self, begun: _Begun) -> str:
+    def _name(self, call: TappedCall) -> str:
         """The name of the predictor in its program; of one that the program does not have, that of its class."""
-        predictor, program = begun.predictor, begun.execution.program
+        predictor = next((one for one in reversed(call.callers) if isinstance(one, dspy.Predict)), None)
+        program = call.execution.program
         if predictor is None:
             return ""
         known = self._names.get(id(program))
@@ -191,11 +142,6 @@ class LMRecorder:
         """The calls with messages and responses, if the run around this one wants them."""
         return tuple(self.usages if self._kept is None else self._kept)
 
-    def add_returned(self, calls: Iterable[LMCall]) -> None:
-        """Adds the calls that a worker of an executor has made."""
-        for whole in calls:
-            self._add(whole._replace(messages=None, response=None), whole)
-
     def add_inner(self, inner: LMRecorder, here: Executing) -> None:
         """Adds the calls of a run that was made by code of a node: they are calls of that node."""
         # A node that was left running may add some meanwhile.
@@ -205,179 +151,60 @@ class LMRecorder:
             self._add(call, whole)
 
 
-class _NamedLM(NamedTuple):
-    """An LM of which the name alone is known."""
-
-    model: str
-
-
-class LMListener(BaseCallback):
-    """What DSPy knows of a recorder: a callback, which has a history as a calling module has one.
-
-    Attributes:
-        recorder: the recorder. It does not refer to this object: only the cyclic garbage collector would free both.
-        history: where DSPy appends entries; it stays empty.
-    """
-
-    def __init__(self, recorder: LMRecorder) -> None:
-        self.recorder = recorder
-        self.history: Any = _Entries(recorder)
-
-    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        """Note that a call begins."""
-        self.recorder.begin(call_id, instance, inputs)
-
-    def on_lm_end(self, call_id: str, outputs: Any, exception: BaseException | None = None) -> None:
-        """Record a call that has ended."""
-        self.recorder.end(call_id, outputs, exception)
-
-    def take_lm_calls(self, program: Any, calls: Sequence[LMCall], nodes: Mapping[str, str]) -> None:
-        """Record the calls that a worker has made."""
-        del program, nodes
-        self.recorder.add_returned(calls)
-
-
-class _Entries(list[Any]):
-    """A history that passes each entry on and keeps none."""
-
-    def __init__(self, recorder: LMRecorder) -> None:
-        super().__init__()
-        self._recorder = recorder
-
-    def append(self, entry: Mapping[str, Any]) -> None:
-        """Pass on an entry."""
-        self._recorder.add_entry(entry)
-
-
-class LMWatcher:
-    """A module to DSPy that passes on what each LM call has used, and keeps nothing.
-
-    Attributes:
-        history: where DSPy appends entries; it stays empty.
-    """
+class LMWatcher(Subscriber):
+    """Passes on what each LM call has used, and keeps nothing."""
 
     def __init__(self, note: Callable[[LMUse], object], prices: Prices = NO_PRICES) -> None:
-        self.history: Any = _Passed(note, prices)
         self._note = note
+        self._prices = prices
 
-    def take_lm_calls(self, program: Any, calls: Sequence[LMCall], nodes: Mapping[str, str]) -> None:
+    def ended(self, call: TappedCall) -> None:
+        """Pass on what a call has used; a response from a cache costs nothing."""
+        self._note(LMUse(sum(one.total for one in call.counts), call.cost(self._prices)))
+
+    def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
         """Pass on what the calls that a worker has made have used."""
         del program, nodes
         for call in calls:
             self._note(LMUse(call.tokens, call.cost))
 
 
-def pass_on_lm_calls(program: Any, calls: Sequence[LMCall], nodes: Mapping[str, str]) -> None:
-    """Gives the LM calls that a worker of an executor has made to all who count LM calls here.
-
-    They are those modules around the caller that have a method `take_lm_calls`. `nodes` are the nodes of the program
-    that have run, by execution.
-    """
-    for one in dspy.settings.caller_modules or ():
-        take = getattr(type(one), "take_lm_calls", None)
-        if take is not None:
-            take(one, program, calls, nodes)
-
-
-class _Passed(list[Any]):
-    """A history that passes on what an entry says of tokens and cost."""
-
-    def __init__(self, note: Callable[[LMUse], object], prices: Prices) -> None:
-        super().__init__()
-        self._note = note
-        self._prices = prices
-
-    def append(self, entry: Mapping[str, Any]) -> None:
-        """Pass on an entry; a response from a cache has no usage, and costs nothing."""
-        usage = entry.get("usage") or {}
-        cost = cost_of(_NamedLM(str(entry.get("model"))), self._prices, entry, [usage]) if usage else 0.0
-        self._note(LMUse(token_counts(usage).total, cost))
-
-
 class RunUsage(UsageTracker):
-    """DSPy's usage tracker of a run, which notes what it gets with the call that runs here."""
-
-    def __init__(self, begun: Mapping[str, _Begun]) -> None:
-        super().__init__()
-        self._begun = begun
-
-    def add_usage(self, lm: str, usage_entry: dict[str, Any]) -> None:
-        """Add the usage of a response that no cache gave."""
-        begun = self._begun.get(ACTIVE_CALL_ID.get() or "")
-        if begun is not None:
-            begun.usages.append(usage_entry)
-        super().add_usage(lm, usage_entry)
+    """DSPy's usage tracker of a run."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RunUsage:
         # `dspy.Parallel` gives each thread a copy, which it drops: the calls are those of the run there, too.
         return self
 
 
-class LMCallbacks(list[Any]):
-    """Callbacks that concern LMs alone: DSPy adds them to those of an LM, and to those of nothing else.
-
-    Callbacks that DSPy calls for each module, adapter and tool would take 0.2 ms for each call of a predictor.
-    """
-
-    def __add__(self, others: Any) -> Any:
-        # DSPy adds the callbacks of an instance to these (`with_callbacks`); the instance is a local of its frame.
-        instance = sys._getframe(1).f_locals.get("instance", self)
-        if instance is self or isinstance(instance, dspy.BaseLM) or hasattr(instance, "supports_decision_requests"):
-            return [*self, *others]
-        return others
-
-
-def with_lm_callback(callbacks: list[Any], own: BaseCallback, first: bool = False) -> list[Any]:
-    """Callbacks and one more that concerns LMs alone."""
-    found = [own, *callbacks] if first else [*callbacks, own]
-    return LMCallbacks(found) if not callbacks or isinstance(callbacks, LMCallbacks) else found
-
-
-def without_callbacks(callbacks: list[Any], gone: Sequence[object]) -> list[Any]:
-    """Callbacks but for some of them."""
-    left = [one for one in callbacks if one not in gone]
-    return LMCallbacks(left) if isinstance(callbacks, LMCallbacks) else left
-
-
 @contextmanager
 def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> Iterator[LMRecorder]:
     """Records the LM calls of a block, which is one run. At its end they are added to those of the run around it."""
-    settings = dspy.settings
-    tracker = settings.usage_tracker
-    modules, callbacks = settings.caller_modules or [], settings.callbacks or []
-    around = [one for one in modules if isinstance(one, LMListener)]
-    if around:
-        modules = [one for one in modules if one not in around]
-        callbacks = without_callbacks(callbacks, around)
-    for one in around:
-        prices = {**one.recorder.prices, **prices}
-    keeps_texts = any(one.recorder.wants_texts for one in around)
-    recorder, before = LMRecorder(log, prices, keeps_texts=keeps_texts), executing.get()
-    listener = LMListener(recorder)
+    tracker, around, before = dspy.settings.get(TRACKER), current_recorder(), executing.get()
+    if around is not None:
+        prices = {**around.prices, **prices}
+    recorder = LMRecorder(log, prices, keeps_texts=around is not None and around.wants_texts)
     here = before or Executing()
     place = Executing(here.id, here.node, here.program, here.attempt)
     executing.set(Executing())
     try:
-        with dspy.context(
-            caller_modules=[*modules, listener],
-            callbacks=with_lm_callback(callbacks, listener),
-            usage_tracker=recorder.tracker,
-        ):
+        with dspy.context(**subscribing(recorder, instead_of=(LMRecorder,)), **{TRACKER: recorder.tracker}):
             yield recorder
     finally:
         executing.set(before)
         # A tracker of the caller's own (`dspy.track_usage()`) passes on what it has to the one around it.
         own = isinstance(tracker, UsageTracker) and not isinstance(tracker, RunUsage)
-        for taker in [tracker] if own else [one.recorder.tracker for one in around]:
+        taker = tracker if own else None if around is None else around.tracker
+        if taker is not None:
             for model, entries in list(recorder.tracker.usage_data.items()):
                 taker.usage_data[model] += entries
-        for one in around:
-            one.recorder.add_inner(recorder, place)
+        if around is not None:
+            around.add_inner(recorder, place)
 
 
 def current_recorder() -> LMRecorder | None:
     """The recorder of the run around the caller; None outside of any."""
-    return next((one.recorder for one in dspy.settings.caller_modules or () if isinstance(one, LMListener)), None)
+    return subscriber(LMRecorder)
 
 
 def usage_so_far() -> dict[str, LMUsage]:
@@ -389,9 +216,9 @@ def usage_so_far() -> dict[str, LMUsage]:
 # --- the texts of a call
 
 
-def _messages(begun: _Begun) -> list[Any]:
+def _messages(call: TappedCall) -> list[Any]:
     """The prompt of a call as a list of messages."""
-    entry, given = begun.entry, begun.given
+    entry, given = call.entry, call.given
     source = given if entry is None else entry
     messages, prompt = source.get("messages"), source.get("prompt")
     if messages:

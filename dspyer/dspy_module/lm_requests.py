@@ -22,9 +22,9 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 import dspy
-from dspy.clients.call_context import _adapter_calls  # whether a token was shown, for DSPy's own fallback
-from dspy.utils.callback import BaseCallback
 
+from dspyer.dspy_module.not_public import BaseCallback, _adapter_calls
+from dspyer.dspy_module.tap import Subscriber, TappedCall
 from dspyer.errors import mark_lm_retries, retries_of_lm
 
 STRIDE: Final = 10**6
@@ -164,29 +164,12 @@ class OwnAdapters(BaseCallback):
             block.__exit__(None, None, None)
 
 
-class LMRetryNotes(BaseCallback):
+class LMRetryNotes(Subscriber):
     """Notes on the exception of an LM call how often the LM was allowed to repeat the request (`is_transient`)."""
 
-    def __init__(self) -> None:
-        self._lms: dict[str, Any] = {}
-
-    def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        """Remember the LM of a call."""
-        del inputs
-        self._lms[call_id] = instance
-
-    def on_lm_end(self, call_id: str, outputs: dict[str, Any] | None, exception: BaseException | None = None) -> None:
+    def ended(self, call: TappedCall) -> None:
         """Mark what the call has raised."""
-        del outputs
-        lm = self._lms.pop(call_id, None)
-        if exception is None or retries_of_lm(exception) or any(call.emitted for call in _adapter_calls.get()):
+        if call.error is None or retries_of_lm(call.error) or any(one.emitted for one in _adapter_calls.get()):
             return  # of a stream that has shown a token, `dspy.LM` repeats nothing
-        if isinstance(lm, dspy.LM):  # another `BaseLM` makes each request once
-            mark_lm_retries(exception, lm.num_retries)
-
-
-def noting_lm_retries(callbacks: list[Any]) -> list[Any]:
-    """Callbacks with which exceptions of LM calls are marked: these, if a run around this one has added theirs."""
-    if any(isinstance(callback, LMRetryNotes) for callback in callbacks):
-        return callbacks
-    return [*callbacks, LMRetryNotes()]
+        if isinstance(call.lm, dspy.LM):  # another `BaseLM` makes each request once
+            mark_lm_retries(call.error, call.lm.num_retries)

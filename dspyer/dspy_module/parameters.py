@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import dspy
-from dspy.predict.parameter import Parameter
 
+from dspyer.dspy_module.not_public import COMPILED, Parameter
 from dspyer.dspy_module.predictors import HOLDING, parts_with_paths, walk
 from dspyer.dspy_module.prompt_templates import check_template
 from dspyer.errors import InputError, suggestion
@@ -42,7 +42,7 @@ def walk_parameters(module: dspy.Module, tuned: bool = False) -> Iterator[tuple[
         for path, item in parts_with_paths(name, value) if one_level else [(name, value)]:
             if isinstance(item, Parameter):
                 yield path, item
-            elif isinstance(item, dspy.Module) and not (tuned and getattr(item, "_compiled", False)):
+            elif isinstance(item, dspy.Module) and not (tuned and getattr(item, COMPILED, False)):
                 own = tuned and type(item).named_parameters is not dspy.Module.named_parameters
                 inner = item.named_parameters() if own else walk_parameters(item, tuned)
                 yield from ((f"{path}.{name}", parameter) for name, parameter in inner)

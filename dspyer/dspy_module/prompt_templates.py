@@ -16,8 +16,9 @@ import logging
 from typing import Any, Protocol
 
 import dspy
-from dspy.utils.exceptions import AdapterParseError
+from dspy import AdapterParseError
 
+from dspyer.dspy_module.not_public import TRACE
 from dspyer.dspy_module.predictors import predictors_in
 from dspyer.errors import InputError
 from dspyer.templates import fill_text, is_template, names_in
@@ -201,7 +202,7 @@ class _PredictorCall:
 
     def add_values_to_trace(self, prediction: Any) -> None:
         """Adds the values to the inputs in the trace, so that an optimizer that reads it sees more than their names."""
-        trace = dspy.settings.trace
+        trace = dspy.settings.get(TRACE)
         if not trace or not self.values:
             return
         for index in range(len(trace) - 1, -1, -1):

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import dspy
-from dspy.signatures.signature import SignatureMeta
+from dspy import SignatureMeta
 
 from dspyer.dspy_module.predictors import walk
 

@@ -15,12 +15,19 @@ from functools import partial
 from typing import Any, Protocol
 
 import dspy
-from dspy.adapters.types.decision import Choice, Noul, Score
-from dspy.clients.call_context import _adapter_calls
-from dspy.utils.callback import BaseCallback
 
 from dspyer.blocking import lend_loop, reachable_loop, take_back_loop
 from dspyer.dspy_module.field_texts import SUBMIT, ResponseReader, SubmitText, reader_for, text_of_value
+from dspyer.dspy_module.not_public import (
+    DECIDES,
+    LISTENERS,
+    SEND_STREAM,
+    BaseCallback,
+    Choice,
+    Noul,
+    Score,
+    _adapter_calls,
+)
 from dspyer.event_queue import EventQueue
 from dspyer.values.unicode import with_valid_text
 
@@ -62,14 +69,14 @@ class TokenCallback(BaseCallback):
             return
         call = PredictorCall(instance, inputs.get("kwargs", {}), self._show, self._redaction, self._queue)
         stream = None if _decides(instance) else call
-        context = dspy.context(send_stream=stream, stream_listeners=[])  # with listeners, DSPy streams theirs alone
+        context = dspy.context(**{SEND_STREAM: stream, LISTENERS: []})  # with listeners, DSPy streams theirs alone
         context.__enter__()
         self._calls[call_id] = (call, context, lend_loop())
 
     def on_adapter_format_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Notes which adapter will parse the response: `dspy.ChatAdapter` falls back to `dspy.JSONAdapter`."""
         del call_id
-        call = dspy.settings.send_stream
+        call = dspy.settings.get(SEND_STREAM)
         # Of a class below `dspy.ChatAdapter` the method is wrapped several times: the innermost call names its inputs.
         if isinstance(call, PredictorCall) and "signature" in inputs:
             call.read_as(instance, inputs["signature"])
@@ -77,7 +84,7 @@ class TokenCallback(BaseCallback):
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         """Begins a response: `dspyer.lms.reliable` asks again, or another LM, if one breaks off before a token."""
         del call_id, instance, inputs
-        call = dspy.settings.send_stream
+        call = dspy.settings.get(SEND_STREAM)
         if isinstance(call, PredictorCall):
             call.begin_response()
 
@@ -103,12 +110,12 @@ def without_tokens(callbacks: list[Any]) -> list[Any]:
 
 def apart_from_tokens() -> dict[str, Any]:
     """DSPy settings for a run whose tokens are not those of the node that has called it; `{}` if there are none."""
-    callbacks, stream = dspy.settings.callbacks or [], dspy.settings.send_stream
+    callbacks, stream = dspy.settings.callbacks or [], dspy.settings.get(SEND_STREAM)
     found: dict[str, Any] = {}
     if callbacks and without_tokens(callbacks) is not callbacks:
         found["callbacks"] = without_tokens(callbacks)
     if isinstance(stream, PredictorCall):
-        found["send_stream"] = stream.around
+        found[SEND_STREAM] = stream.around
     return found
 
 
@@ -144,9 +151,9 @@ class PredictorCall:
         self._calls_field, self._final = _submit_of(calls, inputs)
         self._submit = SubmitText(self._final, self._show)
         settings = dspy.settings
-        listeners = settings.stream_listeners or ()
+        listeners = settings.get(LISTENERS) or ()
         wanted = not listeners or any(one.predict == predictor for one in listeners)
-        around = settings.send_stream if wanted else None
+        around = settings.get(SEND_STREAM) if wanted else None
         # Of a predictor that another one calls, the chunks are not a part of the other one's response.
         self.around: Any = around.around if isinstance(around, PredictorCall) else around
         self._loop = reachable_loop()
@@ -263,7 +270,7 @@ def _decides(predictor: Any) -> bool:
     return (
         any(isinstance(kind, type) and issubclass(kind, (Choice, Noul, Score)) for kind in found)
         or bool(getattr(predictor, "fields", None))
-        or getattr(lm, "supports_decision_requests", False) is True
+        or getattr(lm, DECIDES, False) is True
     )
 
 

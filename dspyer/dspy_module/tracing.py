@@ -14,6 +14,8 @@ from typing import Any
 
 import dspy
 
+from dspyer.dspy_module.not_public import TRACE, TRACE_SIZE
+
 Steps = Sequence[tuple[Any, dict[str, Any], Any]]
 """Entries of a trace: predictor, inputs, prediction."""
 
@@ -28,7 +30,7 @@ class recording:  # noqa: N801  # a context manager, read as `with recording() a
 
     def __init__(self, **settings: Any) -> None:
         self._steps: list[Any] = []
-        self._context = dspy.context(trace=self._steps, **settings)
+        self._context = dspy.context(**{TRACE: self._steps, **settings})
 
     def __enter__(self) -> list[Any]:
         self._context.__enter__()
@@ -40,12 +42,12 @@ class recording:  # noqa: N801  # a context manager, read as `with recording() a
 
 def step_count() -> int:
     """The number of steps in the recording around the caller."""
-    return len(dspy.settings.get("trace") or ())
+    return len(dspy.settings.get(TRACE) or ())
 
 
 def take_steps(count: int) -> Steps:
     """Removes all steps but the first `count` from the recording around the caller, and returns them."""
-    trace = dspy.settings.get("trace")
+    trace = dspy.settings.get(TRACE)
     if not trace:
         return ()
     taken = tuple(trace[count:])
@@ -80,8 +82,8 @@ def append_to_trace(steps: Steps, trace: list[Any] | None = None) -> None:
     By default it is the trace around the caller.
     """
     if trace is None:
-        trace = dspy.settings.trace
-    limit = dspy.settings.max_trace_size
+        trace = dspy.settings.get(TRACE)
+    limit = dspy.settings.get(TRACE_SIZE)
     if trace is None or limit <= 0:
         return
     for step in steps:
@@ -112,12 +114,12 @@ def rejected_copy(predictor: Any) -> Any:
 
 def steps_since(count: int) -> Steps:
     """The steps of the recording around the caller, but the first `count`."""
-    return tuple((dspy.settings.get("trace") or ())[count:])
+    return tuple((dspy.settings.get(TRACE) or ())[count:])
 
 
 def reject_steps(steps: Steps) -> None:
     """Puts rejected steps in the place of these in the recording around the caller."""
-    trace, copies = dspy.settings.get("trace"), dict[int, Any]()
+    trace, copies = dspy.settings.get(TRACE), dict[int, Any]()
     rejected = {id(step): rejected_step(step, copies) for step in steps}
     if trace and rejected:
         trace[:] = [rejected.get(id(step), step) for step in trace]
@@ -138,7 +140,7 @@ def set_apart(predictor: Any) -> None:
 
 def set_steps_apart(count: int) -> None:
     """Do the same with the steps of the recording around the caller, but for the first `count`."""
-    trace = dspy.settings.get("trace")
+    trace = dspy.settings.get(TRACE)
     for index in range(count, len(trace or ())):
         predictor, inputs, outputs = trace[index]
         twin = copy.copy(predictor)

@@ -26,13 +26,13 @@ from dspyer.graph.declarations import (
     check_name,
     check_one_name,
     checked_edge_ends,
-    checked_folder,
     checked_keep,
     checked_policies,
     warn_of_shadowed,
 )
-from dspyer.graph.error_edges import ErrorEdge, error_edges
+from dspyer.graph.error_edges import error_edges
 from dspyer.graph.spec import GraphSpec, Migrate, with_redaction
+from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers
 from dspyer.layers.retry import Retry, RetryOn
 from dspyer.nodes.answer_types import Answers, answer_source
@@ -517,7 +517,6 @@ class Graph:
         warn_at: int | None = None,
         shares_threads_with: Iterable[str] = (),
         retry: Retry | int | None = None,
-        cache_dir: str | PathLike[str] | None = None,
         budget: Budget | None = None,
         record_lm_calls: Recorded | Choose = "usage",
         layers: Iterable[Layer] = (),
@@ -555,7 +554,6 @@ class Graph:
             shares_threads_with: names of other graphs whose threads this one may continue: the name that it had
                 before, or those of graphs that work on one thread by turns.
             retry: the retry policy of every node that has none of its own and is no graph, as in `add_node`.
-            cache_dir: the folder for the results of nodes with `cache=`; by default one in DSPy's cache folder.
             budget: what a run may spend, unless its call gives another budget. Inside another graph it has no effect.
             record_lm_calls: what a run on a thread records of its LM calls (`t.lm_calls`). `"usage"`: predictor, model,
                 tokens, cost, times. `"full"`: messages and responses, too; with `redact` they are stored and not shown.
@@ -613,7 +611,6 @@ class Graph:
             max_demo_turns=max_demo_turns,
             warn_at=warn_at,
             shares_threads_with=frozenset(as_names(shares_threads_with)),
-            cache_dir=None if cache_dir is None else checked_folder(cache_dir),
             budget=Budget.of(budget),
             record_lm_calls=check_recorded(record_lm_calls),
         )

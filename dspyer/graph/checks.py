@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.errors import list_names, suggestion
-from dspyer.graph.error_edges import ErrorEdge
 from dspyer.graph.spec import Exit
+from dspyer.layers.handlers import ErrorEdge
 from dspyer.nodes.build import build_node
 from dspyer.nodes.check import CheckNode, CheckOptions, into_problems
 from dspyer.nodes.correction import checked_node_problems, finished_fix, fix_name, plan_fix

@@ -29,10 +29,11 @@ from dspyer.dspy_module.source import (
 from dspyer.errors import GraphError, list_names, suggestion
 from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_checks, handler_problems, planned_checks
 from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, attribute_problems
-from dspyer.graph.error_edges import ErrorEdge, by_source, error_edge_problems, no_node_hints, unfilled_problems
+from dspyer.graph.error_edges import by_source, error_edge_problems, no_node_hints, unfilled_problems
 from dspyer.graph.spec import Exit, GraphSpec
-from dspyer.layers.cache import NodeCache
+from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers, ordered
+from dspyer.layers.node_cache import NodeCache
 from dspyer.layers.retry import Retry
 from dspyer.layers.timeout import Timeout
 from dspyer.nodes.build import build_node

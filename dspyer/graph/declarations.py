@@ -5,8 +5,6 @@ from __future__ import annotations
 import keyword
 import warnings
 from collections.abc import Collection, Iterable, Sequence
-from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import dspy
@@ -147,17 +145,6 @@ def _check_fields(option: str, names: Iterable[Any], schemas: Sequence[Schema], 
             f"{option} names {list_names(unknown)}, no field of the schema{inside}.{near} Fields: {list_names(known)}"
             f"{hint}"
         )
-
-
-def checked_folder(folder: str | PathLike[str]) -> str:
-    """The absolute path of `compile(cache_dir=...)`, which is made when something is stored; a file is refused."""
-    given: Any = folder
-    if not isinstance(given, str | PathLike):
-        raise GraphError(f"cache_dir={given!r}: give the path of a folder")
-    path = Path(given).expanduser().absolute()
-    if path.exists() and not path.is_dir():
-        raise GraphError(f"cache_dir={str(given)!r} is a file: give the path of a folder")
-    return str(path)
 
 
 def checked_edge_ends(nodes: str | Sequence[str]) -> tuple[str, ...]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from dspyer.errors import (
     GraphError,
     NodeOutputError,
     StateError,
-    always_raised,
     is_always_raised,
     list_names,
     suggestion,
 )
 from dspyer.failure import Failure
 from dspyer.graph.declarations import checked_edge_ends
-from dspyer.layers.retry import RetryOn, accepts, check_on
+from dspyer.layers.handlers import ErrorEdge
+from dspyer.layers.retry import check_on
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.node import Node
 from dspyer.scheduler.topology import END, START
@@ -27,36 +27,6 @@ from dspyer.state import ImmutableState
 _SAMPLE = Failure(node="node", execution="trunk:1", type="Exception")
 _PAIR = ("node", _SAMPLE.node)
 """In what pydantic makes of a `Failure` for a list or set of anything: of its names and values."""
-
-
-class ErrorEdge(NamedTuple):
-    """An error edge of one node.
-
-    Attributes:
-        source: the node whose failures it takes.
-        target: the handler, or `END`.
-        on: which exceptions it takes.
-        into: the field that gets the `Failure`; None for none.
-    """
-
-    source: str
-    target: str
-    on: RetryOn | tuple[RetryOn, ...] = Exception
-    into: str | None = None
-
-    def takes(self, error: BaseException) -> bool:
-        """Whether the branch goes along this edge after an exception of its source."""
-        return not always_raised(error) and accepts(self.on, error)
-
-    @property
-    def condition(self) -> str:
-        """What it takes, in words: the names of the exception types and predicates."""
-        return ", ".join(_name(one) for one in (self.on if isinstance(self.on, tuple) else (self.on,)))
-
-    @property
-    def who(self) -> str:
-        """How problems name it."""
-        return f"the error edge {self.source!r} -> {self.target!r}"
 
 
 def error_edges(source: object, target: object, on: object, into: object) -> list[ErrorEdge]:
@@ -180,11 +150,6 @@ def _never_taken(edge: ErrorEdge, before: Sequence[ErrorEdge]) -> Iterator[str]:
                 "declared, which takes all of these. Declare the narrower one first"
             )
             return
-
-
-def _name(on: object) -> str:
-    name = str(getattr(on, "__name__", type(on).__name__))
-    return "a function" if name == "<lambda>" else name
 
 
 def no_node_hints(names: Mapping[str, str], nodes: Collection[str]) -> dict[str, str]:

@@ -15,10 +15,9 @@ from dspyer.display.graph_svg import GraphDrawing, draw_graph, draw_svg
 from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
 from dspyer.graph.declarations import check_redacted_paths, fields_of_items, inner_schemas
-from dspyer.graph.error_edges import ErrorEdge
 from dspyer.graph.text import edge_labels, explain
-from dspyer.layers.condense import Condense
-from dspyer.layers.errors import ErrorEdges
+from dspyer.layers.condensers import Condense
+from dspyer.layers.handlers import ErrorEdge, ErrorEdges
 from dspyer.layers.layer import Layer, ordered
 from dspyer.layers.reports import Reports
 from dspyer.nodes.check import CheckNode
@@ -36,6 +35,15 @@ Exit = str | Router
 
 Migrate = Callable[[dict[str, Any]], Mapping[str, Any]]
 """Converts the state that an earlier graph left in a thread, as plain values, for the graph that continues it."""
+
+
+class Derived(dict[str, Any]):
+    """What is made of a graph when it first runs: functions, which no pickle can hold and which are made again."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[type[Derived], tuple[()]]:
+        return Derived, ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +81,6 @@ class GraphSpec:
         attempts: the most attempts of each node with a retry policy, those of the graphs around it first, by its path:
             `{"write": (3,), "write/draft": (3, 2)}`.
         error_edges: where a branch goes after a failure, by node; the first edge that takes the exception counts.
-        cache_dir: the folder for the results of nodes with a cache; None for one in DSPy's cache folder.
         routers: all routers, in the order of declaration.
         checks: the checks, by their names.
         rejecting: the nodes that may reject an output: the checks, those of agents too.
@@ -82,6 +89,7 @@ class GraphSpec:
         layers: all layers of the nodes that have some, by node, outermost first.
         needs_resources: whether a node or router has a parameter for a resource.
         counts: whether a template or run value of a node, condenser or router uses counts of node calls.
+        straight: the straight paths of plain nodes, once a run has begun (`runtime.straight`).
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -120,7 +128,6 @@ class GraphSpec:
     record_lm_calls: Recorded | Choose = "usage"
     attempts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
-    cache_dir: str | None = None
     routers: tuple[Router, ...] = field(init=False)
     checks: Mapping[str, CheckNode] = field(init=False)
     rejecting: Mapping[str, Node] = field(init=False)
@@ -129,6 +136,7 @@ class GraphSpec:
     layers: Mapping[str, tuple[Layer, ...]] = field(init=False)
     needs_resources: bool = field(init=False)
     counts: bool = field(init=False)
+    straight: Derived = field(init=False, default_factory=Derived)
 
     def __post_init__(self) -> None:
         routers = tuple(way for ways in self.exits.values() for way in ways if not isinstance(way, str))
@@ -281,6 +289,8 @@ def check_inputs(graph: GraphSpec, inputs: Collection[str], kept: Collection[str
     """Refuse unknown and missing inputs of a run; `kept` fields have a value from earlier runs of the thread."""
     known = graph.inputs
     allowed = {*known, *graph.also}
+    if (not graph.closed or allowed.issuperset(inputs)) and not graph.required.difference(inputs, kept):
+        return
     extra = [name for name in inputs if name not in allowed] if graph.closed else ()
     problems = []
     if extra:

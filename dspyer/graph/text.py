@@ -11,8 +11,8 @@ from dspyer.scheduler.topology import START
 from dspyer.schema.limits import kilobytes
 
 if TYPE_CHECKING:
-    from dspyer.graph.error_edges import ErrorEdge
     from dspyer.graph.spec import GraphSpec
+    from dspyer.layers.handlers import ErrorEdge
 
 
 def explain(graph: GraphSpec) -> str:

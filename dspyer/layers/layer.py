@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import GeneratorType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
 
 import dspy
 
 from dspyer.errors import GraphError, brief, suggestion
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.steps import Script
-
-if TYPE_CHECKING:
-    from dspyer.runtime.session import Session
 
 Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retry", "attempt", "call"]
 """Where a layer is, from the outside in."""
@@ -31,6 +28,21 @@ OF_PARTS: Final = ("retry", "attempt")
 
 Inner: TypeAlias = Callable[[Call], Script[Any]]
 """What a layer is around: the layers inside of it, and the node. Gives the script of a call."""
+
+
+class RunView(Protocol):
+    """What a layer sees of a run that begins.
+
+    Attributes:
+        run_id: its id.
+        graph: its graph, `program.graph`.
+        scope: the executions around it, outermost first; empty for a run that is no part of another one.
+    """
+
+    run_id: str
+    graph: Any
+    scope: tuple[str, ...]
+
 
 _SETTING: Final = (
     "dspyer_layers"  # of DSPy, which carries its settings to the threads of `dspy.Evaluate` and optimizers
@@ -68,11 +80,11 @@ class Layer:
         """How `explain()` names it at each node that it is around."""
         return f"in {type(self).__name__}"
 
-    def of(self, run: Session) -> Layer | None:
+    def of(self, run: RunView) -> Layer | None:
         """Its part in one run, with what it knows of that run alone; None for a run in which it has no part.
 
         Args:
-            run: the run that begins, with `run_id`, `graph` and `scope`, the executions around it.
+            run: the run that begins.
         """
         del run
         return self
@@ -136,8 +148,8 @@ def _within(layer: Layer, inner: Inner) -> Inner:
         if not isinstance(found, GeneratorType):
             name, kind = f"{type(layer).__name__}.around", type(found).__name__
             raise TypeError(
-                f"{name} gave {brief(found)}, of type {kind}, and no script: write `output = yield from inner(call)` in it, "
-                "and return an output"
+                f"{name} gave {brief(found)}, of type {kind}, and no script: write `output = yield from inner(call)` "
+                "in it, and return an output"
             )
         return found
 
@@ -209,14 +221,31 @@ class RunLayers:
     """The layers around the nodes of one run: their parts in it, and the chains that they make.
 
     It does not refer to the run: that would be a cycle.
+
+    Args:
+        nodes: the nodes of the graph.
+        layers: the layers of the graph, by node.
+        asked: those of the call.
+        run: the run.
+
+    Attributes:
+        around: the parts of those that are around all nodes: of `using`, then of the call.
+        asked: the parts of those of the call, which are the layers of the runs inside of its nodes.
     """
 
-    __slots__ = ("_around", "_chains", "_layers", "_nodes", "_parts")
+    __slots__ = ("_chains", "_layers", "_nodes", "_parts", "around", "asked")
 
-    def __init__(self, nodes: Mapping[str, Node], layers: Mapping[str, tuple[Layer, ...]], run: Session) -> None:
+    def __init__(
+        self,
+        nodes: Mapping[str, Node],
+        layers: Mapping[str, tuple[Layer, ...]],
+        asked: Iterable[Layer],
+        run: RunView,
+    ) -> None:
         self._nodes = nodes
         self._layers = layers
-        self._around = [part for layer in layers_around() if (part := layer.of(run)) is not None]
+        self.asked = _parts(asked, run)
+        self.around = (*_parts(layers_around(), run), *self.asked)
         own = {id(layer): layer for found in layers.values() for layer in found if type(layer).of is not Layer.of}
         self._parts = {key: layer.of(run) for key, layer in own.items()}
         self._chains: dict[str, Inner] = {}
@@ -226,10 +255,10 @@ class RunLayers:
         found: Iterable[Layer] = self._layers.get(name, ())
         if self._parts:
             found = [part for one in found if (part := self._parts.get(id(one), one)) is not None]
-        if not self._around:
+        if not self.around:
             return tuple(found)
-        node = self._nodes[name]
-        return ordered([layer for layer in self._around if layer.surrounds(node)], found)
+        node = self._nodes.get(name)  # None for the routers of `START`
+        return ordered([layer for layer in self.around if node is None or layer.surrounds(node)], found)
 
     def chain(self, name: str) -> Inner:
         """What makes the scripts of a node. Of a map, `retry` and what is inside of it are around each item instead."""
@@ -248,6 +277,10 @@ class RunLayers:
     def around_part(self, name: str, script: Inner) -> Inner:
         """The scripts of a part of an execution within the layers around its attempts, which are its own."""
         return stack([layer for layer in self.of(name) if layer.place in OF_PARTS], script)
+
+
+def _parts(layers: Iterable[Layer], run: RunView) -> tuple[Layer, ...]:
+    return tuple([part for layer in layers if (part := layer.of(run)) is not None])
 
 
 def of_part(call: Call, name: str, script: Inner) -> Script[Any]:

@@ -37,7 +37,7 @@ class Reports(Layer):
         return output
 
     def _reported(self, call: Call, error: Exception) -> Output | None:
-        # The attempt is the last one, which commits, since the answers to its questions count; what it posted does not.
+        # The attempt is the last one, which commits, since the answers to its questions count.
         last: Attempt = call.context.delegate.last
         call = call.of_attempt(last)
         reply = self._node.error_reply(call, error)
@@ -45,7 +45,6 @@ class Reports(Layer):
             return None
         last.finish()
         last.over, last.posts = True, None
-        last.host.withdraw_posts(last)
         failure = last.failure(error, last.number)
         call.runner.session.failure_caught(call, error, failure)
         output: Output = call.reply(reply)

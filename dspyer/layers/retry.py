@@ -249,7 +249,6 @@ def _next_call(call: Call, number: int, error: Exception, pause: float) -> Call:
     delegate.over = True
     delegate.host.attempt_failed(delegate, number, error, pause)
     if not delegate.part:
-        delegate.host.withdraw_posts(delegate)
         execute_attempt(number + 1)
     return call.of_attempt(following)
 

@@ -16,7 +16,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, NamedTuple
 
 from dspyer import clock
-from dspyer.blocking import DaemonCall
 from dspyer.dspy_module.executing import execute_apart
 from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
@@ -26,6 +25,7 @@ from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Step, wrapped
 from dspyer.stopping import TimeLimit, current_limit
+from dspyer.worker_threads import ThreadCall
 
 logger = logging.getLogger("dspyer")
 
@@ -67,7 +67,7 @@ class Timed(NamedTuple):
         _raise_if_over(attempt, limit)
         with _limited(limit), gated(limit=limit), recording_apart():
             ended: SimpleQueue[bool | None] = SimpleQueue()
-            work: DaemonCall[Any] = DaemonCall(partial(self.step.call, call))
+            work: ThreadCall[Any] = ThreadCall(partial(self.step.call, call), awaited=False)
             work.on_end(partial(ended.put, True))
             try:
                 if clock.get(ended, limit.ends, "timeout") is None:
@@ -125,7 +125,7 @@ def _raise_if_over(attempt: Attempt, limit: TimeLimit) -> None:
         raise _timeout_error(attempt, limit)
 
 
-def _end(limit: TimeLimit, work: DaemonCall[Any], ended: SimpleQueue[bool | None]) -> None:
+def _end(limit: TimeLimit, work: ThreadCall[Any], ended: SimpleQueue[bool | None]) -> None:
     """Ends an attempt in sync code: what is async in it is awaited, the rest left running."""
     waits_for_async = limit.calls.running
     limit.end()

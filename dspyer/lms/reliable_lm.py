@@ -22,13 +22,7 @@ from textwrap import shorten
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import dspy
-from dspy.clients._deprecation import _adapter_call, adapter_message_call
-from dspy.clients.backend_selection import CLIENT_KEYS
-from dspy.clients.base_lm import LM_CLASS_STATE_KEY
-from dspy.clients.call_context import adapter_fallback_scope
-from dspy.clients.execution import _cached, prepare
-from dspy.lm15 import Request
-from dspy.utils.exceptions import (
+from dspy import (
     LMAuthError,
     LMCollectionLimitError,
     LMConfigurationError,
@@ -40,6 +34,18 @@ from dspy.utils.exceptions import (
 from dspyer import clock
 from dspyer.dspy_module.lm_prices import responses_asked, token_counts
 from dspyer.dspy_module.lm_records import FALLBACK
+from dspyer.dspy_module.not_public import (
+    CLIENT_KEYS,
+    ENGINES,
+    LM_CLASS_STATE_KEY,
+    TRACKER,
+    Request,
+    _adapter_call,
+    _cached,
+    adapter_fallback_scope,
+    adapter_message_call,
+    prepare,
+)
 from dspyer.errors import (
     DspyerError,
     always_raised,
@@ -165,7 +171,7 @@ class ReliableLM(dspy.LM):
         super().__init__(main.model, model_type=main.model_type, num_retries=retry.attempts - 1)
         # What reads an LM without calling it sees the main LM.
         self.kwargs = dict(main.kwargs)
-        for name in ("_engine_spec", "_async_engine_spec", "_providers", "use_developer_role"):
+        for name in ENGINES:
             if hasattr(main, name):
                 setattr(self, name, getattr(main, name))
         self._settings = dict(main.kwargs)
@@ -413,8 +419,8 @@ class RequestStep(NamedTuple):
     def _counting_tokens(self) -> AbstractContextManager[None]:
         """DSPy tells a usage tracker what a response has used, also if it keeps no history, and if the call fails."""
         self.passed.known_tokens = None
-        counter = UsedTokens(self.passed, dspy.settings.usage_tracker)
-        context: AbstractContextManager[None] = dspy.context(usage_tracker=counter)
+        counter = UsedTokens(self.passed, dspy.settings.get(TRACKER))
+        context: AbstractContextManager[None] = dspy.context(**{TRACKER: counter})
         return context
 
     def _as_the_owners(self) -> AbstractContextManager[None]:

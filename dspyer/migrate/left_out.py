@@ -41,7 +41,7 @@ def note_what_is_left_out(
 def _note_compiled(compiled: Any, targets: Targets, findings: Findings, inside: str) -> None:
     """Add notes on what `compile()` of LangGraph was given. The breakpoints of a graph inside are kept."""
     if compiled.cache:
-        findings.note(f"the cache{inside} is left out: results of nodes are kept in compile(cache_dir=...)")
+        findings.note(f"the cache{inside} is left out: results of nodes are kept in Cache(folder=...)")
     if compiled.step_timeout is not None:
         findings.note(f"step_timeout{inside} is left out: give nodes a timeout, or a run a budget of seconds")
     config = compiled.config or {}

@@ -60,7 +60,6 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import NewRow, effect_row, item_row
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import Branch
-from dspyer.schema.schema import Schema
 from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
@@ -144,9 +143,6 @@ class AttemptHost(Protocol):
     def first_trial_error(self) -> Exception | None:
         """What the first trial has raised, the cause if all trials fail; None if an earlier process made it."""
 
-    def withdraw_posts(self, attempt: Attempt) -> None:
-        """Withdraw what an attempt that raised has posted to live fields; the next one reads them from the start."""
-
 
 class NotLive:
     """A run whose nodes do not see each other while they run, so that nothing in it depends on timing.
@@ -170,9 +166,6 @@ class NotLive:
             return BranchEntries([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
         found = attempt.read_view(View(field), "entries")
         return BranchEntries([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
-
-    def withdraw_posts(self, attempt: Attempt) -> None:
-        """Do nothing: posts belong to the commit."""
 
     def set_doing(self, attempt: Attempt, text: str) -> None:
         """Do nothing: no sibling reads it."""
@@ -237,6 +230,7 @@ class Attempt:
         part: the name of the part of an execution that it is, of a router or what condenses, which has attempts of its
             own; "" for a node or an item.
         following: the attempt that was made after this one had failed; None for none.
+        live_cursor: how far it has read live fields, and what it has posted to them; None for nothing.
         limit: the time that the attempt has; None for no timeout.
         calls: the programs that it has called; None for none.
         edited: the arguments of the call of a tool that it makes, if a person has changed them; else None.
@@ -256,6 +250,7 @@ class Attempt:
         "host",
         "index",
         "limit",
+        "live_cursor",
         "local_id",
         "node",
         "number",
@@ -286,6 +281,7 @@ class Attempt:
         self.index = index
         self.number = number
         self.posts: list[tuple[str, Any]] | None = None
+        self.live_cursor: Any = None
         self.over = False
         self.part = part
         self.following: Attempt | None = None
@@ -304,15 +300,13 @@ class Attempt:
 
     def item(self, index: int) -> Attempt:
         """The attempt of one item of a map, which is an execution of its own."""
-        return Attempt(*self._inside(str(index)), self.position, index)
+        place = (self.host, self.node, self.branch, f"{self.execution}[{index}]", f"{self.local_id}[{index}]")
+        return Attempt(*place, self.position, index)
 
     def of_part(self, name: str) -> Attempt:
         """The attempt of a part of this execution, which is an execution of its own."""
-        return Attempt(*self._inside(name), self.position, self.index, part=name)
-
-    def _inside(self, key: str) -> tuple[AttemptHost, str, BranchPath, str, str]:
-        suffix = f"[{key}]"
-        return self.host, self.node, self.branch, self.execution + suffix, self.local_id + suffix
+        place = (self.host, self.node, self.branch, f"{self.execution}[{name}]", f"{self.local_id}[{name}]")
+        return Attempt(*place, self.position, self.index, part=name)
 
     def repeated(self) -> Attempt:
         """The attempt of a call that is made again within this one: its effects and questions are its own."""
@@ -792,17 +786,6 @@ class _Effect:
         self.is_async = is_async
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # a task that waits for it and is cancelled must not cancel it
-
-
-def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]], schema: Schema) -> dict[str, object]:
-    """The posts of a node and then its updates, merged by field; a field without a reducer keeps its last value."""
-    together: dict[str, list[object]] = {}
-    for field, value in (*posts, *updates.items()):
-        found = together.setdefault(field, [])
-        if schema.reducer(field) is None:
-            found.clear()
-        found.append(value)
-    return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in together.items()}
 
 
 def _read_field(overlay: FrozenDict[str, Any] | None, state: FrozenDict[str, Any] | None, field: str) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import dspy
 
+from dspyer.dspy_module.not_public import COMPILED
 from dspyer.dspy_module.source import modules_text, reduce_program, source_class
 from dspyer.errors import NodeOutputError
 from dspyer.nodes.binding import Binding, plan_binding
@@ -123,7 +124,7 @@ class NodeModules(dspy.Module):
 
 
 # Attributes that DSPy gives to instances of modules.
-_DSPY_ATTRIBUTES = {"forward", "aforward", "history", "callbacks", "_compiled"}
+_DSPY_ATTRIBUTES = {"forward", "aforward", "history", "callbacks", COMPILED}
 
 
 def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:

@@ -67,7 +67,7 @@ class KindNode(Node):
         if type(found) is not GeneratorType:
             raise NodeOutputError(
                 f"{self.who}: {type(self.made).__name__}.script gave {brief(found)}, and no script: write "
-                "`yield call.module(...)` or `yield call.function(...)` in it, or `yield from ()` if it waits for nothing"
+                "`yield call.module(...)` or `yield call.function(...)` in it, `yield from ()` if it waits for nothing"
             )
         if self.templates.in_instructions:
             found = wrapped(found, partial(Within, context=partial(filling, self.templates)))

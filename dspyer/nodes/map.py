@@ -39,7 +39,6 @@ from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.program_calls import SubgraphProgram
 from dspyer.nodes.steps import Script, Step, arun_script, run_script, spans_of, wrapped
-from dspyer.nodes.streamed import Streamed, token_rules
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.persistence.execution_records import MISSING
 from dspyer.persistence.rows import NewRow
@@ -195,16 +194,9 @@ class Item(Protocol):
 
 
 def script_of(item: Item) -> Callable[[], Script[object]]:
-    """What makes the script of an item: an execution of its own, with tokens and a span of its own."""
-    spans, tokens = spans_of(item.call), token_rules(item.call)
-    if spans is None and tokens is None:
-        return item.script
-
-    def script() -> Script[object]:
-        found = item.script() if tokens is None else wrapped(item.script(), Streamed)
-        return found if spans is None else spans.item(item.call, found)
-
-    return script
+    """What makes the script of an item: an execution of its own, with a span of its own."""
+    spans = spans_of(item.call)
+    return item.script if spans is None else lambda: spans.item(item.call, item.script())
 
 
 def item_script(inner: Node, call: Call, wrap: Callable[[Step], Step] | None = None) -> Script[Any]:
@@ -215,6 +207,12 @@ def item_script(inner: Node, call: Call, wrap: Callable[[Step], Step] | None = N
     if session is not None:
         script = session.layers.around_item(call.node, script)
     return script(call)
+
+
+def part_script(call: Call, script: Callable[[Call], Script[Any]]) -> Script[Any]:
+    """The script of a part of an item, within the layers around attempts."""
+    session = call.runner.session
+    return script(call) if session is None else session.layers.around_part(call.node, script)(call)
 
 
 class Gather(NamedTuple):

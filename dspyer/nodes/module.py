@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 import dspy
-from dspy.primitives.prediction import Completions
+from dspy import Completions
 from pydantic_core import PydanticUndefined
 
 from dspyer.dspy_module.predictors import predictors_in

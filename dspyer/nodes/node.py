@@ -390,7 +390,7 @@ class Look(NamedTuple):
     """How pictures and `explain()` show a node.
 
     Attributes:
-        shape: what it looks like: `"function"`, `"module"`, `"subgraph"`, `"map"`, `"interrupt"`, `"check"` or `"tool"`.
+        shape: what it looks like, `"function"`, `"module"`, `"subgraph"`, `"map"`, `"interrupt"`, `"check"`, `"tool"`.
         label: the word below its name; "" for none.
         note: what `explain()` says of it besides its fields and layers; "" for nothing.
         inner: whether it runs a compiled graph, per call or per item.

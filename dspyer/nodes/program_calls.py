@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
 import dspy
 
 from dspyer.dspy_module.executing import executing
+from dspyer.dspy_module.not_public import TRACE
 from dspyer.dspy_module.tracing import Steps, append_to_trace, recording
 from dspyer.errors import AttemptError, Interrupt, NodeOutputError, brief, list_names
 from dspyer.scheduler.topology import Topology
@@ -222,7 +223,7 @@ class OpenCall:
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()  # a task that waits for it and is cancelled must not cancel it
         self.stop_signal = StopSignal()
-        self.trace: list[Any] | None = dspy.settings.trace
+        self.trace: list[Any] | None = dspy.settings.get(TRACE)
         self.steps: Steps = ()
 
 

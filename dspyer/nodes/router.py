@@ -128,12 +128,16 @@ class FunctionRouter(Router):
         except Exception as error:
             annotate(error, f"in {self.who}")
             raise
+        return Decision(self.resolve(result))
+
+    def resolve(self, result: object) -> tuple[Goto, ...]:
+        """The targets that a result of the function names."""
         if result is None or isinstance(result, Command):
             raise RouteError(
                 f"{self.who} returned {brief(result)}: a router returns a label, a name, a Send or a list of them; "
                 f"its targets are {list_names(self.targets)}"
             )
-        return Decision(self.routes.resolve(result, self.who))
+        return self.routes.resolve(result, self.who)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

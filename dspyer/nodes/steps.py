@@ -49,7 +49,7 @@ def run_script(script: Script[T]) -> T:
                 reply = step.call(call)
             except BaseException as error:  # noqa: BLE001 - the script decides: it tries again, or raises it
                 # Within this block, whose end deletes `error`: its traceback refers to this frame.
-                step, call = script.throw(_failure_or_questions(error))
+                step, call = script.throw(failure_or_questions(error))
             else:
                 step, call = script.send(reply)
     except StopIteration as done:
@@ -65,14 +65,14 @@ async def arun_script(script: Script[T]) -> T:
             try:
                 reply = await step.acall(call)
             except BaseException as error:  # noqa: BLE001 - as in run_script
-                step, call = script.throw(_failure_or_questions(error))
+                step, call = script.throw(failure_or_questions(error))
             else:
                 step, call = script.send(reply)
     except StopIteration as done:
         return cast("T", done.value)
 
 
-def _failure_or_questions(error: BaseException) -> BaseException:
+def failure_or_questions(error: BaseException) -> BaseException:
     """What a step has raised. Of a group, as an `asyncio.TaskGroup` raises it, the failures, or else the questions."""
     if not isinstance(error, BaseExceptionGroup):
         return error

@@ -21,22 +21,22 @@ import anyio
 import dspy
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from anyio.from_thread import run as run_on_host_loop
+from anyio.lowlevel import current_token
 
 from dspyer.blocking import (
     AsyncCalls,
-    DaemonCall,
     Outcome,
     cancellation_count,
     forget_cancellations,
     has_lent_loop,
     result_of,
-    run_in_thread,
 )
 from dspyer.ctrl_c import gives_up, may_raise
 from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.nodes.callables import own_call
 from dspyer.stopping import current_limit
+from dspyer.worker_threads import ThreadCall, run_in_thread
 
 T = TypeVar("T")
 
@@ -190,16 +190,16 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
 
 
 async def to_thread(fn: Callable[..., T], kwargs: Mapping[str, Any]) -> T:
-    """Call a sync function from async code in an AnyIO worker thread. Context variables are carried over.
+    """Call a sync function from async code in a worker thread. Context variables are carried over.
 
-    Cancelling the task does not end the call: see `dspyer.blocking`. Only an attempt that has timed out leaves it
+    Cancelling the task does not end the call: see `dspyer.worker_threads`. Only an attempt that has timed out leaves it
     running. The driver limits how many nodes run at once.
     """
     limit = current_limit.get()
     if limit is None:
         return await run_in_thread(fn, **kwargs)
     with gated(limit=limit), recording_apart(), anyio.CancelScope(shield=True):
-        work = DaemonCall(partial(fn, **kwargs))
+        work = ThreadCall(partial(fn, **kwargs), current_token(), awaited=False)
         while not work.done:
             try:
                 await work.ended()

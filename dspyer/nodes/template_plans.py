@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
-from dspy.adapters.utils import serialize_for_json
 
+from dspyer.dspy_module.not_public import COMPILED, serialize_for_json
 from dspyer.dspy_module.predictors import predictors_in, user_instructions
 from dspyer.dspy_module.prompt_templates import VALUES_SETTING, WARNING_SETTING, can_convert
 from dspyer.errors import list_names
@@ -174,7 +174,7 @@ def plan_templates(modules: Iterable[object], options: NodeOptions, reads: Colle
         names |= dict.fromkeys(known)
         brought |= {name for name in named if name not in known}
         # Instructions that an optimizer wrote before are text: braces in them need not be fields.
-        if not getattr(module, "_compiled", False):
+        if not getattr(module, COMPILED, False):
             written.append((named, "in its instructions"))
         problems += _cannot(module, known, who) if known else ()
     fields = frozenset(name for name in names if not name.startswith(RUN))

@@ -7,6 +7,7 @@ from typing import Any
 
 import dspy
 
+from dspyer.dspy_module.not_public import INPUT_KEYS
 from dspyer.errors import InputError, brief, with_article
 from dspyer.graph.spec import check_inputs
 from dspyer.runtime.program import CompiledGraph
@@ -29,7 +30,7 @@ def validate_examples(program: dspy.Module, examples: Sequence[Any], name: str) 
         if not isinstance(example, dspy.Example):
             kind = with_article(type(example).__name__)
             raise TypeError(f"{where} is {kind}: give dspy.Example(**values).with_inputs(...), not {brief(example)}")
-        if example._input_keys is None:
+        if getattr(example, INPUT_KEYS) is None:
             inputs = program.graph.inputs if isinstance(program, CompiledGraph) else ()
             names = ", ".join(repr(field) for field in inputs if field in example) or "..."
             raise ValueError(f"{where} does not say which of its columns are inputs: call example.with_inputs({names})")

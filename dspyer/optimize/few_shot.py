@@ -10,9 +10,9 @@ from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import dspy
-from dspy.utils.hasher import Hasher
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from dspyer.dspy_module.not_public import Hasher
 from dspyer.dspy_module.tracing import recording
 from dspyer.errors import StoreError, brief
 from dspyer.layers.layer import using

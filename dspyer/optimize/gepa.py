@@ -8,7 +8,6 @@ DSPy's adapter, and adds a component selector, a callback and a condition to sto
 from __future__ import annotations
 
 import builtins
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import Any, Final
@@ -17,6 +16,7 @@ import dspy
 from gepa.api import optimize as gepa_optimize
 from gepa.core.data_loader import ensure_loader
 
+from dspyer.dspy_module.not_public import gepa_compile
 from dspyer.optimize.components import Components
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_metric import FieldMetric
@@ -245,12 +245,7 @@ def _compile(optimize: Callable[..., Any]) -> Callable[..., Any]:
 
     Only this function sees the other one: other optimizers may run in other threads meanwhile.
     """
-    own: Any = inspect.unwrap(dspy.GEPA.compile)
-    if not {"gepa", "optimize", "DspyAdapter"} <= set(own.__code__.co_names):
-        raise RuntimeError(
-            f"optimize.GEPA does not know dspy.GEPA.compile of DSPy {dspy.__version__}: it no longer imports "
-            "gepa.optimize. Use dspy.GEPA, or another version of DSPy"
-        )
+    own = gepa_compile
 
     def importing(name: str, *args: Any, **kwargs: Any) -> ModuleType:
         module = builtins.__import__(name, *args, **kwargs)

@@ -13,11 +13,11 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import dspy
-from dspy.teleprompt.gepa.instruction_proposal import InstructionProposer
 from gepa.core.adapter import EvaluationBatch
 from gepa.core.state import CachedEvaluation, EvaluationCache
 
 from dspyer.dspy_module.lm_requests import STRIDE
+from dspyer.dspy_module.not_public import InstructionProposer
 from dspyer.errors import error_text, needs_new_response
 from dspyer.failure import Failure
 from dspyer.optimize.components import Components

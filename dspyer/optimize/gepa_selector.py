@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import dspy
-from dspy.teleprompt.bootstrap_trace import FailedPrediction
 
+from dspyer.dspy_module.not_public import FailedPrediction
 from dspyer.errors import always_raised
 from dspyer.optimize.field_metric import FieldMetric
 from dspyer.optimize.gepa_adapter import Candidate, ReusingAdapter

@@ -69,16 +69,17 @@ class RecordedPost(NamedTuple):
         field: the field.
         node: its author; `"START"` for the value with which the run began.
         execution: the id of the execution, and of the commit that it makes.
+        id: what no other post of the execution has: a digest of field and value, and which of several equal ones it is.
         update: the update as the node gave it, frozen.
         over: arrival numbers of the posts to the same keys that its author knew: it replaces these, and no others.
-            None if its row names none, since posts to the field were kept apart when it was written, or the row is of
-            an earlier version: if posts replace each other now, it replaces all before it.
+            None for a field whose posts do not replace each other.
     """
 
     seq: int
     field: str
     node: str
     execution: str
+    id: str
     update: Any
     over: tuple[int, ...] | None = None
 
@@ -90,11 +91,13 @@ class KeptRun(NamedTuple):
         attempts: the numbers of the attempts of the nodes around it, outermost first.
         rows: the rows of its commits; in a stored run the journal has written the same ones.
         traces: the DSPy trace of each committed execution, by id.
+        posts: its posts to live fields, by arrival number.
     """
 
     attempts: tuple[int, ...] = ()
     rows: tuple[Row, ...] = ()
     traces: Mapping[str, Sequence[Any]] = MappingProxyType({})
+    posts: Mapping[int, RecordedPost] = MappingProxyType({})
 
 
 class ExecutionRecords:
@@ -106,7 +109,7 @@ class ExecutionRecords:
         items: results of the items of maps, frozen, by the item's execution.
         questions: all questions, by execution and key.
         answers: answers, frozen, by execution and key of their question.
-        posts: posts to live fields by scope and arrival number; None for a withdrawn one.
+        posts: posts to live fields by scope and arrival number, as rows have them.
         new_responses: how often an execution has asked LMs for responses that no cache has, by execution and layer,
             until it succeeds. Not stored.
         kept: the runs inside of nodes that may be attempted again, by scope, until the node commits. Not stored.
@@ -124,7 +127,7 @@ class ExecutionRecords:
         self.items: dict[str, Any] = {}
         self.questions: dict[RecordKey, Question] = {}
         self.answers: dict[RecordKey, Any] = {}
-        self.posts: dict[tuple[str, ...], dict[int, RecordedPost | None]] = {}
+        self.posts: dict[tuple[str, ...], dict[int, RecordedPost]] = {}
         self.new_responses: dict[RecordKey, int] = {}
         self.kept: dict[tuple[str, ...], KeptRun] = {}
         self.lm_calls: LMCallLog | None = None
@@ -152,7 +155,7 @@ class ExecutionRecords:
                 execution, key, node, branch, *run = row.header  # earlier versions did not write the run
                 text, answer = ("", None) if content is None else content.value(fetch, lambda encoded: encoded)
                 self._add_question(Question(key, text, answer, node, tuple(branch), execution, *run))
-            elif kind in (RowKind.POST, RowKind.WITHDRAW):
+            elif kind == RowKind.POST:
                 self._read_post(row, fetch, decode)
             elif kind == RowKind.RESUME:
                 self.resumes = self.resumes + 1 if row.header[0] else 0
@@ -170,16 +173,11 @@ class ExecutionRecords:
                 self.items[row.header[0]] = content.value(fetch, decode)
 
     def _read_post(self, row: Row, fetch: Fetch, decode: Decode) -> None:
-        if row.kind == RowKind.WITHDRAW:
-            _, scope, _, seq, withdrawn = row.header
-            posts = self.posts.setdefault(tuple(scope), {})
-            posts.setdefault(seq, None)  # arrival numbers continue after it
-            posts.update(dict.fromkeys(withdrawn))
-        elif row.content is not None:
-            header = PostHeader.parse(row.header)
-            update = (read_commit_content(row.content, fetch, decode).patch or {})[header.field]
-            post = RecordedPost(header.seq, header.field, header.node, header.execution, update, header.over)
-            self.posts.setdefault(header.scope, {})[header.seq] = post
+        if row.content is not None:
+            head = PostHeader.parse(row.header)
+            update = (read_commit_content(row.content, fetch, decode).patch or {})[head.field]
+            post = RecordedPost(head.seq, head.field, head.node, head.execution, head.id, update, head.over)
+            self.posts.setdefault(head.scope, {})[head.seq] = post
 
     def commits(self, scope: tuple[str, ...]) -> list[Row]:
         """Return the rows of the commits of one scope."""

@@ -21,12 +21,12 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Literal, get_args
 
-from dspyer.blocking import finish_in_thread
 from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion, without_traceback
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.rows import NewRow, RowKind, counted
 from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotEncoder, SnapshotState, new_snapshot
 from dspyer.stores.base import Change, Point, Row, Store
+from dspyer.worker_threads import run_in_thread
 
 logger = logging.getLogger("dspyer")
 
@@ -148,10 +148,10 @@ class Journal:
     ) -> None:
         """Write rows without blocking the event loop.
 
-        A cancellation that arrives meanwhile is held back until the rows are written: see `dspyer.blocking`.
+        A cancellation that arrives meanwhile is held back until the rows are written: see `dspyer.worker_threads`.
         """
         if not self._lock.acquire(blocking=False):
-            await finish_in_thread(lambda: self.write(new_rows, state, flush=flush, release=release, accepted=accepted))
+            await run_in_thread(lambda: self.write(new_rows, state, flush=flush, release=release, accepted=accepted))
             return
         try:
             self._accept(new_rows, state, flush, release, accepted)
@@ -160,7 +160,7 @@ class Journal:
         finally:
             self._lock.release()
         if not done:
-            await finish_in_thread(lambda: self._send_up_to(end))
+            await run_in_thread(lambda: self._send_up_to(end))
 
     def _accept(
         self,

@@ -12,7 +12,6 @@ A run is an append-only log. One row is a commit, or something else that must su
     ask       a question
     answer    the answer to a question; without content, the answer was retracted
     post      a post to a live field, written before any reader sees it
-    withdraw  posts of an execution that ended without a commit
     lm_call   LM calls of an execution that has no commit, or not yet; those of other executions are in their commit
     trace     the OpenTelemetry trace that the run is a part of
     resume    a resume, or the beginning of a rerun
@@ -78,7 +77,6 @@ class RowKind:
     ASK = "ask"
     ANSWER = "answer"
     POST = "post"
-    WITHDRAW = "withdraw"
     LM_CALL = "lm_call"
     TRACE = "trace"
     RESUME = "resume"
@@ -489,13 +487,14 @@ class PostHeader(NamedTuple):
     """The header of a post to a live field.
 
     Attributes:
-        execution: the local id of the execution that posts.
+        execution: the id of the execution that posts.
         scope: local ids of the executions around the run.
         node: its node.
         field: the field.
         seq: the arrival number.
+        id: what no other post of the execution has: see `RecordedPost`.
         over: arrival numbers of the posts that it replaces; None if posts to the field do not replace each other.
-        time: when it was posted, seconds since the Unix epoch; None in rows of dspyer 0.5 or earlier.
+        time: when it was posted, seconds since the Unix epoch.
     """
 
     execution: str
@@ -503,38 +502,23 @@ class PostHeader(NamedTuple):
     node: str
     field: str
     seq: int
-    over: tuple[int, ...] | None = None
-    time: float | None = None
+    id: str
+    over: tuple[int, ...] | None
+    time: float
 
     @classmethod
     def parse(cls, header: Sequence[Any]) -> PostHeader:
         """Return the header of a row."""
-        execution, scope, node, field, seq, *rest = header
-        over, since = (*rest, None, None)[:2]
-        time = None if since is None else (since + TIME_ORIGIN) / 1_000
-        return cls(execution, tuple(scope), node, field, seq, None if over is None else tuple(over), time)
+        execution, scope, node, field, seq, name, over, since = header
+        over, time = None if over is None else tuple(over), (since + TIME_ORIGIN) / 1_000
+        return cls(execution, tuple(scope), node, field, seq, name, over, time)
 
 
 def post_row(header: PostHeader, update: Any) -> NewRow:
     """Build the row of a post to a live field; `update` is frozen."""
     *kept, over, time = header
-    packed = [*kept, None if over is None else list(over)]
-    if time is not None:
-        packed.append(int(time * 1_000) - TIME_ORIGIN)
-    return NewRow(RowKind.POST, tuple(packed), Content(CommitContent({header.field: update}), encode_commit_content))
-
-
-def withdraw_row(scope: tuple[str, ...], execution: str, node: str, seq: int, posts: Iterable[int]) -> NewRow:
-    """Build the row that withdraws posts.
-
-    Args:
-        scope: local ids of the executions around the run.
-        execution: the one that had posted.
-        node: its node.
-        seq: the last arrival number at that time.
-        posts: arrival numbers of the posts.
-    """
-    return NewRow(RowKind.WITHDRAW, (execution, list(scope), node, seq, list(posts)))
+    packed = (*kept, None if over is None else list(over), int(time * 1_000) - TIME_ORIGIN)
+    return NewRow(RowKind.POST, packed, Content(CommitContent({header.field: update}), encode_commit_content))
 
 
 # --- Contents of commits

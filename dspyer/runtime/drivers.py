@@ -35,6 +35,7 @@ from dspyer.nodes.sync_async import async_bridge
 from dspyer.runtime.execution import script
 from dspyer.runtime.request import CANCELLED, INTERRUPTED
 from dspyer.runtime.session import Session
+from dspyer.runtime.straight import straight_paths
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome, run_here
 from dspyer.scheduler.run_state import Execution
 
@@ -49,7 +50,7 @@ def drive(session: Session, **overrides: Any) -> None:
         recording(**overrides) as steps,
         async_bridge() as cancel,
         session.stop_signal.on_stop(partial(_cancel_async, session, cancel)),
-        ThreadWorkers(session.max_threads) as threads,
+        ThreadWorkers() as threads,
         session.driving(threads.wake),
         nullcontext() if session.limit is None else session.limit.on_leave(session.hand_over),
     ):
@@ -68,6 +69,7 @@ def drive(session: Session, **overrides: Any) -> None:
 
 def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Executing) -> None:
     work = run_script if session.spending is None else partial(run_within, session.spending, run_script)
+    straight = straight_paths(session)
     while True:
         if session.queue is not None and not session.stopped:
             session.queue.wait_for_room()
@@ -77,12 +79,16 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Exe
         if len(started) == 1 and not threads.busy and not session.more_to_start:
             if not session.called_in:
                 here.enter(session.around + started[0].id, started[0].node)
-            _settle(session, started[0], run_here(steps, work, script(session, started[0])))
+            path = straight.get(started[0].node)
+            job = (work, script(session, started[0])) if path is None else (path.call, session, started[0])
+            _settle(session, started[0], run_here(steps, *job))
             continue
         for execution in started:
             if not session.called_in:
                 executing.set(Executing(session.around + execution.id, execution.node, session.program))
-            threads.start(execution, work, script(session, execution))
+            path = straight.get(execution.node)
+            job = (work, script(session, execution)) if path is None else (path.call, session, execution)
+            threads.start(execution, *job)
         if not threads.busy:
             return
         _settle(session, *threads.next())
@@ -188,6 +194,7 @@ async def _until_end(
 
 async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: Executing, before: int) -> None:
     work = arun_script if session.spending is None else partial(arun_within, session.spending, arun_script)
+    straight = straight_paths(session)
     while True:
         if cancellation_count() > before:
             raise asyncio.CancelledError  # it was held back while a sync node worked
@@ -207,7 +214,9 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             try:
                 if not session.called_in:
                     here.enter(session.around + started[0].id, started[0].node)
-                outcome = await tasks.run_here(steps, work, script(session, started[0]))
+                path = straight.get(started[0].node)
+                job = (work, script(session, started[0])) if path is None else (path.acall, session, started[0])
+                outcome = await tasks.run_here(steps, *job)
             except asyncio.CancelledError:
                 session.leave_open(started[0])
                 raise
@@ -216,7 +225,9 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
         for execution in started:
             if not session.called_in:
                 executing.set(Executing(session.around + execution.id, execution.node, session.program))
-            tasks.start(execution, work, script(session, execution))
+            path = straight.get(execution.node)
+            job = (work, script(session, execution)) if path is None else (path.acall, session, execution)
+            tasks.start(execution, *job)
         if not tasks.busy:
             return
         _settle(session, *await tasks.next())

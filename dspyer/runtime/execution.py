@@ -24,8 +24,7 @@ from dspyer.layers.layer import of_part
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Decision, Output, Reply, Send, StartRule
-from dspyer.nodes.steps import Script, wrapped
-from dspyer.nodes.streamed import Streamed
+from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.reducers import Updates
@@ -40,8 +39,6 @@ from dspyer.state import ImmutableState
 def script(session: Session, execution: Execution) -> Script[Transition]:
     """The script of an execution: of a node, or of the first commit of the run."""
     found = _start_script(session, execution) if execution.branch.head < 0 else _node_script(session, execution)
-    if session.tokens is not None:
-        found = wrapped(found, Streamed)
     if session.spans is not None and execution.branch.head >= 0:
         found = session.spans.node(session, execution, found)
     return found
@@ -73,11 +70,11 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         transition = Transition(patch, after, targets, None, began, time.perf_counter() - clock)
     else:
         transition = yield from _route(session, execution, call, patch, after, began, clock)
-    if follows_edges:
-        if session.records.questions:
-            call.context.delegate.finish()
-        if isinstance(session, LiveSession):
-            transition = transition._replace(live=session.exchange(execution))
+    if follows_edges and session.records.questions:
+        call.context.delegate.finish()
+    if isinstance(session, LiveSession):  # what a node has read that has failed counts for nothing
+        live = session.exchange(execution, call.context.delegate if follows_edges else None)
+        transition = transition._replace(live=live)
     if cached:
         transition = transition._replace(cached=True)
     if failure is not None or execution.id in session.failed_attempts:
@@ -143,7 +140,7 @@ def _known_targets(
     Most nodes have one of these: this saves them the generator of `_route`.
     """
     if goto is not None:
-        return _targets(session, name, goto)
+        return checked_targets(session, name, goto)
     exits = session.graph.exits[name]
     if len(exits) != 1:
         return None
@@ -154,7 +151,7 @@ def _known_targets(
         return None
     found = exit_.call(call._replace(state=after)).targets
     first = found[0]  # a router returns declared targets only, so one name needs no check
-    return (Target(first),) if len(found) == 1 and isinstance(first, str) else _targets(session, name, found)
+    return (Target(first),) if len(found) == 1 and isinstance(first, str) else checked_targets(session, name, found)
 
 
 def _route(
@@ -191,7 +188,7 @@ def _route(
                 net = update if folds else diff_value(before.raw(field, DELETE), state.raw(field, DELETE))
                 patch = {**patch, field: _both_updates(session, name, patch, field, net) if folds else net}
     duration = time.perf_counter() - clock
-    return Transition(patch, state, _targets(session, name, goto), "\n".join(reasons) or None, began, duration)
+    return Transition(patch, state, checked_targets(session, name, goto), "\n".join(reasons) or None, began, duration)
 
 
 def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: str, update: Any) -> Any:
@@ -204,7 +201,7 @@ def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: 
     return Updates(patch[field], update) if field in patch else update
 
 
-def _targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
+def checked_targets(session: Session, name: str, goto: Sequence[str | Send]) -> tuple[Target, ...]:
     """The targets of a node, or a `RouteError`: equal names count once, each `Send` is a branch of its own."""
     allowed = session.graph.topology.own_targets(name)
     if len(goto) == 1 and isinstance(goto[0], str) and goto[0] in allowed:
@@ -247,7 +244,7 @@ class NodeRunner:
     ) -> list[T]:
         """Runs sync calls. After a failure nothing new starts, and the first failure in order is raised."""
         batch: Batch[T] = Batch(self.session, len(calls), max_concurrency, rule)
-        with ThreadWorkers(batch.limit) as threads:
+        with ThreadWorkers() as threads:
             while self._has_room() and batch.may_start(threads.busy):
                 index = batch.start()
                 threads.start(index, *self._work(run_within, calls[index]))

@@ -10,15 +10,16 @@ from typing import Any, cast
 from uuid import uuid4
 
 import dspy
-from dspy.dsp.utils.settings import DEFAULT_CONFIG
 
 from dspyer.blocking import Outcome, end_of, result_of, task_signal
 from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.executing import Executing, executing, executing_id
 from dspyer.dspy_module.lm_prices import Prices
-from dspyer.dspy_module.lm_records import LMRecorder, current_recorder, pass_on_lm_calls
+from dspyer.dspy_module.lm_records import LMRecorder, current_recorder
+from dspyer.dspy_module.not_public import DEFAULT_CONFIG, HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
 from dspyer.dspy_module.parameters import parameter_names, walk_parameters
 from dspyer.dspy_module.request_gate import current_gate
+from dspyer.dspy_module.tap import subscribers
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.events import LMCall
@@ -41,9 +42,9 @@ SENT_SETTINGS = (
     "async_max_workers",
     "num_threads",
     "max_errors",
-    "disable_history",
-    "max_history_size",
-    "max_trace_size",
+    HISTORY_OFF,
+    HISTORY_SIZE,
+    TRACE_SIZE,
     "track_usage",
     "provide_traceback",
     "allow_tool_async_sync_conversion",
@@ -149,7 +150,7 @@ class ExecutorCall:
         self, program: Any, executor: Executor, request: Request, inputs: Mapping[str, Any], *, is_async: bool
     ) -> None:
         # `dspy.streamify` sets it for the call that it makes; in a node, it is that of a call around the run.
-        if dspy.settings.send_stream is not None and not executing_id():
+        if dspy.settings.get(SEND_STREAM) is not None and not executing_id():
             raise refused(program)
         self._program = program
         self._executor = executor
@@ -338,14 +339,13 @@ class _Returning(dict[Any, Any]):
 
 def _add_usage(program: dspy.Module, returned: Returned) -> None:
     """Adds what a call has used to the tracker around the caller, and its LM calls to all that count them."""
-    tracker, gate = dspy.settings.usage_tracker, current_gate()
+    tracker = dspy.settings.get(TRACKER)
     if tracker is not None:
         for model, entries in returned.usage.items():
             tracker.usage_data[model] += entries
     if returned.lm_calls:
-        pass_on_lm_calls(program, returned.lm_calls, returned.nodes)
-        if gate is not None:
-            gate.count_returned(returned.lm_calls)
+        for one in subscribers():
+            one.returned(returned.lm_calls, program, returned.nodes)
 
 
 def _named_in(caller: Any, program: Any, calls: Iterable[LMCall]) -> tuple[LMCall, ...]:

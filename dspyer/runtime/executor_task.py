@@ -18,7 +18,6 @@ from threading import Lock, Thread
 from typing import Any, NamedTuple, TypeVar
 
 import dspy
-from dspy.utils.usage_tracker import UsageTracker
 
 from dspyer.blocking import Outcome, result_of
 from dspyer.budget import Budget
@@ -26,7 +25,9 @@ from dspyer.ctrl_c import at_fork
 from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import record_lm_calls
-from dspyer.dspy_module.lm_requests import noting_lm_retries, with_own_adapters
+from dspyer.dspy_module.lm_requests import LMRetryNotes, with_own_adapters
+from dspyer.dspy_module.not_public import TRACE, TRACKER, UsageTracker
+from dspyer.dspy_module.tap import subscribing
 from dspyer.dspy_module.tracing import REJECTED, Steps
 from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
@@ -201,12 +202,12 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         REQUEST: request,
         FAILED_RUNS: failures,
         _CACHES_OFF: call.caches_off,
-        "trace": steps,
-        "usage_tracker": tracker,
+        TRACE: steps,
+        TRACKER: tracker,
     }
     if call.caller[0]:  # a node, which may be attempted again
-        callbacks = noting_lm_retries(dspy.settings.callbacks or [])
-        settings["callbacks"] = with_own_adapters(callbacks, sent.settings.get("adapter"))
+        callbacks = with_own_adapters(dspy.settings.callbacks or [], sent.settings.get("adapter"))
+        settings |= {"callbacks": callbacks, **subscribing(LMRetryNotes(), callbacks=callbacks)}
     if any(getattr(dspy.cache, switch, False) for switch in call.caches_off):
         _limit_cache()
     with ExitStack() as stack:

@@ -99,7 +99,7 @@ def request_inside(
         spending=around.spending,
         call_counts=around.call_counts,
         max_concurrency=around.max_concurrency,
-        tokens=None if around.tokens is None else around.tokens.inside(attempt.node),
+        layers=around.layers.asked,
         spans=around.spans,
     )
 

@@ -1,18 +1,15 @@
 """A session with live fields: nodes that run at once read each other's posts before these are committed.
 
-The rule is that of recoverable schedules with cascading aborts (Bernstein, Hadzilacos and Goodman, "Concurrency Control
-and Recovery in Database Systems", 1987, chapter 2), with executions as the transactions:
+A post is a fact: when `ctx.post` returns it has a number, is in the store, and can be read; it is never taken back. So
+a reader depends on nobody, and commits at once. A node that fails, is attempted again or asks leaves its posts: they
+are part of the commit that its execution makes in the end. `live_buffer` holds the posts.
 
-- A node may read what a running node has posted. It then depends on that node.
-- An execution commits after all on which it depends; executions that depend on each other commit together.
-- If one of them fails or asks a question, its posts are withdrawn, and all that depend on it are undone: they commit
-  nothing, and run again when the run is resumed, or at once if an error edge has taken the failure. So no committed
-  value depends on a withdrawn post.
-
-`live_buffer` holds the posts, `scheduler.live_deadlock` decides when a reader can wait no longer.
+A wait for the next post ends when nobody else works: each other execution has ended or waits too. Which of those that
+wait goes on first, `scheduler.release_order` decides. After a failure or a question none goes on: a resume calls them
+again, since it may bring what they wait for.
 
 What is stored: each post as a row before a reader sees it, with its number and the posts that it replaces; with the
-commit of a node the numbers of its posts and how far it has read; which posts were withdrawn.
+commit of a node the numbers of its posts and how far it has read.
 
 One lock per session guards the buffer, the waiters and the scheduling, as in a monitor (Hoare 1974). It is reentrant,
 since an observer that is called under it may stop the run, and it is never held while a node works or waits. The
@@ -24,7 +21,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from dataclasses import field as made
@@ -32,23 +29,22 @@ from threading import RLock
 from typing import Any
 
 from dspyer.dspy_module.tracing import Steps
-from dspyer.errors import AttemptError, InputError, Interrupt, MergeConflictError
-from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted, Withdrawn
+from dspyer.errors import AttemptError, AttemptOverError, InputError, MergeConflictError
+from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.live_access import EntrySource, LiveEntry, Waiter, WaitOutcome
 from dspyer.nodes.node import Call
 from dspyer.patch import DELETE, Replace, update_size
 from dspyer.persistence.execution_records import RecordedPost
-from dspyer.persistence.rows import PostHeader, post_row, withdraw_row
-from dspyer.runtime.live_buffer import LiveBuffer, PostConflict, ReaderCursor, single_updates
-from dspyer.runtime.run_trace import LostSteps
+from dspyer.persistence.rows import PostHeader, post_row
+from dspyer.reducers import Updates
+from dspyer.runtime.live_buffer import LiveBuffer, PostConflict, ReaderCursor, digest_of, single_updates
 from dspyer.runtime.session import Session
-from dspyer.scheduler.live_deadlock import HeldCommit, PossibleWriter, WaitingReader, WriteReach, readers_to_release
-from dspyer.scheduler.run_state import Branch, Execution, RunState, Transition
+from dspyer.scheduler.release_order import ReleaseOrder, WaitingReader
+from dspyer.scheduler.run_state import Branch, Execution, Transition
 from dspyer.scheduler.schedule import plan
 from dspyer.state import ImmutableState
-
-_UNBOUNDED = 1_000_000  # threads; `start_ready` bounds how many executions run
+from dspyer.stopping import OVER
 
 
 class LiveSession(Session):
@@ -62,56 +58,23 @@ class LiveSession(Session):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        graph, topology = self.graph, self.graph.topology
+        topology = self.graph.topology
         self.lock = RLock()
-        writes = {
-            name: [field for field in (node.writes or {}).values() if field in topology.schema.live_fields]
-            for name, node in graph.nodes.items()
-        }
-        self.waiters = LiveWaiters(self.max_concurrency, WriteReach(topology, writes))
-        self.buffer = LiveBuffer(topology.schema, self.run_start.state, self._recorded_posts())
-        self._cursors: dict[str, ReaderCursor] = {}  # of the executions that are not committed, by id
-        self._finished: dict[str, tuple[Execution, Transition, Steps]] = {}  # not committed yet, by id
+        # A module may call a program several times: these runs have the same scope, and not each other's posts.
+        posts = {**self.records.posts.pop(self.scope, {}), **self.run_start.kept.posts}
+        self.buffer = LiveBuffer(topology.schema, self.run_start.state, posts)
+        writes = {name: (node.writes or {}).values() for name, node in self.graph.nodes.items()}
+        self.waiters = LiveWaiters(self.max_concurrency, ReleaseOrder(topology, writes))
         self._node_reads: dict[str, NodeReads] = {}  # by node
         self._wake: Callable[[], None] | None = None
-        self._to_call_again: list[Execution] = []  # undone by a failure after which the run goes on
         self._ready_are_held = False  # ready groups did not start though slots are free: `interrupt_after`, or a stop
         for entry in self.run.log:
-            self._note_commit(entry.commit)
-        for execution in list(self.buffer.pending):  # posted before a crash: the node will post again
-            self._withdraw(execution)
-
-    def _recorded_posts(self) -> Mapping[int, RecordedPost | None]:
-        """The posts of the rows. Of a node that has committed, those that its commit does not name were withdrawn.
-
-        The row that says so comes after the commit, so a copy or a rerun from there does not have it.
-        """
-        posts = self.records.posts.get(self.scope, {})
-        if not posts:
-            return posts
-        named: dict[str, set[int]] = {}
-        for entry in self.run.log:
-            live = entry.commit.live
-            named[entry.commit.id] = set() if live is None else {seq for seqs in live.posts.values() for seq in seqs}
-        return {
-            seq: None if post is None or seq not in named.get(post.execution, (seq,)) else post
-            for seq, post in posts.items()
-        }
-
-    @property
-    def more_to_start(self) -> bool:
-        """Whether another execution could start at once, if there were a slot for it; also one that is called again."""
-        return super().more_to_start or (bool(self._to_call_again) and not self.run.failures)
+            self._note_reads(entry.commit)
 
     @property
     def max_running(self) -> int:
-        """How many executions may run at once: those that wait, or wait to be committed, hold no slot."""
-        return self.max_concurrency + self.waiters.parked + len(self._finished)
-
-    @property
-    def max_threads(self) -> int:
-        """How many threads the executions may need at once: a waiting sync node keeps its thread."""
-        return _UNBOUNDED
+        """How many executions may run at once: those that wait hold no slot."""
+        return self.max_concurrency + self.waiters.parked
 
     @contextmanager
     def driving(self, wake: Callable[[], None]) -> Iterator[None]:
@@ -129,213 +92,130 @@ class LiveSession(Session):
     def start_ready(self) -> list[Execution]:
         """Begins the executions that may start. Due readers come first: whatever frees a slot calls `grant` at once."""
         with self.lock:
-            again = self._to_call_again
-            if again and not self.run.failures:
-                free = max(self.max_concurrency - len(self.waiters.running) + self.waiters.parked, 0)
-                self._to_restart += again[:free]
-                del again[:free]
             started = super().start_ready()
             for execution in started:
                 self.waiters.running[execution.id] = execution
-            run = self.run
-            self._ready_are_held = bool(plan(run)) and len(run.running) < self.max_running
+            self._ready_are_held = bool(plan(self.run)) and len(self.run.running) < self.max_running
             self._release_waiters()
         return started
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
-        """Commits a finished execution once all on which it depends have finished; undoes readers of a failed one."""
+        """Passes the outcome of an execution to the scheduler. What it frees, `start_ready` gives to others."""
         with self.lock:
             if self.handed_over:
                 return
             self.waiters.forget(execution.id)
-            cursor = self._cursors.get(execution.id)
-            if cursor is not None and cursor.undone and not isinstance(outcome, BaseException):
-                outcome = Interrupt(())
-            if isinstance(outcome, BaseException):
-                self._withdraw(execution.id)
-                self._end_without_commit(execution, outcome, steps)
-            elif outcome.failure is not None:
-                # Committed at once, whatever the node has read. If it waited for a reader of its own posts, which are
-                # withdrawn now, the two would undo each other again and again.
-                self._withdraw(execution.id, goes_on=True)
-                self._advance(execution, outcome, steps)
-            else:
-                self._finished[execution.id] = (execution, outcome, steps)
-                self._commit_finished(execution.id)
-            self._release_waiters()
+            self._ready_are_held = False  # not known before the next `start_ready`
+            committed = len(self.run.log)
+            super().finish(execution, outcome, steps)
+            for index in range(committed, len(self.run.log)):
+                self._note_reads(self.run.log[index].commit)
+            self.waiters.grant()
 
-    def _advance(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
-        """Passes the outcome of an execution to the scheduler."""
-        super().finish(execution, outcome, steps)
-        self._cursors.pop(execution.id, None)
-
-    def _end_without_commit(self, execution: Execution, outcome: BaseException, steps: Steps) -> None:
-        """Ends an execution that raised or was undone. It is called again if only a failure that was taken undid it."""
-        cursor = self._cursors.get(execution.id)
-        undone = isinstance(outcome, Interrupt) and not outcome.questions
-        if undone and cursor is not None and cursor.goes_on and not self.run.failures and not self.stopped:
-            del self._cursors[execution.id]
-            self._to_call_again.append(execution)
-            if steps:
-                self.lost.setdefault(execution.id, []).append(LostSteps(execution.id, 0, 1, steps))
-        else:
-            self._advance(execution, outcome, steps)
-
-    def _commit_finished(self, name: str) -> None:
-        """Commits a finished execution with what it depends on, then what depends on these, if all have finished."""
-        work = [name]
-        while work:
-            together = self._with_dependencies(work.pop())
-            posted = self.buffer.pending.keys() & together
-            for one in together:
-                self._commit(one)
-            if posted:
-                work += [one for one in self._finished if not posted.isdisjoint(self._cursors[one].used)]
-
-    def _with_dependencies(self, name: str) -> list[str]:
-        """The executions to commit together: those on which one depends, directly or not, then itself.
-
-        Empty if one of them still runs.
-        """
-        # A depth-first search in post-order: dependencies come first, and a cycle is entered once.
-        found: dict[str, None] = {}
-        seen = {name}
-        work = [(name, iter(self._depends_on(name)))] if name in self._finished else []
-        while work:
-            execution, needs = work[-1]
-            for other in needs:
-                if other not in self._finished:
-                    return []
-                if other not in seen:
-                    seen.add(other)
-                    work.append((other, iter(self._depends_on(other))))
-                    break
-            else:
-                work.pop()
-                found[execution] = None
-        return list(found)
-
-    def _depends_on(self, execution: str) -> list[str]:
-        """The uncommitted executions whose posts an execution has used; sorted, for a reproducible order of commits."""
-        cursor = self._cursors.get(execution)
-        return [] if cursor is None or not cursor.used else sorted(cursor.used & self.buffer.pending.keys())
-
-    def _commit(self, name: str) -> None:
-        execution, outcome, steps = self._finished.pop(name)
-        self._advance(execution, outcome, steps)
-        self.buffer.commit(name)
-        if outcome.live is not None and self.write_error is None:
-            self._note_commit(self.run.log[len(self.run.log) - 1].commit)
-
-    def _note_commit(self, commit: Commit) -> None:
-        self.buffer.commit(commit.id)
+    def _note_reads(self, commit: Commit) -> None:
         if commit.live is not None:
             self._node_reads.setdefault(commit.node, NodeReads()).add(commit)
 
     def keep_commits(self) -> None:
-        """Keeps the posts as well: nodes of the next attempt read those of finished ones."""
-        super().keep_commits()
-        if self.kept is not None:
-            self.records.posts[self.scope] = self.buffer.recorded()
+        """Keeps the posts as well: the next attempt continues with them."""
+        with self.lock:
+            super().keep_commits()
+            kept = self.records.kept.get(self.scope)
+            if kept is not None and not self.handed_over:
+                self.records.kept[self.scope] = kept._replace(posts=self.buffer.recorded())
 
     def hand_over(self) -> None:
-        """Withdraws the posts of what still runs as well: the next attempt calls it again."""
+        """Takes no posts any more, either."""
         with self.lock:
-            if not self.handed_over:
-                for execution in self.run.running.values():
-                    self.leave_open(execution)
             super().hand_over()
 
     def write_failed(self, error: BaseException) -> None:
         """Returns to the run as it was last written; nothing waits any more."""
         with self.lock:
             super().write_failed(error)
-            self._finished.clear()
             self.waiters.end()
 
     def leave_open(self, execution: Execution) -> None:
-        """Keeps a cancelled execution as running, and withdraws its posts: `resume` calls it again."""
+        """Keeps a cancelled execution as running: `resume` calls it again."""
         with self.lock:
             self.waiters.forget(execution.id)
-            self._withdraw(execution.id)
-            self._cursors.pop(execution.id, None)
             self._release_waiters()
 
     def _on_stop(self, reason: str) -> None:
-        """Releases the readers whose possible writers will not start any more."""
+        """Releases the readers if nothing else works: what is ready will not start any more."""
         del reason
         with self.lock:
             self._release_waiters()
 
     def _release_waiters(self) -> None:
-        self.waiters.grant()
-        if not self.waiters.waits:
+        """Gives free slots to due readers; if all that runs waits, ends a wait."""
+        waiters, run = self.waiters, self.run
+        waiters.grant()
+        if not waiters.all_wait:
             return
-        held = [
-            HeldCommit(name, execution.position, execution.path, frozenset(self._depends_on(name)))
-            for name, (execution, _, _) in self._finished.items()
-        ]
-        stopping = self.stopped or self._ready_are_held or bool(self.run.failures)
-        self.waiters.settle(self.run, stopping, held, self._to_call_again)
+        ready = bool(plan(run))
+        if ready and not self.stopped and not self._ready_are_held:
+            return  # it starts as soon as the driver looks
+        cancelled = len(run.running) != len(waiters.running)
+        waiters.release(self.stopped or ready or cancelled or bool(run.failures or run.suspended))
 
     # --- what nodes call, from any thread
 
-    def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
-        """Posts to a live field; other nodes can read the post when this returns. False if the field is not live."""
+    def post_live(self, attempt: Attempt, field: str, value: object, returned: bool = False) -> bool:
+        """Posts to a live field; other nodes can read the post when this returns. False if the field is not live.
+
+        `returned`: whether the node has returned the value.
+        """
         schema = self.graph.topology.schema
         if field not in schema.live_fields:
             return False
+        state = attempt.position.state if attempt.position is not None else ImmutableState()
+        whole = schema.reducer(field) is None
         for update in single_updates(schema, attempt.node, field, value):
+            digest = digest_of(field, update)
             with self.lock:
                 cursor = self._cursor(attempt)
-                number, cursor.count = cursor.count, cursor.count + 1
-            commit_id = self.global_id(attempt.execution, *([str(number)] if number else []))
-            state = attempt.position.state if attempt.position is not None else ImmutableState()
-            whole = schema.reducer(field) is None
+                name, is_there = cursor.next_post(self.buffer, digest, returned)
+            if is_there:
+                continue
+            commit_id = self.global_id(attempt.outer_execution, name)
             # Without the lock: validators and reducers are functions of the user.
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
             with self.lock:
-                self._add(attempt, cursor, field, _latest(after.raw(field, DELETE)) if whole else patch[field])
+                self._add(attempt, cursor, field, name, _latest(after.raw(field, DELETE)) if whole else patch[field])
         if self.queue is not None:
             self.queue.wait_for_room()  # without the lock
         return True
 
-    def _add(self, attempt: Attempt, cursor: ReaderCursor, field: str, update: Any) -> None:
-        if cursor.undone:
-            raise Interrupt(())  # without questions: the node ends now, and runs again on a resume
-        buffer = self.buffer
+    def _add(self, attempt: Attempt, cursor: ReaderCursor, field: str, name: str, update: Any) -> None:
+        if self.handed_over:
+            raise AttemptOverError(f"{attempt.who}: {OVER}")
+        buffer, execution = self.buffer, cursor.execution
+        if name in buffer.posts_of.get(execution, ()):  # by code of an earlier attempt that had not ended
+            return
         conflict = buffer.conflicts(cursor, field, update)
         if conflict.unread:
-            self._report_conflict(attempt, cursor, field, conflict)
+            self._report_conflict(attempt, field, conflict)
         now = time.time()
-        post = RecordedPost(buffer.seq + 1, field, attempt.node, attempt.execution, update, conflict.over)
+        post = RecordedPost(buffer.seq + 1, field, attempt.node, execution, name, update, conflict.over)
         if self.journal is not None:  # before a reader can see it: what was read must survive a crash
-            header = PostHeader(post.execution, self.scope, post.node, field, post.seq, post.over, now)
+            header = PostHeader(execution, self.scope, post.node, field, post.seq, name, post.over, now)
             self.journal.write([post_row(header, update)])
         update = buffer.add(post)
-        posts = cursor.posts.setdefault(field, [])
         reducer = self.graph.topology.schema.reducer(field)
-        if reducer is None:
-            posts.clear()  # without a reducer a commit has the latest value only
-        posts.append((post.seq, update))
-        size = update_size(update)
         how = "replace" if reducer is None else reducer.name
-        path, name = attempt.branch, attempt.execution
-        self.publish(Posted(field, attempt.node, path, name, post.seq, size, update, how, now))
-        self.waiters.arrived(field, attempt.execution)
+        self.publish(
+            Posted(field, attempt.node, attempt.branch, execution, post.seq, update_size(update), update, how, now)
+        )
+        self.waiters.arrived(field, execution)
 
-    def _report_conflict(self, attempt: Attempt, cursor: ReaderCursor, field: str, conflict: PostConflict) -> None:
+    def _report_conflict(self, attempt: Attempt, field: str, conflict: PostConflict) -> None:
         """Publishes the lost updates that a post would cause; refuses the post where the field says `"reject"`."""
-        schema = self.graph.topology.schema
-        rule = schema.live_fields[field].on_conflict
+        rule = self.graph.topology.schema.live_fields[field].on_conflict
         by_key = self.buffer.by_key(field)
         for key, posts in conflict.unread.items():
             named = key if by_key else None
             self.publish(LiveConflict(field, named, attempt.node, posts[-1].node, posts[-1].seq, rule))
-        if rule == "reject" or (rule == "merge" and by_key):
-            # This post is refused because of theirs, or merged with them: its execution depends on theirs.
-            found = [post.execution for posts in conflict.unread.values() for post in posts]
-            cursor.used.update([execution for execution in found if execution in self.buffer.pending])
         if rule == "reject":
             key, posts = next(iter(conflict.unread.items()))
             raise MergeConflictError(
@@ -350,7 +230,7 @@ class LiveSession(Session):
         """What a node has posted and returned, but for live fields, which get it at once."""
         updates, live = super().given(call, updates), self.graph.topology.schema.live_fields
         for field in [name for name in updates if name in live]:
-            self.post_live(call.context.delegate, field, updates[field])
+            self.post_live(call.context.delegate, field, updates[field], returned=True)
         return {name: update for name, update in updates.items() if name not in live}
 
     def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
@@ -367,7 +247,7 @@ class LiveSession(Session):
         """Begins to wait for the next entry of a field. A wait that is over at once has its outcome already."""
         waiter = Waiter(cursor.execution, field, wake)
         with self.lock:
-            if self.waiters.over or cursor.undone or cursor.execution not in self.waiters.running:
+            if self.waiters.over or cursor.execution not in self.waiters.running:
                 waiter.outcome = "abort"
                 wake()
                 return waiter
@@ -376,26 +256,10 @@ class LiveSession(Session):
                 wake()
                 return waiter
             self.waiters.enter(waiter)
-            self.waiters.grant()  # the waiter has freed its slot
-            if not self.waiters.is_open(waiter):  # a cheap test: most waiters have a running writer
-                self._release_waiters()
+            self._release_waiters()  # the waiter has freed its slot, and may have been the last that worked
             if self._wake is not None and not self.stopped and self.more_to_start:
                 self._wake()  # the driver may start another execution in the slot
         return waiter
-
-    def withdraw_posts(self, attempt: Attempt) -> None:
-        """Withdraws the posts of an attempt that raised. What has read them is called again, and counts as no attempt.
-
-        Called in the thread of the node, while the driver waits.
-        """
-        with self.lock:
-            cursor = self._cursors.pop(attempt.execution, None)  # first: of two that read each other, it is not undone
-            if cursor is not None:
-                cursor.undone = True
-            self._withdraw(attempt.execution, goes_on=True)
-            self._release_waiters()
-            if self._wake is not None and self._to_call_again:
-                self._wake()
 
     def executions(self) -> Sequence[Execution]:
         """The executions whose nodes are running, waiting ones too."""
@@ -411,57 +275,37 @@ class LiveSession(Session):
         self, call: Call, updates: Mapping[str, object], whole: bool
     ) -> tuple[Mapping[str, Any], ImmutableState]:
         """The patch and state of an execution, with its posts added."""
-        schema, cursor = self.graph.topology.schema, self._cursors.get(call.context.delegate.outer_execution)
+        schema = self.graph.topology.schema
         patch, after = self.committed(call, updates, whole)
-        if cursor is not None:
-            patch, after = cursor.committed(schema, patch, after)
+        found: dict[str, Any] = {}
+        for field, posts in self.buffer.of_commit(call.context.delegate.outer_execution).items():
+            found[field] = posts[0][1] if len(posts) == 1 else Updates(*[update for _, update in posts])
+        if found:
+            patch, after = {**patch, **found}, schema.replay(after, found)
         schema.check_state_limit(call.context.node, call.state, patch, after)
         return patch, after
 
-    def exchange(self, execution: Execution) -> Exchange | None:
-        """The posts of an execution and how far it has read, as its commit stores them; None for neither."""
-        cursor = self._cursors.get(execution.id)
-        return None if cursor is None else cursor.exchange()
+    def exchange(self, execution: Execution, attempt: Attempt | None) -> Exchange | None:
+        """The posts of an execution, and how far an attempt has read, as its commit stores them; None for neither."""
+        posts = self.buffer.of_commit(execution.id)
+        reads = {} if attempt is None or attempt.live_cursor is None else attempt.live_cursor.reads
+        if not posts and not reads:
+            return None
+        return Exchange({field: tuple([seq for seq, _ in found]) for field, found in posts.items()}, dict(reads))
 
     def _cursor(self, attempt: Attempt) -> ReaderCursor:
-        name = attempt.execution
+        name = attempt.outer_execution
         if name not in self.waiters.running:
             raise AttemptError(
                 f"node {attempt.node!r} (execution {attempt.local_id}) has ended, and something that it has started "
                 "still uses its ctx: wait for that before the node returns"
             )
-        cursor = self._cursors.get(name)
+        cursor: ReaderCursor | None = attempt.live_cursor
         if cursor is None:
             branch, reads = attempt.position, self._node_reads.get(attempt.node)
             before = {} if branch is None or reads is None else reads.before(branch)
-            cursor = self._cursors[name] = ReaderCursor(name, attempt.node, attempt.branch, branch, before)
+            cursor = attempt.live_cursor = ReaderCursor(name, attempt.node, attempt.branch, branch, before)
         return cursor
-
-    def _withdraw(self, execution: str, goes_on: bool = False) -> None:
-        """Withdraws the posts of an execution, and undoes all that have used them (cascading abort).
-
-        `goes_on`: the run goes on after the failure of the execution, so what is undone is called again.
-        """
-        work = [execution]
-        while work:
-            name = work.pop()
-            posts = self.buffer.withdraw(name)
-            if not posts:
-                continue
-            seqs = tuple([post.seq for post in posts])
-            if self.journal is not None:
-                self.records.queue_row(withdraw_row(self.scope, name, posts[0].node, self.buffer.seq, seqs))
-            for field in dict.fromkeys(post.field for post in posts):
-                numbers = tuple([post.seq for post in posts if post.field == field])
-                self.publish(Withdrawn(field, posts[0].node, name, numbers, self.buffer.seq))
-            for other, cursor in list(self._cursors.items()):
-                if name in cursor.used and not cursor.undone:
-                    cursor.undone, cursor.goes_on = True, goes_on
-                    work.append(other)
-                    self.waiters.release(other, "abort")
-                    if other in self._finished:
-                        ended, _, steps = self._finished.pop(other)
-                        self._end_without_commit(ended, Interrupt(()), steps)
 
 
 class FieldReader:
@@ -476,8 +320,6 @@ class FieldReader:
         """The next entry; None if there is none yet."""
         session, cursor = self._session, self._cursor
         with session.lock:
-            if cursor.undone:
-                raise Interrupt(())
             entry = cursor.next(session.buffer, self._field)
             if entry is not None and session.graph.topology.schema.live_fields[self._field].show_reads:
                 session.publish(Heard(self._field, cursor.node, cursor.path, cursor.execution, entry.seq, entry.author))
@@ -490,7 +332,7 @@ class FieldReader:
     def time_out(self, waiter: Waiter) -> None:
         """Ends a wait whose time is over, as soon as a slot is free."""
         with self._session.lock:
-            self._session.waiters.release(waiter.execution, "timeout")
+            self._session.waiters.end_wait(waiter.execution, "timeout")
             self._session.waiters.grant()
 
     def stop_waiting(self, waiter: Waiter) -> None:
@@ -510,11 +352,11 @@ class LiveWaiters:
         over: whether waits end at once, since the run has ended.
     """
 
-    def __init__(self, slots: int, reach: WriteReach) -> None:
+    def __init__(self, slots: int, order: ReleaseOrder) -> None:
         self.running: dict[str, Execution] = {}
         self.over = False
         self._slots = slots
-        self._reach = reach
+        self._order = order
         self._waiting: dict[str, Waiter] = {}  # by execution; without those that are due
         self._of_field: dict[str, dict[str, Waiter]] = {}  # the same, by field
         self._due: deque[tuple[Waiter, WaitOutcome]] = deque()
@@ -525,9 +367,9 @@ class LiveWaiters:
         return len(self._waiting) + len(self._due)
 
     @property
-    def waits(self) -> bool:
-        """Whether an execution waits for an entry."""
-        return bool(self._waiting)
+    def all_wait(self) -> bool:
+        """Whether something runs, and all of it waits for an entry."""
+        return bool(self._waiting) and len(self._waiting) == len(self.running)
 
     def field_of(self, execution: str) -> str:
         """The field that an execution waits for; "" if it does not wait."""
@@ -542,12 +384,6 @@ class LiveWaiters:
             )
         self._waiting[waiter.execution] = waiter
         self._of_field.setdefault(waiter.field, {})[waiter.execution] = waiter
-
-    def is_open(self, waiter: Waiter) -> bool:
-        """Whether a node that is not waiting may still write the field of a waiter."""
-        field, position, waiting = waiter.field, self.running[waiter.execution].position, self._waiting
-        works = [execution for name, execution in self.running.items() if name not in waiting]
-        return any(self._reach.may_write(PossibleWriter(one.position), field, position) for one in works)
 
     def leave(self, waiter: Waiter) -> None:
         """Removes an execution that does not wait any more."""
@@ -569,10 +405,10 @@ class LiveWaiters:
         """Makes the readers of a field due, except the author of the new entry."""
         if waiters := self._of_field.get(field):
             for waiter in [waiter for name, waiter in waiters.items() if name != author]:
-                self.release(waiter.execution, "entry")
+                self.end_wait(waiter.execution, "entry")
             self.grant()
 
-    def release(self, execution: str, outcome: WaitOutcome) -> None:
+    def end_wait(self, execution: str, outcome: WaitOutcome) -> None:
         """Makes an execution due, if it waits for an entry."""
         waiter = self._waiting.get(execution)
         if waiter is not None:
@@ -586,44 +422,19 @@ class LiveWaiters:
             waiter.outcome = outcome
             waiter.wake()
 
-    def settle(
-        self, run: RunState, stopping: bool, held: Iterable[HeldCommit], again: Collection[Execution] = ()
-    ) -> None:
-        """Releases the readers that no entry can reach any more.
+    def release(self, missed: bool) -> None:
+        """Ends a wait, now that nobody else works; all of them if what they wait for may come after a resume.
 
-        `stopping`: whether no ready group will start; `held`: the finished executions that are not committed; `again`:
-        those that will be called again.
-
-        If an execution that failed, asked a question, was cancelled or will not start could have written the field, the
-        reader is undone, since it lacks entries that a resume would bring. Otherwise its field is closed for it.
+        `missed`: whether an execution has failed, has asked, was cancelled, or will not start.
         """
-        ended = {one.execution for one in held} | {execution.id for execution in again}
-        while self._waiting:  # a released reader may be the writer that another one waits for
-            waiting = []
-            for name, waiter in self._waiting.items():
-                execution = self.running[name]
-                waiting.append(WaitingReader(name, execution.position, execution.path, waiter.field))
-            able = [
-                PossibleWriter(execution.position)
-                for name, execution in self.running.items()
-                if name not in self._waiting
-            ]
-            # Those that would have continued, but will not in this process:
-            unable = [PossibleWriter(execution.position) for execution, _ in run.suspended.values()]
-            unable += [PossibleWriter(failure.position) for failure in run.failures]
-            unable += [  # cancelled executions
-                PossibleWriter(execution.position)
-                for name, execution in run.running.items()
-                if name not in self.running and name not in ended
-            ]
-            (unable if stopping else able).extend([PossibleWriter(one.position) for one in (*run.ready, *again)])
-            found = readers_to_release(waiting, dict.fromkeys(able), held, self._reach)
-            for one in found:
-                missed = any(self._reach.may_write(writer, one.field, one.position) for writer in unable)
-                self.release(one.execution, "abort" if missed else "closed")
-            if not found:
-                break
-            self.grant()
+        waiting = [(self.running[name], waiter.field) for name, waiter in self._waiting.items()]
+        if missed:
+            for execution, _ in waiting:
+                self.end_wait(execution.id, "abort")
+        else:
+            first = self._order.first([WaitingReader(one.position, one.path, one.id, field) for one, field in waiting])
+            self.end_wait(first.execution, "closed")
+        self.grant()
 
     def end(self) -> None:
         """Ends all waits with `"abort"`, further ones at once: the run has ended."""

@@ -1,8 +1,8 @@
 """The posts to the live fields of a run, in the order of their arrival.
 
-A post belongs to its execution: it is committed with it, or withdrawn. A withdrawn post is never read again, and its
-number is not reused. An execution *uses* a post when it reads it, when its own post is merged with it, and when its own
-post is refused because of it; it depends on the executions whose posts it has used (see `runtime.live`).
+A post is a fact: it has a number, and is never taken back, whatever becomes of its execution. Its id is its execution,
+its field and value, and which of several equal ones it is. So a later attempt that posts the same again, after a retry,
+a crash or a question, gets the post that is there.
 
 A key of a field (the id of a message) is a multi-value register, as in Dynamo (DeCandia et al. 2007) and in the CRDT
 literature (Shapiro et al. 2011). A post *replaces* the posts at its key that its author knows: those that it has read,
@@ -17,21 +17,23 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from dspyer.errors import NodeOutputError
-from dspyer.events import BranchPath, Exchange
+from dspyer.events import BranchPath
 from dspyer.nodes.live_access import LiveEntry, latest_value
 from dspyer.patch import DELETE, Replace, each_update
 from dspyer.persistence.execution_records import RecordedPost
-from dspyer.reducers import Keyed, Updates
+from dspyer.reducers import Keyed
 from dspyer.scheduler.provenance import unattributed_parts
 from dspyer.scheduler.run_state import Branch, contains_commit
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.values.freezing import same
+from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
+from dspyer.values.json import to_json
 from dspyer.values.persistent import PersistentMap
 
 _WHOLE = (object(),)
@@ -41,23 +43,15 @@ _NOWHERE = Branch((), ((),), ImmutableState(), -1, "", -1, PersistentMap())
 
 
 class ReaderCursor:
-    """How far one execution has read, and what it has posted and used.
+    """How far one attempt has read, and what it has posted.
 
     Attributes:
         position: its branch; an empty one for a node that is called without one.
         before: the numbers up to which earlier commits of its node in its lineage have read, by field.
-        posts: its posts with their numbers, by field, as its commit has them.
-        count: how many posts it has made.
         reads: the numbers up to which it has read, by field, `before` included.
-        used: the executions whose posts it has used before they were committed.
-        undone: whether one of these was withdrawn, so that this one commits nothing.
-        goes_on: whether it was withdrawn by a failure after which the run goes on.
     """
 
-    __slots__ = (
-        *("_next_entries", "before", "count", "execution", "goes_on", "node", "path"),
-        *("position", "posts", "reads", "undone", "used"),
-    )
+    __slots__ = ("_counts", "_next_entries", "before", "execution", "node", "path", "position", "reads")
 
     def __init__(
         self, execution: str, node: str, path: BranchPath, position: Branch | None, before: Mapping[str, int]
@@ -67,13 +61,22 @@ class ReaderCursor:
         self.path = path
         self.position = position or _NOWHERE
         self.before = before
-        self.posts: dict[str, list[tuple[int, Any]]] = {}
-        self.count = 0
         self.reads: dict[str, int] = dict(before)
-        self.used: set[str] = set()
-        self.undone = False
-        self.goes_on = False
+        self._counts: dict[str, int] = {}  # how often it has posted each value, by digest
         self._next_entries: dict[str, tuple[int, int]] = {}  # by field: index of the post, and of the entry in it
+
+    def next_post(self, buffer: LiveBuffer, digest: str, returned: bool) -> tuple[str, bool]:
+        """The id of its next post of a value, and whether an earlier attempt of its execution has posted it.
+
+        A value that the node has returned counts as posted only if no later post has replaced it: what a node returns
+        is what the field has.
+        """
+        known = buffer.posts_of.get(self.execution, {})
+        while True:
+            count = self._counts[digest] = self._counts.get(digest, 0) + 1
+            post = known.get(f"{digest}.{count}")
+            if post is None or not (returned and buffer.has_replaced(post)):
+                return f"{digest}.{count}", post is not None
 
     def knows(self, post: RecordedPost) -> bool:
         """Whether a post is its own, or in its lineage, so that it need not be read."""
@@ -90,7 +93,7 @@ class ReaderCursor:
         while index < len(posts):
             post = posts[index]
             # Number 0 is the value with which the run began: no post of a node, so there is nothing to skip.
-            entries = () if post.seq and self._skips(buffer, post) else buffer.entries(post)
+            entries = () if post.seq and self._skips(post) else buffer.entries(post)
             if part < len(entries):
                 break
             index, part = index + 1, 0
@@ -101,32 +104,14 @@ class ReaderCursor:
         entry = entries[part]
         if take:
             self.reads[field] = entry.seq
-            if post.execution in buffer.pending:
-                self.used.add(post.execution)
         plain = thaw(entry.value)
         return entry if plain is entry.value else entry._replace(value=plain)
 
-    def _skips(self, buffer: LiveBuffer, post: RecordedPost) -> bool:
-        """Whether a post is not for this reader: withdrawn, its own, or of an earlier visit of its node."""
-        if post.seq in buffer.withdrawn or post.execution == self.execution:
+    def _skips(self, post: RecordedPost) -> bool:
+        """Whether a post is not for this reader: of its own execution, or of an earlier visit of its node."""
+        if post.execution == self.execution:
             return True
         return post.node == self.node and contains_commit(self.position, post.execution)
-
-    def exchange(self) -> Exchange | None:
-        """The numbers of its posts and how far it has read, as its commit stores them; None for neither."""
-        if not self.posts and not self.reads:
-            return None
-        posts = {field: tuple([seq for seq, _ in posts]) for field, posts in self.posts.items()}
-        return Exchange(posts, dict(self.reads))
-
-    def committed(
-        self, schema: Schema, patch: Mapping[str, Any], state: ImmutableState
-    ) -> tuple[dict[str, Any], ImmutableState]:
-        """The patch and the state of the execution, with its posts added."""
-        found: dict[str, Any] = {}
-        for field, posts in self.posts.items():
-            found[field] = posts[0][1] if len(posts) == 1 else Updates(*[update for _, update in posts])
-        return {**patch, **found}, schema.replay(state, found)
 
 
 class PostConflict(NamedTuple):
@@ -142,35 +127,30 @@ class PostConflict(NamedTuple):
 
 
 class LiveBuffer:
-    """The posts to the live fields of a run, those of earlier attempts included.
+    """The posts to the live fields of a run, those of earlier attempts included. A post is never taken back.
 
     Attributes:
         seq: the number of the last post.
-        posts: by field, in the order of arrival, withdrawn posts included; the first is the value with which the run
-            begins.
-        withdrawn: the numbers of the withdrawn posts.
-        pending: the posts of executions that are not committed, by execution.
+        posts: by field, in the order of arrival; the first is the value with which the run begins.
+        posts_of: by execution, in the order of arrival, by the id of the post.
     """
 
-    def __init__(self, schema: Schema, state: ImmutableState, posts: Mapping[int, RecordedPost | None]) -> None:
+    def __init__(self, schema: Schema, state: ImmutableState, posts: Mapping[int, RecordedPost]) -> None:
         self.seq = 0
         self.posts: dict[str, list[RecordedPost]] = {}
-        self.withdrawn: set[int] = set()
-        self.pending: dict[str, list[RecordedPost]] = {}
+        self.posts_of: dict[str, dict[str, RecordedPost]] = {}
         self._schema = schema
         self._entries: dict[tuple[str, int], tuple[LiveEntry, ...]] = {}  # a cache, by field and number of the post
         self._merged: dict[int, Any] = {}  # updates that were merged with other heads, by number of the post
-        # By field and key: all posts that are not withdrawn, from which heads are rebuilt; and the heads, by number.
-        self._history: dict[tuple[str, Any], list[RecordedPost]] = {}
+        # By field and key: the posts that no other post has replaced, by number.
         self._heads: dict[tuple[str, Any], dict[int, RecordedPost]] = {}
         for field in schema.live_fields:
             latest = schema.reducer(field) is None
             value = latest_value(schema, state, field) if latest else state.raw(field, DELETE)
-            self.posts[field] = [RecordedPost(0, field, START, "", value)]
+            self.posts[field] = [RecordedPost(0, field, START, "", "", value)]
         for seq in sorted(posts):
-            post = posts[seq]
-            if post is not None and post.field in self.posts:
-                self.add(post)
+            if posts[seq].field in self.posts:
+                self.add(posts[seq])
         self.seq = max(posts, default=0)
 
     def conflicts(self, reader: ReaderCursor, field: str, update: Any) -> PostConflict:
@@ -191,14 +171,15 @@ class LiveBuffer:
         field = post.field
         self.seq = post.seq
         self.posts[field].append(post)
-        self.pending.setdefault(post.execution, []).append(post)
+        self.posts_of.setdefault(post.execution, {})[post.id] = post
         update = post.update
         keyed = self._keyed(field) if self._schema.live_fields[field].on_conflict == "merge" else None
         merged: dict[Any, Any] = {}
         for key in self._keys(field, post.update):
-            self._history.setdefault((field, key), []).append(post)
             heads = self._heads.setdefault((field, key), {})
-            _replace(heads, post)
+            for seq in post.over or ():
+                heads.pop(seq, None)
+            heads[post.seq] = post
             if keyed is not None and len(heads) > 1:
                 value, *others = [keyed.find(head.update, key) for head in heads.values()]
                 for other in others:
@@ -209,25 +190,31 @@ class LiveBuffer:
             update = self._merged[post.seq] = keyed.make_update({**values, **merged})
         return update
 
-    def commit(self, execution: str) -> None:
-        """Commits the posts of an execution."""
-        self.pending.pop(execution, None)
+    def has_replaced(self, post: RecordedPost) -> bool:
+        """Whether a later post of the same execution has replaced a part of a post."""
+        field = post.field
+        if self._schema.reducer(field) is not None and not self.by_key(field):
+            return False
+        keys = set(self._keys(field, post.update))
+        later = [one for one in self.posts_of[post.execution].values() if one.seq > post.seq and one.field == field]
+        return any(not keys.isdisjoint(self._keys(field, one.update)) for one in later)
 
-    def withdraw(self, execution: str) -> list[RecordedPost]:
-        """Withdraws the posts of an execution, and restores the heads that they replaced; returns them."""
-        posts = self.pending.pop(execution, [])
-        self.withdrawn.update([post.seq for post in posts])
-        for at in dict.fromkeys((post.field, key) for post in posts for key in self._keys(post.field, post.update)):
-            history = self._history[at] = [one for one in self._history[at] if one.seq not in self.withdrawn]
-            heads = self._heads[at] = {}
-            for one in history:
-                _replace(heads, one)
-        return posts
+    def of_commit(self, execution: str) -> dict[str, list[tuple[int, Any]]]:
+        """The posts of an execution, by field, as its commit has them: numbers and updates.
 
-    def recorded(self) -> dict[int, RecordedPost | None]:
-        """The posts by arrival number; None for a withdrawn one."""
-        posts = [post for posts in self.posts.values() for post in posts if post.seq]
-        return {post.seq: None if post.seq in self.withdrawn else post for post in posts}
+        Those of all its attempts; without a reducer a commit has the latest value only.
+        """
+        found: dict[str, list[tuple[int, Any]]] = {}
+        for post in self.posts_of.get(execution, {}).values():
+            posts = found.setdefault(post.field, [])
+            if self._schema.reducer(post.field) is None:
+                posts.clear()
+            posts.append((post.seq, self._merged.get(post.seq, post.update)))
+        return found
+
+    def recorded(self) -> dict[int, RecordedPost]:
+        """The posts by arrival number."""
+        return {post.seq: post for posts in self.posts.values() for post in posts if post.seq}
 
     def entries(self, post: RecordedPost) -> tuple[LiveEntry, ...]:
         """The entries that a reader gets for a post."""
@@ -302,13 +289,15 @@ def single_updates(schema: Schema, node: str, field: str, value: object) -> tupl
     return updates
 
 
-def _replace(heads: dict[int, RecordedPost], post: RecordedPost) -> None:
-    """Adds a post to the heads of a key, in the place of those that it replaces."""
-    if post.over is None:  # of a row that does not name them: see `RecordedPost.over`
-        heads.clear()
-    for seq in post.over or ():
-        heads.pop(seq, None)
-    heads[post.seq] = post
+def digest_of(field: str, update: object) -> str:
+    """A short text that is the same for the same field and value. Raises what `freeze` raises."""
+    if type(update) is str:
+        text = f"{field}'{update}"
+    elif isinstance(update, Replace):
+        text = f"{field}={to_json(update.frozen)}"
+    else:
+        text = f"{field} {to_json(freeze(update))}"
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
 def _merged(old: Any, new: Any) -> Any:

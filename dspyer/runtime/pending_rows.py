@@ -6,10 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from dspyer.events import Commit, Event, LMCall
+from dspyer.nodes.node import Node
+from dspyer.persistence.execution_records import MISSING, ExecutionRecords
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.lm_calls import NO_CALLS
 from dspyer.persistence.rows import MapItems, NewRow, commit_row
 from dspyer.scheduler.run_state import RunState
+from dspyer.values.freezing import same
+from dspyer.values.frozen import FrozenList
 
 
 class PendingRows:
@@ -62,3 +66,18 @@ class PendingRows:
         events, self.events, self.run = self.events, [], run
         self.lm_calls.clear()
         return events
+
+
+def item_results(commit: Commit, node: Node | None, records: ExecutionRecords, execution: str) -> MapItems | None:
+    """The results of a map, if item rows hold them already, so that the row of its commit does not repeat them."""
+    if node is None or node.map_fields is None:
+        return None
+    into, failures = node.map_fields.into, node.map_fields.failures
+    results = commit.patch.get(into)
+    if not isinstance(results, FrozenList) or not results:
+        return None
+    failed = () if failures is None else commit.patch.get(failures, ())
+    found = MapItems(into, len(results), tuple([failure.index for failure in failed]))
+    items = [records.items.get(name, MISSING) for name in found.ids(execution)]
+    fits = all(one is two or same(one, two) for one, two in zip(items, results.raw_items(), strict=True))
+    return found if fits else None

@@ -17,12 +17,14 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.dspy_module.executing import executing_id
-from dspyer.dspy_module.lm_records import NO_PRICES, LMWatcher, current_recorder
-from dspyer.dspy_module.lm_requests import noting_lm_retries
+from dspyer.dspy_module.lm_records import NO_PRICES, current_recorder
+from dspyer.dspy_module.lm_requests import LMRetryNotes
+from dspyer.dspy_module.not_public import COMPILED, COMPLETIONS
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, walk_parameters, without_histories
 from dspyer.dspy_module.predictors import modules_in
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
+from dspyer.dspy_module.tap import Subscriber, subscribing
 from dspyer.dspy_module.token_stream import apart_from_tokens
 from dspyer.dspy_module.tracing import append_to_trace, is_rejected
 from dspyer.errors import InputError, Interrupted, ThreadError, is_lost_work
@@ -30,11 +32,11 @@ from dspyer.event_queue import EventQueue
 from dspyer.events import Asked, Event
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
+from dspyer.layers.streaming import Streaming
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.program_calls import InsideRun
-from dspyer.nodes.streamed import TokenRules
 from dspyer.patch import DELETE
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.replay import replay
@@ -644,15 +646,16 @@ class CompiledGraph(dspy.Module):
 
     def _check_resources(self, request: Request) -> Mapping[type, object]:
         """The resources of a call, checked against what the nodes need."""
-        resources = {**self._resources, **request.resources}
-        if self._graph.needs_resources:
-            check_resources((*self._graph.nodes.values(), *self._graph.routers), resources)
+        graph, resources = self._graph, {**self._resources, **request.resources}
+        if graph.needs_resources:
+            check_resources((*graph.nodes.values(), *graph.routers), resources)
         return resources
 
     def _run_start(self, inputs: Mapping[str, Any], request: Request) -> RunStart:
         """A run from the inputs; inside a node of a stored run, with the commits that an earlier attempt has made."""
-        check_inputs(self._graph, inputs)
-        topology, schema = self._graph.topology, self._graph.topology.schema
+        graph = self._graph
+        check_inputs(graph, inputs)
+        topology, schema = graph.topology, graph.topology.schema
         commit_id = "/".join((*request.label, *request.scope, "inputs"))
         state = schema.initial_state(
             inputs if request.own_inputs or not request.inside else schema.as_replacements(inputs, commit_id),
@@ -694,22 +697,18 @@ class CompiledGraph(dspy.Module):
             request.note_failures(ended.run.failures)
             try:
                 if is_lost_work(ended.error) and not (request.keeps_events or request.inside):
-                    raise lost(f"what a node of graph {self._graph.name!r} gave it", ended.error) from ended.error
+                    raise lost(f"what a node of graph {session.graph.name!r} gave it", ended.error) from ended.error
                 raise ended.error
             finally:
                 del ended  # the traceback refers to this frame, which should not refer to the error
         if ended.questions:
             direct = not request.inside and bool(executing_id())
-            raise Interrupted.of(ended.questions, self._graph.name, session.journal is not None, direct)
-        state, outputs = session.run.trunk_state, self._graph.outputs
+            raise Interrupted.of(ended.questions, session.graph.name, session.journal is not None, direct)
+        state, inputs, outputs = session.run.trunk_state._map, session.inputs._map, session.graph.outputs
         if outputs is None:
-            found = {
-                name: value for name, value in state.raw_items() if not same(value, session.inputs.raw(name, DELETE))
-            }
-        else:
-            found = {name: state.raw(name) for name in outputs if name in state}
-        prediction = dspy.Prediction(**{name: thaw(value) for name, value in found.items()})
-        prediction._completions = _completions(session, prediction)
+            outputs = tuple([name for name, value in state.items() if not same(value, inputs.get(name, DELETE))])
+        prediction = dspy.Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
+        vars(prediction)[COMPLETIONS] = _completions(session, prediction)
         recorded = request.keeps_events  # if the run is asked for before `_run` makes it: within a wrapper
         link = RunLink(lambda prediction: Run(ended, prediction, current_recorder() if recorded else None))
         vars(prediction)[LINK] = link
@@ -726,7 +725,9 @@ class CompiledGraph(dspy.Module):
 def _completions(session: Session, outputs: dspy.Prediction) -> Any:
     """The completions of the node that has written all outputs; None if several have, or what it wrote was changed."""
     log, known = session.run.log, session.completions
-    commits = [log[at].commit for at in reversed(range(len(log)))] if known else []
+    if not known:
+        return None
+    commits = [log[at].commit for at in reversed(range(len(log)))]
     writers = {next((commit.id for commit in commits if name in commit.patch), "") for name, _ in outputs.items()}
     found = known.get(writers.pop()) if len(writers) == 1 else None
     kept = [] if found is None else [name in found and same(found[name][0], value) for name, value in outputs.items()]
@@ -735,14 +736,15 @@ def _completions(session: Session, outputs: dspy.Prediction) -> Any:
 
 def _settings_inside(session: Session) -> dict[str, Any]:
     """DSPy's settings for the nodes of a run: the request was for the program alone."""
-    found = {REQUEST: None, **(apart_from_tokens() if session.tokens is None else {})}
-    if session.graph.attempts:
-        found["callbacks"] = noting_lm_retries(found.get("callbacks", dspy.settings.callbacks or []))
+    streams = any(isinstance(layer, Streaming) for layer in session.layers.asked)
+    found = {REQUEST: None, **({} if streams else apart_from_tokens())}
     prices = NO_PRICES if session.spending is None else session.spending.budget.prices
-    watchers = [] if session.scope else lm_watchers(session.root, prices)
-    if watchers:  # an LM call is shown for the innermost of the runs that it is a part of
-        modules = dspy.settings.caller_modules or []
-        found["caller_modules"] = [*[one for one in modules if not isinstance(one, LMWatcher)], *watchers]
+    # An LM call is shown for the innermost of the runs that it is a part of.
+    hearing: list[Subscriber] = [] if session.scope else [*lm_watchers(session.root, prices)]
+    if session.graph.attempts:
+        hearing.append(LMRetryNotes())
+    if hearing:
+        found |= subscribing(*hearing, instead_of=(*map(type, hearing),), callbacks=found.get("callbacks"))
     return found
 
 
@@ -755,8 +757,8 @@ def _request(
 ) -> Request:
     """The request of a call that users make."""
     check_flags(live=live, tokens=tokens)
-    answer, rules = answer_source(answers), TokenRules() if tokens else None
-    return Request(resources_of(resources), answer=answer, live=live, budget=Budget.of(budget), tokens=rules)
+    answer, layers = answer_source(answers), (Streaming(),) if tokens else ()
+    return Request(resources_of(resources), answer=answer, live=live, budget=Budget.of(budget), layers=layers)
 
 
 # --- making a program
@@ -772,10 +774,10 @@ def make_program(
     copies = copy_tree(dict(modules), {})
     for name, module in copies.items():
         if name in graph.frozen and not getattr(module, "_dspyer_program", False):
-            module._compiled = True
+            setattr(module, COMPILED, True)
         if name in graph.thawed:
             for _, inner in modules_in(module):
-                inner._compiled = False
+                setattr(inner, COMPILED, False)
     prepare_modules(graph, copies)
     program = source_class(graph.name, CompiledGraph, text)(graph, copies)
     own_signatures(program, retag=True)

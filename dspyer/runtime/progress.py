@@ -24,13 +24,13 @@ from typing import Protocol
 
 from dspyer.ctrl_c import at_fork
 from dspyer.display.running import LMUse, RunningRuns
-from dspyer.events import Emitted, Event, Forked, Heard, Joined, LiveConflict, Posted, Token, Withdrawn
+from dspyer.events import Emitted, Event, Forked, Heard, Joined, LiveConflict, Posted, Token
 from dspyer.runtime.session_events import watching
 
 logger = logging.getLogger("dspyer")
 
 REFRESH = 0.25  # seconds between two pictures
-_NOT_SHOWN = frozenset((Token, Emitted, Posted, Heard, Withdrawn, LiveConflict, Forked, Joined))
+_NOT_SHOWN = frozenset((Token, Emitted, Posted, Heard, LiveConflict, Forked, Joined))
 
 
 class Screen(Protocol):

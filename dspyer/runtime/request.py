@@ -19,8 +19,8 @@ from dspyer.errors import CallLimitError, Interrupted, unwrap_stop_iteration
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
-from dspyer.nodes.streamed import TokenRules
-from dspyer.patch import DELETE, Replace, diff_value
+from dspyer.layers.layer import Layer
+from dspyer.patch import DELETE, Replace, diff_value, seal
 from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_call_log import LMCallLog
@@ -77,7 +77,7 @@ class RunStart(NamedTuple):
     def of(cls, topology: Topology, state: ImmutableState, label: tuple[str, ...] = ()) -> RunStart:
         """A new run, whose first commit sets the inputs."""
         patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
-        return cls(start(topology), patch, state, token_hex(16), label)
+        return cls(start(topology), seal(patch), state, token_hex(16), label)
 
     def to_replay(self) -> RunStart:
         """The same with a patch that can be replayed: it replaces the values of fields with a reducer."""
@@ -222,7 +222,7 @@ class Request:
         call_counts: of a program inside a node, the node calls of the runs around it that have `max_calls`.
         max_concurrency: of a program inside a node, that of the outermost program; None for its own.
         limit: the time that the node has in which the program is called; None for no limit.
-        tokens: whose tokens are published; None for none.
+        layers: what the call asks for around the nodes of its run, and of the runs inside of them.
         spans: of a program inside a node, the OpenTelemetry spans of the run around it; None for a run without them.
         outcome: what the runs of the request leave behind. Copies of a request share it.
     """
@@ -251,7 +251,7 @@ class Request:
     call_counts: tuple[CallCount, ...] = ()
     max_concurrency: int | None = None
     limit: TimeLimit | None = None
-    tokens: TokenRules | None = None
+    layers: tuple[Layer, ...] = ()
     spans: RunSpans | None = None
     outcome: Outcome = field(default_factory=Outcome)
 

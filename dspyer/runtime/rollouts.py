@@ -75,7 +75,7 @@ class AskedAgain(Layer):
 
     rollouts: Rollouts
 
-    def of(self, run: Session) -> AskedAgain | None:
+    def of(self, run: Any) -> AskedAgain | None:
         """Its part in an outermost run that is not stored: a stored map has recorded its items."""
         outermost = not run.scope and not run.called_in
         return self if outermost and run.journal is None and not isinstance(run, LiveSession) else None

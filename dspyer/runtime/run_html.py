@@ -13,7 +13,7 @@ from dspyer.display.redaction import Redaction, Redactor
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row
 from dspyer.display.run_rows import DisplayRow
-from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Posted, Withdrawn
+from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Posted
 from dspyer.scheduler.lineage import LogEntry, sent_to, value_at
 from dspyer.scheduler.run_state import outermost_execution
 from dspyer.state import ImmutableState
@@ -187,13 +187,5 @@ def _blame(log: Sequence[LogEntry], writers: Writers) -> dict[str, Any]:
 
 
 def posts_of(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """The posts to live fields in order; those that were withdrawn say so."""
-    posts: dict[int, dict[str, Any]] = {}
-    for event in events:
-        if isinstance(event, Posted):
-            posts[event.seq] = event.to_dict()
-        elif isinstance(event, Withdrawn):
-            for seq in event.posts:
-                if seq in posts:
-                    posts[seq]["withdrawn"] = True
-    return list(posts.values())
+    """The posts to live fields in order."""
+    return [event.to_dict() for event in events if isinstance(event, Posted)]

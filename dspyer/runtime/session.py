@@ -50,12 +50,12 @@ from dspyer.events import (
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import RunLayers
-from dspyer.nodes.attempt import Attempt, NotLive, with_posts
+from dspyer.nodes.attempt import Attempt, NotLive
 from dspyer.nodes.live_access import Peer
 from dspyer.nodes.node import Call
-from dspyer.patch import seal
+from dspyer.nodes.outputs import with_posts
+from dspyer.patch import SealedPatch, seal
 from dspyer.persistence.execution_records import (
-    MISSING,
     AnswerSource,
     ExecutionRecords,
     KeptRun,
@@ -65,7 +65,7 @@ from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.lineage_order import unfinished_branches
-from dspyer.runtime.pending_rows import PendingRows
+from dspyer.runtime.pending_rows import PendingRows, item_results
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, CallCount, Request, RunStart
 from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of, uncredited
@@ -83,13 +83,11 @@ from dspyer.scheduler.run_state import (
     path_of_id,
     path_text,
 )
-from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left, plan
+from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.stopping import StopSignal
 from dspyer.stores.base import Row
-from dspyer.values.freezing import same
-from dspyer.values.frozen import FrozenList
 from dspyer.views import ViewRead
 
 if TYPE_CHECKING:
@@ -145,7 +143,6 @@ class Session(NotLive):
         failed: stops what runs inside of nodes, once a branch has failed.
         limit: the time that the node has in which the run is; None for no limit.
         spans: its OpenTelemetry spans; None if the program does not trace.
-        tokens: how the tokens of its predictors are published; None for not at all.
         spending: what the run, with the runs around and inside of it, has spent of its budget; None for no budget.
         call_counts: the node calls of the runs with `max_calls` that it is a part of, and its own.
         max_concurrency: how many nodes may work at once; the outermost program decides it for all runs inside.
@@ -164,7 +161,9 @@ class Session(NotLive):
         self.started = time.time()
         self.program = program
         self.graph = graph
-        self.run_start = run_start = run_start._replace(patch=seal(run_start.patch))
+        if type(run_start.patch) is not SealedPatch:
+            run_start = run_start._replace(patch=seal(run_start.patch))
+        self.run_start = run_start
         self.run: RunState = run_start.run
         self.inputs = run_start.state
         self.scope = scope = request.scope
@@ -189,7 +188,7 @@ class Session(NotLive):
         self.run_id = run_start.run_id
         self.root = request.root or run_start.run_id
         self.label = "/".join(run_start.label)
-        self.id_prefix = "".join([f"{part}/" for part in (*run_start.label, *scope)])
+        self.id_prefix = "/".join((*run_start.label, *scope, ""))
         self.records = request.records or ExecutionRecords()
         self.journal = journal = request.journal
         self.pending = PendingRows(run_start.run) if journal is not None else None
@@ -215,8 +214,6 @@ class Session(NotLive):
         self.duration = 0.0
         redaction = graph.redaction
         self.redactor = None if redaction is None else Redactor(redaction, dict(run_start.state.raw_items()))
-        rules = request.tokens
-        self.tokens = None if rules is None else rules.within(program, graph.nodes, redaction, self.redactor)
         observe, queue, keeps = request.observe, None if scope else self.queue, request.keeps_events
         self.events = SessionEvents(
             observe, queue, keeps, self.root, scope, graph, self.redactor, self.pending, self.limit, request.around
@@ -224,7 +221,7 @@ class Session(NotLive):
         if self.events.redactors:
             for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
                 self.events.learn_commit(entry.commit)
-        self.layers = RunLayers(graph.nodes, graph.layers, self)
+        self.layers = RunLayers(graph.nodes, graph.layers, request.layers, self)
         self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.field_shapes, scope))
 
     # --- what a driver calls
@@ -235,7 +232,12 @@ class Session(NotLive):
         limit = self.max_running
         if self._to_restart and self._may_start:
             started, self._to_restart = self._restarted(self._to_restart), []
-        while plan(self.run) and self._may_start and len(self.run.running) < limit:
+        while (
+            self.run.ready._heap is not None  # `plan`, without its calls: this runs for every node
+            and not self.run.failures
+            and self._may_start
+            and len(self.run.running._data) < limit
+        ):
             position = 0 if not self.graph.interrupt_after else self._next_position()
             if position is None:
                 break
@@ -322,16 +324,11 @@ class Session(NotLive):
     def more_to_start(self) -> bool:
         """Whether another execution could start at once, if there were a slot for it."""
         run = self.run
-        return bool(run.ready) and not run.failures
+        return run.ready._heap is not None and not run.failures
 
     @property
     def max_running(self) -> int:
         """How many executions may run at once."""
-        return self.max_concurrency
-
-    @property
-    def max_threads(self) -> int:
-        """How many threads the executions may need at once."""
         return self.max_concurrency
 
     @property
@@ -552,7 +549,10 @@ class Session(NotLive):
         return [*self._commit_rows(self.pending, self.run, lm_calls), *self.records.take_unwritten()]
 
     def _commit_rows(self, since: PendingRows, run: RunState, lm_calls: LMCallLog | None = None) -> list[NewRow]:
-        return since.commit_rows(run, self.run_start.patch, self.scope, self.map_items, lm_calls)
+        return since.commit_rows(run, self.run_start.patch, self.scope, self._item_results, lm_calls)
+
+    def _item_results(self, commit: Commit) -> MapItems | None:
+        return item_results(commit, self.graph.nodes.get(commit.node), self.records, self.local_id(commit.id))
 
     def end_rows(self) -> list[NewRow]:
         """The last rows of the run."""
@@ -597,21 +597,6 @@ class Session(NotLive):
             return SnapshotState(run.trunk_state, index) if run.ended else None
         alone = rows[-1].kind in COMMITS and run.log[index].commit.version is not None
         return SnapshotState(run.log[index].state, index) if alone else None
-
-    def map_items(self, commit: Commit) -> MapItems | None:
-        """The results of a map, if item rows hold them already, so that the row of the commit does not repeat them."""
-        node = self.graph.nodes.get(commit.node)
-        if node is None or node.map_fields is None:
-            return None
-        into, failures = node.map_fields.into, node.map_fields.failures
-        results = commit.patch.get(into)
-        if not isinstance(results, FrozenList) or not results:
-            return None
-        failed = () if failures is None else commit.patch.get(failures, ())
-        found = MapItems(into, len(results), tuple([failure.index for failure in failed]))
-        items = [self.records.items.get(name, MISSING) for name in found.ids(self.local_id(commit.id))]
-        fits = all(one is two or same(one, two) for one, two in zip(items, results.raw_items(), strict=True))
-        return found if fits else None
 
     def written(self) -> None:
         """Publishes the events whose rows are now written."""
@@ -743,10 +728,9 @@ class Session(NotLive):
                 what = "".join(format_exception_only(other.error)).partition("\n")[0]
                 annotate(first.error, f"also failed: {other.node!r} (branch {path_text(other.path)}): {what}")
             return first.error
-        if self.status == "failed":
-            return self._refusal
-        if self.status != "stopped":
-            return None
+        status = self.status
+        if status != "stopped":
+            return self._refusal if status == "failed" else None
         stored = self.journal is not None and bool(self.journal.thread)
         fix = CAN_RESUME if stored else CANNOT_RESUME
         if self.spending is not None and isinstance(self.stop_signal.error, BudgetError):
@@ -759,7 +743,7 @@ class Session(NotLive):
         For the run around it, the trace is `whole`: with the steps that are only counted.
         """
         found = trace_of(run, self.graph, self.traces)
-        return found if whole else [step for step in found if not is_apart(step[0])]
+        return found if whole or not found else [step for step in found if not is_apart(step[0])]
 
     def trace_steps(self, run: RunState) -> list[TraceStep]:
         """All steps of the DSPy trace, in the order of `trace`, each with what became of it."""

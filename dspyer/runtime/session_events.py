@@ -74,7 +74,7 @@ def watching(watch: Watch, watch_lm: WatchLM | None = None) -> Iterator[None]:
 
 def lm_watchers(run_id: str, prices: Prices) -> list[LMWatcher]:
     """What passes the LM calls of a run, at these prices, to those who watch them, as modules to DSPy."""
-    return [LMWatcher(partial(watch, run_id), prices) for watch in _lm_watchers]
+    return [LMWatcher(partial(watch, run_id), prices) for watch in _lm_watchers] if _lm_watchers else []
 
 
 class Around(NamedTuple):
@@ -130,8 +130,14 @@ class SessionEvents:
         self._pending = pending
         self._limit = limit
         self._around = around
+        self._unheard = not keeps and observe is ignore and redactor is None  # but by those who watch the process
         own = () if redactor is None else (redactor,)
         self.redactors: tuple[Redactor, ...] = own if around is None else (*own, *around.events.redactors)
+
+    @property
+    def node_around(self) -> str:
+        """The node of the run around this one in which the run is; "" for an outermost run."""
+        return "" if self._around is None else self._around.node
 
     def publish(self, event: Event) -> None:
         """Keeps an event and passes it on. May be called from any thread; a node that emits may wait here."""
@@ -162,7 +168,8 @@ class SessionEvents:
                     redactor.learn(event)  # an error published before the next write may name these values
             return
         for event in events:
-            self.publish(event)
+            if not self._unheard or _watchers or type(event) is ConflictFound:
+                self.publish(event)
 
     # --- redaction, by this run and by those around it
 

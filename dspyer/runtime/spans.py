@@ -37,7 +37,6 @@ from dspyer.events import (
     LiveConflict,
     NodeFailed,
     Posted,
-    Withdrawn,
 )
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.node import Call
@@ -88,7 +87,6 @@ CONFLICT: Final = "dspyer.conflict"
 ROUTE: Final = "dspyer.route"
 INTERRUPT: Final = "dspyer.interrupt"
 POST: Final = "dspyer.post"
-WITHDRAWAL: Final = "dspyer.withdrawal"
 CACHE_HIT: Final = "dspyer.cache_hit"
 ATTEMPT_FAILED: Final = "dspyer.attempt_failed"
 
@@ -616,10 +614,6 @@ class RunSpans:
         told: dict[str, Any] = {"field": event.field, "seq": event.seq, "operation": event.operation}
         self._span_of(event.execution).add_event(POST, told)
 
-    def _add_withdrawal(self, event: Withdrawn) -> None:
-        told: dict[str, Any] = {"field": event.field, "posts": list(event.posts)}
-        self._span_of(event.execution).add_event(WITHDRAWAL, told)
-
     # --- what is shown
 
     def _asked(self, span: Span, interrupt: Interrupt) -> None:
@@ -672,7 +666,6 @@ _ADDERS: Final[Mapping[type, Callable[[RunSpans, Any], None]]] = {
     LiveConflict: RunSpans._add_live_conflict,
     Asked: RunSpans._add_question,
     Posted: RunSpans._add_post,
-    Withdrawn: RunSpans._add_withdrawal,
 }
 
 _UNTRACED: AbstractContextManager[None] = nullcontext()

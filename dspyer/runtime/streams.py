@@ -27,6 +27,7 @@ from anyio.lowlevel import EventLoopToken
 
 from dspyer.blocking import end_of, join_loop, loop_of_worker
 from dspyer.ctrl_c import at_fork, held_back, may_raise
+from dspyer.dspy_module.not_public import SEND_STREAM
 from dspyer.errors import RunStoppedError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
@@ -200,7 +201,7 @@ def _stop(request: Request, reason: str, queue: EventQueue[Event]) -> None:
 def _start(work: Work, request: Request, queue: EventQueue[Event], future: Future[Run]) -> None:
     """Begins the run in a thread that does not refer to the stream."""
     # Under `dspy.streamify` the LMs send their chunks to its stream, on the loop of its worker thread.
-    loop = None if dspy.settings.send_stream is None else loop_of_worker()
+    loop = None if dspy.settings.get(SEND_STREAM) is None else loop_of_worker()
     _open[future] = request
     try:
         _dropped.serve()

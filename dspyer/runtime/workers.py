@@ -4,8 +4,7 @@ The pattern is that of a completion queue (Java's `ExecutorCompletionService`, f
 consumer. Work never raises into the consumer. An exception is part of its outcome, so that the driver sees outcomes in
 the order in which they arrived, failures too.
 
-- A thread is started only when there is more work than threads: `busy` counts work that was started and not yet taken
-  by `next`, so threads are reused.
+- Threads are those of `dspyer.worker_threads`: as many as there is work, used again by later runs.
 - Each piece of work runs in a copy of the caller's context variables (PEP 567), and so with its DSPy settings, but with
   a trace of its own: DSPy's trace is one list, in which concurrent nodes would mix their steps.
 - `wake` puts an empty outcome into the queue, so that a waiting consumer checks again which executions may start.
@@ -17,26 +16,21 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from contextvars import Context, copy_context
+from functools import partial
 from queue import SimpleQueue
-from threading import Thread
 from types import TracebackType
 from typing import Any, Self, cast
 
 import anyio
-import anyio.from_thread
-import anyio.to_thread
 
 from dspyer.ctrl_c import gives_up, may_raise
 from dspyer.dspy_module.tracing import Steps, recording
+from dspyer.worker_threads import start_work
 
 WorkOutcome = tuple[Any, BaseException | None, Steps]
 """The result or None, the exception or None, and the DSPy trace of a piece of work."""
 
 _WAKE_UP: tuple[Any, WorkOutcome] = (None, (None, None, ()))
-
-_tasks: set[asyncio.Future[None]] = set()
-"""Keeps tasks alive until they are done: an event loop keeps only weak references to them."""
 
 
 def run(work: Callable[..., Any], *args: Any) -> WorkOutcome:
@@ -70,63 +64,21 @@ def _take(steps: list[Any]) -> Steps:
 
 
 class ThreadWorkers:
-    """Sync work in threads.
+    """Sync work in threads."""
 
-    In a worker thread of AnyIO (under `dspy.streamify` or `dspy.asyncify`) the work runs in further worker threads of
-    the same event loop, so that tokens can be streamed from it. They have a limiter of their own: with the default one
-    the work could wait for the very thread that waits for the work.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._jobs: SimpleQueue[tuple[Context, Any, Callable[..., Any], tuple[Any, ...]] | None] = SimpleQueue()
+    def __init__(self) -> None:
         self._outcomes: deque[tuple[Any, WorkOutcome]] = deque()
         self._arrived: SimpleQueue[bool] = SimpleQueue()  # True for an outcome, False for a wake-up
         self.busy = 0  # how many outcomes of started work `next` has not returned
-        self._threads: list[Thread] = []
-        self._limiter: anyio.CapacityLimiter | None = None
-        self._on_loop: bool | None = None
 
     def start(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
         """Starts work; `next` returns its outcome under `key`."""
-        if self._on_loop is None:
-            self._on_loop = in_worker_thread()
-        if self._on_loop:
-            anyio.from_thread.run_sync(self._spawn, key, work, *args)
-            self.busy += 1
-            return
-        if len(self._threads) < min(self.busy + 1, self._limit):
-            thread = Thread(target=self._serve, name=f"dspyer_{len(self._threads)}")
-            self._threads.append(thread)  # before it starts: the handler of a signal may raise, and `__exit__` ends it
-            thread.start()
-        self._jobs.put((copy_context(), key, work, args))
-        self.busy += 1  # after the job is there: nothing waits for one that has not started
-
-    def _serve(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            context, key, work, args = job
-            self._put(key, context.run(run, work, *args))
-        self._jobs.put(None)  # the end marker, for the next thread
+        start_work(partial(run, work, *args), partial(self._put, key))
+        self.busy += 1  # after the work has started: nothing waits for what has not
 
     def _put(self, key: Any, outcome: WorkOutcome) -> None:
         self._outcomes.append((key, outcome))
         self._arrived.put(True)
-
-    def _spawn(self, key: Any, work: Callable[..., Any], *args: Any) -> None:
-        """Starts work in a worker thread of AnyIO. Called on the event loop."""
-
-        def run_in_thread() -> None:
-            self._put(key, run(work, *args))
-
-        def ended(task: asyncio.Future[None]) -> None:
-            _tasks.discard(task)
-            if task.cancelled():  # the loop shuts down; the work may never have begun, and `next` would wait forever
-                self._put(key, (None, asyncio.CancelledError(), ()))
-
-        self._limiter = self._limiter or anyio.CapacityLimiter(self._limit)
-        task = asyncio.ensure_future(anyio.to_thread.run_sync(run_in_thread, limiter=self._limiter))
-        _tasks.add(task)
-        task.add_done_callback(ended)
 
     @property
     def done(self) -> bool:
@@ -154,20 +106,8 @@ class ThreadWorkers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._threads:
-            self._jobs.put(None)
-        for thread in self._threads:
-            if thread.is_alive() and not gives_up():  # else it is left running
-                thread.join()
-
-
-def in_worker_thread() -> bool:
-    """Whether this is a worker thread of AnyIO, from which its event loop can be reached."""
-    try:
-        anyio.from_thread.check_cancelled()
-    except RuntimeError:
-        return False
-    return True
+        while self.busy and not gives_up():  # else it is left running
+            self.next()
 
 
 class TaskWorkers:

@@ -246,8 +246,6 @@ def extra_counts(
     `before(key, default)` returns the value before the commit.
     """
     found: dict[Any, Any] = {}
-    if commit.calls == NO_CALLS and commit.reason is None and not none_by_default:
-        return found
     for kind, count in zip(CALL_KINDS, commit.calls, strict=True):
         if count:
             key = calls_key(kind, commit.node)

@@ -279,8 +279,9 @@ class ReadyQueue:
         """The group at an index (0 for the smallest path, others in a replay), and the queue without it."""
         heap = self._heap
         if not index and heap is not None:
-            rest = _merged_heaps(heap[3], heap[4])
-            return heap[1], NOTHING_READY if rest is None else ReadyQueue(rest)
+            _, group, _, left, right = heap
+            rest = left if right is None else _merged_heaps(left, right)
+            return group, NOTHING_READY if rest is None else ReadyQueue(rest)
         before: list[Group] = []
         while heap is not None:
             _, group, _, left, right = heap

@@ -39,6 +39,7 @@ from dspyer.schema.limits import Limit, Patches, excess, size_of, state_size_aft
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenDict, thaw
+from dspyer.values.persistent import as_map
 from dspyer.values.scalars import SCALARS
 
 NONE_VALID: Mapping[str, Any] = MappingProxyType({})
@@ -157,10 +158,11 @@ class Schema:
                 state = state.set(name, value)
         if valid:
             inputs = {name: value for name, value in inputs.items() if name not in valid}
-        _, state = self._commit(state, inputs, FieldWriter(None, commit_id, True, self.show_value))
-        if self.fields:
-            state = ImmutableState({name: state.raw(name) for name in self.fields if name in state})
-        return state
+        _, state = self._commit_exact(state, inputs) or self._commit(
+            state, inputs, FieldWriter(None, commit_id, True, self.show_value)
+        )
+        names = [name for name in self.fields if name in state._map]
+        return state if list(state._map) == names else ImmutableState({name: state.raw(name) for name in names})
 
     def begin(
         self, before: ImmutableState, inputs: Mapping[str, object], *, keep: Collection[str] | None, commit_id: str
@@ -255,7 +257,9 @@ class Schema:
         """
         if self.model is None:
             return _commit_open(state, updates, whole_values)
-        return self._commit(state, updates, FieldWriter(node, commit_id, whole_values, self.show_value))
+        return self._commit_exact(state, updates) or self._commit(
+            state, updates, FieldWriter(node, commit_id, whole_values, self.show_value)
+        )
 
     def fold(self, name: str, current: Any, update: Any) -> Any:
         """Return the value of a field with a reducer after an update of a patch; `DELETE` is no value."""
@@ -321,7 +325,7 @@ class Schema:
         self, node: str | None, before: ImmutableState, patch: Mapping[str, Any], after: ImmutableState
     ) -> None:
         """Raise `NodeOutputError`, or `InputError` if `node` is None, for a write that makes the state too large."""
-        why = self.excess(before, (patch,), after)
+        why = "" if self.state_limit is None else self.excess(before, (patch,), after)
         if why:
             if node is None:
                 raise InputError(f"the inputs are refused: {why}")
@@ -337,6 +341,29 @@ class Schema:
         names = self.fields if readable is None else frozenset(readable)
         values = {name: state[name] for name in self.fields if name in names and name in state}
         return instance_with(self._read_only_class, values)
+
+    def _commit_exact(
+        self, state: ImmutableState, updates: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], ImmutableState] | None:
+        """The commit of scalars that need no validation, in one copy of the state; None if there is anything else."""
+        data = before = state._map
+        if type(data) is not dict:
+            return None
+        fields, patch = self.fields, dict[str, Any]()
+        for name, update in updates.items():
+            field = fields.get(name)
+            kind = type(update)
+            if field is None or kind not in field.exact_types or field.reducer is not None:
+                return None
+            old = data.get(name, DELETE)
+            # Of two numbers that differ, and are not both NaN, `same` is not asked.
+            if type(old) is kind and (old == update or update != update) and same(old, update):
+                continue
+            if data is before:
+                data = data.copy()
+            data[name] = update
+            patch[name] = Replace(None) if update is None else update
+        return patch, state if data is before else state._of(as_map(data), state._depth)
 
     def _commit(
         self, state: ImmutableState, updates: Mapping[str, Any], write: FieldWriter

@@ -27,7 +27,7 @@ from dspyer.nodes.callables import read_signature
 from dspyer.nodes.check import function_finder
 from dspyer.nodes.context import Context
 from dspyer.nodes.hidden_modules import hidden_problems
-from dspyer.nodes.map import Gather, WriteItem, item_script, publish_end, publish_start, script_of
+from dspyer.nodes.map import Gather, WriteItem, item_script, part_script, publish_end, publish_start, script_of
 from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import Built, Call, Look, MapFields, Node, Reply
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
@@ -294,9 +294,7 @@ class _Tried:
         self.steps = step_count() - begun
         after = trial.call._replace(state=change.applied(trial.call.state, node.schema))
         judge = _within(after, trial.call.context.delegate.of_part(REWARD))
-        session = judge.runner.session
-        judged = self._judge if session is None else session.layers.around_part(judge.node, self._judge)
-        reward = yield from judged(judge)
+        reward = yield from part_script(judge, self._judge)
         done = False if node.done is None else (yield from self._done(after))
         return trial.finished(change, reward, done)
 

@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import dspy
-from dspy.utils.callback import BaseCallback
-from dspy.utils.exceptions import LMError
+from dspy import LMError
 from pydantic import ValidationError
 
+from dspyer.dspy_module.not_public import BaseCallback
 from dspyer.errors import ScriptError, annotate
 from dspyer.testing.prompt import LMAnswer, Prompt, ToolCall, write_answer
 from dspyer.testing.text_engine import Sampling, TextLM

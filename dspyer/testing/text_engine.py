@@ -10,7 +10,8 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import dspy
-from dspy.lm15 import (
+
+from dspyer.dspy_module.not_public import (
     Message,
     Request,
     Response,
@@ -23,7 +24,6 @@ from dspy.lm15 import (
     ToolCallPart,
     Usage,
 )
-
 from dspyer.testing.prompt import LMAnswer, Prompt, Tool, Turn, read_prompt
 
 _CHUNK = re.compile(r"\s*\S+\s*")

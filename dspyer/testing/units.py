@@ -14,7 +14,7 @@ from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
 from dspyer.graph.spec import GraphSpec, check_send
 from dspyer.hints import signature_of
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
-from dspyer.nodes.attempt import Attempt, NoRun, with_posts
+from dspyer.nodes.attempt import Attempt, NoRun
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
 from dspyer.nodes.callables import giving
@@ -22,6 +22,7 @@ from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Built, Call, Node, Send
 from dspyer.nodes.options import node_options
+from dspyer.nodes.outputs import with_posts
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import run_script
 from dspyer.patch import plain_patch

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias
 
 import anyio
 
-from dspyer.blocking import cancellation_count, finish_in_thread, run_in_thread
+from dspyer.blocking import cancellation_count
 from dspyer.clock import now
 from dspyer.errors import ConcurrentRunError, DspyerError, RunStoppedError, ThreadError
 from dspyer.persistence.journal import Journal
@@ -24,6 +24,7 @@ from dspyer.persistence.leases import is_alive, leases
 from dspyer.persistence.rows import end_row
 from dspyer.runtime.request import Request
 from dspyer.stores.base import Owner, Store, ThreadRow
+from dspyer.worker_threads import run_in_thread
 
 LONGEST_PAUSE = 0.05
 """Most seconds between two attempts to acquire a thread."""
@@ -128,7 +129,7 @@ class ThreadLock:
             if owned is not None and _has_ended(owned):
                 _release(owned)  # writes nothing: no worker thread is needed
             elif owned is not None:
-                await finish_in_thread(lambda: _release(owned))  # however often the task is cancelled
+                await run_in_thread(lambda: _release(owned))  # however often the task is cancelled
 
     def _acquire(self) -> None:
         self._acquire_run(self._keep)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
-from dspyer.blocking import cancellation_count, run_in_thread
+from dspyer.blocking import cancellation_count
 from dspyer.budget import Budget
 from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
+from dspyer.layers.streaming import Streaming
 from dspyer.nodes.binding import resources_of
-from dspyer.nodes.streamed import TokenRules
 from dspyer.persistence.journal import STOPPING, Journal
 from dspyer.persistence.leases import is_alive, leases, new_owner
 from dspyer.persistence.lm_call_reader import usage_without_end
@@ -35,6 +35,7 @@ from dspyer.threads.ownership import StoredRun, ThreadLock
 from dspyer.threads.start import RunStarter
 from dspyer.threads.thread_program import AnswersByKey, Resources, ThreadProgram
 from dspyer.values.scalars import check_flags
+from dspyer.worker_threads import run_in_thread
 
 if TYPE_CHECKING:
     from dspyer.threads.thread import Thread
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 def new_request(resources: Resources, live: bool, budget: Budget | None, tokens: bool = False) -> Request:
     """The request of a run that a user starts."""
     check_flags(live=live, tokens=tokens)
-    rules = TokenRules() if tokens else None
-    return Request(resources_of(resources), live=live, budget=Budget.of(budget), tokens=rules)
+    layers = (Streaming(),) if tokens else ()
+    return Request(resources_of(resources), live=live, budget=Budget.of(budget), layers=layers)
 
 
 class Play(NamedTuple):

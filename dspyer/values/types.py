@@ -359,9 +359,8 @@ def _is_cache(cls: type, name: str) -> bool:
 
 
 def _dspy_records() -> tuple[type, ...]:
-    examples: Any = sys.modules.get("dspy.primitives.example")
-    predictions: Any = sys.modules.get("dspy.primitives.prediction")
-    found = getattr(examples, "Example", None), getattr(predictions, "Completions", None)
+    dspy: Any = sys.modules.get("dspy")
+    found = getattr(dspy, "Example", None), getattr(dspy, "Completions", None)
     return tuple(cls for cls in found if cls is not None)
 
 

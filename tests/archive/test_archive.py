@@ -318,7 +318,7 @@ with Archive({str(path)!r}) as archive:
         for commit in thread.history():
             step = thread.commit(commit.id).to_dict(), thread.lm_calls(commit.id), thread.blame("name", commit.id)
     print(archive.thread("a").at(1))
-print([name for name in sys.modules if name.split(".")[0] in ("dspy", "litellm", "tests")])
+print([name for name in sys.modules if name.split(".")[0] in ("dspy", "litellm", "tests") or "not_public" in name])
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert found.returncode == 0, found.stderr

@@ -15,7 +15,6 @@ from gepa.core.adapter import EvaluationBatch
 from gepa.proposer.reflective_mutation import reflective_mutation
 from gepa.strategies import component_selector
 
-from dspyer import optimize
 from tests.optimize.skills import SkillLM, chain, examples, stepwise
 
 
@@ -41,13 +40,6 @@ def test_compile_imports_gepa_optimize_when_it_is_called_and_passes_its_adapter_
     assert {"seed_candidate", "trainset", "valset", "module_selector", "max_metric_calls"} <= set(given)
     assert set(given) <= set(inspect.signature(gepa_optimize).parameters)
     assert {"callbacks", "stop_callbacks"} <= set(inspect.signature(gepa_optimize).parameters)
-
-
-def test_a_dspy_that_no_longer_imports_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dspy.GEPA, "compile", lambda self, student, **options: student)
-
-    with pytest.raises(RuntimeError, match=r"does not know dspy\.GEPA\.compile of DSPy"):
-        optimize.GEPA(stepwise, reflection_lm=SkillLM(), max_metric_calls=1).compile(chain(), trainset=examples(2))
 
 
 def test_the_adapter_has_what_the_one_around_it_calls() -> None:

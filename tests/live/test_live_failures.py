@@ -11,14 +11,14 @@ import anyio.to_thread
 import pytest
 
 from dspyer import END, START, Context, Graph
-from dspyer.events import NodeStarted, Withdrawn
+from dspyer.events import NodeStarted, Posted
 from tests.live.kit import MODES, Pad, colours, drives, echo, finished, modes, team
 from tests.rows import each
 
 
 @drives
-def test_a_failed_writer_undoes_its_reader(go: Any, colour: str) -> None:
-    """Its own error is the run's, although the listener comes first in path order; nothing of the two is committed."""
+def test_a_reader_commits_nothing_while_its_failed_writer_may_go_on(go: Any, colour: str) -> None:
+    """A resume calls both again. The run has the error of the writer, although the listener is first in path order."""
     listening = threading.Event()
 
     def fails(ctx: Context) -> None:
@@ -43,11 +43,11 @@ def test_a_failed_writer_undoes_its_reader(go: Any, colour: str) -> None:
     run = go(program)
     assert isinstance(run.error, ValueError)
     assert [commit.node for commit in run.commits] == ["START"]
-    assert [event.posts for event in run.events if isinstance(event, Withdrawn)] == [(1,)]
+    assert [(event.seq, event.value) for event in run.events if isinstance(event, Posted)] == [(1, "lost")]
 
 
 @modes
-def test_a_question_of_the_writer_undoes_its_reader(go: Any) -> None:
+def test_a_reader_commits_nothing_while_its_writer_asks(go: Any) -> None:
     def asks(ctx: Context) -> None:
         ctx.post("notes", "draft")
         ctx.interrupt("ok", "Is it good?")
@@ -65,7 +65,7 @@ def test_a_question_of_the_writer_undoes_its_reader(go: Any) -> None:
         (MODES["run"], {"interrupt_after": ["early"]}),
     ],
 )
-def test_a_stop_before_the_writer_undoes_its_reader(go: Any, stops: dict[str, Any]) -> None:
+def test_a_reader_commits_nothing_while_its_writer_cannot_start(go: Any, stops: dict[str, Any]) -> None:
     graph = Graph(Pad)
     graph.add_node("listens", echo("sync"), reads=["notes"], writes=["echoes"])
     graph.add_node("early", lambda ctx: {}, writes=[])
@@ -74,6 +74,52 @@ def test_a_stop_before_the_writer_undoes_its_reader(go: Any, stops: dict[str, An
     run = go(graph.compile(**stops))
     assert run.status == "interrupted"
     assert [commit.node for commit in run.commits] == ["START", "early"]
+
+
+@modes
+def test_a_failure_lets_a_reader_go_on_with_what_is_there(go: Any) -> None:
+    """A loop that it leaves by itself is over: it commits, and the run fails nevertheless."""
+    read = threading.Event()
+
+    def fails(ctx: Context) -> None:
+        ctx.post("notes", "note")
+        assert read.wait(20)
+        raise ValueError("broken")
+
+    def takes_one(ctx: Context) -> dict[str, Any]:
+        found = next(ctx.live("notes")).value
+        read.set()
+        return {"echoes": found}
+
+    run = go(team(fails=(fails, ["notes"]), takes=(takes_one, ["echoes"])).compile())
+    assert isinstance(run.error, ValueError)
+    assert [commit.node for commit in run.commits] == ["START", "takes"]
+
+
+@modes
+def test_a_loop_ends_when_nobody_else_works(go: Any) -> None:
+    """Also of nodes that could not have written the field."""
+    order: list[str] = []
+    listening = threading.Event()
+
+    def works(ctx: Context) -> None:
+        assert listening.wait(20)
+        order.append("worked")
+
+    def listens(ctx: Context) -> None:
+        listening.set()
+        list(ctx.live("notes"))
+        order.append("listened")
+
+    async def alistens(ctx: Context) -> None:
+        listening.set()
+        assert not [note async for note in ctx.live("notes")]
+        order.append("listened")
+
+    graph = Graph(Pad).add_node("one", listens, reads=["notes"], writes=[]).add_node("works", works, writes=[])
+    graph.add_node("two", alistens, reads=["notes"], writes=[])
+    finished(go(graph.add_edge(START, ["one", "works", "two"]).add_edge(["one", "works", "two"], END).compile()))
+    assert order == ["worked", "listened", "listened"]
 
 
 @colours

@@ -11,11 +11,10 @@ import pytest
 from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Thread, live, reducers, view
-from dspyer.events import Posted, Withdrawn
+from dspyer.events import Posted
 from dspyer.stores import Memory, Store
 from dspyer.testing import no_pauses
 from tests.persistence.failing import Crash, FailingSQLite, crash
-from tests.rows import each
 
 
 class Pad(BaseModel):
@@ -27,7 +26,7 @@ heard: list[list[tuple[Any, int]]] = []
 
 
 def listens(ctx: Context) -> None:
-    """Answers each note as it comes: no withdrawal reaches the loop."""
+    """Answers each note as it comes."""
     found: list[tuple[Any, int]] = []
     heard.append(found)
     for note in ctx.live("notes"):
@@ -83,40 +82,40 @@ def rows_of(store: Store, t: Thread) -> list[tuple[str, Any]]:
     assert row is not None
     assert row.head is not None
     rows = store.rows(row.head.run, 0, row.head.seq)
-    return [(one.kind, one.header) for one in rows if one.kind in ("post", "withdraw")]
+    return [(one.kind, one.header) for one in rows if one.kind == "post"]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_an_interrupted_writer_posts_again_and_readers_get_the_new_posts(store: Any, asynchronous: bool) -> None:
+def test_an_interrupted_writer_does_not_repeat_its_posts(store: Any, asynchronous: bool) -> None:
     program = graph(store, asks)
     t = program.thread("t")
     run = run_of(t, asynchronous)
     assert (run.status, [question.key for question in run.questions]) == ("interrupted", ["ok"])
+    assert [value for value, _ in heard[-1]] == ["draft"]
     run = resumed(t, asynchronous, {"ok": True})
     run.raise_error()
     assert run.state.to_dict() == {"notes": ["draft", "final"], "echoes": ["draft", "final"]}
     assert [value for value, _ in heard[-1]] == ["draft", "final"]
-    rows = rows_of(store, t)
-    posted = {head[4] for kind, head in rows if kind == "post"}
-    withdrawn = {seq for kind, head in rows if kind == "withdraw" for seq in head[4]}
+    stored = [header[4] for _, header in rows_of(store, t)]
     of_commits = {seq for commit in run.commits if commit.live for seqs in commit.live.posts.values() for seq in seqs}
-    assert (posted - withdrawn, posted & withdrawn) == (of_commits, withdrawn)
+    assert (len(stored), set(stored)) == (4, of_commits)
     assert t.state == run.state
 
 
-def test_a_failed_writer_runs_again_and_so_do_its_readers(store: Any) -> None:
+def test_a_failed_writer_and_its_reader_are_called_again(store: Any) -> None:
     t = graph(store, fails).thread("t")
     run = t.run({})
     assert isinstance(run.error, ValueError)
-    assert [event.posts for event in run.events if isinstance(event, Withdrawn) and event.field == "notes"] == [(1,)]
     failing[0] = False
     run = graph(store, fails).thread("t").resume()
     run.raise_error()
+    assert not [event for event in run.events if isinstance(event, Posted)]
     assert run.state.to_dict() == {"notes": ["first"], "echoes": ["first"]}
-    assert [value for value, _ in heard[-1]] == ["first"]
+    assert heard == [[("first", 1)], [("first", 1)]]
 
 
-def test_posts_of_a_crashed_attempt_are_withdrawn(store: Any) -> None:
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_crash_between_post_and_commit_repeats_no_post(store: Any, asynchronous: bool) -> None:
     """The store holds the post of a process that came to no end."""
     t = graph(store, fails).thread("t")
 
@@ -126,16 +125,16 @@ def test_posts_of_a_crashed_attempt_are_withdrawn(store: Any) -> None:
         raise Crash
 
     with pytest.raises(Crash):
-        graph(store, dies).thread("t").run({})
+        run_of(graph(store, dies).thread("t"), asynchronous)
     store.rest()
-    assert ("post", ("writer", "notes")) in [(kind, tuple(head[2:4])) for kind, head in rows_of(store, t)]
+    stored = [tuple(header[2:5]) for _, header in rows_of(store, t)]
     failing[0] = False
     run = t.resume(allow_changed_graph=True, take_over=True)
     run.raise_error()
-    assert [event.posts for event in run.events if isinstance(event, Withdrawn) and event.field == "notes"] == [(1,)]
+    assert [header for header in stored if header[1] == "notes"] == [("writer", "notes", 1)]
     assert run.state.to_dict() == {"notes": ["first"], "echoes": ["first"]}
-    (seq,) = [event.seq for event in run.events if isinstance(event, Posted) and event.field == "notes"]
-    assert seq > 1
+    assert [event.value for event in run.events if isinstance(event, Posted) and event.field == "notes"] == []
+    assert len(rows_of(store, t)) == 2
 
 
 def test_a_stored_run_reads_as_it_ran(store: Any) -> None:
@@ -195,8 +194,9 @@ def test_a_rerun_of_an_isolated_run_is_isolated(store: Any) -> None:
 
 
 @pytest.mark.parametrize("attempts", [1, 2], ids=["an error edge", "a later attempt"])
-def test_a_copy_and_a_rerun_from_any_commit_read_no_withdrawn_post(attempts: int, store: Any) -> None:
+def test_a_copy_and_a_rerun_from_any_commit_have_the_posts_once(attempts: int, store: Any) -> None:
     def flaky(ctx: Context) -> None:
+        ctx.post("notes", "same")
         ctx.post("notes", f"attempt {ctx.attempt}")
         if ctx.attempt == 1:
             raise ConnectionError("broken")
@@ -210,141 +210,36 @@ def test_a_copy_and_a_rerun_from_any_commit_read_no_withdrawn_post(attempts: int
     t = built.compile(store=store, max_concurrency=1).thread("t")
     with no_pauses():
         whole = t.run({})
-        assert whole.state["echoes"] == ["" if attempts == 1 else "attempt 2"]
+        notes = ["same", "attempt 1", *(["attempt 2"] if attempts == 2 else [])]
+        assert whole.state.to_dict() == {"notes": notes, "echoes": [" ".join(notes)]}
         for commit in whole.commits[:2]:
             copy = t.copy(to=f"from {commit.node}", at=commit.id)
             assert copy.resume().state == whole.state == t.rerun(commit.id).state
 
 
-# --- a node commits after all whose posts it has used
-
-
-NODES = ("START", "reads", "writes", "after", "late", "a", "b", "join:after", "join:END")
-
-
-class Watched(Memory):
-    """Keeps which commits were written together."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.together: list[list[str]] = []
-
-    def write(self, change: Any) -> Any:
-        rows = [row.header for row in change.rows if row.kind in ("commit", "join")]
-        names = [next(name for name in NODES if name in header) for header in rows]
-        self.together += [names] if names else []
-        return super().write(change)
-
-
-def early(hold: threading.Event, fate: list[str]) -> Graph:
-    """A reader takes one note and ends; its writer then ends, fails or asks."""
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_cancelled_or_stopped_run_keeps_what_readers_have_committed(asynchronous: bool) -> None:
+    """The reader has used a post of a node that has not come to its end; a resume repeats no post."""
+    store, go_on = Memory(), threading.Event()
 
     def reads(ctx: Context) -> dict[str, Any]:
-        found = next(ctx.live("notes")).value
-        hold.set()
-        return {"echoes": found}
+        return {"echoes": next(ctx.live("notes")).value}
 
     def writes(ctx: Context) -> None:
-        ctx.post("notes", f"{fate[0]} note")
-        assert hold.wait(20)
-        if fate[0] == "fails":
-            raise ValueError("broken")
-        if fate[0] == "asks":
-            ctx.interrupt("ok", "Go on?")
+        ctx.post("notes", "note")
+        if not go_on.is_set():
+            go_on.set()
+            raise KeyboardInterrupt
 
     built = Graph(Pad).add_node("reads", reads, reads=["notes"], writes=["echoes"])
-    built.add_node("after", lambda echoes: {"echoes": f"after {echoes[0]}"}, reads=["echoes"], writes=["echoes"])
-    built.add_node("writes", writes, writes=["notes"])
-    return built.add_edge(START, ["reads", "writes"]).add_edge("reads", "after").add_edge(["after", "writes"], END)
-
-
-@each(("fate", "asynchronous"), [("ends", False), ("fails", True), ("asks", False), ("ends", True)])
-def test_a_reader_that_leaves_its_loop_early_commits_after_its_writer(fate: str, asynchronous: bool) -> None:
-    """What follows it starts then, and it commits nothing if its writer does not."""
-    fates = [fate]
-    store = Watched()
-    t = early(threading.Event(), fates).compile(store=store).thread("t")
-    run = run_of(t, asynchronous)
-    if fate != "ends":
-        assert not [names for names in store.together if "reads" in names]
-        fates[0] = "asks" if fate == "asks" else "ends"
-        run = resumed(t, asynchronous, {"ok": True} if fate == "asks" else None)
-    order = [name for names in store.together for name in names]
-    assert order.index("writes") < order.index("reads") < order.index("after")
-    note = f"{fates[0]} note"
-    assert run.state.to_dict() == {"notes": [note], "echoes": [note, f"after {note}"]}
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_nodes_that_have_read_each_other_commit_together(asynchronous: bool) -> None:
-    """In one write, so that a crash leaves both or none."""
-
-    def talks(ctx: Context) -> None:
-        ctx.post("notes", ctx.node)
-        next(ctx.live("notes"))
-
-    async def atalks(ctx: Context) -> None:
-        ctx.post("notes", ctx.node)
-        await anext(ctx.live("notes"))
-
-    store, fn = Watched(), atalks if asynchronous else talks
-    built = Graph(Pad).add_node("a", fn, writes=["notes"]).add_node("b", fn, writes=["notes"])
-    t = built.add_edge(START, ["a", "b"]).add_edge(["a", "b"], END).compile(store=store).thread("t")
-    run_of(t, asynchronous).raise_error()
-    assert [sorted(names)[:2] for names in store.together if {"a", "b"} & set(names)] == [["a", "b"]]
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_writer_does_not_wait_for_a_reader_that_waits_for_its_commit(asynchronous: bool) -> None:
-    """`late` comes behind the reader, which commits after the writer: the writer's loop ends without it."""
-    heard: list[str] = []
-
-    def writes(ctx: Context) -> None:
-        ctx.post("notes", "note")
-        heard.extend(entry.value for entry in ctx.live("echoes"))
-
-    async def awrites(ctx: Context) -> None:
-        ctx.post("notes", "note")
-        heard.extend([entry.value async for entry in ctx.live("echoes")])
-
-    def reads(ctx: Context) -> None:
-        next(ctx.live("notes"))
-
-    async def areads(ctx: Context) -> None:
-        await anext(ctx.live("notes"))
-
-    built = Graph(Pad).add_node("reads", areads if asynchronous else reads, reads=["notes"], writes=[])
-    built.add_node("writes", awrites if asynchronous else writes, reads=["echoes"], writes=["notes"])
-    built.add_node("late", lambda ctx: {"echoes": "late"}, writes=["echoes"])
-    built.add_edge(START, ["reads", "writes"]).add_edge("reads", "late").add_edge(["late", "writes"], END)
-    run = run_of(built.compile(store=Memory(), max_concurrency=1).thread("t"), asynchronous)
+    built.add_node("writes", writes, writes=["notes"]).add_edge(START, ["reads", "writes"])
+    t = built.add_edge(["reads", "writes"], END).compile(store=store).thread("t")
+    with pytest.raises(KeyboardInterrupt):
+        run_of(t, asynchronous)
+    run = resumed(t, asynchronous)
     run.raise_error()
-    assert (heard, run.state.to_dict()["echoes"]) == ([], ["late"])
-
-
-def test_a_cancelled_run_commits_no_reader_of_an_uncommitted_writer() -> None:
-    store, ended = Watched(), asyncio.Event()
-
-    async def reads(ctx: Context) -> None:
-        await anext(ctx.live("notes"))
-        ended.set()
-
-    async def writes(ctx: Context) -> None:
-        ctx.post("notes", "note")
-        await asyncio.sleep(3600)
-
-    built = Graph(Pad).add_node("reads", reads, reads=["notes"], writes=[]).add_node("writes", writes, writes=["notes"])
-    t = built.add_edge(START, ["reads", "writes"]).add_edge(["reads", "writes"], END).compile(store=store).thread("t")
-
-    async def main() -> None:
-        task = asyncio.create_task(t.arun({}))
-        await asyncio.wait_for(ended.wait(), 60)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
-    assert [name for names in store.together for name in names] == ["START"]
+    assert run.state.to_dict() == {"notes": ["note"], "echoes": ["note"]}
+    assert [header[4] for _, header in rows_of(store, t)] == [1, 2]
 
 
 def test_views_of_a_later_run_show_posts_in_the_order_of_their_arrival(store: Any) -> None:

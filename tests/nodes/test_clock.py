@@ -271,8 +271,8 @@ def test_a_run_waits_for_a_thread_by_the_clock(time: FakeClock, gate: Gate, star
 
 
 def test_a_cached_reply_is_kept_by_the_clock(tmp_path: Path, time: FakeClock) -> None:
-    graph = Graph().add_node("node", lambda: {"text": "a"}, writes=["text"], cache=Cache(ttl=60))
-    program = graph.add_path(START, "node", END).compile(cache_dir=tmp_path)
+    graph = Graph().add_node("node", lambda: {"text": "a"}, writes=["text"], cache=Cache(ttl=60, folder=tmp_path))
+    program = graph.add_path(START, "node", END).compile()
     cached = []
     for seconds in (0, 59, 2):
         time.advance(seconds)

@@ -56,7 +56,7 @@ def test_rows_written_by_another_branch_stay_written_when_the_next_write_fails(m
                 await go_on.wait()
             work(*args)
 
-        monkeypatch.setattr("anyio.to_thread.run_sync", in_order)
+        monkeypatch.setattr("dspyer.persistence.journal.run_in_thread", in_order)
         first = asyncio.create_task(journal.awrite([NewRow("commit", ("a",))]))
         await asked.wait()
         await journal.awrite([NewRow("commit", ("b",))])

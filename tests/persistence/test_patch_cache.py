@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dspyer import END, START, CompiledGraph, Graph
+from dspyer import END, START, Cache, CompiledGraph, Graph
 from dspyer.stores import SQLite
 from tests.persistence.processes import end_of, fork
 from tests.runtime.cached import Doc, Later, Library, library, search, slow, warnings_of
@@ -29,9 +29,9 @@ def _no_calls() -> None:
 
 def stored(folder: Path, cache: bool = True) -> CompiledGraph:
     graph = Graph(Library, inputs=["query"])
-    graph.add_node("search", search, writes=["docs", "log", "count"], cache=cache)
+    graph.add_node("search", search, writes=["docs", "log", "count"], cache=cache and Cache(folder=folder / "cache"))
     graph.add_node("after", after, writes=["found"]).add_path(START, "search", "after", END)
-    return graph.compile(store=folder / "runs.db", cache_dir=folder / "cache")
+    return graph.compile(store=folder / "runs.db")
 
 
 def after(docs: list[Any]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def test_a_run_that_was_killed_before_its_commit_finds_the_result_on_resume(tmp_
 def test_a_process_that_is_killed_in_a_write_leaves_an_entry_or_none(query: str, when: str, tmp_path: Path) -> None:
     import diskcache
 
-    program = library().compile(cache_dir=tmp_path)
+    program = library(folder=tmp_path).compile()
 
     def child() -> None:
         def die(*args: Any, **kwargs: Any) -> None:
@@ -121,7 +121,7 @@ def test_a_process_that_is_killed_in_a_write_leaves_an_entry_or_none(query: str,
 
 def test_a_forked_process_does_not_wait_for_threads_of_its_parent(tmp_path: Path) -> None:
     GATES["tides"] = gate = Gate()
-    program = library(slow, ["found"]).compile(cache_dir=tmp_path)
+    program = library(slow, ["found"], folder=tmp_path).compile()
     leader = threading.Thread(target=lambda: program.run({"query": "tides"}))
     leader.start()
     assert gate.entered.acquire(timeout=20)
@@ -142,7 +142,7 @@ def test_a_forked_process_does_not_wait_for_threads_of_its_parent(tmp_path: Path
 @pytest.mark.parametrize("how", ["sync", "inside a loop", "streamed"])
 def test_a_folder_that_cannot_be_used_is_a_miss(how: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "folder"
-    program = library().compile(cache_dir=folder)
+    program = library(folder=folder).compile()
     folder.write_text("no folder")
     for _ in range(2):
         assert PLAYS[how](program, {"query": "tides"}).status == "completed"
@@ -175,7 +175,7 @@ def test_a_damaged_entry_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixt
     for name, damage in DAMAGES.items():
         CALLS.clear()
         caplog.clear()
-        program = library().compile(cache_dir=tmp_path / name)
+        program = library(folder=tmp_path / name).compile()
         program.run({"query": "tides"})
         ((data,),) = rows(tmp_path / name, "SELECT value FROM Cache")
         rows(tmp_path / name, "UPDATE Cache SET value = ?", damage(data))
@@ -187,7 +187,7 @@ def test_a_damaged_entry_is_a_miss(tmp_path: Path, caplog: pytest.LogCaptureFixt
 
 
 def test_an_entry_of_another_key_is_a_miss(tmp_path: Path) -> None:
-    program = library().compile(cache_dir=tmp_path)
+    program = library(folder=tmp_path).compile()
     for query in ("tides", "moon"):
         program.run({"query": query})
     first, second = rows(tmp_path, "SELECT rowid, value FROM Cache ORDER BY rowid")
@@ -207,7 +207,7 @@ class Bomb:
 def test_a_pickle_in_the_folder_is_never_read(tmp_path: Path) -> None:
     from diskcache import Cache as Disk
 
-    program = library().compile(cache_dir=tmp_path)
+    program = library(folder=tmp_path).compile()
     program.run({"query": "tides"})
     ((key,),) = rows(tmp_path, "SELECT key FROM Cache")
     with Disk(tmp_path) as disk:
@@ -222,7 +222,7 @@ def big(query: str) -> dict[str, Any]:
 
 
 def test_a_large_result_whose_file_is_gone_or_cut_is_a_miss(tmp_path: Path) -> None:
-    program = library(big, ["found"]).compile(cache_dir=tmp_path)
+    program = library(big, ["found"], folder=tmp_path).compile()
     program.run({"query": "tides"})
     assert program.run({"query": "tides"}).commits[-1].cached
     (file,) = tmp_path.rglob("*.val")
@@ -244,7 +244,7 @@ def test_a_full_disk_fails_no_run(
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(diskcache.Cache, "set", full)
-    program = library().compile(cache_dir=tmp_path)
+    program = library(folder=tmp_path).compile()
     for _ in range(2):
         assert PLAYS[how](program, {"query": "tides"}).status == "completed"
     assert CALLS == {"tides": 2}
@@ -255,7 +255,7 @@ def test_redacted_values_are_not_in_the_log(tmp_path: Path, caplog: pytest.LogCa
     def secret(query: str) -> dict[str, Any]:
         return {"found": Later(text=query)}
 
-    program = library(secret, ["found"]).compile(cache_dir=tmp_path, redact=["found", "query"])
+    program = library(secret, ["found"], folder=tmp_path).compile(redact=["found", "query"])
     program.run({"query": "token-123"})
     assert warnings_of(caplog)
     assert "token-123" not in caplog.text

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Failure, Graph, reducers
+from dspyer import END, START, Cache, Failure, Graph, reducers
 from tests.runtime.calls import count_call, wait_at_gate
 
 
@@ -32,10 +34,17 @@ def search(query: str) -> dict[str, Any]:
     return {"docs": [Doc(title=query)], "log": f"searched {query}", "count": 1}
 
 
-def library(node: Any = search, writes: Any = ("docs", "log", "count"), **options: Any) -> Graph:
-    fields = ["query", "docs", "settings"]
-    graph = Graph(Library, inputs=fields).add_node("search", node, writes=writes, **{"cache": True, **options})
-    return graph.add_path(START, "search", END)
+def library(
+    node: Any = search,
+    writes: Any = ("docs", "log", "count"),
+    cache: Cache | bool = True,
+    folder: Path | None = None,
+    **options: Any,
+) -> Graph:
+    policy = Cache.of(cache)
+    kept = None if policy is None else replace(policy, folder=folder)
+    graph = Graph(Library, inputs=["query", "docs", "settings"])
+    return graph.add_node("search", node, writes=writes, cache=kept, **options).add_path(START, "search", END)
 
 
 def warnings_of(log: pytest.LogCaptureFixture) -> list[str]:

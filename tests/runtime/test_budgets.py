@@ -7,7 +7,8 @@ import copy
 import pickle
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import dspy
@@ -732,3 +733,54 @@ def test_a_budget_is_a_value() -> None:
     assert pickle.loads(pickle.dumps(budget)) == budget
     error = pickle.loads(pickle.dumps(BudgetError("text", "tokens: 3 of 2", {"tokens": 3}, {"tokens": 2})))
     assert (error.reason, error.spent, error.limit) == ("tokens: 3 of 2", {"tokens": 3}, {"tokens": 2})
+
+
+# --- LMs of users
+
+
+class LMOfTwo(dspy.BaseLM):  # type: ignore[misc,unused-ignore]  # Any without DSPy's types
+    """An LM that asks another one, as a router or a judge does."""
+
+    def __init__(self, inner: Any, around: Any) -> None:
+        super().__init__("two")
+        self.inner, self.around = inner, around
+
+    def forward(self, prompt: Any = None, messages: Any = None, **settings: Any) -> Any:
+        with self.around():
+            answer = self.inner("Is it?")[0]
+        usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+        choice = SimpleNamespace(message=SimpleNamespace(content=answer), finish_reason="stop")
+        return SimpleNamespace(choices=[choice], usage=usage, model="two")
+
+
+class LMWithoutCallbacks(dspy.BaseLM):  # type: ignore[misc,unused-ignore]  # as above
+    """An LM that calls no callbacks of DSPy: its history entry is all there is."""
+
+    def __call__(self, prompt: Any = None, messages: Any = None, **settings: Any) -> list[str]:
+        entry = {"model": self.model, "usage": {"total_tokens": 5}, "cost": 0.5, "outputs": [ANSWER]}
+        for owner in (self, *(dspy.settings.caller_modules or ())):
+            owner.history.append(entry)
+        return [ANSWER]
+
+
+@pytest.mark.filterwarnings("ignore:Implementing custom LMs:DeprecationWarning")
+@pytest.mark.parametrize("around", [nullcontext, dspy.track_usage])
+def test_a_request_that_an_lm_makes_through_another_one_counts_once(around: Any, server: OpenAIServer) -> None:
+    with dspy.context(lm=LMOfTwo(server.lm(), around)):
+        usage = run(loop(1), "sync").usage
+        each_time = 5 + usage["openai/local"]["total_tokens"]
+        done = run(loop(3), "sync", budget=Budget(tokens=3 * each_time, requests=6))
+
+    assert usage["two"]["total_tokens"] == 5
+    assert done.status == "completed", "a limit that is reached stops what comes after it"
+    assert [call.requests for call in done.lm_calls] == [1] * 6
+
+
+@pytest.mark.filterwarnings("ignore:Implementing custom LMs:DeprecationWarning")
+def test_an_lm_that_calls_no_callbacks_is_counted() -> None:
+    with dspy.context(lm=LMWithoutCallbacks("plain")):
+        stopped = run(loop(9), "sync", budget=Budget(cost=1.0, prices={}))
+
+    assert stopped.status == "stopped"
+    assert isinstance(stopped.error, BudgetError)
+    assert [call.cost for call in stopped.lm_calls] == [0.5, 0.5]

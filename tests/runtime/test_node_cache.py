@@ -43,7 +43,7 @@ def facts(program: CompiledGraph, play: Play, inputs: dict[str, Any]) -> Any:
 
 def test_a_second_run_makes_no_call_and_has_the_same_results(play: Play, tmp_path: Path) -> None:
     plain = facts(library(cache=False).compile(), play, {"query": "tides"})
-    program = library().compile(cache_dir=tmp_path)
+    program = library(folder=tmp_path).compile()
     assert facts(program, play, {"query": "tides"}) == plain
     assert facts(program, play, {"query": "tides"}) == plain
     assert CALLS == {"tides": 2}
@@ -53,16 +53,16 @@ def test_a_second_run_makes_no_call_and_has_the_same_results(play: Play, tmp_pat
 
 def test_programs_of_one_graph_share_results_and_others_do_not(tmp_path: Path) -> None:
     for _ in range(2):
-        library().compile(cache_dir=tmp_path).run({"query": "tides"})
+        library(folder=tmp_path).compile().run({"query": "tides"})
     assert CALLS == {"tides": 1}
-    library().compile(cache_dir=tmp_path / "other").run({"query": "tides"})
+    library(folder=tmp_path / "other").compile().run({"query": "tides"})
     assert CALLS == {"tides": 2}
-    library(cache=Cache(version="2")).compile(cache_dir=tmp_path).run({"query": "tides"})
+    library(cache=Cache(version="2"), folder=tmp_path).compile().run({"query": "tides"})
     assert CALLS == {"tides": 3}
 
 
 def test_what_is_stored_is_what_was_returned_and_not_the_change_of_one_state(tmp_path: Path) -> None:
-    program = library().compile(cache_dir=tmp_path)
+    program = library(folder=tmp_path).compile()
     same = {"query": "tides", "docs": [{"title": "tides"}]}
     assert program.run(same).commits[-1].patch.keys() == {"log", "count"}  # `docs` did not change
     run = program.run({"query": "tides"})
@@ -85,7 +85,7 @@ def test_the_default_folder_is_in_that_of_dspy(tmp_path: Path, monkeypatch: pyte
 
 def test_entries_grow_too_old(tmp_path: Path) -> None:
     with no_pauses():
-        program = library(cache=Cache(ttl=60)).compile(cache_dir=tmp_path)
+        program = library(cache=Cache(ttl=60), folder=tmp_path).compile()
         program.run({"query": "tides"})
         let_pass(59)
         assert program.run({"query": "tides"}).commits[-1].cached
@@ -93,7 +93,7 @@ def test_entries_grow_too_old(tmp_path: Path) -> None:
         assert not program.run({"query": "tides"}).commits[-1].cached
         let_pass(59)
         assert program.run({"query": "tides"}).commits[-1].cached
-        shorter = library(cache=Cache(ttl=10)).compile(cache_dir=tmp_path)
+        shorter = library(cache=Cache(ttl=10), folder=tmp_path).compile()
         assert not shorter.run({"query": "tides"}).commits[-1].cached
     assert CALLS == {"tides": 3}
 
@@ -130,7 +130,7 @@ def test_any_patch_comes_back_as_it_was(tmp_path: Path) -> None:
     for node in (every_kind, as_model, as_prediction, nothing):
         CALLS.clear()
         plain = library(node, None, cache=False).compile().run(inputs)
-        program = library(node, None).compile(cache_dir=tmp_path)
+        program = library(node, None, folder=tmp_path).compile()
         for cached in (False, True):
             run = program.run(inputs)
             assert (node, run.commits[-1].cached) == (node, cached)
@@ -145,8 +145,11 @@ def find(query: str) -> dict[str, Any]:
 
 
 def test_a_renamed_write_is_no_hit_for_another_field(tmp_path: Path) -> None:
-    graphs = [Graph(name="one").add_node("find", find, writes={"hit": field}, cache=True) for field in ("a", "b")]
-    programs = [graph.add_path(START, "find", END).compile(cache_dir=tmp_path) for graph in graphs]
+    graphs = [
+        Graph(name="one").add_node("find", find, writes={"hit": field}, cache=Cache(folder=tmp_path))
+        for field in ("a", "b")
+    ]
+    programs = [graph.add_path(START, "find", END).compile() for graph in graphs]
     assert [program(query="tides").toDict() for program in programs] == [{"a": "tides"}, {"b": "tides"}]
 
 
@@ -167,8 +170,8 @@ def number(query: str) -> dict[str, Any]:
 
 def test_a_hit_is_validated_by_the_schema_of_now(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def program(schema: type[BaseModel]) -> CompiledGraph:
-        graph = Graph(schema, name="one").add_node("find", number, writes=["found"], cache=True)
-        return graph.add_path(START, "find", END).compile(cache_dir=tmp_path)
+        graph = Graph(schema, name="one").add_node("find", number, writes=["found"], cache=Cache(folder=tmp_path))
+        return graph.add_path(START, "find", END).compile()
 
     assert program(Numbers)(query="tides").found == 7
     with pytest.raises(NodeOutputError, match="string"):
@@ -195,13 +198,13 @@ def refused_once(query: str) -> dict[str, Any]:
 def test_failures_are_not_stored(play: Play, tmp_path: Path) -> None:
     for node in (raises_once, refused_once):
         CALLS.clear()
-        program = library(node, None).compile(cache_dir=tmp_path)
+        program = library(node, None, folder=tmp_path).compile()
         assert [play(program, {"query": "tides"}).status for _ in range(3)] == ["failed", "completed", "completed"]
         assert CALLS == {"tides": 2}
 
 
 def test_the_retry_loop_is_inside_the_cache(play: Play, tmp_path: Path) -> None:
-    program = library(raises_once, None, retry=2).compile(cache_dir=tmp_path)
+    program = library(raises_once, None, retry=2, folder=tmp_path).compile()
     with no_pauses():
         first, second = [play(program, {"query": "tides"}) for _ in range(2)]
     assert (first.state["found"], second.state["found"]) == (2, 2)
@@ -231,7 +234,7 @@ def test_a_result_that_cannot_be_kept_is_committed_and_not_stored(
     node: Any, why: str, play: Play, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = Cache(version=str(tmp_path))  # it warns once in a process
-    program = library(node, ["found"], cache=cache).compile(cache_dir=tmp_path)
+    program = library(node, ["found"], cache=cache, folder=tmp_path).compile()
     lm = ScriptedLM([(Asks("answer"), {"answer": "tides"})] * 3)
     with dspy.context(lm=lm, answering=dspy.Predict("question -> answer")):
         runs = [play(program, {"query": "tides"}) for _ in range(3)]
@@ -248,8 +251,8 @@ def wrong_then_strange(query: str) -> dict[str, Any]:
 
 
 def test_an_attempt_that_is_kept_is_the_one_that_is_committed(play: Play, tmp_path: Path) -> None:
-    options = {"retry": Retry(2, on=NodeOutputError)}
-    program = library(wrong_then_strange, ["docs", "found"], **options).compile(cache_dir=tmp_path)
+    options: dict[str, Any] = {"retry": Retry(2, on=NodeOutputError)}
+    program = library(wrong_then_strange, ["docs", "found"], **options, folder=tmp_path).compile()
     with no_pauses():
         runs = [play(program, {"query": "tides"}) for _ in range(2)]
     assert [run.state["found"] for run in runs] == [Later(text="tides")] * 2
@@ -260,8 +263,12 @@ def test_what_cannot_be_read_gives_the_error_of_the_node(tmp_path: Path) -> None
     def route(query: str) -> list[Send]:
         return [Send("find", {"query": query})]
 
-    graph = Graph().add_node("find", lambda query, more: None, writes=[], cache=True).add_edge("find", END)
-    program = graph.add_conditional_edges(START, route, ["find"]).compile(cache_dir=tmp_path)
+    graph = (
+        Graph()
+        .add_node("find", lambda query, more: None, writes=[], cache=Cache(folder=tmp_path))
+        .add_edge("find", END)
+    )
+    program = graph.add_conditional_edges(START, route, ["find"]).compile()
     with pytest.raises(KeyError, match="reads 'more', which nothing has written yet"):
         program(query="tides")
 
@@ -275,9 +282,11 @@ def test_routers_and_condensers_run_after_a_hit(play: Play, tmp_path: Path) -> N
         return "end"
 
     condense = {"log": dspy.Predict("entry -> short")}
-    graph = Graph(Library).add_node("search", search, writes=["docs", "log", "count"], cache=True, condense=condense)
+    graph = Graph(Library).add_node(
+        "search", search, writes=["docs", "log", "count"], cache=Cache(folder=tmp_path), condense=condense
+    )
     graph.add_edge(START, "search").add_conditional_edges("search", route, {"end": END})
-    program = graph.compile(cache_dir=tmp_path)
+    program = graph.compile()
     with dspy.context(lm=ScriptedLM([(Asks("short"), {"short": "tides!"})] * 2)):
         runs = [play(program, {"query": "tides"}) for _ in range(2)]
     assert [(run.state["log"], len(run.trace), run.commits[-1].cached) for run in runs] == [
@@ -292,8 +301,10 @@ def test_items_of_a_send_have_keys_of_their_own(play: Play, tmp_path: Path) -> N
         return [Send("search", {"query": word}) for word in query.split()]
 
     graph = Graph(Library, merge="last_write_wins")
-    graph.add_node("search", search, writes=["log", "docs", "count"], cache=True).add_edge("search", END)
-    program = graph.add_conditional_edges(START, split, ["search"]).compile(cache_dir=tmp_path)
+    graph.add_node("search", search, writes=["log", "docs", "count"], cache=Cache(folder=tmp_path)).add_edge(
+        "search", END
+    )
+    program = graph.add_conditional_edges(START, split, ["search"]).compile()
     run = play(program, {"query": "tides moon tides sun tides"})
     assert CALLS == {"tides": 1, "moon": 1, "sun": 1}
     assert run.state["log"] == [f"searched {word}" for word in ("tides", "moon", "tides", "sun", "tides")]
@@ -306,10 +317,12 @@ def test_views_and_run_values_are_read(play: Play, tmp_path: Path) -> None:
         return {"log": f"{visit}: {recent[-1]}"}
 
     reads: Any = {"recent": view("log").last(1), "visit": "run.last.calls"}
-    graph = Graph(Library, inputs=["log"]).add_node("last", last, reads=reads, writes=["log"], cache=True)
+    graph = Graph(Library, inputs=["log"]).add_node(
+        "last", last, reads=reads, writes=["log"], cache=Cache(folder=tmp_path)
+    )
     graph.add_edge(START, "last")
     graph.add_conditional_edges("last", lambda log: "last" if len(log) < 4 else END, ["last", END])
-    program = graph.compile(cache_dir=tmp_path)
+    program = graph.compile()
     first = play(program, {"log": "a"})
     before = CALLS.copy()
     second = play(program, {"log": "a"})
@@ -326,9 +339,9 @@ def measure(doc: str) -> dict[str, int]:
 
 
 def test_a_cached_node_of_a_graph_in_a_map(play: Play, tmp_path: Path) -> None:
-    inner = Graph(name="inner").add_node("search", measure, cache=True)
+    inner = Graph(name="inner").add_node("search", measure, cache=Cache(folder=tmp_path))
     inner.add_path(START, "search", END)
-    graph = Graph().add_map("sizes", inner.compile(cache_dir=tmp_path), over="docs", item="doc", into="sizes")
+    graph = Graph().add_map("sizes", inner.compile(), over="docs", item="doc", into="sizes")
     program = graph.add_path(START, "sizes", END).compile()
     assert play(program, {"docs": ["a", "bb", "a", "bb", "ccc"]}).state["sizes"] == [1, 2, 1, 2, 3]
     assert CALLS == {"a": 1, "bb": 1, "ccc": 1}
@@ -349,7 +362,7 @@ def pure(name: str, write: int) -> Any:
     return work
 
 
-def random_graph(plan: Plan, cache: bool) -> Graph:
+def random_graph(plan: Plan, cache: Cache | None = None) -> Graph:
     def route(name: str) -> Any:
         def decide(ctx: Context) -> list[str | Send]:
             ways = plan.routes[name]
@@ -378,10 +391,10 @@ def test_random_programs_have_the_same_runs_with_a_cache(plan: Plan) -> None:
         return status, state, [commit._replace(cached=False) for commit in commits], conflicts
 
     CALLS.clear()
-    plain = play_of(random_graph(plan, False).compile(max_steps=40), "sync")
+    plain = play_of(random_graph(plan).compile(max_steps=40), "sync")
     expected = CALLS.copy()
     with tempfile.TemporaryDirectory() as folder:
-        program = random_graph(plan, True).compile(max_steps=40, cache_dir=folder)
+        program = random_graph(plan, Cache(folder=folder)).compile(max_steps=40)
         for number, mode in enumerate(("sync", "async", "asyncified")):
             CALLS.clear()
             found = play_of(program, mode)
@@ -465,7 +478,7 @@ async def until(condition: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("node", [slow, aslow], ids=["sync node", "async node"])
 def test_threads_tasks_and_event_loops_make_one_call(node: Any, tmp_path: Path) -> None:
     GATES["tides"] = gate = Gate()
-    program = library(node, ["found"]).compile(cache_dir=tmp_path)
+    program = library(node, ["found"], folder=tmp_path).compile()
     found: list[Any] = []
 
     runs = Begun(program, {"query": "tides"})
@@ -494,7 +507,7 @@ def test_threads_tasks_and_event_loops_make_one_call(node: Any, tmp_path: Path) 
 
 def test_after_a_failure_the_followers_make_their_own_calls_at_once(tmp_path: Path) -> None:
     GATES["bad"] = gate = Gate()
-    program = library(slow, ["found"]).compile(cache_dir=tmp_path)
+    program = library(slow, ["found"], folder=tmp_path).compile()
     runs: list[Any] = []
     begun = Begun(program, {"query": "bad"})
     threads = [threading.Thread(target=lambda: runs.append(begun.run())) for _ in range(4)]
@@ -512,7 +525,7 @@ def test_after_a_failure_the_followers_make_their_own_calls_at_once(tmp_path: Pa
 @pytest.mark.anyio
 async def test_a_cancelled_leader_is_followed_by_another_one(tmp_path: Path) -> None:
     GATES["tides"] = gate = Gate()
-    program = library(aslow, ["found"]).compile(cache_dir=tmp_path)
+    program = library(aslow, ["found"], folder=tmp_path).compile()
     leader = asyncio.create_task(program.arun({"query": "tides"}))
     await until(lambda: gate.entered.acquire(blocking=False))
     followers = Begun(program, {"query": "tides"})
@@ -530,7 +543,7 @@ async def test_a_cancelled_leader_is_followed_by_another_one(tmp_path: Path) -> 
 @pytest.mark.anyio
 async def test_a_cancelled_follower_disturbs_none(tmp_path: Path) -> None:
     GATES["tides"] = gate = Gate()
-    program = library(aslow, ["found"]).compile(cache_dir=tmp_path)
+    program = library(aslow, ["found"], folder=tmp_path).compile()
     begun = Begun(program, {"query": "tides"})
     tasks = [asyncio.create_task(begun.arun()) for _ in range(3)]
     await begun.await_(3)
@@ -546,7 +559,7 @@ async def test_a_cancelled_follower_disturbs_none(tmp_path: Path) -> None:
 @pytest.mark.anyio
 async def test_a_sync_call_on_a_loop_does_not_wait_for_a_leader_that_needs_the_loop(tmp_path: Path) -> None:
     GATES["tides"] = gate = Gate()
-    program = library(aslow, ["found"]).compile(cache_dir=tmp_path)
+    program = library(aslow, ["found"], folder=tmp_path).compile()
     leader = asyncio.create_task(program.arun({"query": "tides"}))
     await until(lambda: gate.entered.acquire(blocking=False))
     gate.open.set()
@@ -557,7 +570,7 @@ async def test_a_sync_call_on_a_loop_does_not_wait_for_a_leader_that_needs_the_l
 
 def test_a_stopped_run_does_not_wait_for_its_leader(tmp_path: Path) -> None:
     GATES["tides"] = gate = Gate()
-    program = library(slow, ["found"]).compile(cache_dir=tmp_path)
+    program = library(slow, ["found"], folder=tmp_path).compile()
     leader = threading.Thread(target=lambda: program.run({"query": "tides"}))
     leader.start()
     assert gate.entered.acquire(timeout=20)
@@ -577,7 +590,7 @@ def test_a_leader_in_an_attempt_that_timed_out_is_waited_for_no_longer(
     tmp_path: Path, time_is_over: TimeIsOver
 ) -> None:
     GATES["tides"] = gate = Gate()
-    inner = library(slow, ["found"]).compile(cache_dir=tmp_path)
+    inner = library(slow, ["found"], folder=tmp_path).compile()
     outer = Graph(Library, inputs=["query"]).add_node("inner", inner, timeout=0.05).add_path(START, "inner", END)
     runs: list[Any] = []
     limited = threading.Thread(target=lambda: runs.append(outer.compile().run({"query": "tides"})))
@@ -606,7 +619,7 @@ def test_a_timeout_is_inside_the_retry_loop_and_that_inside_the_cache(
             await asyncio.Event().wait()
         return {"found": count}
 
-    program = library(late, ["found"], cache=Cache(version="1"), timeout=0.5, retry=2).compile(cache_dir=tmp_path)
+    program = library(late, ["found"], cache=Cache(version="1"), timeout=0.5, retry=2, folder=tmp_path).compile()
     with no_pauses():
         runs = [play(program, {"query": "tides"}) for _ in range(2)]
     assert [(run.state["found"], run.commits[-1].cached) for run in runs] == [(2, False), (2, True)]
@@ -614,11 +627,13 @@ def test_a_timeout_is_inside_the_retry_loop_and_that_inside_the_cache(
 
 
 def test_an_error_edge_is_outside_the_cache(play: Play, tmp_path: Path) -> None:
-    graph = Graph(Library, inputs=["query"]).add_node("search", raises_once, writes=["found"], cache=True)
+    graph = Graph(Library, inputs=["query"]).add_node(
+        "search", raises_once, writes=["found"], cache=Cache(folder=tmp_path)
+    )
     graph.add_node("apologize", lambda: CALLS.update(["sorry"]), writes=[]).add_path(START, "search", END)
     graph.add_edge("apologize", END)
     graph.add_error_edge("search", "apologize", on=ConnectionError, into="problem")
-    program = graph.compile(cache_dir=tmp_path)
+    program = graph.compile()
     runs = [play(program, {"query": "tides"}) for _ in range(3)]
     assert [[one.node for one in run.commits[1:]] for run in runs] == [["search", "apologize"], ["search"], ["search"]]
     assert [run.commits[1].cached for run in runs] == [False, False, True]

@@ -15,7 +15,7 @@ from opentelemetry import context, trace
 from opentelemetry.sdk.trace import ReadableSpan
 from pydantic import BaseModel
 
-from dspyer import END, START, CompiledGraph, Context, Graph, Retry, live, reducers
+from dspyer import END, START, Cache, CompiledGraph, Context, Graph, Retry, live, reducers
 from dspyer.errors import MapError
 from dspyer.testing import no_pauses
 from tests.runtime.conftest import Play
@@ -278,9 +278,11 @@ def test_posts_withdrawals_and_failed_attempts_are_events_of_the_node(traces: Tr
 
 
 def test_routes_and_cache_hits_are_events_of_the_node(traces: Traces, tmp_path: Path) -> None:
-    graph = Graph(Board, inputs=FIELDS, name="Ways").add_node("a", lambda n: {"n": n + 1}, writes=["n"], cache=True)
+    graph = Graph(Board, inputs=FIELDS, name="Ways").add_node(
+        "a", lambda n: {"n": n + 1}, writes=["n"], cache=Cache(folder=tmp_path)
+    )
     graph.add_node("b", lambda n: {"n": n}, writes=["n"]).add_edge(START, "a").add_edge("b", END)
-    program = graph.add_conditional_edges("a", lambda n: ["b", END], ["b", END]).compile(cache_dir=tmp_path)
+    program = graph.add_conditional_edges("a", lambda n: ["b", END], ["b", END]).compile()
     program.run({"n": 1})
     program.run({"n": 1})
     assert traces.events("invoke_node a") == [
@@ -527,12 +529,14 @@ def names(traces: Traces) -> set[str]:
 
 def test_the_guide_lists_every_name(traces: Traces, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv(CAPTURE, "true")
-    graph = Graph(Board, inputs=FIELDS, name="Ways").add_node("a", lambda n: {"n": n + 1}, writes=["n"], cache=True)
+    graph = Graph(Board, inputs=FIELDS, name="Ways").add_node(
+        "a", lambda n: {"n": n + 1}, writes=["n"], cache=Cache(folder=tmp_path)
+    )
     graph.add_edge(START, "a").add_conditional_edges("a", lambda n: END, [END])
     condensed = Graph(Board, inputs=FIELDS, name="Short")
     condensed.add_node("a", lambda: {"secret": "long"}, writes=["secret"], condense={"secret": Flaky()}, retry=2)
     asks = Graph(Board, inputs=FIELDS, name="Asks").add_node("ask", ask_once, writes=["n"]).add_path(START, "ask", END)
-    cached = graph.compile(cache_dir=tmp_path)
+    cached = graph.compile()
     with no_pauses():
         for program in (everything(), clash().compile(), chatter().compile(), cached, cached):
             program.run({})

@@ -376,28 +376,6 @@ def test_a_subgraph_returns_what_its_router_at_start_wrote(field: str, state: di
 # --- threads, tasks and what belongs to the caller
 
 
-@pytest.mark.parametrize("nth", [1, 2])
-def test_work_that_a_stopped_loop_never_began_is_an_outcome(nth: int) -> None:
-    """An event loop that shuts down cancels the tasks in which nodes of an asyncified run would begin."""
-    began: list[str] = []
-    program = beside(lambda state: began.append("a"), lambda state: began.append("b"))
-    made: list[asyncio.Task[Any]] = []
-
-    def factory(loop: asyncio.AbstractEventLoop, code: Any, **options: Any) -> asyncio.Task[Any]:
-        made.append(asyncio.Task(code, loop=loop, **options))
-        if len(made) == nth:
-            made[-1].cancel()
-        return made[-1]
-
-    async def main() -> None:
-        asyncio.get_running_loop().set_task_factory(factory)
-        with anyio.fail_after(20), pytest.raises(asyncio.CancelledError):
-            await dspy.asyncify(program.run)({})
-
-    asyncio.run(main())
-    assert len(began) == 1
-
-
 async def _waits(state: Any) -> None:
     await asyncio.Event().wait()
 

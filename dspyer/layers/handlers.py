@@ -4,18 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from dspyer.errors import unwrap_stop_iteration
+from dspyer.errors import always_raised, unwrap_stop_iteration
 from dspyer.failure import Failure
 from dspyer.layers.layer import Inner, Layer, Place
+from dspyer.layers.retry import RetryOn, accepts
 from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script
 from dspyer.scheduler.run_state import Target, last_attempt
 
 if TYPE_CHECKING:
-    from dspyer.graph.error_edges import ErrorEdge
     from dspyer.nodes.attempt import Attempt
+
+
+class ErrorEdge(NamedTuple):
+    """An error edge of one node.
+
+    Attributes:
+        source: the node whose failures it takes.
+        target: the handler, or `END`.
+        on: which exceptions it takes.
+        into: the field that gets the `Failure`; None for none.
+    """
+
+    source: str
+    target: str
+    on: RetryOn | tuple[RetryOn, ...] = Exception
+    into: str | None = None
+
+    def takes(self, error: BaseException) -> bool:
+        """Whether the branch goes along this edge after an exception of its source."""
+        return not always_raised(error) and accepts(self.on, error)
+
+    @property
+    def condition(self) -> str:
+        """What it takes, in words: the names of the exception types and predicates."""
+        return ", ".join(_name(one) for one in (self.on if isinstance(self.on, tuple) else (self.on,)))
+
+    @property
+    def who(self) -> str:
+        """How problems name it."""
+        return f"the error edge {self.source!r} -> {self.target!r}"
+
+
+def _name(on: object) -> str:
+    name = str(getattr(on, "__name__", type(on).__name__))
+    return "a function" if name == "<lambda>" else name
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +87,7 @@ class ErrorEdges(Layer):
             attempt=failed,
             index=_send_index(call),
         )
-        patch: Any = {}
-        after = call.state
-        if edge.into is not None:
-            patch, after = session.committed(call, {edge.into: failure}, True)
-            session.graph.topology.schema.check_state_limit(call.node, call.state, patch, after)
+        patch, after = session.folded(call, {} if edge.into is None else {edge.into: failure}, True)
         session.failure_caught(call, error, failure)
         return Output(patch, after, None, (Target(edge.target),), False, failure, call)
 

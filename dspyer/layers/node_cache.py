@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import dspy
-from dspy.utils.caching import default_cache_dir
 
 from dspyer import clock
+from dspyer.dspy_module.not_public import CACHE_FOLDER, default_cache_dir
 from dspyer.dspy_module.tracing import step_count
+from dspyer.layers.cache_steps import DiskStep, Follow, Lead
 from dspyer.layers.layer import Inner, Layer, Place, replies
 from dspyer.nodes.cache_key import CachePlan, key_of
 from dspyer.nodes.node import Call, Node, Output, Reply
@@ -35,7 +36,6 @@ from dspyer.persistence.patch_cache import (
     encode_patch,
     join_flight,
 )
-from dspyer.runtime.cache_steps import DiskStep, Follow, Lead
 from dspyer.schema.schema import Schema
 from dspyer.values.frozen import thaw
 from dspyer.values.json import decoder
@@ -63,15 +63,15 @@ class NodeCache(Layer):
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The output that the cache holds, else that of `inner`, which the cache keeps."""
-        plan, graph = self._plan, call.runner.session.graph
+        plan = self._plan
         warn = partial(_warn, plan, call)
         try:
             key = key_of(plan, self._node, call)
         except Exception as error:  # noqa: BLE001 - if what the node reads is wrong, its call raises the same
             warn("what it reads gives no key, so nothing is kept", error)
             return (yield from inner(call))
-        decode = _decoder(graph.topology.schema)
-        look = _Look(plan, cache_in(graph.cache_dir or default_folder()), key, decode, call, warn)
+        decode = _decoder(call.runner.session.graph.topology.schema)
+        look = _Look(plan, cache_in(plan.folder or default_folder()), key, decode, call, warn)
         while True:
             flight, leads = join_flight(look.cache, key, plan.ttl)
             if leads:
@@ -175,4 +175,4 @@ def _warn(plan: CachePlan, call: Call, text: str, error: Exception | None = None
 def default_folder() -> str:
     """The folder of node results in DSPy's cache folder: that of `dspy.configure_cache`, else of `DSPY_CACHEDIR`."""
     built = vars(dspy).get("cache")  # not `dspy.cache`, which would open DSPy's own files
-    return str(Path(getattr(built, "disk_cache_dir", None) or default_cache_dir(), "dspyer"))
+    return str(Path(getattr(built, CACHE_FOLDER, None) or default_cache_dir(), "dspyer"))

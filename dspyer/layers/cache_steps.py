@@ -10,12 +10,11 @@ from typing import Any, Final, NamedTuple
 
 import dspy
 
-from dspyer.blocking import task_signal
+from dspyer.blocking import loop_of_worker, task_signal
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, arun_script, run_script
 from dspyer.nodes.sync_async import blocked_loops
 from dspyer.persistence.patch_cache import ANY_LOOP, Flight, on_disk
-from dspyer.runtime.workers import in_worker_thread
 from dspyer.stopping import current_limit
 
 _LED: Final = "dspyer_led"  # a setting, since DSPy carries these to its threads
@@ -52,7 +51,7 @@ class Lead(NamedTuple):
     def call(self, call: Call) -> Any:
         del call
         # In a worker thread of AnyIO, async functions run on the loop that the thread belongs to.
-        with self._leading(ANY_LOOP if in_worker_thread() else None):
+        with self._leading(ANY_LOOP if loop_of_worker() else None):
             return run_script(self.script)
 
     async def acall(self, call: Call) -> Any:

@@ -1,0 +1,204 @@
+"""Who goes on first of those that wait; joins fold posts by their recorded arrival, in any order of completion; what a
+post replaces. These are rules of few lines over many cases: a program shows a wrong answer only if it loses a race.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Annotated
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from dspyer import END, START, ImmutableState, live, reducers
+from dspyer.events import Commit, Exchange
+from dspyer.nodes.live_access import Waiter
+from dspyer.persistence.execution_records import RecordedPost
+from dspyer.policies import Policies
+from dspyer.reducers import Updates
+from dspyer.runtime.live import LiveWaiters
+from dspyer.runtime.live_buffer import LiveBuffer, ReaderCursor
+from dspyer.scheduler.loops import Edge
+from dspyer.scheduler.release_order import ReleaseOrder, WaitingReader
+from dspyer.scheduler.run_state import Branch, Execution, RunState, Target, Transition
+from dspyer.scheduler.schedule import advance, begin, plan, start
+from dspyer.scheduler.topology import Topology
+from dspyer.schema.schema import Schema
+from dspyer.values.persistent import PersistentMap
+from tests.plain_values import plain
+
+# Who waits for which field, and what each may write; and who goes on first.
+CASES = {
+    "nothing writes it": ("b:f a:f", {}, "a"),
+    "one's own writes count for others only": ("a:f", {"a": "f"}, "a"),
+    "another that waits writes it": ("a:f b:g", {"b": "f"}, "b"),
+    "a ring: the first in path order": ("b:f a:g", {"a": "f", "b": "g"}, "a"),
+    "all on one field": ("c:f a:f b:f", {"a": "f", "b": "f", "c": "f"}, "a"),
+    "what has ended does not write again": ("a:f b:g", {"b": "", "w": "f"}, "a"),
+    "a chain ends at its end": ("a:f b:g c:h", {"b": "f", "c": "g"}, "c"),
+}
+# The same where nodes follow: edges beside START -> node -> join -> END.
+BEHIND: dict[str, tuple[str, dict[str, str], list[Edge], str]] = {
+    "behind a join that waits for the reader": ("a:f b:g", {"join": "f"}, [], "a"),
+    "behind a way of its own": ("a:f b:g", {"late": "f"}, [Edge("b", "late"), Edge("late", END)], "b"),
+    "behind a router": (
+        *("a:f b:g", {"late": "f"}),
+        [Edge("b", "x", True), Edge("b", "y", True), Edge("x", "late"), Edge("y", "late"), Edge("late", END)],
+        "b",
+    ),
+    "in the next round, behind the join": ("a:f b:g", {"b": "h", "w": "f"}, [Edge("join", "w", True)], "a"),
+    "a router may send past the join": ("a:f b:g", {"join": "f"}, [Edge("b", "join", True)], "b"),
+    "among rings, what is certain decides": ("a:f b:g", {"b": "f", "join": "g"}, [Edge("a", "join", True)], "b"),
+}
+
+
+def topology(names: Iterable[str], *more: Edge) -> Topology:
+    nodes = tuple(names)
+    edges = [Edge(START, name) for name in nodes] + [Edge(name, "join") for name in nodes] + [Edge("join", END), *more]
+    others = tuple(dict.fromkeys(name for edge in more for name in edge[:2] if name not in (*nodes, "join", START)))
+    return Topology("pad", (*nodes, "join", *others), tuple(edges), Schema.of(Pad), Policies.of(None))
+
+
+def first(waiting: str, writes: dict[str, str], graph: Topology) -> str:
+    readers = []
+    for node, field in (text.split(":") for text in waiting.split()):
+        readers.append(WaitingReader((node, graph.rounds.first(node)), (ord(node),), node, field))
+    return ReleaseOrder(graph, {node: fields.split() for node, fields in writes.items()}).first(readers).execution
+
+
+def test_who_goes_on_first() -> None:
+    found = {name: first(waiting, writes, topology("abcefgw")) for name, (waiting, writes, _) in CASES.items()}
+    assert found == {name: case[2] for name, case in CASES.items()}
+
+
+def test_who_goes_on_first_when_other_nodes_follow() -> None:
+    found = {
+        name: first(waiting, writes, topology("abcew", *edges)) for name, (waiting, writes, edges, _) in BEHIND.items()
+    }
+    assert found == {name: case[3] for name, case in BEHIND.items()}
+
+
+class Pad(BaseModel):
+    """What the nodes share."""
+
+    notes: Annotated[list[str], reducers.append, live] = []
+
+
+def played(posts: dict[str, list[int]], order: Iterable[str]) -> RunState:
+    """A run whose nodes end in a given order, each with posts of given numbers."""
+    graph = topology(posts)
+    schema = graph.schema
+    state = schema.initial_state({})
+    run, execution, _ = begin(start(graph))
+    assert execution is not None
+    run, _ = advance(run, execution.id, Transition({}, state, tuple(Target(name) for name in posts)))
+    begun = {}
+    while plan(run):
+        run, execution, _ = begin(run)
+        assert execution is not None
+        begun[execution.node] = execution.id
+    for name in order:
+        seqs = posts[name]
+        patch = {"notes": Updates(*[str(seq) for seq in seqs])} if seqs else {}
+        exchange = Exchange({"notes": tuple(seqs)} if seqs else {}, {})
+        done = Transition(patch, schema.replay(state, patch), (Target("join"),), live=exchange)
+        run, _ = advance(run, begun[name], done)
+    run, execution, _ = begin(run)
+    assert execution is not None
+    run, _ = advance(run, execution.id, Transition({}, execution.branch.state, (Target(END),)))
+    return begin(run)[0]
+
+
+def order_of(commit: Commit) -> tuple[int, tuple[int, ...]]:
+    return commit.step, commit.branch
+
+
+@given(authors=st.lists(st.sampled_from("abc"), max_size=8))
+def test_a_join_folds_by_arrival_in_any_order_of_completion(authors: list[str]) -> None:
+    posts = {name: [seq for seq, author in enumerate(authors, 1) if author == name] for name in "abc"}
+    ends = [played(posts, order) for order in itertools.permutations("abc")]
+    assert [run.trunk_state.to_dict()["notes"] for run in ends] == [
+        [str(seq) for seq in range(1, len(authors) + 1)]
+    ] * 6
+    commits = [sorted((entry.commit._replace(version=None) for entry in run.log), key=order_of) for run in ends]
+    assert all(each == commits[0] for each in commits)
+
+
+def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
+    """An entry came while another node held the only slot: time is over meanwhile, and the entry is given."""
+    graph = topology("rw")
+    waiters = LiveWaiters(1, ReleaseOrder(graph, {"w": ["f"]}))
+    for name in "rw":
+        branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())
+        waiters.running[name] = Execution(name, name, branch, (), 1, (name, graph.rounds.first(name)), None)
+    woken: list[str] = []
+    waiter = Waiter("r", "f", lambda: woken.append("r"))
+    waiters.enter(waiter)
+    waiters.arrived("f", "w")
+    waiters.end_wait("r", "timeout")
+    waiters.grant()
+    assert (waiter.outcome, woken) == ("waiting", [])
+    del waiters.running["w"]
+    waiters.grant()
+    assert (waiter.outcome, woken) == ("entry", ["r"])
+
+
+def test_a_timeout_is_raised_when_nothing_arrives() -> None:
+    graph = topology("rw")
+    waiters = LiveWaiters(2, ReleaseOrder(graph, {"w": ["f"]}))
+    branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())
+    waiters.running["r"] = Execution("r", "r", branch, (), 1, ("r", graph.rounds.first("r")), None)
+    waiter = Waiter("r", "f", lambda: None)
+    waiters.enter(waiter)
+    waiters.end_wait("r", "timeout")
+    waiters.grant()
+    assert (waiter.outcome, waiters.all_wait) == ("timeout", False)
+
+
+# --- keys: a post replaces what its author has read, and is kept with what it has not read
+
+
+class Table(BaseModel):
+    t: Annotated[dict[str, list[str]], reducers.update, live] = {}
+
+
+class Model:
+    """The same by definition: a post is replaced by a later one of an author who had read it or made it."""
+
+    def __init__(self) -> None:
+        self.posts: list[tuple[int, str, str, str, int]] = []  # number, author, key, value, read up to
+
+    def values(self, key: str) -> list[str]:
+        here = [post for post in self.posts if post[2] == key]
+        replaced = {
+            one[0] for one in here for two in here if one[0] < two[0] and (one[1] == two[1] or one[0] <= two[4])
+        }
+        return [value for number, _, _, value, _ in here if number not in replaced]
+
+
+@settings(max_examples=6 * settings().max_examples)
+@given(st.lists(st.tuples(st.sampled_from(["post x", "post y", "read"]), st.integers(0, 3)), max_size=25))
+def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]) -> None:
+    """Also on a board that is made again from what was recorded."""
+    schema = Schema.of(Table)
+    state = schema.initial_state({})
+    board, model = LiveBuffer(schema, state, {}), Model()
+    readers = [ReaderCursor(f"{number}:0", f"n{number}", (number,), None, {}) for number in range(4)]
+    for action, number in actions:
+        name, reader = f"{number}:0", readers[number]
+        if action == "read":
+            while reader.next(board, "t") is not None:
+                pass
+            continue
+        key, seq = action[-1], board.seq + 1
+        value = f"{name} {seq}"
+        update = schema.commit(state, {"t": {key: [value]}}, node="n", commit_id="")[0]["t"]
+        post = RecordedPost(seq, "t", f"n{number}", name, str(seq), update, board.conflicts(reader, "t", update).over)
+        found = board.add(post)
+        model.posts.append((seq, name, key, value, reader.reads.get("t", 0)))
+        assert plain(found)[key] == model.values(key)
+        again = LiveBuffer(schema, state, board.recorded())
+        assert again.seq == board.seq
+        assert again.entries(post) == board.entries(post)
