@@ -23,7 +23,7 @@ from dspyer.errors import AgentError, DspyerError
 from dspyer.layers.retry import Retry
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
-from dspyer.nodes.node import Built, Call, Node, Reply, Send
+from dspyer.nodes.node import Built, Call, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.nodes.template_plans import Filler, plan_templates, warning_of
@@ -79,6 +79,7 @@ class ModeNode(Node):
     """
 
     kind: ClassVar[str] = "mode"
+    look = Look("module", "mode")
 
     tools: tuple[Tool, ...]
     nodes: frozenset[str]

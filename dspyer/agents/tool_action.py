@@ -133,7 +133,7 @@ class ToolOutcome(NamedTuple):
     error: bool = False
 
     @classmethod
-    def of(cls, returned: object, step: ToolCall) -> ToolOutcome:
+    def of(cls, returned: object, step: ToolInvocation) -> ToolOutcome:
         """The outcome of what a tool returned. If that cannot be kept, no other call is made for a result.
 
         Without an effect, a `Command` that is none fails the node: nothing needs a record, and the author mends it.
@@ -168,7 +168,7 @@ def storable(value: object) -> Any:
     return with_valid_text(serialize_for_json(with_valid_text(value)))
 
 
-class ToolCall(NamedTuple):
+class ToolInvocation(NamedTuple):
     """One call of a tool.
 
     Attributes:
@@ -205,7 +205,7 @@ class ToolCall(NamedTuple):
 class _BoundCall(NamedTuple):
     """The step that calls a tool by DSPy's own class, for its callbacks; these do not see the key of the effect."""
 
-    made: ToolCall
+    made: ToolInvocation
     key: Mapping[str, str]
 
     def call(self, call: Call) -> object:

@@ -32,7 +32,7 @@ from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, att
 from dspyer.graph.error_edges import by_source, error_edge_problems, no_node_hints, unfilled_problems
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.layers.handlers import ErrorEdge
-from dspyer.layers.layer import Layer, ordered
+from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.node_cache import NodeCache
 from dspyer.layers.retry import Retry
 from dspyer.layers.timeout import Timeout
@@ -468,14 +468,15 @@ def _given_layers(
         node, own = parts.nodes[options.name], list(options.layers)
         retry = options.retry
         if isinstance(retry, OfGraph):
-            retry = None if node.is_subgraph else of_graph
+            retry = None if node.look.inner else of_graph
         if retry is not None:
             own.append(retry)
         if options.timeout is not None:
             own.append(Timeout(options.timeout))
         if options.name in caches:
             own.append(caches[options.name])
-        if layers := ordered([layer for layer in around if layer.surrounds(node)], own):
+        of_kind = checked_layers(node.layers, f"node {options.name!r}: layers=")
+        if layers := ordered([layer for layer in around if layer.surrounds(node)], own, of_kind):
             found[options.name] = layers
     return found
 
@@ -488,7 +489,7 @@ def _attempts(parts: GraphParts, layers: Mapping[str, Iterable[Layer]]) -> dict[
         if own:
             found[name] = own
         inside: dict[str, Any] = {f"{name}/{one}": getattr(parts.modules[name], one) for one in node.programs}
-        if node.is_subgraph and not isinstance(node, CheckNode):
+        if node.look.inner and not isinstance(node, CheckNode):
             inside[name] = parts.modules[name]
         for place, program in inside.items():
             found |= {f"{place}/{path}": (*own, *inner) for path, inner in program.graph.attempts.items()}

@@ -249,8 +249,8 @@ class GraphSpec:
         return f"<graph {self.name}: {', '.join(self.nodes)}>"
 
     def _picture(self) -> GraphPicture:
-        kinds = {name: node.kind for name, node in self.nodes.items()}
-        return GraphPicture(self.topology, edge_labels(self), kinds)
+        looks = {name: node.look[:2] for name, node in self.nodes.items()}
+        return GraphPicture(self.topology, edge_labels(self), looks)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphSpec:
         return self  # frozen, and shared by all copies of a program
@@ -324,7 +324,7 @@ def _missing_text(graph: GraphSpec, field: str, extra: Collection[str]) -> str:
     if not readers:
         return repr(field)
     first, schema = graph.nodes[readers[0]], graph.topology.schema
-    alone = first.kind == "function" and len(first.reads or {}) == 1
+    alone = not first.kind and len(first.reads or {}) == 1
     other = schema.accepts_any_key and extra and not any(suggestion(name, [field]) for name in extra)
     hint = "; for the state as a whole name the parameter `state`" if alone and other else ""
     return f"{field!r}, read by {list_names(readers)}{hint}"

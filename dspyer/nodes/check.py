@@ -26,7 +26,7 @@ from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import FieldNames, unknown_field_text
 from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.module import build_module, module_io
-from dspyer.nodes.node import NOTHING, Built, Call, Checking, Node, Reply, Send
+from dspyer.nodes.node import NOTHING, Built, Call, Checking, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.repair import CheckedCommit, Repair
@@ -253,7 +253,7 @@ def asks_module(finder: Node) -> bool:
 def found_problems(finder: Node, into: str, found: Reply, call: Call) -> object:
     """What a finder gave, not yet validated."""
     value = found.updates.get(into, DELETE)
-    if value is DELETE and finder.is_subgraph:  # a graph gives what has changed: the list is still its default
+    if value is DELETE and finder.look.inner:  # a graph gives what has changed: the list is still its default
         field = getattr(call.program, finder.name).graph.topology.schema.fields.get(PROBLEMS)
         value = None if field is None else field.fixed_default
     return thaw(value)
@@ -295,9 +295,9 @@ class FinderNode(Node):
         return self.finder.takes
 
     @property
-    def is_subgraph(self) -> bool:
-        """Whether it runs a compiled graph, to find problems."""
-        return self.finder.is_subgraph
+    def look(self) -> Look:
+        """How pictures show it."""
+        return Look("check", self.kind, inner=self.finder.look.inner)
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all."""

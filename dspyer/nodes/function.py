@@ -133,7 +133,7 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
     plan = plan_binding(signature, options, options.who)
     declared = declared_result(signature.returns, options.schema)
     writes, problems = _writes(options, declared.writes, bool(plan.binding.contexts))
-    problems = [*plan.problems, *problems, *_module_problems(options.modules, options.who)]
+    problems = [*plan.problems, *problems, *module_problems(options.modules, options.who)]
     given = ", ".join([f"{options.name!r}", getattr(fn, "__name__", "fn"), "modules={{{local!r}: {name}}}"])
     fix = "bind it, add_node(" + given + "), and take it as the parameter `{local}`"
     problems += hidden_problems(fn, options.who, fix)
@@ -160,10 +160,11 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
             [name for name, module in options.modules.items() if plan.binding.contexts and is_program(module)]
         ),
     )
-    return Built(node, _bound(options) if options.modules else None, tuple(problems), (*plan.unknown, *missing))
+    return Built(node, bound_modules(options) if options.modules else None, tuple(problems), (*plan.unknown, *missing))
 
 
-def _bound(options: NodeOptions) -> NodeModules | None:
+def bound_modules(options: NodeOptions) -> NodeModules | None:
+    """What the program holds for the modules that are bound to a node."""
     if not all(isinstance(module, dspy.Module) for module in options.modules.values()):
         return None
     kind = source_class(options.name, NodeModules, modules_text(options.name, options.modules))
@@ -187,7 +188,8 @@ def _writes(options: NodeOptions, declared: tuple[str, ...] | None, posts: bool)
     return writes, check_names(writes, "writes", who, own=None, schema=options.output_schema)
 
 
-def _module_problems(modules: Mapping[str, Any], who: str) -> list[str]:
+def module_problems(modules: Mapping[str, Any], who: str) -> list[str]:
+    """What is wrong with the modules that are bound to a node."""
     problems = []
     for name, module in modules.items():
         if not isinstance(module, dspy.Module):

@@ -34,7 +34,7 @@ from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import ModuleNode, module_io
-from dspyer.nodes.node import Built, Call, MapFields, Node, Output, Reply, StartRule
+from dspyer.nodes.node import Built, Call, Look, MapFields, Node, Output, Reply, StartRule
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.program_calls import SubgraphProgram
@@ -87,9 +87,11 @@ class MapNode(Node):
         return None if own is None else (own - {self.item}) | {self.over}
 
     @property
-    def is_subgraph(self) -> bool:
-        """Whether it runs a compiled graph per item."""
-        return self.inner.is_subgraph
+    def look(self) -> Look:
+        """How pictures show it, with the failures that it lets pass."""
+        note = "" if self.failures is None else f"failures of items into {self.failures}"
+        note += f", at least {100 * self.min_success:g} % must succeed" if self.min_success else ""
+        return Look("map", self.kind, note, self.inner.look.inner)
 
     @property
     def programs(self) -> tuple[str, ...]:

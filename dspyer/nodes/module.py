@@ -24,7 +24,7 @@ from dspyer.nodes.binding import unset, usable
 from dspyer.nodes.callables import FunctionSignature, read_signature
 from dspyer.nodes.dspy_types import register_dspy_types
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_field_text
-from dspyer.nodes.node import Built, Call, Node, Reply
+from dspyer.nodes.node import Built, Call, Look, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.nodes.template_plans import computed_value, plan_templates, warning_of
@@ -52,6 +52,7 @@ class ModuleNode(Node):
     """
 
     kind: ClassVar[str] = "module"
+    look = Look("module", "module")
     of_module: ClassVar[bool] = True
 
     inputs: tuple[Input, ...]

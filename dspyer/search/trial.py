@@ -29,7 +29,7 @@ from dspyer.nodes.context import Context
 from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.map import Gather, WriteItem, item_script, part_script, publish_end, publish_start
 from dspyer.nodes.module import build_module, module_io
-from dspyer.nodes.node import Built, Call, MapFields, Node, Output, Reply
+from dspyer.nodes.node import Built, Call, Look, MapFields, Node, Output, Reply
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, Within
@@ -126,9 +126,9 @@ class TrialNode(Node):
         return frozenset([CHOSEN])
 
     @property
-    def is_subgraph(self) -> bool:
-        """Whether it runs a compiled graph per trial."""
-        return self.inner.is_subgraph
+    def look(self) -> Look:
+        """How pictures show it."""
+        return Look("map", self.kind, inner=self.inner.look.inner)
 
     @property
     def map_fields(self) -> MapFields:
