@@ -18,14 +18,14 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.dspy_module.executing import executing_id
-from dspyer.dspy_module.lm_records import NO_PRICES, current_recorder
+from dspyer.dspy_module.lm_records import NO_PRICES, LMRecorder
 from dspyer.dspy_module.lm_requests import LMRetryNotes
 from dspyer.dspy_module.not_public import COMPILED, COMPLETIONS
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, walk_parameters, without_histories
 from dspyer.dspy_module.predictors import modules_in
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
-from dspyer.dspy_module.tap import Subscriber, subscribing
+from dspyer.dspy_module.tap import Subscriber, subscriber, subscribing
 from dspyer.dspy_module.token_stream import apart_from_tokens
 from dspyer.dspy_module.tracing import append_to_trace, is_rejected
 from dspyer.errors import InputError, Interrupted, ThreadError, is_lost_work
@@ -712,7 +712,7 @@ class CompiledGraph(dspy.Module):
         prediction = dspy.Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
         vars(prediction)[COMPLETIONS] = _completions(session, prediction)
         recorded = request.keeps_events  # if the run is asked for before `_run` makes it: within a wrapper
-        link = RunLink(lambda prediction: Run(ended, prediction, current_recorder() if recorded else None))
+        link = RunLink(lambda prediction: Run(ended, prediction, subscriber(LMRecorder) if recorded else None))
         vars(prediction)[LINK] = link
         outcome.predicted(session.run_id, prediction)
         return prediction
