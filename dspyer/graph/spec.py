@@ -16,6 +16,7 @@ from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
 from dspyer.graph.declarations import check_redacted_paths, fields_of_items, inner_schemas
 from dspyer.graph.text import edge_labels, explain
+from dspyer.layers.breakpoints import Breakpoints
 from dspyer.layers.condensers import Condense
 from dspyer.layers.handlers import ErrorEdge, ErrorEdges
 from dspyer.layers.layer import Layer, ordered
@@ -157,6 +158,8 @@ class GraphSpec:
 
     def _layers_of(self, name: str, node: Node) -> tuple[Layer, ...]:
         own: list[Layer] = list(self.given_layers.get(name, ()))
+        if name in self.interrupt_before:
+            own.append(Breakpoints())
         if name in self.error_edges:
             own.append(ErrorEdges(self.error_edges[name]))
         if name in self.condensers:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
 
 from dspyer.dspy_module.executing import execute_item
 from dspyer.dspy_module.tracing import step_count, take_steps
@@ -34,11 +34,11 @@ from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import ModuleNode, module_io
-from dspyer.nodes.node import Built, Call, Look, Node, Reply, StartRule
+from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply, StartRule
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.program_calls import SubgraphProgram
-from dspyer.nodes.steps import Script, Step, arun_script, run_script, spans_of, wrapped
+from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.persistence.execution_records import MISSING
 from dspyer.persistence.rows import NewRow
@@ -153,7 +153,7 @@ class MapNode(ItemsNode):
         items = self._items(call)
         fresh = [item for item in items if item.recorded is MISSING]
         tolerance = None if self.failures is None else Tolerance(self, items, fresh)
-        found = iter((yield Gather([script_of(item) for item in fresh], self.max_concurrency, tolerance), call))
+        found = iter((yield Gather([item.script for item in fresh], self.max_concurrency, tolerance), call))
         if tolerance is not None:
             tolerance.raise_if_lost()
         return self._reply([next(found) if item.recorded is MISSING else item.recorded for item in items])
@@ -181,8 +181,10 @@ class MapNode(ItemsNode):
         inner = call._replace(context=context, overlay=overlay, made=made)
         return _Item(self, inner, index, count, attempt.recorded_result())
 
-    def _made(self, index: int, call: Call, reply: Reply) -> object:
-        """The result of an item. What the field cannot hold is refused here, before other items are paid for."""
+    def _made(self, index: int, call: Call, reply: Reply) -> Output:
+        """The result of an item, as what it writes to its field. What that cannot hold is refused here: no other item
+        is paid for.
+        """
         result = result_of(reply, self)
         if self.check is not None:
             self.check(result, index)
@@ -190,7 +192,8 @@ class MapNode(ItemsNode):
         attempt.finish()
         # In a map that is not stored, the field freezes all results at once.
         stored = attempt.host.journal is not None or self.failures is not None
-        return freeze(result, (self.into, index)) if stored else result
+        value = freeze(result, (self.into, index)) if stored else result
+        return Output({self.into: value}, call.state, None, None, False, None, call, reply.updates)
 
     def _reply(self, results: Sequence[object]) -> Reply:
         values = {index: result for index, result in enumerate(results) if not isinstance(result, FailedItem)}
@@ -216,23 +219,6 @@ class MapNode(ItemsNode):
                         f"{self.over}[{index}], of which field {self.into!r} would keep one: give each an id of its "
                         "own, or none"
                     )
-
-
-class Item(Protocol):
-    """What is an execution of its own within the call of a node: an item of a map, a trial of a search."""
-
-    @property
-    def call(self) -> Call:
-        """Its call."""
-
-    def script(self) -> Script[object]:
-        """The script that gives its result."""
-
-
-def script_of(item: Item) -> Callable[[], Script[object]]:
-    """What makes the script of an item: an execution of its own, with a span of its own."""
-    spans = spans_of(item.call)
-    return item.script if spans is None else lambda: spans.item(item.call, item.script())
 
 
 def item_script(inner: Node, call: Call, wrap: Callable[[Step], Step] | None = None) -> Script[Any]:
@@ -434,7 +420,8 @@ class _Item:
         steps = 0 if self.node.failures is None else step_count()
         try:
             attempt.raise_if_unanswered()
-            result = yield from item_script(self.node.inner, self.call)
+            output: Output = yield from item_script(self.node.inner, self.call)
+            result = output.patch[self.node.into]
             if attempt.host.journal is not None:
                 yield WriteItem(attempt.item_row(result)), self.call
                 attempt.record_result(result)

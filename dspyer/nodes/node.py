@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, P
 import dspy
 from typing_extensions import TypeVar
 
-from dspyer.errors import NodeOutputError, list_names, suggestion
+from dspyer.errors import NodeOutputError, brief, list_names, suggestion
 from dspyer.nodes.context import Context
 from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, Step
 from dspyer.nodes.sync_async import is_async
@@ -278,7 +278,7 @@ class Call(NamedTuple):
 
     def reply(self, reply: Reply) -> Any:
         """What the execution makes of a reply, validated as if the node had returned it."""
-        return self.made(self, reply)
+        return self.made(self, checked_reply(reply))
 
     def publish(self, event: Event) -> None:
         """Adds an event to those of the run."""
@@ -310,6 +310,13 @@ class Reply(NamedTuple):
     goto: tuple[Goto, ...] | None = None
     whole: bool = False
     completions: Any = None
+
+
+def checked_reply(reply: object) -> Reply:
+    """What a layer gave as a reply; a `TypeError` if it is none."""
+    if isinstance(reply, Reply):
+        return reply
+    raise TypeError(f"a layer replied {brief(reply)}, of type {type(reply).__name__}: give Reply({{field: value}})")
 
 
 class Output(NamedTuple):
@@ -555,12 +562,18 @@ class Node:
 
     def attempt(self, call: Call) -> Script[Any]:
         """What all layers are around: the script of the node, whose reply is validated."""
+        attempt = call.context.delegate
+        if attempt.over:  # a layer calls the node again: what the call before has posted and used is not of this one
+            attempt.following = attempt.next(attempt.number)
+            call = call.of_attempt(attempt.following)
         try:
             reply = yield from self.script(call)
             return call.made(call, reply)
         except NodeOutputError as error:
             error.of_module = error.of_module or self.of_module
             raise
+        finally:
+            call.context.delegate.over = True
 
 
 class Built(NamedTuple):

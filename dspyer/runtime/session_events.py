@@ -21,6 +21,7 @@ from dspyer.event_queue import EventQueue
 from dspyer.events import Commit, ConflictFound, Doing, Emitted, Event, MergedConflict, Token
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
+from dspyer.layers.layer import Layer
 from dspyer.nodes.map import map_fields_of
 from dspyer.runtime.pending_rows import PendingRows
 from dspyer.stopping import TimeLimit
@@ -104,6 +105,7 @@ class SessionEvents:
 
     Attributes:
         kept: the events in order of arrival.
+        layers: those that events pass through before any reader sees them.
         redactors: what hides values of the run: its own redaction, and those of the runs around it.
     """
 
@@ -121,6 +123,7 @@ class SessionEvents:
         around: Around | None = None,
     ) -> None:
         self.kept: list[Event] = []
+        self.layers: tuple[Layer, ...] = ()
         self._observe = observe
         self._queue = queue
         self._keeps = keeps
@@ -148,6 +151,11 @@ class SessionEvents:
             event = event._replace(scope=self._scope)
         if self._redactor is not None:
             event = self._redactor.event(event)
+        for layer in self.layers:
+            shown = layer.event(event)
+            if shown is None:
+                return
+            event = shown
         if self._keeps and type(event) not in _NOT_KEPT:
             self.kept.append(event)
         if type(event) is ConflictFound and event.scope == self._scope:

@@ -68,11 +68,9 @@ def straight_paths(session: Session) -> Paths:
     graph = session.graph
     if (
         type(session) is not Session  # it has live fields
-        or session.spans is not None
         or session.spending is not None
         or session.layers.around
         or session.records.questions
-        or graph.interrupt_before
     ):
         return _NO_PATHS
     paths: dict[str, StraightPath | None] = graph.straight

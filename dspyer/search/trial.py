@@ -36,10 +36,9 @@ from dspyer.nodes.map import (
     part_script,
     publish_end,
     publish_start,
-    script_of,
 )
 from dspyer.nodes.module import build_module, module_io
-from dspyer.nodes.node import Built, Call, Look, Node, Reply
+from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, Within
@@ -171,7 +170,7 @@ class TrialNode(ItemsNode):
         chosen = () if call.overlay is None else call.overlay.raw(CHOSEN, ())
         trials = [self._trial(call, entry, index, len(chosen)) for index, entry in enumerate(_raw_items(chosen))]
         fresh = [trial for trial in trials if trial.recorded is MISSING]
-        made = iter((yield Gather([script_of(trial) for trial in fresh]), call))
+        made = iter((yield Gather([trial.script for trial in fresh]), call))
         results = [next(made) if trial.recorded is MISSING else trial.recorded for trial in trials]
         return Reply({TRIALS: freeze(results, (TRIALS,))})
 
@@ -286,7 +285,8 @@ class _Tried:
         if change is None:
             number = trial.place.number + node.rollout_id
             wrap = partial(Within, context=lambda _: in_rollout(number, node.temperature))
-            change = yield from item_script(node.inner, trial.call._replace(made=self._change), wrap)
+            output: Output = yield from item_script(node.inner, trial.call._replace(made=self._made), wrap)
+            change = TrialChange.of(output.patch, output.after, node.schema)
             yield from self._record(change)
         self.steps = step_count() - begun
         after = trial.call._replace(state=change.applied(trial.call.state, node.schema))
@@ -295,7 +295,7 @@ class _Tried:
         done = False if node.done is None else (yield from self._done(after))
         return trial.finished(change, reward, done)
 
-    def _change(self, call: Call, reply: Reply) -> TrialChange:
+    def _made(self, call: Call, reply: Reply) -> Output:
         """What the module has changed."""
         node = self._node
         if reply.goto is not None:
@@ -304,7 +304,7 @@ class _Tried:
             call.state, reply.updates, node=node.name, commit_id=call.execution, whole_values=reply.whole
         )
         call.context.delegate.finish()
-        return TrialChange.of(patch, after, node.schema)
+        return Output(patch, after, None, None, False, None, call, reply.updates, reply.completions)
 
     def _judge(self, call: Call) -> Script[float]:
         rated = self._node.reward
