@@ -26,7 +26,7 @@ from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
 from dspyer.nodes.node import Built, Call, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
-from dspyer.nodes.template_plans import Filler, plan_templates, warning_of
+from dspyer.nodes.template_plans import Filler, filled, plan_templates, warning_of
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.frozen import FrozenList
 from dspyer.values.unicode import with_valid_text
@@ -132,7 +132,7 @@ class ModeNode(Node):
     def _predicted(self, call: Call, inputs: Mapping[str, Any], warning: str) -> Script[tuple[Any, list[Any]]]:
         """What the predictor gives, and the calls in it."""
         before = step_count()
-        found = yield ModuleStep(getattr(call.program, self.name), inputs, self.templates, warning), call
+        found = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
         without_tools(before)
         calls = _tool_calls(found)
         if not calls:  # no turn, and so no example of one

@@ -20,6 +20,7 @@ from dspyer.nodes.module import selected, values_of_prediction
 from dspyer.nodes.node import Call, Command
 from dspyer.nodes.outputs import values_of
 from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, arun_script, run_script
+from dspyer.nodes.template_plans import filled
 from dspyer.templates import Templates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
@@ -83,7 +84,8 @@ class ModuleAction(ToolAction):
     def script(self, call: Call, args: Mapping[str, Any]) -> Script[object]:
         """Call the module."""
         hidden = {name: thaw(value) for name, value in self.binding.bind(call).items()}
-        return (yield ModuleStep(part_of(call.program, self.path), {**args, **hidden}, self.templates), call)
+        step = ModuleStep(part_of(call.program, self.path), {**args, **hidden})
+        return (yield filled(step, self.templates), call)
 
     def result(self, returned: object) -> Command[Any]:
         """The outputs, and those that go to fields."""

@@ -21,7 +21,7 @@ from dspyer.layers.condensers import Condense
 from dspyer.layers.handlers import ErrorEdge, ErrorEdges
 from dspyer.layers.layer import Layer, ordered
 from dspyer.layers.reports import Reports
-from dspyer.nodes.check import CheckNode
+from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.router import Router
@@ -131,7 +131,7 @@ class GraphSpec:
     error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
     routers: tuple[Router, ...] = field(init=False)
     checks: Mapping[str, CheckNode] = field(init=False)
-    rejecting: Mapping[str, Node] = field(init=False)
+    rejecting: Mapping[str, FinderNode] = field(init=False)
     checked: Mapping[str, CheckNode] = field(init=False)
     searches: Mapping[str, Node] = field(init=False)
     layers: Mapping[str, tuple[Layer, ...]] = field(init=False)
@@ -144,13 +144,12 @@ class GraphSpec:
         condensers = [part for parts in self.condensers.values() for part in parts.values()]
         parts: tuple[Node | Router, ...] = (*self.nodes.values(), *condensers, *routers)
         object.__setattr__(self, "routers", routers)
-        checks = {name: node for name, node in self.nodes.items() if isinstance(node, CheckNode)}
+        checks = checks_of(self.nodes)
         checked = {name: check for check in checks.values() for name in (check.of, check.fix) if name is not None}
         object.__setattr__(self, "checks", checks)
-        rejecting = {name: node for name, node in self.nodes.items() if node.checking is not None}
-        object.__setattr__(self, "rejecting", rejecting)
+        object.__setattr__(self, "rejecting", rejecting_of(self.nodes))
         object.__setattr__(self, "checked", checked)
-        searches = {name: node for name, node in self.nodes.items() if node.makes_trials}
+        searches = {name: node for name, node in self.nodes.items() if type(node).trials_in is not Node.trials_in}
         object.__setattr__(self, "searches", searches)
         layers = {name: self._layers_of(name, node) for name, node in self.nodes.items()}
         object.__setattr__(self, "layers", {name: found for name, found in layers.items() if found})

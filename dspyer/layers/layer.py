@@ -317,7 +317,7 @@ class RunLayers:
         found = self._chains.get(name)
         if found is None:
             node, layers = self._nodes[name], self.of(name)
-            if node.map_fields is not None:
+            if node.has_items:
                 layers = tuple([layer for layer in layers if layer.place not in OF_EACH_ITEM])
             found = self._chains[name] = stack(layers, node.attempt)
         return found

@@ -94,6 +94,11 @@ class InterruptNode(Node):
         return text
 
 
+def interrupts_of(nodes: Mapping[str, Node]) -> list[str]:
+    """The names of the nodes that ask a question each time."""
+    return [name for name, node in nodes.items() if isinstance(node, InterruptNode)]
+
+
 @dataclass(frozen=True, slots=True)
 class QuestionTemplate:
     """The text of a question with fields of the state in braces."""

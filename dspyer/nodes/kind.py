@@ -17,8 +17,8 @@ from dspyer.nodes.node import Built, Call, Command, Look, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import goto_of, permitted
 from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.steps import Script, Within, wrapped
-from dspyer.nodes.template_plans import filling, plan_templates
+from dspyer.nodes.steps import Script, wrapped
+from dspyer.nodes.template_plans import filled, plan_templates
 from dspyer.state import ImmutableState
 
 
@@ -70,7 +70,7 @@ class KindNode(Node):
                 "`yield call.module(...)` or `yield call.function(...)` in it, `yield from ()` if it waits for nothing"
             )
         if self.templates.in_instructions:
-            found = wrapped(found, partial(Within, context=partial(filling, self.templates)))
+            found = wrapped(found, partial(filled, templates=self.templates))
         reply = yield from found
         if type(reply) is not Reply:
             raise NodeOutputError(

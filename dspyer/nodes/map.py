@@ -34,7 +34,7 @@ from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import ModuleNode, module_io
-from dspyer.nodes.node import Built, Call, Look, MapFields, Node, Output, Reply, StartRule
+from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply, StartRule
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.program_calls import SubgraphProgram
@@ -52,12 +52,55 @@ FIRST_ITEMS: Final = 20
 """If so many items at the beginning of the list fail alike, the map fails: the cause is hardly in the items."""
 
 
+class MapFields(NamedTuple):
+    """The names of a map.
+
+    Attributes:
+        over: the field with the items.
+        item: one item, as the node of the map reads it.
+        into: the field that gets the results.
+        failures: the field that gets the failures of items; None for none.
+    """
+
+    over: str
+    item: str
+    into: str
+    failures: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MapNode(Node):
+class ItemsNode(Node):
+    """A node that runs another one several times at once, each time as an execution of its own.
+
+    Attributes:
+        inner: what runs.
+    """
+
+    kind: ClassVar[str] = "map"
+    has_items: ClassVar[bool] = True
+
+    inner: Node
+
+    @property
+    def map_fields(self) -> MapFields:
+        """The names of the map."""
+        raise NotImplementedError
+
+    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
+        """The fields that the code of the inner node may read or write through `ctx`; None for all."""
+        return self.inner.permitted_fields(option)
+
+
+def map_fields_of(node: Node | None) -> MapFields | None:
+    """The names of a map; None for any other node."""
+    return node.map_fields if isinstance(node, ItemsNode) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MapNode(ItemsNode):
     """A node that runs `inner` once per item of `over` and commits `into` once, in the order of the items.
 
     Attributes:
-        inner: what runs per item.
         over: the field with the items.
         item: the name under which `inner` sees its item.
         into: the field for the results.
@@ -68,9 +111,6 @@ class MapNode(Node):
         min_success: the share of the items that must succeed, with `failures`.
     """
 
-    kind: ClassVar[str] = "map"
-
-    inner: Node
     over: str
     item: str
     into: str
@@ -102,10 +142,6 @@ class MapNode(Node):
     def map_fields(self) -> MapFields:
         """The names that the map was given."""
         return MapFields(self.over, self.item, self.into, self.failures)
-
-    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that the code of the inner node may read or write through `ctx`; None for all."""
-        return self.inner.permitted_fields(option)
 
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that all calls of the inner node read whole."""

@@ -27,9 +27,7 @@ from dspyer.views import View, ViewForm
 if TYPE_CHECKING:
     from dspyer.events import Event
     from dspyer.failure import Failure
-    from dspyer.layers.layer import Layer
     from dspyer.nodes.attempt import Attempt
-    from dspyer.nodes.repair import CheckedCommit, Repair
     from dspyer.scheduler.lineage import LogEntry
     from dspyer.scheduler.run_state import Target
     from dspyer.schema.schema import Schema
@@ -361,38 +359,6 @@ class Decision(NamedTuple):
     reason: str | None = None
 
 
-class Checking(NamedTuple):
-    """What a node checks.
-
-    Attributes:
-        what: it in texts, as in `the output of 'draft'`.
-        into: the field that gets the problems.
-        fix: the node that corrects what is refused; None for none, and for an agent.
-        modes: of the check of an agent, the modes: one of them gave what is checked, and corrects it.
-    """
-
-    what: str
-    into: str
-    fix: str | None = None
-    modes: tuple[str, ...] = ()
-
-
-class MapFields(NamedTuple):
-    """The names of a map.
-
-    Attributes:
-        over: the field with the items.
-        item: one item, as the node of the map reads it.
-        into: the field that gets the results.
-        failures: the field that gets the failures of items; None for none.
-    """
-
-    over: str
-    item: str
-    into: str
-    failures: str | None = None
-
-
 class Look(NamedTuple):
     """How pictures and `explain()` show a node.
 
@@ -446,6 +412,7 @@ class Node:
     Attributes:
         kind: the name of the kind, as pictures show it; "" for a function.
         of_module: whether a module gives its output: what is refused is asked for again.
+        has_items: whether its layers from `retry` inwards are around each of its items, and not around it.
         name: the node's name, under which the program holds its modules.
         reads: fields of the state by the node's own names; None for the whole state.
         optional: fields among `reads` that may be unset.
@@ -456,12 +423,13 @@ class Node:
         whole_state: whether it has a parameter for the state as a whole.
         templates: the templates in its inputs and in the instructions of its predictors.
         modules: the modules that a node was given which is not in a graph yet.
-        layers: the layers of its kind.
+        layers: the `Layer`s of its kind.
         who: the name of the node in errors.
     """
 
     kind: ClassVar[str] = ""
     of_module: ClassVar[bool] = False
+    has_items: ClassVar[bool] = False
 
     name: str = ""
     reads: Mapping[str, str] | None = None
@@ -473,7 +441,7 @@ class Node:
     whole_state: bool = False
     templates: Templates = NO_TEMPLATES
     modules: Mapping[str, dspy.Module] | None = None
-    layers: Iterable[Layer] = ()
+    layers: Iterable[Any] = ()
     who: str = field(init=False, repr=False)
 
     def __init__(
@@ -485,7 +453,7 @@ class Node:
         sends: bool = False,
         resources: Mapping[str, type] | None = None,
         modules: Mapping[str, dspy.Module] | None = None,
-        layers: Iterable[Layer] = (),
+        layers: Iterable[Any] = (),
     ) -> None:
         facts = {**locals(), "resources": resources or {}}
         for fact in fields(Node):
@@ -516,11 +484,6 @@ class Node:
         return ()
 
     @property
-    def may_return_command(self) -> bool:
-        """Whether its code mentions `Command`."""
-        return False
-
-    @property
     def reports_in(self) -> tuple[str, ...]:
         """The fields by which it reports what its last attempt raised (`error_reply`); empty if it fails with it."""
         return ()
@@ -531,34 +494,14 @@ class Node:
         return ()
 
     @property
-    def map_fields(self) -> MapFields | None:
-        """The names of a map; None for any other node."""
-        return None
-
-    @property
     def answer_types(self) -> Mapping[str, Any]:
         """The types of the answers to its questions, by key, where they are known before it runs."""
         return NOTHING
 
     @property
-    def lasting(self) -> tuple[str, ...]:
-        """The options of it by which a call may do what is not undone, as a search must know."""
-        return ()
-
-    @property
     def frozen_modules(self) -> tuple[str, ...]:
         """The attributes of the program with modules for it that optimizers leave alone, whatever the options say."""
         return ()
-
-    @property
-    def checking(self) -> Checking | None:
-        """What it checks and may reject (`rejects`, `output_before`, `repair_in`); None for a node that does not."""
-        return None
-
-    @property
-    def makes_trials(self) -> bool:
-        """Whether it makes the trials of a search (`trials_in`)."""
-        return False
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all."""
@@ -600,25 +543,10 @@ class Node:
         del call, error
         return None
 
-    def rejects(self, route: tuple[str, ...]) -> bool:
-        """Whether a commit of it with this route has rejected what it checked. Asked if it is `checking`."""
-        del route
-        return False
-
-    def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
-        """The executions that wrote what it checked, from the last commit before it backwards, at `index`."""
-        del log, index
-        return set()
-
-    def repair_in(self, commits: Sequence[CheckedCommit], index: int, nodes: Mapping[str, Node]) -> Repair | None:
-        """The correction that its commit at `index` has accepted; None if it has refused nothing before."""
-        del commits, index, nodes
-        return None
-
     def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
-        """The trials of each of its executions: the execution of each, and whether it led to the best trial.
+        """Of a kind that makes trials: those of each of its executions, and whether they led to the best one.
 
-        Before the search has ended, none of them did. Asked if it `makes_trials`.
+        Before the search has ended, none of them did.
         """
         del log
         return {}

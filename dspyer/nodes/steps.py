@@ -17,9 +17,7 @@ import dspy
 from dspyer.errors import Interrupt, brief
 from dspyer.nodes.program_calls import InsideRun, SubgraphProgram, questions_in
 from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
-from dspyer.nodes.template_plans import filling
 from dspyer.schema.schema import NONE_VALID
-from dspyer.templates import NO_TEMPLATES, Templates
 
 if TYPE_CHECKING:
     from dspyer.nodes.node import Call
@@ -129,22 +127,20 @@ class FunctionStep(NamedTuple):
 
 
 class ModuleStep(NamedTuple):
-    """Calls a module, whose predictors fill templates into their instructions, and append a warning."""
+    """Calls a module."""
 
     module: dspy.Module
     inputs: Mapping[str, Any]
-    templates: Templates = NO_TEMPLATES
-    warning: str = ""
 
     def call(self, call: Call) -> Any:
         """Call it from sync code."""
-        with filling(self.templates, call, self.warning):
-            return call_module(self.module, self.inputs)
+        del call
+        return call_module(self.module, self.inputs)
 
     async def acall(self, call: Call) -> Any:
         """Call it from async code."""
-        with filling(self.templates, call, self.warning):
-            return await acall_module(self.module, self.inputs)
+        del call
+        return await acall_module(self.module, self.inputs)
 
 
 class ProgramStep(NamedTuple):

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import dspy
 
@@ -27,9 +27,18 @@ from dspyer.nodes.callables import read_signature
 from dspyer.nodes.check import function_finder
 from dspyer.nodes.context import Context
 from dspyer.nodes.hidden_modules import hidden_problems
-from dspyer.nodes.map import Gather, WriteItem, item_script, part_script, publish_end, publish_start
+from dspyer.nodes.map import (
+    Gather,
+    ItemsNode,
+    MapFields,
+    WriteItem,
+    item_script,
+    part_script,
+    publish_end,
+    publish_start,
+)
 from dspyer.nodes.module import build_module, module_io
-from dspyer.nodes.node import Built, Call, Look, MapFields, Node, Output, Reply
+from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, Within
@@ -91,11 +100,10 @@ class TrialOptions(KindOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrialNode(Node):
+class TrialNode(ItemsNode):
     """A node that makes the chosen trials of a search, and commits their results in the order of the choice.
 
     Attributes:
-        inner: runs the module.
         reward: rates what the module gave.
         done: says whether a trial is a solution; None if it cannot be one.
         judged: whether the reward calls an LM: then what the module gave is recorded before.
@@ -104,9 +112,6 @@ class TrialNode(Node):
         temperature: that of the requests in a trial.
     """
 
-    kind: ClassVar[str] = "map"
-
-    inner: Node
     reward: Node
     done: Node | None
     judged: bool
@@ -140,11 +145,6 @@ class TrialNode(Node):
         """The judge: optimizers tune what is rated, not what rates it."""
         return (REWARD,) if self.judged else ()
 
-    @property
-    def makes_trials(self) -> bool:
-        """Whether it makes the trials of a search."""
-        return True
-
     def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
         """The trials of each of its executions: the execution of each, and whether it led to the best trial."""
         best = ""
@@ -160,10 +160,6 @@ class TrialNode(Node):
             execution: [(f"{execution}[{index}]", name in led) for index, name in enumerate(names)]
             for execution, names in made.items()
         }
-
-    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that the code of the module may read or write through `ctx`; None for all."""
-        return self.inner.permitted_fields(option)
 
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call of the module reads whole."""
