@@ -288,9 +288,9 @@ class RunLayers:
         found: Iterable[Layer] = self._layers.get(name, ())
         if self._parts:
             found = [part for one in found if (part := self._parts.get(id(one), one)) is not None]
-        if not self._around:
+        node = self._nodes.get(name)  # None at START, whose routers may be modules
+        if not self._around or node is None:
             return tuple(found)
-        node = self._nodes[name]
         return ordered([layer for layer in self._around if layer.surrounds(node)], found)
 
     def chain(self, name: str) -> Inner:
