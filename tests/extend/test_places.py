@@ -178,6 +178,15 @@ def test_a_router_that_is_a_module_has_attempts_of_its_own(place: Place) -> None
     assert counted.nodes == (["a", "a"] if place == "retry" else ["a"])
 
 
+def test_a_router_at_start_that_is_a_module_is_no_part_of_a_node(play: Play) -> None:
+    notes: list[str] = []
+    graph = Graph(inputs=["n"]).add_node("a", lambda n: {"m": n}, writes=["m"]).add_edge("a", END)
+    graph.add_conditional_edges(START, dspy.Predict("n -> next: Literal['on']"), {"on": "a"})
+    with ScriptedLM([{"next": "on"}]), using(*noted("in", notes)):
+        assert play(graph.compile(), {"n": 1}).error is None
+    assert [note for note in notes if note[0] != "/"] == [f"in {place} a" for place in PLACES]
+
+
 def test_surrounds_chooses_nodes_of_a_graph_and_of_a_block(play: Play) -> None:
     class OfB(Counted):
         asked: tuple[str, ...] = ()
