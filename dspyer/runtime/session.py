@@ -214,7 +214,7 @@ class Session(NotLive):
         self.fields = Fields(
             graph.topology.schema, whole_values, self.id_prefix, run_start.earlier, run_start.id_prefixes
         )
-        self._to_restart = list(run_start.run.running.values())
+        self._to_restart = list(run_start.run.running._data.values())
         self._doing: dict[str, str] = {}
         self.duration = 0.0
         redaction = graph.redaction
@@ -228,7 +228,7 @@ class Session(NotLive):
         if self.events.redactors:
             for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
                 self.events.learn_commit(entry.commit)
-        self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.field_shapes, scope))
+        self.publish(RunStarted(self.run_id, graph.topology.name, graph.topology.schema.field_shapes, scope))
 
     # --- what a driver calls
 
