@@ -428,20 +428,18 @@ class LiveWaiters:
         self.grant()
 
     def abort(self) -> None:
-        """Ends all waits: the nodes are called again by a resume."""
-        for name in list(self._waiting):
-            self.end_wait(name, "abort")
-        self.grant()
-
-    def end(self) -> None:
-        """Ends all waits with `"abort"`, further ones at once: the run has ended."""
-        self.over = True
+        """Ends all waits, also for a slot: what holds it may never have been called. A resume calls the nodes again."""
         for waiter in (*self._waiting.values(), *[waiter for waiter, _ in self._due]):
             waiter.outcome = "abort"
             waiter.wake()
         self._waiting.clear()
         self._of_field.clear()
         self._due.clear()
+
+    def end(self) -> None:
+        """Ends all waits, further ones at once: the run has ended."""
+        self.over = True
+        self.abort()
 
     def _out(self, waiter: Waiter) -> None:
         del self._waiting[waiter.execution]
