@@ -1,10 +1,10 @@
 """A session with live fields: nodes that run at once read each other's posts before these are committed.
 
 A post is a fact: when `ctx.post` returns it has a number, is in the store, and can be read; it is never taken back. So
-a reader depends on nobody, and commits at once. A node that fails, is attempted again or asks leaves its posts: they
+a reader depends on no other, and commits at once. A node that fails, is attempted again or asks leaves its posts: they
 are part of the commit that its execution makes in the end. `live_buffer` holds the posts.
 
-A wait for the next post ends when nobody else works: each other execution has ended or waits too. Which of those that
+A wait for the next post ends when no one else works: each other execution has ended or waits too. Which of those that
 wait goes on first, `scheduler.release_order` decides. After a failure or a question none goes on: a resume calls them
 again, since it may bring what they wait for.
 
