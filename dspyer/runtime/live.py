@@ -420,7 +420,7 @@ class LiveWaiters:
             waiter.wake()
 
     def release_first(self) -> None:
-        """Ends one wait, now that nobody else works."""
+        """Ends one wait, now that no one else works."""
         waiting = [(self.running[name], waiter.field) for name, waiter in self._waiting.items()]
         first = self._order.first([WaitingReader(one.position, one.path, one.id, field) for one, field in waiting])
         self.end_wait(first.execution, "closed")
