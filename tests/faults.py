@@ -232,8 +232,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="graph_retry_counts_twice",
         file="dspyer/graph/compile.py",
-        old="default = None if node.is_subgraph else of_graph",
-        new="default = of_graph",
+        old="retry = None if node.is_subgraph else of_graph",
+        new="retry = of_graph",
         loss="compile(retry=3) would retry a whole inner graph as well as its nodes: nine attempts instead of three.",
         tests=("tests/nodes/test_retries.py", "tests/nodes"),
     ),
@@ -439,9 +439,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="posts_of_failed_tool_commit",
-        file="dspyer/runtime/execution.py",
-        old="delegate.over, delegate.posts = True, None",
-        new="delegate.over = True",
+        file="dspyer/layers/reports.py",
+        old="last.over, last.posts = True, None",
+        new="last.over = True",
         loss="what a tool posted before it failed is committed with the report of its failure",
         tests=("tests/agents/test_tool.py", "tests/agents"),
     ),

@@ -184,7 +184,7 @@ _MADE: Final = (Output, Decision, float)
 
 def _within(layer: Layer, inner: Inner) -> Inner:
     def script(call: Call) -> Script[Any]:
-        found = layer.around(call, inner)
+        found: Any = layer.around(call, inner)
         if isinstance(found, GeneratorType):
             output = yield from found
             if isinstance(output, _MADE):
