@@ -88,7 +88,7 @@ class Coroutine(Layer):
 
 
 class AsyncGenerator(Layer):
-    async def around(self, call: Call, inner: Any) -> Any:  # type: ignore[override]  # the mistake
+    async def around(self, call: Call, inner: Any) -> Any:
         yield inner(call)
 
 
@@ -100,7 +100,7 @@ class ForgetsReturn(Layer):
 class ForgetsYield(Layer):
     def around(self, call: Call, inner: Any) -> Any:
         return inner(call)
-        yield
+        yield  # type: ignore[unreachable]  # makes it a generator
 
 
 class ForgetsFrom(Layer):
@@ -234,7 +234,11 @@ def test_a_stored_run_goes_on_where_a_layer_raised(how: str, after: bool) -> Non
     calls: list[str] = []
 
     def noting(name: str) -> Any:
-        return lambda n: calls.append(name) or {"n": n + 1}
+        def work(n: int) -> dict[str, int]:
+            calls.append(name)
+            return {"n": n + 1}
+
+        return work
 
     raising, store = Raises(after=after), Memory()
     graph = Graph().add_node("a", noting("a")).add_node("b", noting("b"), layers=[raising]).add_node("c", noting("c"))
