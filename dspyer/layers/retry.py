@@ -213,7 +213,7 @@ class Retry(Layer):
             try:
                 made = inner(call)
                 if asked or number > 1:
-                    made = wrapped(made, again(asked, lose))
+                    made = wrapped(made, apart_from_earlier(asked, lose))
                 found = yield from made
             except Exception as error:
                 # No other local may refer to the error: its traceback refers to this frame.
@@ -285,7 +285,7 @@ def _leave_open_if_stopped(session: Any) -> None:
         raise asyncio.CancelledError
 
 
-def again(asked: int, lose: Callable[[Steps], None]) -> Callable[[Step], Step]:
+def apart_from_earlier(asked: int, lose: Callable[[Steps], None]) -> Callable[[Step], Step]:
     """What is around the steps of another attempt: what an earlier one has left behind is kept from them.
 
     What tasks or threads of an earlier attempt still add to the DSPy trace is no step of this one. If `asked`, the
