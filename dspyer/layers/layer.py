@@ -159,7 +159,27 @@ class Layer:
     def run(self, run: RunView) -> AbstractContextManager[object]:
         """A block around the run: from before its first node begins until its last one has ended.
 
-        What it raises fails the run.
+        What it raises at its beginning fails the run, before a node is called.
+
+        Args:
+            run: the run, as in `of`.
+
+        Example:
+            >>> from contextlib import contextmanager
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.extend import Layer, using
+            >>> class Shown(Layer):
+            ...     @contextmanager
+            ...     def run(self, run):
+            ...         print(run.graph.name, "begins")
+            ...         yield
+            ...         print(run.graph.name, "has ended")
+            >>> graph = Graph(name="Shout").add_node("shout", lambda text: {"loud": text.upper()})
+            >>> with using(Shown()):
+            ...     graph.add_path(START, "shout", END).compile()(text="hey").loud
+            Shout begins
+            Shout has ended
+            'HEY'
         """
         del run
         return nullcontext()
@@ -168,8 +188,21 @@ class Layer:
         """Called before an execution begins.
 
         Raises:
-            Stop: to stop the run: a resume calls the node then.
+            Stop: to stop the run: what runs is finished, and a resume calls the node.
             Interrupt: to ask first.
+            Exception: to fail the node.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.extend import Layer, Stop
+            >>> class Open(Layer):
+            ...     def admit(self, call):
+            ...         if call.read("hour") >= 18:
+            ...             raise Stop("it is after 6 pm")
+            >>> graph = Graph().add_node("shout", lambda hour, text: {"loud": text.upper()}, layers=[Open()])
+            >>> run = graph.add_path(START, "shout", END).compile().run({"text": "hey", "hour": 19})
+            >>> run.status, run.error.reason
+            ('stopped', 'it is after 6 pm')
         """
 
     def event(self, event: Event) -> Event | None:
@@ -177,6 +210,18 @@ class Layer:
 
         The event is as `redact` shows it. Events of runs inside of nodes are among those of the runs around them. May
         be called from any thread.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.events import NodeStarted
+            >>> from dspyer.extend import Layer
+            >>> class Quiet(Layer):
+            ...     def event(self, event):
+            ...         return None if isinstance(event, NodeStarted) else event
+            >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()})
+            >>> run = graph.add_path(START, "shout", END).compile(layers=[Quiet()]).run({"text": "hey"})
+            >>> [type(event).__name__ for event in run.events]
+            ['RunStarted', 'Committed', 'Committed', 'RunEnded']
         """
         return event
 

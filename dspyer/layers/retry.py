@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple, Self, TypeAlias, cast
@@ -36,7 +37,7 @@ from dspyer.errors import (
 )
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.nodes.node import Call
-from dspyer.nodes.steps import Script, Step, wrapped
+from dspyer.nodes.steps import Script, Step, Within, wrapped
 from dspyer.nodes.sync_async import is_async
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.values.scalars import is_number, is_whole_number
@@ -212,7 +213,7 @@ class Retry(Layer):
             try:
                 made = inner(call)
                 if asked or number > 1:
-                    made = wrapped(made, partial(Again, asked=asked, lose=lose))
+                    made = wrapped(made, apart_from_earlier(asked, lose))
                 found = yield from made
             except Exception as error:
                 # No other local may refer to the error: its traceback refers to this frame.
@@ -284,23 +285,16 @@ def _leave_open_if_stopped(session: Any) -> None:
         raise asyncio.CancelledError
 
 
-class Again(NamedTuple):
-    """A step of another attempt: what an earlier one has left behind is kept from it.
+def apart_from_earlier(asked: int, lose: Callable[[Steps], None]) -> Callable[[Step], Step]:
+    """What is around the steps of another attempt: what an earlier one has left behind is kept from them.
 
     What tasks or threads of an earlier attempt still add to the DSPy trace is no step of this one. If `asked`, the
     requests to LMs differ from those of all earlier attempts, so that no cache serves an unusable response again.
     """
 
-    step: Step
-    asked: int
-    lose: Callable[[Steps], None]
+    @contextmanager
+    def apart(_call: Call) -> Iterator[None]:
+        with recording_apart(lose), with_new_responses(asked):
+            yield
 
-    def call(self, call: Call) -> Any:
-        """Make the step in sync code."""
-        with recording_apart(self.lose), with_new_responses(self.asked):
-            return self.step.call(call)
-
-    async def acall(self, call: Call) -> Any:
-        """Make the step in async code."""
-        with recording_apart(self.lose), with_new_responses(self.asked):
-            return await self.step.acall(call)
+    return partial(Within, context=apart)

@@ -19,7 +19,7 @@ from dspyer.dspy_module.token_stream import TokenCallback, without_tokens
 from dspyer.events import Token
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.nodes.node import Call, Node
-from dspyer.nodes.steps import Script, Step, wrapped
+from dspyer.nodes.steps import Script, Within, wrapped
 
 
 class Hiding(NamedTuple):
@@ -87,7 +87,7 @@ class Streaming(Layer):
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an attempt, whose predictors stream to the run."""
-        return wrapped(inner(call), partial(Streamed, self))
+        return wrapped(inner(call), partial(Within, context=self.streaming))
 
     def _hiding_of(self, node: str) -> tuple[Hiding, ...]:
         if self._hiding is None:
@@ -111,20 +111,3 @@ class Streaming(Layer):
         callback = TokenCallback(show, TokenRedaction(hiding) if hiding else None, self._queue)
         with dspy.context(callbacks=[*others, callback]):
             yield
-
-
-class Streamed(NamedTuple):
-    """A step whose tokens are published."""
-
-    tokens: Streaming
-    step: Step
-
-    def call(self, call: Call) -> Any:
-        """Make the step in sync code."""
-        with self.tokens.streaming(call):
-            return self.step.call(call)
-
-    async def acall(self, call: Call) -> Any:
-        """Make the step in async code."""
-        with self.tokens.streaming(call):
-            return await self.step.acall(call)

@@ -41,6 +41,7 @@ from dspyer.nodes.program_calls import SubgraphProgram
 from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.persistence.execution_records import MISSING
+from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import NewRow
 from dspyer.schema.type_fit import item_check, misfit, value_type
 from dspyer.state import ImmutableState
@@ -261,20 +262,28 @@ async def _arun(script: Callable[[], Script[object]]) -> object:
     return await arun_script(script())
 
 
-class WriteItem(NamedTuple):
-    """The step that writes the result of an item, with its LM calls: it is not called again."""
+def recorded(call: Call, attempt: Attempt, frozen: Any) -> Script[None]:
+    """Writes the result of an item or of a part of it, with the LM calls of the item: it is not called again."""
+    of_item = call.context.delegate
+    if of_item.host.journal is not None:
+        row = attempt.item_row(frozen)
+        yield _Write(of_item.host.journal, [*of_item.host.records.lm_call_rows(of_item.local_id), row]), call
+        attempt.record_result(frozen)
 
-    row: NewRow
+
+class _Write(NamedTuple):
+    """The step that writes rows."""
+
+    journal: Journal
+    rows: list[NewRow]
 
     def call(self, call: Call) -> None:
-        attempt = call.context.delegate
-        rows = [*attempt.host.records.lm_call_rows(attempt.local_id), self.row]
-        attempt.host.journal.write(rows)  # type: ignore[union-attr]  # there is one: see `_Item`
+        del call
+        self.journal.write(self.rows)
 
     async def acall(self, call: Call) -> None:
-        attempt = call.context.delegate
-        rows = [*attempt.host.records.lm_call_rows(attempt.local_id), self.row]
-        await attempt.host.journal.awrite(rows)  # type: ignore[union-attr]  # as above
+        del call
+        await self.journal.awrite(self.rows)
 
 
 class FailedItem:
@@ -422,9 +431,7 @@ class _Item:
             attempt.raise_if_unanswered()
             output: Output = yield from item_script(self.node.inner, self.call)
             result = output.patch[self.node.into]
-            if attempt.host.journal is not None:
-                yield WriteItem(attempt.item_row(result)), self.call
-                attempt.record_result(result)
+            yield from recorded(self.call, attempt, result)
         except BaseException as error:  # no other local may refer to it: its traceback refers to this frame
             number = attempt.last.number
             self._note_failure(unwrap_stop_iteration(error), number)

@@ -161,7 +161,7 @@ class Runner(Protocol):
 
 
 class OneByOne:
-    """A `Runner` that makes one call after the other, for a node that is called without a run."""
+    """A `Runner` that makes one call after the other, for a node that is called without a run, in sync code."""
 
     session = None
 
@@ -180,23 +180,8 @@ class OneByOne:
                 rule.note(index, results[-1])
         return results
 
-    async def agather(
-        self,
-        calls: Sequence[Callable[[], Awaitable[T]]],
-        max_concurrency: int | None,  # noqa: ARG002 - there is no concurrency
-        rule: StartRule | None = None,
-    ) -> list[T]:
-        results: list[T] = []
-        for index, call in enumerate(calls):
-            if rule is not None and not rule.may_start:
-                break
-            results.append(await call())
-            if rule is not None:
-                rule.note(index, results[-1])
-        return results
 
-
-IN_ORDER: Runner = OneByOne()
+IN_ORDER: Any = OneByOne()
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 

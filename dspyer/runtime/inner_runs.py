@@ -12,6 +12,7 @@ from urllib.parse import quote
 import dspy
 
 from dspyer.errors import AttemptError, Interrupt, Interrupted, RunStoppedError
+from dspyer.layers.retry import Retry
 from dspyer.nodes.attempt import Attempt
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.rows import NewRow, effect_row
@@ -74,7 +75,7 @@ def request_inside(
     if around is None:  # a node that is called without a run, as `dspyer.testing.call_node` does
         host = attempt.host
         return Request(host.resources, answer=host.answer, inside=True, keeps_events=False, stop_signal=stop_signal)
-    surrounded = bool(around.layers.of(attempt.node))  # by what may call the node again
+    retried = any(isinstance(layer, Retry) for layer in around.layers.of(attempt.node))
     scope = tuple(attempt.local_id.split("/"))
     return Request(
         around.resources,
@@ -89,7 +90,7 @@ def request_inside(
         valid=valid,
         scope=scope if key is None else (*scope[:-1], f"{scope[-1]}[{_escaped(key)}]"),
         attempts=(*around.attempts, attempt.number),
-        keeps_commits=around.kept is not None or surrounded,
+        keeps_commits=around.kept is not None or retried,
         label=around.run_start.label,
         root=around.root,
         records=around.records,

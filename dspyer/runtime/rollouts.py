@@ -22,7 +22,7 @@ from dspyer.dspy_module.tracing import Steps, append_to_trace, step_count, take_
 from dspyer.errors import always_raised, unwrap_stop_iteration
 from dspyer.events import Commit
 from dspyer.layers.layer import Inner, Layer, Place
-from dspyer.layers.retry import Again
+from dspyer.layers.retry import apart_from_earlier
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script, wrapped
@@ -108,7 +108,7 @@ class AskedAgain(Layer):
         for number in range(1, rollouts.most + 1):
             again = first.call.of_attempt(last.next(last.number))._replace(made=call.made)
             execute_attempt(last.number)
-            step = partial(Again, asked=ROLLOUT_STRIDE * number, lose=lose)
+            step = apart_from_earlier(ROLLOUT_STRIDE * number, lose)
             try:
                 output: Output = yield from wrapped(inner(again), step)
             except Exception as error:

@@ -31,11 +31,11 @@ from dspyer.nodes.map import (
     Gather,
     ItemsNode,
     MapFields,
-    WriteItem,
     item_script,
     part_script,
     publish_end,
     publish_start,
+    recorded,
 )
 from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply
@@ -237,9 +237,7 @@ class _Trial:
             judged = take_steps(steps + tried.steps)
             attempt.host.lose_steps(attempt, attempt.last.number, judged)
             attempt.host.hold_steps(attempt, take_steps(steps))
-        if attempt.host.journal is not None:
-            yield WriteItem(attempt.item_row(result)), self.call
-            attempt.record_result(result)
+        yield from recorded(self.call, attempt, result)
         return result
 
     def _entry(
@@ -339,8 +337,7 @@ class _Tried:
         if self._node.judged and attempt.host.journal is not None:
             part = attempt.of_part("module")
             frozen = freeze(change._asdict(), (TRIALS, self._trial.index))
-            yield WriteItem(part.item_row(frozen)), self._trial.call
-            part.record_result(frozen)
+            yield from recorded(self._trial.call, part, frozen)
 
 
 def _raw_items(values: Any) -> Sequence[Any]:

@@ -14,10 +14,10 @@ import dspy
 import pytest
 
 from dspyer import END, START, CompiledGraph, Graph, Retry, Run
-from dspyer.errors import GraphError, NodeOutputError
+from dspyer.errors import GraphError, NodeOutputError, NodeTimeoutError
 from dspyer.extend import Call, Layer, Look, Node, Reply
 from dspyer.stores import SQLite
-from dspyer.testing import ScriptedLM, call_node, stub
+from dspyer.testing import ScriptedLM, call_node, clock, stub
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -96,6 +96,41 @@ def test_a_retry_calls_it_again_from_the_beginning(mode: str) -> None:
     with ScriptedLM([{"label": "a"}, ConnectionError("lost"), *labels("b", "b", "c")]) as lm:
         found = run(program_of(vote(), retry=Retry(2, on=Exception)), {"text": "x"}, mode)
     assert (found.state["label"], len(lm.calls)) == ("b", 5)
+
+
+@MODES
+def test_a_timeout_is_that_of_all_steps_of_an_attempt(mode: str) -> None:
+    steps: list[str] = []
+
+    class Slow(Node):
+        def script(self, call: Call) -> Any:
+            for name in ("first", "second", "third"):
+                yield call.function(passes, name)
+            return Reply({"label": "late"})
+
+    with clock() as time:
+
+        def passes(name: str) -> None:
+            steps.append(name)
+            time.advance(0.6)
+
+        found = run(program_of(Slow(reads=[], writes=["label"]), timeout=1.0), {"text": "x"}, mode)
+    assert isinstance(found.error, NodeTimeoutError)
+    assert steps == ["first", "second"]
+
+
+@MODES
+def test_time_is_over_after_the_last_step_too(mode: str) -> None:
+    class Slow(Node):
+        def script(self, call: Call) -> Any:
+            yield call.function(len, "x")
+            time.advance(2.0)
+            return Reply({"label": "late"})
+
+    with clock() as time:
+        found = run(program_of(Slow(reads=[], writes=["label"]), timeout=1.0), {"text": "x"}, mode)
+    assert isinstance(found.error, NodeTimeoutError)
+    assert not found.error.left_running
 
 
 class Named(Layer):
