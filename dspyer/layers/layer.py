@@ -59,7 +59,7 @@ class Layer:
     Attributes:
         place: where it is, from the outside in: `"outside"`, `"errors"`, `"output"`, `"cache"`, `"node"`, `"retry"`,
             `"attempt"` or `"call"`. By default it is around all attempts of a node; `"attempt"` is around each.
-        parts: whether it is around the condensers and the module routers of a node as well, which have attempts of
+        around_parts: whether it is around the condensers and the module routers of a node as well, which have attempts of
             their own, and give no `Output`.
 
     Example:
@@ -80,7 +80,7 @@ class Layer:
 
     __slots__ = ()
     place: ClassVar[Place] = "node"
-    parts: ClassVar[bool] = False
+    around_parts: ClassVar[bool] = False
 
     @property
     def note(self) -> str:
@@ -443,7 +443,7 @@ class RunLayers:
 
     def around_part(self, name: str, script: Inner) -> Inner:
         """The scripts of a part of an execution within the layers around its attempts, which are its own."""
-        return stack([layer for layer in self.of(name) if layer.parts], script)
+        return stack([layer for layer in self.of(name) if layer.around_parts], script)
 
 
 def _parts(layers: Iterable[Layer], run: RunView) -> tuple[Layer, ...]:

@@ -118,7 +118,7 @@ class Retry(Layer):
     """
 
     place: ClassVar[Place] = "retry"
-    parts: ClassVar[bool] = True
+    around_parts: ClassVar[bool] = True
 
     attempts: int = 3
     on: RetryOn | tuple[RetryOn, ...] = is_transient

@@ -572,10 +572,10 @@ class Session(NotLive):
             path, execution = path_of_id(call.execution), call.execution
             failures.append((Failure.of(shown, node=call.node, branch=path, execution=execution), shown))
         if self._refusal is not None and self.status == "failed" and not failures:
-            last = run.log[len(run.log) - 1].commit
             # The execution whose LM call was refused was left open; a response of unknown cost has been committed.
-            running = [(one.node, one.path, one.id) for one in run.running.values()]
-            node, path, execution = next(iter(running), (last.node, last.branch, last.id))
+            places = [(one.node, one.path, one.id) for one in run.running.values()]
+            places += [(entry.commit.node, entry.commit.branch, entry.commit.id) for entry in run.log[-1:]]
+            node, path, execution = places[0] if places else (START, (), "")
             failure = Failure.of(self._refusal, node=node, branch=path, execution=execution)
             failures.append((failure, self._refusal))
         fingerprint = self.journal.encoder.digest(run.trunk_state) if run.ended else None

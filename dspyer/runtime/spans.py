@@ -709,7 +709,7 @@ class ItemSpans(Layer):
 
     __slots__ = ("_open_runs", "_spans")
     place: ClassVar[Place] = "retry"
-    parts: ClassVar[bool] = True
+    around_parts: ClassVar[bool] = True
 
     def __init__(self, open_runs: _OpenRuns, spans: RunSpans | None = None) -> None:
         self._open_runs = open_runs
@@ -734,7 +734,7 @@ class AttemptSpans(Layer):
 
     __slots__ = ("_open_runs", "_spans")
     place: ClassVar[Place] = "attempt"
-    parts: ClassVar[bool] = True
+    around_parts: ClassVar[bool] = True
 
     def __init__(self, open_runs: _OpenRuns, spans: RunSpans | None = None) -> None:
         self._open_runs = open_runs

@@ -156,7 +156,7 @@ def test_a_layer_sees_the_events_of_a_call_without_a_reader() -> None:
 
 def test_an_unknown_place_is_refused_by_a_block_of_layers() -> None:
     class Odd(Layer):
-        place: Any = "inside"
+        place = "inside"  # type: ignore[assignment]
 
     with pytest.raises(GraphError, match="'inside'"), using(Odd()):
         pass

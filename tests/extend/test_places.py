@@ -175,7 +175,7 @@ def test_a_router_that_is_a_module_has_attempts_of_its_own(place: Place) -> None
         assert graph.compile(layers=[counted]).run({"n": 1}).status == "completed"
     assert counted.nodes == ["a"]
     counted.nodes.clear()
-    type(counted).parts = True
+    type(counted).around_parts = True
     with ScriptedLM([{"next": "on"}]):
         assert graph.compile(layers=[counted]).run({"n": 1}).status == "completed"
     assert counted.nodes == ["a", "a"]

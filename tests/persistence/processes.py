@@ -15,9 +15,15 @@ def fork(work: Callable[[], object]) -> int:
     Args:
         work: what it does. Anything that it raises ends it with status 1.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # this process has a thread that renews leases
-        pid = os.fork()
+    parent = os.getpid()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # this process has a thread that renews leases
+            pid = os.fork()
+    except KeyboardInterrupt:  # in the child, before it does anything
+        if os.getpid() == parent:
+            raise
+        pid = 0
     if pid:
         return pid
     try:
