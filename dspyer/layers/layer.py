@@ -92,12 +92,46 @@ class Layer:
 
         Args:
             run: the run that begins.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.extend import Layer
+            >>> class PerRun(Layer):
+            ...     def of(self, run):
+            ...         return Counted() if run.graph.name == "Shout" else None
+            >>> class Counted(Layer):
+            ...     calls = 0
+            ...     def around(self, call, inner):
+            ...         self.calls += 1
+            ...         print("call", self.calls, "in this run")
+            ...         return (yield from inner(call))
+            >>> graph = Graph(name="Shout").add_node("shout", lambda text: {"loud": text.upper()}, layers=[PerRun()])
+            >>> program = graph.add_path(START, "shout", END).compile()
+            >>> [program(text=text).loud for text in ("a", "b")]
+            call 1 in this run
+            call 1 in this run
+            ['A', 'B']
         """
         del run
         return self
 
     def surrounds(self, node: Node) -> bool:
-        """Whether it is around a node, for a layer that was given to a whole graph or by `using`."""
+        """Whether it is around a node, for a layer that was given to a whole graph or by `using`.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.extend import Layer
+            >>> class OfB(Layer):
+            ...     def surrounds(self, node):
+            ...         return node.name == "b"
+            ...     def around(self, call, inner):
+            ...         print("around", call.node)
+            ...         return (yield from inner(call))
+            >>> graph = Graph().add_node("a", lambda n: {"n": n + 1}).add_node("b", lambda n: {"n": n + 1})
+            >>> graph.add_path(START, "a", "b", END).compile(layers=[OfB()]).run({"n": 1}).state["n"]
+            around b
+            3
+        """
         del node
         return True
 
@@ -106,6 +140,19 @@ class Layer:
 
         It may call `inner` again, with another call, or not at all: `return call.reply(Reply({...}))` commits what the
         node would have returned. The same code serves sync and async runs. What it raises is the failure of the node.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.extend import Layer, Reply
+            >>> class Known(Layer):
+            ...     def around(self, call, inner):
+            ...         if call.read("text") == "hey":
+            ...             return call.reply(Reply({"loud": "HEY HEY"}))
+            ...         return (yield from inner(call))
+            >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()}, layers=[Known()])
+            >>> program = graph.add_path(START, "shout", END).compile()
+            >>> program(text="hey").loud, program(text="you").loud
+            ('HEY HEY', 'YOU')
         """
         return inner(call)
 

@@ -344,7 +344,7 @@ class Context:
         A node gets each entry once: on its first visit from the beginning of the field, later from the position that
         its last visit in its lineage had reached. It does not get its own posts.
 
-        The loop ends when nobody else works: all other nodes that run wait too. Of these the first in path order goes
+        The loop ends when no one else works: all other nodes that run wait too. Of these the first in path order goes
         on whose field no other one that waits can write, nor a node after it up to the next join. If a sibling has
         failed or asked a question, this attempt ends instead: it commits nothing, and a resume calls the node again.
         While it waits it occupies no slot of `max_concurrency`.

@@ -90,7 +90,31 @@ def failure_or_questions(error: BaseException) -> BaseException:
 
 
 def wrapped(script: Script[T], wrap: Callable[[Step], Step]) -> Script[T]:
-    """The same script with something around each of its steps; a script like any other for a driver."""
+    """The same script with something around each of its steps; a script like any other for a driver.
+
+    Args:
+        script: what `inner(call)` gave.
+        wrap: gives for a step what is made in its place: an object with `call(call)` and `async acall(call)`.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> from dspyer.extend import Layer, wrapped
+        >>> class Shown:
+        ...     def __init__(self, step):
+        ...         self.step = step
+        ...     def call(self, call):
+        ...         print("a call of", call.node)
+        ...         return self.step.call(call)
+        ...     async def acall(self, call):
+        ...         return await self.step.acall(call)
+        >>> class Shows(Layer):
+        ...     def around(self, call, inner):
+        ...         return wrapped(inner(call), Shown)
+        >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()}, layers=[Shows()])
+        >>> graph.add_path(START, "shout", END).compile()(text="hey").loud
+        a call of shout
+        'HEY'
+    """
     try:
         asked = next(script)
         while True:

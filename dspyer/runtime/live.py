@@ -1,10 +1,10 @@
 """A session with live fields: nodes that run at once read each other's posts before these are committed.
 
 A post is a fact: when `ctx.post` returns it has a number, is in the store, and can be read; it is never taken back. So
-a reader depends on nobody, and commits at once. A node that fails, is attempted again or asks leaves its posts: they
+a reader depends on no other, and commits at once. A node that fails, is attempted again or asks leaves its posts: they
 are part of the commit that its execution makes in the end. `live_buffer` holds the posts.
 
-A wait for the next post ends when nobody else works: each other execution has ended or waits too. Which of those that
+A wait for the next post ends when no one else works: each other execution has ended or waits too. Which of those that
 wait goes on first, `scheduler.release_order` decides. After a failure or a question none goes on: a resume calls them
 again, since it may bring what they wait for.
 
@@ -38,7 +38,7 @@ from dspyer.patch import DELETE, Replace, update_size
 from dspyer.persistence.execution_records import RecordedPost
 from dspyer.persistence.rows import PostHeader, post_row
 from dspyer.reducers import Updates
-from dspyer.runtime.live_buffer import LiveBuffer, PostConflict, ReaderCursor, digest_of, single_updates
+from dspyer.runtime.live_buffer import LiveBuffer, ReaderCursor, digest_of, single_updates
 from dspyer.runtime.session import Session
 from dspyer.scheduler.release_order import ReleaseOrder, WaitingReader
 from dspyer.scheduler.run_state import Branch, Execution, Transition
@@ -190,12 +190,12 @@ class LiveSession(Session):
         buffer, execution = self.buffer, cursor.execution
         if name in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it
             return
-        conflict = buffer.conflicts(cursor, field, update)
-        if conflict.unread:
-            self._report_conflict(attempt, field, conflict)
+        over, unread = buffer.conflicts(cursor, field, update)
+        if unread:
+            self._report_conflict(attempt, field, unread)
         now = time.time()
         buffer.seq += 1  # not used again, also if the write fails: it may have taken effect
-        post = RecordedPost(buffer.seq, field, attempt.node, execution, name, update, conflict.over)
+        post = RecordedPost(buffer.seq, field, attempt.node, execution, name, update, over)
         if self.journal is not None:  # before a reader can see it: what was read must survive a crash
             header = PostHeader(execution, self.scope, post.node, field, post.seq, name, post.over, now)
             self.journal.write([post_row(header, update)])
@@ -207,15 +207,15 @@ class LiveSession(Session):
         )
         self.waiters.arrived(field, execution)
 
-    def _report_conflict(self, attempt: Attempt, field: str, conflict: PostConflict) -> None:
+    def _report_conflict(self, attempt: Attempt, field: str, unread: Mapping[Any, list[RecordedPost]]) -> None:
         """Publishes the lost updates that a post would cause; refuses the post where the field says `"reject"`."""
         rule = self.graph.topology.schema.live_fields[field].on_conflict
         by_key = self.buffer.by_key(field)
-        for key, posts in conflict.unread.items():
+        for key, posts in unread.items():
             named = key if by_key else None
             self.publish(LiveConflict(field, named, attempt.node, posts[-1].node, posts[-1].seq, rule))
         if rule == "reject":
-            key, posts = next(iter(conflict.unread.items()))
+            key, posts = next(iter(unread.items()))
             raise MergeConflictError(
                 f"node {attempt.node!r} posts to the live field {field!r}{f', key {key!r},' if by_key else ''} "
                 f"and has not read what {posts[-1].node!r} posted there before (seq {posts[-1].seq}): read "
@@ -420,27 +420,25 @@ class LiveWaiters:
             waiter.wake()
 
     def release_first(self) -> None:
-        """Ends one wait, now that nobody else works."""
+        """Ends one wait, now that no one else works."""
         waiting = [(self.running[name], waiter.field) for name, waiter in self._waiting.items()]
         first = self._order.first([WaitingReader(one.position, one.path, one.id, field) for one, field in waiting])
         self.end_wait(first.execution, "closed")
         self.grant()
 
     def abort(self) -> None:
-        """Ends all waits: the nodes are called again by a resume."""
-        for name in list(self._waiting):
-            self.end_wait(name, "abort")
-        self.grant()
-
-    def end(self) -> None:
-        """Ends all waits with `"abort"`, further ones at once: the run has ended."""
-        self.over = True
+        """Ends all waits, also for a slot: what holds it may never have been called. A resume calls the nodes again."""
         for waiter in (*self._waiting.values(), *[waiter for waiter, _ in self._due]):
             waiter.outcome = "abort"
             waiter.wake()
         self._waiting.clear()
         self._of_field.clear()
         self._due.clear()
+
+    def end(self) -> None:
+        """Ends all waits, further ones at once: the run has ended."""
+        self.over = True
+        self.abort()
 
     def _out(self, waiter: Waiter) -> None:
         del self._waiting[waiter.execution]

@@ -18,7 +18,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 from dspyer.errors import NodeOutputError
 from dspyer.events import BranchPath
@@ -109,21 +109,8 @@ class ReaderCursor:
 
     def _skips(self, post: RecordedPost) -> bool:
         """Whether a post is not for this reader: of its own execution, or of an earlier visit of its node."""
-        if post.execution == self.execution:
-            return True
-        return post.node == self.node and contains_commit(self.position, post.execution)
-
-
-class PostConflict(NamedTuple):
-    """The effect of a new post on the heads of its keys.
-
-    Attributes:
-        over: the numbers of the posts that it replaces; None for a field in which all posts are kept.
-        unread: the posts by other nodes that it would overwrite unread (the lost-update check), by key.
-    """
-
-    over: tuple[int, ...] | None
-    unread: dict[Any, list[RecordedPost]]
+        earlier = post.node == self.node and contains_commit(self.position, post.execution)
+        return earlier or post.execution == self.execution
 
 
 class LiveBuffer:
@@ -153,8 +140,13 @@ class LiveBuffer:
                 self.add(posts[seq])
         self.seq = max(posts, default=0)
 
-    def conflicts(self, reader: ReaderCursor, field: str, update: Any) -> PostConflict:
-        """The posts that an update would replace, and those that it would overwrite unread."""
+    def conflicts(
+        self, reader: ReaderCursor, field: str, update: Any
+    ) -> tuple[tuple[int, ...] | None, dict[Any, list[RecordedPost]]]:
+        """The numbers of the posts that an update would replace, and those that it would overwrite unread, by key.
+
+        The numbers are None for a field in which all posts are kept.
+        """
         read = reader.reads.get(field, 0)
         over: list[int] = []
         unread: dict[Any, list[RecordedPost]] = {}
@@ -164,7 +156,7 @@ class LiveBuffer:
                     over.append(seq)
                 else:
                     unread.setdefault(key, []).append(post)
-        return PostConflict(tuple(dict.fromkeys(over)) if self._tracked(field) else None, unread)
+        return tuple(dict.fromkeys(over)) if self._tracked(field) else None, unread
 
     def add(self, post: RecordedPost) -> Any:
         """Appends a post; returns the update for the commit of its execution, merged with other heads if declared."""

@@ -684,7 +684,8 @@ class CompiledGraph(dspy.Module):
     def _close(self, request: Request, session: Session) -> None:
         """Appends the trace to the caller's trace, also when a node has failed."""
         trace = session.trace(session.run, whole=request.inside)
-        append_to_trace([step for step in trace if not is_rejected(step[0])] if self._accepted_only else trace)
+        if trace:
+            append_to_trace([step for step in trace if not is_rejected(step[0])] if self._accepted_only else trace)
         session.keep_commits()
         request.outcome.ended = session.end()
 

@@ -207,7 +207,7 @@ class Session(NotLive):
         self.fields = Fields(
             graph.topology.schema, whole_values, self.id_prefix, run_start.earlier, run_start.id_prefixes
         )
-        self._to_restart = list(run_start.run.running.values())
+        self._to_restart = list(run_start.run.running._data.values())
         self._doing: dict[str, str] = {}
         self.duration = 0.0
         redaction = graph.redaction
@@ -221,7 +221,7 @@ class Session(NotLive):
                 self.events.learn_commit(entry.commit)
         self.layers = RunLayers(graph.nodes, graph.layers, request.layers, self)
         self.events.layers = self.layers.events
-        self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.field_shapes, scope))
+        self.publish(RunStarted(self.run_id, graph.topology.name, graph.topology.schema.field_shapes, scope))
 
     # --- what a driver calls
 

@@ -177,7 +177,7 @@ class SessionEvents:
                     redactor.learn(event)  # an error published before the next write may name these values
             return
         for event in events:
-            if not self._unheard or _watchers or type(event) is ConflictFound:
+            if not self._unheard or self.layers or _watchers or type(event) is ConflictFound:
                 self.publish(event)
 
     # --- redaction, by this run and by those around it

@@ -686,8 +686,8 @@ class NodeSpans(Layer):
         try:
             with self._spans.begin(run):
                 yield
-            self._spans.end(run)
         finally:
+            self._spans.end(run)
             self._open_runs.end(self._spans)
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:

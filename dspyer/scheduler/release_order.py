@@ -1,4 +1,4 @@
-"""Which of the nodes that wait for posts goes on first, when nobody else works: its loop ends, the others still wait.
+"""Which of the nodes that wait for posts goes on first, when no one else works: its loop ends, the others still wait.
 
 One for whose field nothing more can come from those that wait: none of them writes it, nor a node after one of them up
 to a join that waits for this reader, which starts only after it has ended. If there is none, they wait for each other,

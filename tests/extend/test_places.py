@@ -159,9 +159,7 @@ def test_trials_are_surrounded_as_items_are(place: Place) -> None:
     run: Run = searching().compile(layers=[seen], max_concurrency=1).run({"n": 1})
     assert run.state["m"] == 2
     trials = [name for name, _ in found if name.startswith("trunk:2")]
-    if place == "retry":  # around the rewards, which have attempts of their own, as well
-        assert trials == [f"trunk:2[{trial}]{part}" for trial in (0, 1) for part in ("", "[reward]")]
-    elif place in ("attempt", "call"):
+    if place in ("retry", "attempt", "call"):
         assert trials == ["trunk:2[0]", "trunk:2[1]"]
         assert [dict(output.patch) for name, output in found if name in trials] == [{"m": 2}] * 2
     else:
@@ -175,7 +173,21 @@ def test_a_router_that_is_a_module_has_attempts_of_its_own(place: Place) -> None
     graph.add_conditional_edges("a", dspy.Predict("m -> next: Literal['on']"), {"on": END})
     with ScriptedLM([{"next": "on"}]):
         assert graph.compile(layers=[counted]).run({"n": 1}).status == "completed"
-    assert counted.nodes == (["a", "a"] if place == "retry" else ["a"])
+    assert counted.nodes == ["a"]
+    counted.nodes.clear()
+    type(counted).parts = True
+    with ScriptedLM([{"next": "on"}]):
+        assert graph.compile(layers=[counted]).run({"n": 1}).status == "completed"
+    assert counted.nodes == ["a", "a"]
+
+
+def test_a_router_at_start_that_is_a_module_is_no_part_of_a_node(play: Play) -> None:
+    notes: list[str] = []
+    graph = Graph(inputs=["n"]).add_node("a", lambda n: {"m": n}, writes=["m"]).add_edge("a", END)
+    graph.add_conditional_edges(START, dspy.Predict("n -> next: Literal['on']"), {"on": "a"})
+    with ScriptedLM([{"next": "on"}]), using(*noted("in", notes)):
+        assert play(graph.compile(), {"n": 1}).error is None
+    assert [note for note in notes if note[0] != "/"] == [f"in {place} a" for place in PLACES]
 
 
 def test_surrounds_chooses_nodes_of_a_graph_and_of_a_block(play: Play) -> None:

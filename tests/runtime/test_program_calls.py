@@ -586,7 +586,7 @@ def test_what_an_item_of_a_map_leaves_behind_calls_nothing() -> None:
     assert run.state["found"] == ["a", "b"]
     assert not [event for event in run.events if event.scope]
     assert len(refused) == 2
-    assert "calls a program after its function has ended" in refused[0]
+    assert "calls a program after the node has returned" in refused[0]
 
 
 @MODES

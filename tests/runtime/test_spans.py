@@ -370,7 +370,8 @@ def test_failed_items_and_attempts_have_a_status(traces: Traces, play: Play) -> 
     assert failure(traces.named("item 0")) == ("UNSET", None, [])
     lost = ("ERROR", "ConnectionError: no line", ["no line"])
     assert failure(traces.named("attempt 2")) == lost
-    assert [name for name, _ in traces.events("item 1")] == ["dspyer.attempt_failed"]
+    assert failure(traces.named("item 1")) == lost
+    assert [name for name, _ in traces.events("item 1")] == ["dspyer.attempt_failed", "exception"]
     assert failure(traces.named("invoke_node map"))[0] == "UNSET"
 
 

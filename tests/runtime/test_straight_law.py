@@ -312,3 +312,24 @@ def test_a_program_that_has_run_is_pickled_as_before() -> None:
 
 def len_of(q: str) -> dict[str, int]:
     return {"n": len(q)}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_thread_that_begins_in_the_name_of_a_plain_node_goes_on_behind_it(asynchronous: bool) -> None:
+    calls: list[str] = []
+
+    def first(q: str) -> dict[str, str]:
+        calls.append("first")
+        return {"a": q}
+
+    def second(a: str) -> dict[str, str]:
+        calls.append("second")
+        return {"b": a}
+
+    graph = Graph(inputs=["q"]).add_node(first, writes=["a"]).add_node(second, writes=["b"])
+    thread = graph.add_path(START, "first", "second", END).compile(store=Memory()).thread("t")
+    thread.run({"q": "x"})
+    calls.clear()
+    thread.update({"a": "by hand"}, as_node="first")
+    run = asyncio.run(thread.aresume()) if asynchronous else thread.resume()
+    assert (run.state["b"], calls) == ("by hand", ["second"])
