@@ -59,8 +59,8 @@ class Layer:
     Attributes:
         place: where it is, from the outside in: `"outside"`, `"errors"`, `"output"`, `"cache"`, `"node"`, `"retry"`,
             `"attempt"` or `"call"`. By default it is around all attempts of a node; `"attempt"` is around each.
-        around_parts: whether it is around the condensers and the module routers of a node as well, which have attempts of
-            their own, and give no `Output`.
+        around_parts: whether it is around the condensers and the module routers of a node as well, which have attempts
+            of their own, and give no `Output`.
 
     Example:
         >>> from dspyer import END, START, Graph

@@ -181,8 +181,9 @@ def call_async(fn: Callable[..., Awaitable[T]], kwargs: Mapping[str, Any]) -> T:
             except RuntimeError:  # of AnyIO: this is none of its worker threads
                 if began:  # then the function itself has raised it
                     raise
-        if loop_thread is not None and loop_thread.is_usable():
-            return cast(T, result_of(loop_thread.portal().call(run)))
+        portal = None if loop_thread is None else loop_thread.portal()
+        if portal is not None:
+            return cast(T, result_of(portal.call(run)))
         with start_blocking_portal() as portal:
             return cast(T, result_of(portal.call(run)))
     except futures.CancelledError:
@@ -223,19 +224,19 @@ class _LoopThread:
         loop = asyncio._get_running_loop()
         self.blocked: tuple[object, ...] = blocked_loops() if loop is None else (loop, *blocked_loops())
 
-    def portal(self) -> BlockingPortal:
+    def portal(self) -> BlockingPortal | None:
+        """What passes calls to the loop; None in the loop's own thread, and after the bridge has ended."""
         with self._lock:
+            if self._stopped or self._thread == threading.get_ident():
+                return None
             if self._portal is None:
                 self._portal = self._stack.enter_context(start_blocking_portal(name="dspyer-async"))
                 self._thread = self._portal.call(threading.get_ident)
             return self._portal
 
-    def is_usable(self) -> bool:
-        """Whether this thread may wait for the loop: not the loop's own thread, nor any after the bridge has ended."""
-        return not self._stopped and self._thread != threading.get_ident()
-
     def stop(self) -> None:
-        self._stopped = True
+        with self._lock:  # else a call that was left running could make the loop after that
+            self._stopped = True
         if gives_up():  # async code that does not end is left running
             start_new_thread(self._stack.close, ())
         else:
