@@ -105,7 +105,7 @@ class Fork(dspy.Module):
 
 
 def called(program: Any, calls: int, output: str, wanted: str, mode: str = "sync") -> Round:
-    """Times calls of a program; seconds for each call."""
+    """Times calls of a program, sync or async or by `run()`; seconds for each call."""
 
     def check(result: Any) -> None:
         expect(result[output], wanted)
@@ -115,13 +115,18 @@ def called(program: Any, calls: int, output: str, wanted: str, mode: str = "sync
             result = program(question="What?")
         return result
 
+    def runs() -> Any:
+        for _ in range(calls):
+            run = program.run({"question": "What?"})
+        return run.state
+
     async def on_loop() -> Any:
         for _ in range(calls):
             result = await program.acall(question="What?")
         return result
 
     def measure() -> float:
-        work: Callable[[], Any] = sync if mode == "sync" else lambda: asyncio.run(on_loop())
+        work: Callable[[], Any] = {"sync": sync, "run": runs}.get(mode) or (lambda: asyncio.run(on_loop()))
         with dspy.context(lm=lm()):
             return timed(work, calls, check)
 
@@ -149,6 +154,7 @@ def by_hand(module: type[Any], output: str, wanted: str, mode: str = "sync") -> 
 
 WORKS: dict[str, Work] = {
     "modules_pair_by_hand": by_hand(Pair, "answer", "an answer"),
+    "modules_four_by_hand": by_hand(Four, "answer", "an answer"),
     "modules_evaluate_by_hand": lambda examples: evaluated(Four(), examples),
     "modules_chain_by_hand": by_hand(Chain, "answer", "an answer"),
     "modules_chain_async_by_hand": by_hand(Chain, "answer", "an answer", "async"),
