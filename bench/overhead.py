@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Literal
 from unittest import mock
 
@@ -123,7 +123,7 @@ def statements() -> Iterator[list[str]]:
     connect = sqlite3.connect
 
     def traced(*arguments: Any, **named: Any) -> sqlite3.Connection:
-        connection = connect(*arguments, **named)
+        connection: sqlite3.Connection = connect(*arguments, **named)
         connection.set_trace_callback(seen.append)
         return connection
 
@@ -207,28 +207,28 @@ def rows(share: float = 1.0) -> list[Row]:
 
     def loop(title: str, goal: float | None, fields: int, mode: str) -> Row:
         few = {"turns": size(300)}
-        return faster(f"loop, {title}, a step", goal, "loop", few, turns=size(1_500), fields=fields, mode=mode)
+        return faster(f"loop, {title}, a step", goal, "loop", few, turns=size(5_000), fields=fields, mode=mode)
 
     def send(title: str, goal: float, mode: str) -> Row:
         return faster(f"`Send` to 1,000 {title}, a branch", goal, "fan_out", branches=size(1_000), mode=mode)
 
     def by_hand(title: str, goal: float, work: str, hand: str = "") -> Row:
         ours, theirs = DSPYER[work], DSPYER[f"{hand or work}_by_hand"]
-        calls = {"calls": size(20)}
+        calls = {"calls": size(50)}
         return Row(
             f"{title} / by hand", "µs", goal, "share", partial(ours, **calls), partial(theirs, **calls), "by hand"
         )
 
-    def grown(
-        title: str, goal: float, work: Callable[[int], float], sizes: tuple[int, int], rounds: int = 1_000
-    ) -> Row:
-        large, small = (partial(work, size(each)) for each in sizes)
-        return Row(title, "µs", goal, "share", lambda: large, lambda: small, f"{sizes[1]:,}", rounds)
+    def grown(title: str, goal: float, work: Callable[[int], float], large: int, small: int, times: int) -> Row:
+        def often() -> float:  # for as long as the large one, so that both have the same chance of a quiet moment
+            return fmean(work(size(small)) for _ in range(times))
 
-    def counted(title: str, unit: str, goal: float, *works: Make) -> Row:
-        return Row(title, unit, goal, "alone", *works, rounds=1)
+        return Row(title, "µs", goal, "share", lambda: partial(work, size(large)), lambda: often, f"{small:,}", 4)
 
-    turn = {"count": size(20)}
+    def counted(title: str, unit: str, goal: float, ours: Make, theirs: Make | None = None) -> Row:
+        return Row(title, unit, goal, "alone", ours, theirs, rounds=1)
+
+    turn: dict[str, Any] = {"count": size(20)}
     on_old, on_new = (partial(DSPYER["turn"], store="runs.db", new=new, **turn) for new in (False, True))
     step, few = {"steps": size(1_000)}, {"steps": size(200)}
     return [
@@ -239,7 +239,13 @@ def rows(share: float = 1.0) -> list[Row]:
         loop("1 field, sync nodes in an async run", None, 1, "mixed"),
         loop("3 fields, sync nodes in an async run", 4, 3, "mixed"),
         counted("loop, 1 field: calls of dspyer, a step", "calls", 51, lambda: dspyer_overhead.loop_calls(size(100))),
-        Row("`program(...)`, one trivial node", "µs", 120, "alone", *both("call", {"calls": size(200)}, {})),
+        Row(
+            "`program(...)`, one trivial node",
+            "µs",
+            120,
+            "alone",
+            *both("call", {"calls": size(600)}, {"calls": size(200)}),
+        ),
         counted("`program(...)`: calls of dspyer", "calls", 170, dspyer_overhead.call_calls),
         faster("fork of 8 sync nodes", 1.8, "fork", mode="sync", calls=size(40)),
         counted("fork of 8: threads that the 31st starts", "threads", 0, *both("fork_threads", {}, {})),
@@ -259,10 +265,10 @@ def rows(share: float = 1.0) -> list[Row]:
         by_hand("`deepcopy` of 2 predictors", 3, "copied"),
         Row("compile 20 nodes", "ms", 2.5, "alone", *both("compile_chain", {"nodes": size(20)}, {})),
         Row("import, after DSPy", "ms", 120, "alone", lambda: dspyer_overhead.imported, rounds=5),
-        grown("loop, a step beside 1,000 keys / 10", 1.3, growth_runs.step_beside_keys, (1_000, 10)),
-        grown("`Send` to 10,000 / 1,000, a branch", 1.1, growth_runs.sent("sync"), (10_000, 1_000)),
-        grown("`Send` to 10,000 / 1,000, async run, a branch", 1.1, growth_runs.sent("async"), (10_000, 1_000)),
-        grown("loop of 100,000 steps / 1,000, a step", 1.1, growth_runs.steps, (100_000, 1_000), 4),
+        grown("loop, a step beside 1,000 keys / 10", 1.3, growth_runs.step_beside_keys, 1_000, 10, 1),
+        grown("`Send` to 10,000 / 1,000, a branch", 1.1, growth_runs.sent("sync"), 10_000, 1_000, 10),
+        grown("`Send` to 10,000 / 1,000, async run, a branch", 1.1, growth_runs.sent("async"), 10_000, 1_000, 10),
+        grown("loop of 100,000 steps / 1,000, a step", 1.1, growth_runs.steps, 100_000, 1_000, 100),
         counted("kept by `run()`, a commit", "KB", 1.4, *both("kept", {"steps": size(1_000)}, {})),
     ]
 
@@ -275,6 +281,18 @@ take turns in one process, in seconds of the processor; a figure is the smallest
 missed by less than 10 % is met nearly."""
 
 
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A block that measures in seconds of the processor, without what is none of a workload's."""
+    with mock.patch.object(measure, "clock", time.process_time), mock.patch.dict(os.environ, LANGSMITH_TRACING="false"):
+        gc.collect()
+        gc.freeze()  # what one library has imported must not lengthen the collections of the other
+        try:
+            yield
+        finally:
+            gc.unfreeze()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description="What dspyer itself takes.")
@@ -285,9 +303,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--share", type=float, default=1.0, help="how much of the steps, items and calls is done (1)")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the section of the documentation")
     given = parser.parse_args(arguments)
-    os.environ["LANGSMITH_TRACING"] = "false"
     lines, noise = [["work", "dspyer", "beside", "ratio", "goal", "met"]], [calibrate(time.process_time)]
-    with mock.patch.object(measure, "clock", time.process_time):
+    with quiet():
         for row in rows(given.share):
             if not given.only or any(word in row.title for word in given.only):
                 began = time.perf_counter()

@@ -178,7 +178,6 @@ def modules() -> list[Row]:
     """Graphs of DSPy modules compared with hand-written `dspy.Module`s, both in one process."""
     rows = []
     for title, work, goal in (
-        ("chain of three predictors", "modules_chain", 1.25),
         ("chain of three predictors, async", "modules_chain_async", 1.25),
         ("loop of ten predictor calls", "modules_loop", 1.25),
         ("fork of two predictors and join (by hand: one after the other)", "modules_fork", None),

@@ -330,7 +330,12 @@ def test_the_overhead_is_the_smallest_of_rounds_in_turn(tmp_path: Path, capsys: 
 
     def peer(name: str, *values: float) -> overhead.Make:
         found = iter(values)
-        return lambda: lambda: told.append(name) or next(found)
+
+        def measure() -> float:
+            told.append(name)
+            return next(found)
+
+        return lambda: measure
 
     row = overhead.Row("a work", "calls", 2, "faster", peer("a", 1, 4, 3), peer("b", 1, 9, 8))
     assert row.cells(2, [])[:4] == ["a work", "3.00 calls", "LangGraph: 8.00 calls", "2.67 × as fast"]

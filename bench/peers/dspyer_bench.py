@@ -320,7 +320,6 @@ WORKS: dict[str, Work] = {
     "modules_pair_run": lambda calls: called(pair_graph(), calls, "answer", "an answer", "run"),
     "modules_four": lambda calls: called(four_graph(), calls, "answer", "an answer"),
     "modules_evaluate": lambda examples: evaluated(four_graph(), examples),
-    "modules_chain": lambda calls: called(chain_graph(), calls, "answer", "an answer"),
     "modules_chain_async": lambda calls: called(chain_graph(), calls, "answer", "an answer", "async"),
     "modules_loop": lambda calls: called(loop_graph(), calls, "answer", "an answer"),
     "modules_fork": lambda calls: called(fork_graph(), calls, "verdict", "an answer: low"),

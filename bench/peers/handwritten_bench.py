@@ -57,16 +57,11 @@ class Four(dspy.Module):
 
 
 class Chain(dspy.Module):
-    """Three predictors, one after the other."""
+    """Three predictors, one after the other, in an async call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ask, self.find, self.answer = (dspy.Predict(signature) for signature in CHAIN)
-
-    def forward(self, question: str) -> Any:
-        query = self.ask(question=question).query
-        findings = self.find(query=query).findings
-        return dspy.Prediction(answer=self.answer(findings=findings).answer)
 
     async def aforward(self, question: str) -> Any:
         query = (await self.ask.acall(question=question)).query
@@ -156,7 +151,6 @@ WORKS: dict[str, Work] = {
     "modules_pair_by_hand": by_hand(Pair, "answer", "an answer"),
     "modules_four_by_hand": by_hand(Four, "answer", "an answer"),
     "modules_evaluate_by_hand": lambda examples: evaluated(Four(), examples),
-    "modules_chain_by_hand": by_hand(Chain, "answer", "an answer"),
     "modules_chain_async_by_hand": by_hand(Chain, "answer", "an answer", "async"),
     "modules_loop_by_hand": by_hand(Loop, "answer", "an answer"),
     "modules_fork_by_hand": by_hand(Fork, "verdict", "an answer: low"),
