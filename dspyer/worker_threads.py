@@ -41,49 +41,48 @@ except ImportError:  # AnyIO can do without it
     _library = ContextVar("dspyer_no_library", default=None)
 
 T = TypeVar("T")
-Job = tuple[Context, Callable[[], Any], Callable[[Any], object], EventLoopToken | None, bool]
+Job = tuple[Context, Callable[[], Any], Callable[[Any], object], EventLoopToken | None, bool, None]
 
 IDLE: Final = 10.0
 """Seconds in which a thread waits for its next job."""
 
 
-_jobs: SimpleQueue[Job | tuple[()] | None] = SimpleQueue()
-_idle: list[None] = []  # one for each thread that waits for a job, or will, and whose job is not on its way
+_jobs: SimpleQueue[Any] = SimpleQueue()
+_places: list[None] = []  # one for each thread that waits, or will wait, for a job which is not on its way yet
 _awaited: set[threading.Thread] = set()  # at work on something that the end of the process waits for
 
 
 def _serve(first: list[Job]) -> None:
     """What a thread does: its first job, then others until none comes for a while."""
-    _do(*first.pop())
+    job: Job | None = first.pop()
+    while job is not None:
+        context, work, end, loop, awaited, place = job
+        if awaited:
+            _awaited.add(threading.current_thread())
+        join_loop(loop)
+        # No variable takes the outcome: the traceback of an error refers to this frame.
+        _finish(end, place, context.run(work))
+        del job, context, work, end, loop  # while the thread is idle, it refers to nothing that it has done
+        job = _next()
+
+
+def _finish(end: Callable[[Any], object], place: None, outcome: Any) -> None:
+    leave_loop()
+    _awaited.discard(threading.current_thread())
+    _places.append(place)  # first: what the outcome leads to finds this thread
+    end(outcome)
+
+
+def _next() -> Job | None:
     while True:
         job: Job | tuple[()] | None = clock.get(_jobs, clock.now() + IDLE, "idle")
         if job:
-            _do(*job)
-        else:
-            if job is not None:
-                _jobs.put(job)  # the end of the process, also for the next thread
-            with suppress(IndexError):  # a job is on its way
-                _idle.pop()
-                return
-        del job  # while the thread is idle, nothing in it refers to what it has done
-
-
-def _do(
-    context: Context,
-    work: Callable[[], Any],
-    end: Callable[[Any], object],
-    loop: EventLoopToken | None,
-    awaited: bool,
-) -> None:
-    if awaited:
-        _awaited.add(threading.current_thread())
-    join_loop(loop)
-    outcome = context.run(work)
-    leave_loop()
-    if awaited:
-        _awaited.discard(threading.current_thread())
-    _idle.append(None)  # first: what the outcome leads to finds this thread
-    end(outcome)
+            return job
+        if job is not None:
+            _jobs.put(job)  # the end of the process, also for the next thread
+        with suppress(IndexError):  # a job is on its way
+            _places.pop()
+            return None
 
 
 def start_work(
@@ -103,12 +102,10 @@ def start_work(
         context.run(_library.set, None)  # else AnyIO takes the thread for that of the loop
     job = (context, work, end, loop or loop_of_worker(), awaited and not threading.current_thread().daemon)
     try:
-        _idle.pop()
+        _jobs.put((*job, _places.pop()))  # in one line, so that no trace function or handler comes between
     except IndexError:
-        thread = threading.Thread(target=_serve, args=([job],), name="dspyer worker thread", daemon=True)
+        thread = threading.Thread(target=_serve, args=([(*job, None)],), name="dspyer worker thread", daemon=True)
         Context().run(thread.start)  # from Python 3.14 on, a thread may keep the context that it is started in
-    else:
-        _jobs.put(job)
 
 
 def _end_awaited() -> None:
@@ -117,16 +114,21 @@ def _end_awaited() -> None:
         thread.join()
 
 
+def _keep_alive() -> None:
+    if _awaited or not _jobs.empty():  # in a thread that is no daemon: the end waits for it, and Ctrl-C ends that
+        threading.Thread(target=_end_awaited, name="dspyer worker threads end", daemon=False).start()
+
+
 def _forget_threads() -> None:
     global _jobs  # noqa: PLW0603 - the threads that share it, and its lock, are in the parent
     _jobs = SimpleQueue()
-    _idle.clear()
+    _places.clear()
     _awaited.clear()
 
 
 at_fork(_forget_threads)
-# When the process waits for threads that are no daemons, also in a child of `multiprocessing`, which runs no `atexit`.
-vars(threading)["_register_atexit"](_end_awaited)
+# Before the process waits for threads, as also a child of `multiprocessing` does, which runs no `atexit`.
+vars(threading)["_register_atexit"](_keep_alive)
 
 
 class ThreadCall(Generic[T]):

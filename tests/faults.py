@@ -232,7 +232,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="graph_retry_counts_twice",
         file="dspyer/graph/compile.py",
-        old="retry = None if node.is_subgraph else of_graph",
+        old="retry = None if node.look.inner else of_graph",
         new="retry = of_graph",
         loss="compile(retry=3) would retry a whole inner graph as well as its nodes: nine attempts instead of three.",
         tests=("tests/nodes/test_retries.py", "tests/nodes"),
@@ -518,11 +518,11 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/archive/test_archive.py", "tests/archive"),
     ),
     Fault(
-        name="undone_reader_not_called_again",
+        name="post_repeated_by_a_later_attempt",
         file="dspyer/runtime/live.py",
-        old="cursor.undone, cursor.goes_on = True, goes_on",
-        new="cursor.undone, cursor.goes_on = True, False",
-        loss="a reader of a post that an attempt withdrew is dropped, not called again, and the run stops without it",
+        old="        if name in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it",
+        new="        if not name:",
+        loss="an attempt after a retry, a crash or a question posts all again, and readers get each post twice",
         tests=("tests/live/test_live_attempts.py", "tests/live"),
     ),
     Fault(

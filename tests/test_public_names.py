@@ -14,6 +14,7 @@ import pytest
 
 import dspyer
 import dspyer.agents
+import dspyer.extend
 import dspyer.inspector
 import dspyer.lms
 import dspyer.migrate
@@ -29,6 +30,7 @@ API = Path(__file__).parent.parent / "docs" / "api"
 MODULES: list[ModuleType] = [
     dspyer,
     dspyer.agents,
+    dspyer.extend,
     dspyer.inspector,
     dspyer.lms,
     dspyer.migrate,

@@ -26,6 +26,7 @@ PUBLIC = {
         "archive",
         "errors",
         "events",
+        "extend",
         "inspector",
         "lms",
         "migrate",

@@ -26,6 +26,7 @@ from dspyer.messages import to_chat
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import (
     PROBLEMS,
+    Checking,
     FinderNode,
     asks_module,
     build_finder,
@@ -33,11 +34,11 @@ from dspyer.nodes.check import (
     into_problems,
     problem_texts,
 )
-from dspyer.nodes.node import Built, Call, Checking, Node, Reply
+from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.repair import CheckedCommit, Repair
 from dspyer.nodes.steps import ModuleStep, Script
-from dspyer.nodes.template_plans import plan_templates
+from dspyer.nodes.template_plans import filled, plan_templates
 from dspyer.patch import DELETE, apply_value
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.topology import END
@@ -101,7 +102,7 @@ class ReflectionFinder(Node):
 
     def script(self, call: Call) -> Script[Reply]:
         """Ask it."""
-        found = yield ModuleStep(self._predictor(call), self.read_inputs(call), self.templates), call
+        found = yield filled(ModuleStep(self._predictor(call), self.read_inputs(call)), self.templates), call
         return Reply({PROBLEMS: found[PROBLEMS]})
 
     def read_inputs(self, call: Call) -> dict[str, Any]:

@@ -23,10 +23,10 @@ from dspyer.errors import AgentError, DspyerError
 from dspyer.layers.retry import Retry
 from dspyer.message_list import TURN
 from dspyer.messages import FORCED, call_ids, turns_of_task, warning_message
-from dspyer.nodes.node import Built, Call, Node, Reply, Send
+from dspyer.nodes.node import Built, Call, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
-from dspyer.nodes.template_plans import Filler, plan_templates, warning_of
+from dspyer.nodes.template_plans import Filler, filled, plan_templates, warning_of
 from dspyer.templates import fill_text, is_template, names_in
 from dspyer.values.frozen import FrozenList
 from dspyer.values.unicode import with_valid_text
@@ -79,6 +79,7 @@ class ModeNode(Node):
     """
 
     kind: ClassVar[str] = "mode"
+    look = Look("module", "mode")
 
     tools: tuple[Tool, ...]
     nodes: frozenset[str]
@@ -131,7 +132,7 @@ class ModeNode(Node):
     def _predicted(self, call: Call, inputs: Mapping[str, Any], warning: str) -> Script[tuple[Any, list[Any]]]:
         """What the predictor gives, and the calls in it."""
         before = step_count()
-        found = yield ModuleStep(getattr(call.program, self.name), inputs, self.templates, warning), call
+        found = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
         without_tools(before)
         calls = _tool_calls(found)
         if not calls:  # no turn, and so no example of one

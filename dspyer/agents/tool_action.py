@@ -20,6 +20,7 @@ from dspyer.nodes.module import selected, values_of_prediction
 from dspyer.nodes.node import Call, Command
 from dspyer.nodes.outputs import values_of
 from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, arun_script, run_script
+from dspyer.nodes.template_plans import filled
 from dspyer.templates import Templates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
@@ -83,7 +84,8 @@ class ModuleAction(ToolAction):
     def script(self, call: Call, args: Mapping[str, Any]) -> Script[object]:
         """Call the module."""
         hidden = {name: thaw(value) for name, value in self.binding.bind(call).items()}
-        return (yield ModuleStep(part_of(call.program, self.path), {**args, **hidden}, self.templates), call)
+        step = ModuleStep(part_of(call.program, self.path), {**args, **hidden})
+        return (yield filled(step, self.templates), call)
 
     def result(self, returned: object) -> Command[Any]:
         """The outputs, and those that go to fields."""
@@ -133,7 +135,7 @@ class ToolOutcome(NamedTuple):
     error: bool = False
 
     @classmethod
-    def of(cls, returned: object, step: ToolCall) -> ToolOutcome:
+    def of(cls, returned: object, step: ToolInvocation) -> ToolOutcome:
         """The outcome of what a tool returned. If that cannot be kept, no other call is made for a result.
 
         Without an effect, a `Command` that is none fails the node: nothing needs a record, and the author mends it.
@@ -168,7 +170,7 @@ def storable(value: object) -> Any:
     return with_valid_text(serialize_for_json(with_valid_text(value)))
 
 
-class ToolCall(NamedTuple):
+class ToolInvocation(NamedTuple):
     """One call of a tool.
 
     Attributes:
@@ -205,7 +207,7 @@ class ToolCall(NamedTuple):
 class _BoundCall(NamedTuple):
     """The step that calls a tool by DSPy's own class, for its callbacks; these do not see the key of the effect."""
 
-    made: ToolCall
+    made: ToolInvocation
     key: Mapping[str, str]
 
     def call(self, call: Call) -> object:

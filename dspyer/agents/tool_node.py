@@ -27,7 +27,7 @@ import dspy
 from pydantic import ValidationError
 
 from dspyer.agents.subagent import ProgramAction, plan_subagent
-from dspyer.agents.tool_action import FunctionAction, ModuleAction, ToolAction, ToolCall, ToolOutcome, storable
+from dspyer.agents.tool_action import FunctionAction, ModuleAction, ToolAction, ToolInvocation, ToolOutcome, storable
 from dspyer.agents.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
 from dspyer.agents.tool_arguments import ArgumentParser, argument_parsers, invalid_argument
 from dspyer.agents.tool_check import CHECK, ToolCheck, plan_tool_check
@@ -51,7 +51,7 @@ from dspyer.nodes.field_names import FieldNames, check_names
 from dspyer.nodes.function import NodeModules
 from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.module import module_io
-from dspyer.nodes.node import NOTHING, Built, Call, Node, Reply
+from dspyer.nodes.node import NOTHING, Built, Call, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.outputs import permitted
 from dspyer.nodes.program_calls import is_program
@@ -200,20 +200,14 @@ class ToolNode(Node):
         return (self.messages,)
 
     @property
-    def is_subgraph(self) -> bool:
-        """Whether what the program holds for it is a compiled graph."""
-        return isinstance(self.action, ProgramAction) and len(self.action.path) == 1
+    def look(self) -> Look:
+        """How pictures show it; `inner` says whether what the program holds for it is a compiled graph."""
+        return Look("tool", self.kind, inner=isinstance(self.action, ProgramAction) and len(self.action.path) == 1)
 
     @property
     def programs(self) -> tuple[str, ...]:
         """The attribute of its own module with the program that it runs, if it has a check as well."""
         return self.action.path[1:] if isinstance(self.action, ProgramAction) else ()
-
-    @property
-    def lasting(self) -> tuple[str, ...]:
-        """Its options that say that a call is not undone. No search may contain one."""
-        options = {"approve": self.approval is not None, "effect": self.effect}
-        return tuple(name for name, is_set in options.items() if is_set)
 
     @property
     def answer_types(self) -> Mapping[str, Any]:
@@ -279,7 +273,7 @@ class ToolNode(Node):
         # of a program has records of its own.
         records = (self.effect or self.check is not None) and not isinstance(self.action, ProgramAction)
         recorded = EFFECT if records else None
-        made = ToolCall(self.tool, self.who, self.action, parsed, recorded, self.takes_key)
+        made = ToolInvocation(self.tool, self.who, self.action, parsed, recorded, self.takes_key)
         return (yield from made.script(call))
 
     def _repeated(self, call: Call, args: Mapping[str, Any], first: ToolOutcome) -> Script[ToolOutcome]:
@@ -366,6 +360,14 @@ class ToolNode(Node):
         else:
             updates[self.handoffs] = [{"message": message, "goto": outcome.goto}]
         return Reply(updates, None, outcome.whole)
+
+
+def lasting_options(node: Node) -> tuple[str, ...]:
+    """The options of a tool that say that a call is not undone, as a search must know; none of any other node."""
+    if not isinstance(node, ToolNode):
+        return ()
+    options = {"approve": node.approval is not None, "effect": node.effect}
+    return tuple(name for name, is_set in options.items() if is_set)
 
 
 class Refusal(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from dspyer.archive.run_display import StoppedExecution, StoredRunDisplay, stopp
 from dspyer.archive.run_info import RunInfo, failures_of_run, run_info
 from dspyer.archive.stored_graph import StoredGraph, stored_graph
 from dspyer.archive.stored_records import JoinConflict, join_conflicts, stored_posts, stored_stats
+from dspyer.blocking import cancellation_count
 from dspyer.display.report import describe_run
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row, run_answer
@@ -401,12 +403,15 @@ class ArchivedThread:
         news = await run_in_thread(lambda: NewCommits(self, after))
         position = None
         while True:
+            before = cancellation_count()
             now = await run_in_thread(self.position)
+            commits = await run_in_thread(news.read) if now not in ("", position) else ()
+            if cancellation_count() > before:
+                raise asyncio.CancelledError  # it was held back until the store had answered
             if not now:
                 raise ThreadError(f"the thread {self.name!r} was deleted")
-            if now != position:
-                for commit in await run_in_thread(news.read):
-                    yield commit
+            for commit in commits:
+                yield commit
             position = now
             # Polling: the writer may be any process on any host, and a store sends no messages.
             await anyio.sleep(interval)

@@ -29,7 +29,7 @@ class StoredGraph:
     """The graph that made a run, as far as the run has stored it.
 
     Attributes:
-        picture: its nodes and edges. The kind of a node is `"unknown"` if dspyer 0.5 or earlier has made the run.
+        picture: its nodes and edges. The label of a node is `"unknown"` if dspyer 0.5 or earlier has made the run.
         fields: the fields of its schema; empty without one.
         text: the graph in words; empty if dspyer 0.5 or earlier has made the run.
         checks: its checks by name, as its figures count them.
@@ -110,9 +110,9 @@ def _graph_of(name: str, fingerprint: bytes, drawing: bytes) -> StoredGraph:
         for target, condition, into in ways:
             edges.append(Edge(source, target, conditional=True, on_error=True, into=into or None))
             labels.setdefault((source, target), f"{ERROR_MARK} {condition}")
-    kinds = drawn.get("kinds", {})
+    looks = {node: (shape, label) for node, (shape, label) in drawn.get("looks", {}).items()}
     topology = Topology(name, nodes, tuple(edges), Schema.of(None), Policies.of())
-    picture = GraphPicture(topology, labels, {node: kinds.get(node, "unknown") for node in nodes})
+    picture = GraphPicture(topology, labels, {node: looks.get(node, ("function", "unknown")) for node in nodes})
     fields = tuple([FieldShape(**shape) for shape in drawn.get("fields", ())])
     checks = {node: Checked(fix, into, frozenset(more)) for node, (fix, into, more) in drawn.get("checks", {}).items()}
     maps = {node: Mapped(into, failed, frozenset(more)) for node, (into, failed, more) in drawn.get("maps", {}).items()}

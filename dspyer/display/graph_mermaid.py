@@ -13,7 +13,6 @@ _MARKUP = re.compile(r"[^\w ,?!:()'/.-]|^-|(?<=\d)\.")
 _SHAPES = {
     "end": ("([", "])"),
     "module": ("[[", "]]"),
-    "mode": ("[[", "]]"),
     "subgraph": ("[/", "/]"),
     "map": ("[(", ")]"),
     "interrupt": ("{{", "}}"),
@@ -32,7 +31,7 @@ def draw_mermaid(picture: GraphPicture) -> str:
     """
     lines = ["flowchart TD"]
     for node in picture.nodes:
-        opening, closing = _SHAPES.get(picture.kind(node), ("[", "]"))
+        opening, closing = _SHAPES.get(picture.look(node)[0], ("[", "]"))
         lines.append(f'    {_id(node)}{opening}"{_mermaid_text(node)}"{closing}')
     for edge in picture.edges:
         arrow = "-.->" if edge.on_error or picture.goes_back(edge) else "-->"

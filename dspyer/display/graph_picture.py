@@ -1,4 +1,4 @@
-"""What drawings of a graph have in common: its nodes and edges with their kinds and labels, as one value.
+"""What drawings of a graph have in common: its nodes and edges with their looks and labels, as one value.
 
 The SVG drawing (`graph_svg`) and the Mermaid text (`dspyer.graph.text`) both take it.
 """
@@ -24,12 +24,12 @@ class GraphPicture:
     Attributes:
         topology: nodes, edges and loops.
         labels: the labels of routers and error edges, by source and target.
-        kinds: the kind of each node: function, module, subgraph, map, interrupt, check, mode or tool.
+        looks: the shape of each node, which is a class of the colours of `svg` as well, and the word below its name.
     """
 
     topology: Topology
     labels: Mapping[EdgeKey, str] = field(default_factory=dict)
-    kinds: Mapping[str, str] = field(default_factory=dict)
+    looks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def edges(self) -> tuple[Edge, ...]:
@@ -53,9 +53,9 @@ class GraphPicture:
         """The nodes at which the rounds of loops begin."""
         return tuple(dict.fromkeys(head for loop in self.topology.rounds.loops for head in loop.heads))
 
-    def kind(self, node: str) -> str:
-        """The kind of a node; `"end"` for `START` and `END`."""
-        return "end" if node in (START, END) else self.kinds.get(node, "function")
+    def look(self, node: str) -> tuple[str, str]:
+        """The shape of a node, `"end"` for `START` and `END`, and the word below its name."""
+        return ("end", "") if node in (START, END) else self.looks.get(node, ("function", ""))
 
     def goes_back(self, edge: Edge) -> bool:
         """Whether an edge starts the next round of a loop: drawings dash it."""

@@ -27,14 +27,16 @@ class DrawnNode(NamedTuple):
 
     Attributes:
         name: name of the node.
-        kind: as in `GraphPicture`, or `"end"`.
+        shape: as in `GraphPicture`.
+        word: the word below its name; "" for none.
         label: the name as it is shown: on one line, and shortened.
         box: its rectangle.
         head: whether a round of a loop begins here.
     """
 
     name: str
-    kind: str
+    shape: str
+    word: str
     label: str
     box: NodeBox
     head: bool
@@ -43,7 +45,8 @@ class DrawnNode(NamedTuple):
         """Return the JSON form; `x` and `y` are the middle of the box."""
         x, y, w, h = map(_tenths, self.box)
         box = {"x": x, "y": y, "w": w, "h": h}
-        return {"name": self.name, "kind": self.kind, "label": self.label, "head": self.head, **box}
+        look = {"shape": self.shape, "word": self.word, "label": self.label, "head": self.head}
+        return {"name": self.name, **look, **box}
 
 
 class DrawnEdge(NamedTuple):
@@ -137,7 +140,7 @@ def draw_graph(picture: GraphPicture) -> GraphDrawing:
     nodes = []
     for name in picture.nodes:
         shown = shorten(name, NAME_LIMIT)
-        nodes.append(DrawnNode(name, picture.kind(name), shown, layout.boxes[name], name in picture.heads))
+        nodes.append(DrawnNode(name, *picture.look(name), shown, layout.boxes[name], name in picture.heads))
     drawn = []
     for edge in edges:
         key = (edge.source, edge.target)
@@ -171,13 +174,13 @@ def draw_svg(picture: GraphPicture) -> str:
 
 
 def _size(picture: GraphPicture, node: str) -> tuple[float, float]:
-    kind = picture.kind(node)
+    shape, word = picture.look(node)
     width = text_width(shorten(node, NAME_LIMIT))
-    if kind == "end":
+    if shape == "end":
         return width + 28, 28.0
-    if kind == "interrupt":
+    if shape == "interrupt":
         return max(width + 48, 96.0), 46.0
-    return max(width + 32, 72.0), 38.0 if kind == "function" else 46.0
+    return max(width + 32, 72.0), 46.0 if word else 38.0
 
 
 def _label_width(label: str) -> float:
@@ -214,28 +217,28 @@ def _choice(edge: DrawnEdge) -> str:
 
 def _node(node: DrawnNode) -> str:
     """One node: its shape, its colour and a word show its kind."""
-    box, kind = node.box, node.kind
-    facts = [node.name] if kind == "end" else [f"{node.name}: {kind}"]
+    box, shape = node.box, node.shape
+    facts = [node.name] if shape == "end" else [f"{node.name}: {node.word or shape}"]
     weight = "frame"
     if node.head:
         facts.append("a round begins here")
         weight = "head"
     parts = [f"<title>{escape(', '.join(facts))}</title>"]
-    if kind == "map":
+    if shape == "map":
         parts += [_rect(box, "map frame", 6, shift) for shift in (6.0, 3.0)]
-    if kind == "interrupt":
-        parts.append(_hexagon(box, f"{kind} {weight}"))
+    if shape == "interrupt":
+        parts.append(_hexagon(box, f"{shape} {weight}"))
     else:
-        parts.append(_rect(box, f"{kind} {weight}", box.height / 2 if kind == "end" else 8))
-    if kind == "subgraph":
+        parts.append(_rect(box, f"{shape} {weight}", box.height / 2 if shape == "end" else 8))
+    if shape == "subgraph":
         parts.append(_rect(NodeBox(box.x, box.y, box.width - 8, box.height - 8), "subgraph frame", 5))
-    elif kind in ("module", "mode"):
+    elif shape == "module":
         inner = f"V{fmt(box.bottom)} M{fmt(box.right - 6)} {fmt(box.top)} V{fmt(box.bottom)}"
-        parts.append(f'<path d="M{fmt(box.left + 6)} {fmt(box.top)} {inner}" class="{kind} frame"/>')
-    if kind in ("end", "function"):
+        parts.append(f'<path d="M{fmt(box.left + 6)} {fmt(box.top)} {inner}" class="{shape} frame"/>')
+    if not node.word:
         parts.append(draw_text(box.x, box.y, node.label))
     else:
-        parts += [draw_text(box.x, box.y - 6.5, node.label), draw_text(box.x, box.y + 10, kind, "quiet")]
+        parts += [draw_text(box.x, box.y - 6.5, node.label), draw_text(box.x, box.y + 10, node.word, "quiet")]
     return f"<g>{''.join(parts)}</g>"
 
 

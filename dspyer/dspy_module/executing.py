@@ -47,10 +47,15 @@ def executing_id() -> str:
     return "" if here is None else here.id
 
 
+def executing_copy() -> Executing:
+    """The execution that runs here, for what is asked when the driver may be at the next one."""
+    here = executing.get() or Executing()
+    return Executing(here.id, here.node, here.program, here.attempt)
+
+
 def execute_apart() -> None:
     """Give what runs here an object of its own: it may still run when the driver is at the next execution."""
-    here = executing.get() or Executing()
-    executing.set(Executing(here.id, here.node, here.program, here.attempt))
+    executing.set(executing_copy())
 
 
 def execute_item(key: object) -> None:

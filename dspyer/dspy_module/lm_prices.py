@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dspyer.dspy_module.not_public import LM15Error, model_info, rate, resolve
@@ -40,43 +40,6 @@ def known_prices(lm: Any) -> tuple[float, float] | None:
         info = model_info(*lm.model.split("/", 1)) if "/" in lm.model else {}
     prices = [rate(info, key) for key in ("input_cost_per_token", "output_cost_per_token")]
     return None if prices[0] is None or prices[1] is None else (prices[0] * 1e6, prices[1] * 1e6)
-
-
-def cost_of(
-    lm: Any, given: Prices, entry: Mapping[str, Any] | None, usages: Sequence[Mapping[str, Any]]
-) -> float | None:
-    """The cost of a call in USD; None if it is not known.
-
-    Args:
-        lm: the LM.
-        given: prices that come before those of DSPy.
-        entry: DSPy's history entry of the call; None if there is none: history is switched off, or the call failed.
-        usages: the usage of each response.
-    """
-    prices = given.get(lm.model)
-    if prices is None and entry is not None:
-        cost: float | None = entry.get("cost")
-        return cost
-    prices = prices or known_prices(lm)
-    counts = [token_counts(usage) for usage in usages]
-    if prices is None or not all(one.total for one in counts):
-        return None
-    return sum((one.prompt * prices[0] + one.response * prices[1]) / 1e6 for one in counts)
-
-
-def requests_of(asked: int, entry: Mapping[str, Any] | None, usages: Sequence[Mapping[str, Any]], failed: bool) -> int:
-    """The number of requests of a call that asked for so many responses: DSPy makes one for each, one after the other.
-
-    It is 0 if a cache gave the responses.
-    """
-    if failed:
-        return min(len(usages) + 1, asked)  # each response before the failure has its own usage
-    if not usages:
-        return 0
-    if entry is not None:  # LiteLLM gives all of them in one
-        given = entry.get("response")
-        return len(given) if isinstance(given, tuple) else 1
-    return asked
 
 
 def responses_asked(lm: Any, options: Mapping[str, Any]) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import dspy
 
 from dspyer.display.running import LMUse
-from dspyer.dspy_module.executing import Executing, executing
+from dspyer.dspy_module.executing import Executing, executing, executing_copy
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.not_public import TRACKER, Request, UsageTracker, history_messages
 from dspyer.dspy_module.parameters import parameter_names
@@ -180,12 +180,11 @@ class RunUsage(UsageTracker):
 @contextmanager
 def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> Iterator[LMRecorder]:
     """Records the LM calls of a block, which is one run. At its end they are added to those of the run around it."""
-    tracker, around, before = dspy.settings.get(TRACKER), current_recorder(), executing.get()
+    tracker, around, before = dspy.settings.get(TRACKER), subscriber(LMRecorder), executing.get()
     if around is not None:
         prices = {**around.prices, **prices}
     recorder = LMRecorder(log, prices, keeps_texts=around is not None and around.wants_texts)
-    here = before or Executing()
-    place = Executing(here.id, here.node, here.program, here.attempt)
+    place = executing_copy()
     executing.set(Executing())
     try:
         with dspy.context(**subscribing(recorder, instead_of=(LMRecorder,)), **{TRACKER: recorder.tracker}):
@@ -202,14 +201,9 @@ def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> I
             around.add_inner(recorder, place)
 
 
-def current_recorder() -> LMRecorder | None:
-    """The recorder of the run around the caller; None outside of any."""
-    return subscriber(LMRecorder)
-
-
 def usage_so_far() -> dict[str, LMUsage]:
     """What the run around the caller has used so far, by language model: tokens, requests and cost."""
-    recorder = current_recorder()
+    recorder = subscriber(LMRecorder)
     return {} if recorder is None else recorder.usage_by_lm()
 
 

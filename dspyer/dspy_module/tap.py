@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import dspy
 
-from dspyer.dspy_module.executing import Executing, executing
-from dspyer.dspy_module.lm_prices import Prices, TokenCounts, cost_of, requests_of, responses_asked, token_counts
+from dspyer.dspy_module.executing import executing_copy
+from dspyer.dspy_module.lm_prices import Prices, TokenCounts, known_prices, responses_asked, token_counts
 from dspyer.dspy_module.not_public import CALLED, CALLERS, DECIDES, TRACKER, BaseCallback, UsageTracker, calling_modules
 from dspyer.events import LMCall
 
@@ -59,8 +59,8 @@ class TappedCall:
     """
 
     def __init__(self, lm: Any, given: Mapping[str, Any]) -> None:
-        here, tracker = executing.get() or Executing(), dspy.settings.get(TRACKER)
-        self.execution = Executing(here.id, here.node, here.program, here.attempt)
+        tracker = dspy.settings.get(TRACKER)
+        self.execution = executing_copy()
         self.lm = lm
         self.given = given
         # An LM that calls another one is told nothing of the other one's response.
@@ -109,12 +109,26 @@ class TappedCall:
 
     @property
     def requests(self) -> int:
-        """How many requests were made; 0 if a cache gave the responses."""
-        return requests_of(self.asked, self.entry, self.usages, self.error is not None)
+        """How many requests were made, one for each response; 0 if a cache gave them."""
+        if self.error is not None:
+            return min(len(self.usages) + 1, self.asked)  # each response before the failure has its own usage
+        if not self.usages or self.entry is None:
+            return self.asked if self.usages else 0
+        given = self.entry.get("response")
+        return len(given) if isinstance(given, tuple) else 1  # LiteLLM gives all of them in one
 
     def cost(self, prices: Prices) -> float | None:
-        """The cost at these prices, and at those that DSPy knows; None if it is not known."""
-        return cost_of(self.lm, prices, self.entry, self.usages) if self.usages else 0.0
+        """The cost in USD at these prices, else by DSPy's figure, else at the prices that it knows; None if unknown."""
+        known, counts = prices.get(self.lm.model), self.counts
+        if not counts:
+            return 0.0
+        if known is None and self.entry is not None:
+            cost: float | None = self.entry.get("cost")
+            return cost
+        known = known or known_prices(self.lm)
+        if known is None or not all(one.total for one in counts):
+            return None
+        return sum((one.prompt * known[0] + one.response * known[1]) / 1e6 for one in counts)
 
 
 class _Tap(BaseCallback):

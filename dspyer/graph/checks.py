@@ -11,7 +11,7 @@ from dspyer.errors import list_names, suggestion
 from dspyer.graph.spec import Exit
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.nodes.build import build_node
-from dspyer.nodes.check import CheckNode, CheckOptions, into_problems
+from dspyer.nodes.check import CheckNode, CheckOptions, checks_of, into_problems
 from dspyer.nodes.correction import checked_node_problems, finished_fix, fix_name, plan_fix
 from dspyer.nodes.node import Built, Node
 from dspyer.nodes.options import NodeOptions
@@ -193,9 +193,9 @@ def follow_checks(
                 exits[name].append(fix)  # as a check that was built does by its `goto`
 
 
-def handler_problems(nodes: Iterable[Node], edges: Iterable[ErrorEdge]) -> Iterator[str]:
+def handler_problems(nodes: Mapping[str, Node], edges: Iterable[ErrorEdge]) -> Iterator[str]:
     """Error edges that lead to a check or a fix, which follow the node that they check alone."""
-    part_of = {part: node.of for node in nodes if isinstance(node, CheckNode) for part in (node.name, node.fix)}
+    part_of = {part: node.of for node in checks_of(nodes).values() for part in (node.name, node.fix)}
     for edge in edges:
         if edge.target in part_of:
             yield f"{edge.who} goes to a part of the check of {part_of[edge.target]!r}: name another handler"

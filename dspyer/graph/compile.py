@@ -32,15 +32,16 @@ from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, att
 from dspyer.graph.error_edges import by_source, error_edge_problems, no_node_hints, unfilled_problems
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.layers.handlers import ErrorEdge
-from dspyer.layers.layer import Layer, ordered
+from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.node_cache import NodeCache
 from dspyer.layers.retry import Retry
 from dspyer.layers.timeout import Timeout
 from dspyer.nodes.build import build_node
 from dspyer.nodes.cache_key import plan_cache
-from dspyer.nodes.check import CheckNode, CheckOptions
+from dspyer.nodes.check import CheckOptions, checks_of
 from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
-from dspyer.nodes.interrupt import InterruptNode
+from dspyer.nodes.function import may_return_command
+from dspyer.nodes.interrupt import interrupts_of
 from dspyer.nodes.node import Node
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.program_calls import is_program
@@ -232,15 +233,14 @@ class GraphParts(NamedTuple):
         found = {target for node in self.nodes.values() for target in node.send_targets}
         found.update(target for _, router in self.routers() for target in router.send_targets)
         found.update(name for router in self.lost if router.may_send for name in router.known_targets or self.names)
-        found.update(  # a check sees what was sent to the node that it checks
-            name for name, node in self.nodes.items() if isinstance(node, CheckNode) and node.of in found
-        )
+        # A check sees what was sent to the node that it checks.
+        found.update([name for name, node in checks_of(self.nodes).items() if node.of in found])
         return found
 
     def sent_in_parallel(self) -> set[str]:
         """The nodes that several `Send`s may start at once: a fix is sent one at a time, unless its node is."""
         sent = self.sent()
-        alone = {node.fix for node in self.nodes.values() if isinstance(node, CheckNode) and node.of not in sent}
+        alone = {node.fix for node in checks_of(self.nodes).values() if node.of not in sent}
         return sent - alone
 
     def unsent_problems(self) -> list[str]:
@@ -257,7 +257,7 @@ class GraphParts(NamedTuple):
 
     def brought(self) -> dict[str, None]:
         """For `GraphSpec.takes`: None, any name, for the fixes of checks, which may get more than they take."""
-        return {node.fix: None for node in self.nodes.values() if isinstance(node, CheckNode) and node.fix is not None}
+        return {node.fix: None for node in checks_of(self.nodes).values() if node.fix is not None}
 
     def attributes(self, frozen: bool) -> frozenset[str]:
         """The program's attributes of the nodes whose option `frozen` is this, and those that always are."""
@@ -360,7 +360,7 @@ def _check(
     commands = [
         name
         for name, node in parts.nodes.items()
-        if not parts.exits[name] and not node.goto and node.may_return_command
+        if not parts.exits[name] and not node.goto and may_return_command(node)
     ]
     others = {str(router.module_name): f"the router of {source!r}" for source, router in parts.routers()}
     others |= {part.name: f"a condenser of {node!r}" for node, part in parts.all_condensers()}
@@ -385,7 +385,7 @@ def _check(
     if not parts.lost and None not in facts.writes.values():
         given = {*(options.inputs or ()), *(field for _, fields in parts.writers() for field in fields or ())}
         problems += unfilled_problems(parts.errors, schema, parts.nodes, given)
-    problems += handler_problems(parts.nodes.values(), [edge for ways in parts.errors.values() for edge in ways])
+    problems += handler_problems(parts.nodes, [edge for ways in parts.errors.values() for edge in ways])
     problems += _output_problems(options, parts, inputs)
     problems += _live_problems(schema, parts)
     declared = options.inputs or () if schema.accepts_any_key else inputs
@@ -468,14 +468,15 @@ def _given_layers(
         node, own = parts.nodes[options.name], list(options.layers)
         retry = options.retry
         if isinstance(retry, OfGraph):
-            retry = None if node.is_subgraph else of_graph
+            retry = None if node.look.inner else of_graph
         if retry is not None:
             own.append(retry)
         if options.timeout is not None:
             own.append(Timeout(options.timeout))
         if options.name in caches:
             own.append(caches[options.name])
-        if layers := ordered([layer for layer in around if layer.surrounds(node)], own):
+        of_kind = checked_layers(node.layers, f"node {options.name!r}: layers=")
+        if layers := ordered([layer for layer in around if layer.surrounds(node)], own, of_kind):
             found[options.name] = layers
     return found
 
@@ -483,12 +484,13 @@ def _given_layers(
 def _attempts(parts: GraphParts, layers: Mapping[str, Iterable[Layer]]) -> dict[str, tuple[int, ...]]:
     """The most attempts of each node that is retried, and of the nodes of graphs that it is or calls, by path."""
     found: dict[str, tuple[int, ...]] = {}
+    checks = checks_of(parts.nodes)
     for name, node in parts.nodes.items():
         own = tuple([layer.attempts for layer in layers.get(name, ()) if isinstance(layer, Retry)])
         if own:
             found[name] = own
         inside: dict[str, Any] = {f"{name}/{one}": getattr(parts.modules[name], one) for one in node.programs}
-        if node.is_subgraph and not isinstance(node, CheckNode):
+        if node.look.inner and name not in checks:
             inside[name] = parts.modules[name]
         for place, program in inside.items():
             found |= {f"{place}/{path}": (*own, *inner) for path, inner in program.graph.attempts.items()}
@@ -537,8 +539,7 @@ def _asked_in(program: dspy.Module, path: str) -> list[str]:
     if not is_program(program) or cast("Any", program).graph.answer is not no_answer:
         return []
     graph: GraphSpec = cast("Any", program).graph
-    asking = [name for name, node in graph.nodes.items() if isinstance(node, InterruptNode)]
-    names = dict.fromkeys((*asking, *sorted(graph.interrupt_before | graph.interrupt_after)))
+    names = dict.fromkeys((*interrupts_of(graph.nodes), *sorted(graph.interrupt_before | graph.interrupt_after)))
     return ["/".join((*filter(None, path.split(".")), name)) for name in names]
 
 

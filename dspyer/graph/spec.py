@@ -16,11 +16,12 @@ from dspyer.display.redaction import Redact, Redaction, redacted_policies
 from dspyer.errors import InputError, RouteError, list_names, suggestion, with_article
 from dspyer.graph.declarations import check_redacted_paths, fields_of_items, inner_schemas
 from dspyer.graph.text import edge_labels, explain
+from dspyer.layers.breakpoints import Breakpoints
 from dspyer.layers.condensers import Condense
 from dspyer.layers.handlers import ErrorEdge, ErrorEdges
 from dspyer.layers.layer import Layer, ordered
 from dspyer.layers.reports import Reports
-from dspyer.nodes.check import CheckNode
+from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
 from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.router import Router
@@ -130,7 +131,7 @@ class GraphSpec:
     error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
     routers: tuple[Router, ...] = field(init=False)
     checks: Mapping[str, CheckNode] = field(init=False)
-    rejecting: Mapping[str, Node] = field(init=False)
+    rejecting: Mapping[str, FinderNode] = field(init=False)
     checked: Mapping[str, CheckNode] = field(init=False)
     searches: Mapping[str, Node] = field(init=False)
     layers: Mapping[str, tuple[Layer, ...]] = field(init=False)
@@ -143,13 +144,12 @@ class GraphSpec:
         condensers = [part for parts in self.condensers.values() for part in parts.values()]
         parts: tuple[Node | Router, ...] = (*self.nodes.values(), *condensers, *routers)
         object.__setattr__(self, "routers", routers)
-        checks = {name: node for name, node in self.nodes.items() if isinstance(node, CheckNode)}
+        checks = checks_of(self.nodes)
         checked = {name: check for check in checks.values() for name in (check.of, check.fix) if name is not None}
         object.__setattr__(self, "checks", checks)
-        rejecting = {name: node for name, node in self.nodes.items() if node.checking is not None}
-        object.__setattr__(self, "rejecting", rejecting)
+        object.__setattr__(self, "rejecting", rejecting_of(self.nodes))
         object.__setattr__(self, "checked", checked)
-        searches = {name: node for name, node in self.nodes.items() if node.makes_trials}
+        searches = {name: node for name, node in self.nodes.items() if type(node).trials_in is not Node.trials_in}
         object.__setattr__(self, "searches", searches)
         layers = {name: self._layers_of(name, node) for name, node in self.nodes.items()}
         object.__setattr__(self, "layers", {name: found for name, found in layers.items() if found})
@@ -158,6 +158,8 @@ class GraphSpec:
 
     def _layers_of(self, name: str, node: Node) -> tuple[Layer, ...]:
         own: list[Layer] = list(self.given_layers.get(name, ()))
+        if name in self.interrupt_before:
+            own.append(Breakpoints())
         if name in self.error_edges:
             own.append(ErrorEdges(self.error_edges[name]))
         if name in self.condensers:
@@ -246,8 +248,8 @@ class GraphSpec:
         return f"<graph {self.name}: {', '.join(self.nodes)}>"
 
     def _picture(self) -> GraphPicture:
-        kinds = {name: node.kind for name, node in self.nodes.items()}
-        return GraphPicture(self.topology, edge_labels(self), kinds)
+        looks = {name: node.look[:2] for name, node in self.nodes.items()}
+        return GraphPicture(self.topology, edge_labels(self), looks)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphSpec:
         return self  # frozen, and shared by all copies of a program
@@ -321,7 +323,7 @@ def _missing_text(graph: GraphSpec, field: str, extra: Collection[str]) -> str:
     if not readers:
         return repr(field)
     first, schema = graph.nodes[readers[0]], graph.topology.schema
-    alone = first.kind == "function" and len(first.reads or {}) == 1
+    alone = not first.kind and len(first.reads or {}) == 1
     other = schema.accepts_any_key and extra and not any(suggestion(name, [field]) for name in extra)
     hint = "; for the state as a whole name the parameter `state`" if alone and other else ""
     return f"{field!r}, read by {list_names(readers)}{hint}"

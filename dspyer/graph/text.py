@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from dspyer.display.graph_picture import ERROR_MARK
 from dspyer.layers.layer import OF_EACH_ITEM
-from dspyer.nodes.map import MapNode
 from dspyer.scheduler.topology import START
 from dspyer.schema.limits import kilobytes
 
@@ -32,9 +31,8 @@ def explain(graph: GraphSpec) -> str:
         facts = [] if node is None else [f"reads {_fields(node.reads)}", f"writes {_fields(node.writes)}"]
         facts.append("-> " + ", ".join(_target(graph, name, target, labels) for target in topology.own_targets(name)))
         facts += _layer_facts(graph, name)
-        if isinstance(node, MapNode) and node.failures is not None:
-            share = f", at least {100 * node.min_success:g} % must succeed" if node.min_success else ""
-            facts.append(f"failures of items into {node.failures}{share}")
+        if node is not None and node.look.note:
+            facts.append(node.look.note)
         facts += [f"on {edge.condition} {_error_target(graph, edge)}" for edge in graph.error_edges.get(name, ())]
         lines.append(f"  {name}: {'; '.join(facts)}")
     lines.extend(
@@ -66,7 +64,7 @@ def explain(graph: GraphSpec) -> str:
 def _layer_facts(graph: GraphSpec, name: str) -> list[str]:
     """What surrounds the calls of a node, from the inside out."""
     node = graph.nodes.get(name)
-    each = " per item" if node is not None and node.map_fields else ""
+    each = " per item" if node is not None and node.has_items else ""
     return [
         f"{layer.note}{each if layer.place in OF_EACH_ITEM else ''}"
         for layer in reversed(graph.given_layers.get(name, ()))

@@ -7,24 +7,24 @@ node. A layer that a node does not have costs it nothing, since it is in no list
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from types import GeneratorType
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from types import CoroutineType, GeneratorType
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
 
 import dspy
 
 from dspyer.errors import GraphError, brief, suggestion
-from dspyer.nodes.node import Call, Node, Reply
+from dspyer.events import Event
+from dspyer.nodes.node import Call, Decision, Node, Output, Reply, checked_reply
 from dspyer.nodes.steps import Script
 
 Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retry", "attempt", "call"]
 """Where a layer is, from the outside in."""
 
 PLACES: Final[tuple[str, ...]] = get_args(Place)
+_NO_BLOCK: Final[AbstractContextManager[None]] = nullcontext()
 OF_EACH_ITEM: Final = ("retry", "attempt", "call")
 """The places around each item of a map or trial of a search; layers in the others are around the whole node."""
-OF_PARTS: Final = ("retry", "attempt")
-"""The places around the condensers and the module routers of a node, which have attempts of their own."""
 
 Inner: TypeAlias = Callable[[Call], Script[Any]]
 """What a layer is around: the layers inside of it, and the node. Gives the script of a call."""
@@ -49,12 +49,18 @@ _SETTING: Final = (
 )
 
 
+class Stop(Exception):  # noqa: N818 - the name of what it does, as `StopIteration`
+    """Raised by `Layer.admit` to stop the run, with the reason as its text."""
+
+
 class Layer:
     """Surrounds the executions of nodes. A subclass overrides what it needs; the rest costs nothing.
 
     Attributes:
         place: where it is, from the outside in: `"outside"`, `"errors"`, `"output"`, `"cache"`, `"node"`, `"retry"`,
             `"attempt"` or `"call"`. By default it is around all attempts of a node; `"attempt"` is around each.
+        parts: whether it is around the condensers and the module routers of a node as well, which have attempts of
+            their own, and give no `Output`.
 
     Example:
         >>> from dspyer import END, START, Graph
@@ -74,6 +80,7 @@ class Layer:
 
     __slots__ = ()
     place: ClassVar[Place] = "node"
+    parts: ClassVar[bool] = False
 
     @property
     def note(self) -> str:
@@ -85,12 +92,46 @@ class Layer:
 
         Args:
             run: the run that begins.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.extend import Layer
+            >>> class PerRun(Layer):
+            ...     def of(self, run):
+            ...         return Counted() if run.graph.name == "Shout" else None
+            >>> class Counted(Layer):
+            ...     calls = 0
+            ...     def around(self, call, inner):
+            ...         self.calls += 1
+            ...         print("call", self.calls, "in this run")
+            ...         return (yield from inner(call))
+            >>> graph = Graph(name="Shout").add_node("shout", lambda text: {"loud": text.upper()}, layers=[PerRun()])
+            >>> program = graph.add_path(START, "shout", END).compile()
+            >>> [program(text=text).loud for text in ("a", "b")]
+            call 1 in this run
+            call 1 in this run
+            ['A', 'B']
         """
         del run
         return self
 
     def surrounds(self, node: Node) -> bool:
-        """Whether it is around a node, for a layer that was given to a whole graph or by `using`."""
+        """Whether it is around a node, for a layer that was given to a whole graph or by `using`.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.extend import Layer
+            >>> class OfB(Layer):
+            ...     def surrounds(self, node):
+            ...         return node.name == "b"
+            ...     def around(self, call, inner):
+            ...         print("around", call.node)
+            ...         return (yield from inner(call))
+            >>> graph = Graph().add_node("a", lambda n: {"n": n + 1}).add_node("b", lambda n: {"n": n + 1})
+            >>> graph.add_path(START, "a", "b", END).compile(layers=[OfB()]).run({"n": 1}).state["n"]
+            around b
+            3
+        """
         del node
         return True
 
@@ -99,8 +140,45 @@ class Layer:
 
         It may call `inner` again, with another call, or not at all: `return call.reply(Reply({...}))` commits what the
         node would have returned. The same code serves sync and async runs. What it raises is the failure of the node.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.extend import Layer, Reply
+            >>> class Known(Layer):
+            ...     def around(self, call, inner):
+            ...         if call.read("text") == "hey":
+            ...             return call.reply(Reply({"loud": "HEY HEY"}))
+            ...         return (yield from inner(call))
+            >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()}, layers=[Known()])
+            >>> program = graph.add_path(START, "shout", END).compile()
+            >>> program(text="hey").loud, program(text="you").loud
+            ('HEY HEY', 'YOU')
         """
         return inner(call)
+
+    def run(self, run: RunView) -> AbstractContextManager[object]:
+        """A block around the run: from before its first node begins until its last one has ended.
+
+        What it raises fails the run.
+        """
+        del run
+        return nullcontext()
+
+    def admit(self, call: Call) -> None:
+        """Called before an execution begins.
+
+        Raises:
+            Stop: to stop the run: a resume calls the node then.
+            Interrupt: to ask first.
+        """
+
+    def event(self, event: Event) -> Event | None:
+        """Called with each event before any reader sees it; returns what they see, None for nothing.
+
+        The event is as `redact` shows it. Events of runs inside of nodes are among those of the runs around them. May
+        be called from any thread.
+        """
+        return event
 
 
 def checked_layers(given: object, option: str) -> tuple[Layer, ...]:
@@ -142,16 +220,30 @@ def stack(layers: Iterable[Layer], innermost: Inner) -> Inner:
     return inner
 
 
+_MADE: Final = (Output, Decision, float)
+"""What executions and items, routers, and rewards of trials give: a layer that gives nothing has forgotten `return`."""
+
+
 def _within(layer: Layer, inner: Inner) -> Inner:
     def script(call: Call) -> Script[Any]:
-        found = layer.around(call, inner)
-        if not isinstance(found, GeneratorType):
-            name, kind = f"{type(layer).__name__}.around", type(found).__name__
-            raise TypeError(
-                f"{name} gave {brief(found)}, of type {kind}, and no script: write `output = yield from inner(call)` "
-                "in it, and return an output"
+        found: Any = layer.around(call, inner)
+        if isinstance(found, GeneratorType):
+            output = yield from found
+            if isinstance(output, _MADE):
+                return output
+            found, kind, expected = (
+                output,
+                "output",
+                "what `inner(call)` or `call.reply` gave: `return output`",
             )
-        return found
+        else:
+            kind, expected = "script", "a generator: write `output = yield from inner(call)` in a plain `def`"
+            if isinstance(found, CoroutineType):
+                found.close()
+        raise TypeError(
+            f"the layer {type(layer).__name__} around node {call.node!r}: its {kind} is {brief(found)}, of type "
+            f"{type(found).__name__}, and not {expected}"
+        )
 
     return script
 
@@ -171,7 +263,7 @@ def replies(call: Call, change: Callable[[Reply], Reply]) -> Call:
         'HI ADA'
     """
     made = call.made
-    return call._replace(made=lambda called, reply: made(called, change(reply)))
+    return call._replace(made=lambda called, reply: made(called, checked_reply(change(reply))))
 
 
 # --- layers of a block
@@ -231,9 +323,11 @@ class RunLayers:
     Attributes:
         around: the parts of those that are around all nodes: of `using`, then of the call.
         asked: the parts of those of the call, which are the layers of the runs inside of its nodes.
+        runs: the parts with a block around the run.
+        events: the parts that events pass through.
     """
 
-    __slots__ = ("_chains", "_layers", "_nodes", "_parts", "around", "asked")
+    __slots__ = ("_admits", "_chains", "_layers", "_nodes", "_parts", "around", "asked", "events", "runs")
 
     def __init__(
         self,
@@ -246,9 +340,14 @@ class RunLayers:
         self._layers = layers
         self.asked = _parts(asked, run)
         self.around = (*_parts(layers_around(), run), *self.asked)
-        own = {id(layer): layer for found in layers.values() for layer in found if type(layer).of is not Layer.of}
-        self._parts = {key: layer.of(run) for key, layer in own.items()}
+        own = {id(layer): layer for found in layers.values() for layer in found}
+        self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
+        found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
+        every = (*self.around, *found)
+        self.runs = tuple([part for part in every if type(part).run is not Layer.run])
+        self.events = tuple([part for part in every if type(part).event is not Layer.event])
         self._chains: dict[str, Inner] = {}
+        self._admits: dict[str, tuple[Layer, ...]] = {}
 
     def of(self, name: str) -> tuple[Layer, ...]:
         """The layers around a node, outermost first."""
@@ -265,10 +364,33 @@ class RunLayers:
         found = self._chains.get(name)
         if found is None:
             node, layers = self._nodes[name], self.of(name)
-            if node.map_fields is not None:
+            if node.has_items:
                 layers = tuple([layer for layer in layers if layer.place not in OF_EACH_ITEM])
             found = self._chains[name] = stack(layers, node.attempt)
         return found
+
+    def admitting(self, name: str) -> tuple[Layer, ...]:
+        """The layers that are asked before an execution of a node begins."""
+        found = self._admits.get(name)
+        if found is None:
+            found = self._admits[name] = tuple([one for one in self.of(name) if type(one).admit is not Layer.admit])
+        return found
+
+    @contextmanager
+    def _running(self, run: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            try:
+                for layer in self.runs:
+                    stack.enter_context(layer.run(run))
+            except Exception as error:
+                if run.scope:
+                    raise  # it is the failure of the node around the run
+                run.stop_signal.stop(f"{type(error).__name__} was raised by a layer", error)
+            yield
+
+    def running(self, run: Any) -> AbstractContextManager[None]:
+        """The block of all layers around the run. One that cannot begin fails the run before its first node."""
+        return self._running(run) if self.runs else _NO_BLOCK
 
     def around_item(self, name: str, script: Inner) -> Inner:
         """The scripts of an item of a map, or of a trial of a search, within the layers around each of them."""
@@ -276,11 +398,17 @@ class RunLayers:
 
     def around_part(self, name: str, script: Inner) -> Inner:
         """The scripts of a part of an execution within the layers around its attempts, which are its own."""
-        return stack([layer for layer in self.of(name) if layer.place in OF_PARTS], script)
+        return stack([layer for layer in self.of(name) if layer.parts], script)
 
 
 def _parts(layers: Iterable[Layer], run: RunView) -> tuple[Layer, ...]:
-    return tuple([part for layer in layers if (part := layer.of(run)) is not None])
+    return tuple([part for layer in layers if (part := _part(layer, run)) is not None])
+
+
+def _part(layer: Layer, run: RunView) -> Layer | None:
+    """The part of a layer in a run; a `TypeError` if it is no layer."""
+    part = layer.of(run)
+    return part if part is layer or part is None else checked_layers([part], f"{type(layer).__name__}.of")[0]
 
 
 def of_part(call: Call, name: str, script: Inner) -> Script[Any]:

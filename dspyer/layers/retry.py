@@ -36,7 +36,7 @@ from dspyer.errors import (
 )
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.nodes.node import Call
-from dspyer.nodes.steps import Script, Step, spans_of, wrapped
+from dspyer.nodes.steps import Script, Step, wrapped
 from dspyer.nodes.sync_async import is_async
 from dspyer.persistence.execution_records import RecordKey
 from dspyer.values.scalars import is_number, is_whole_number
@@ -117,6 +117,7 @@ class Retry(Layer):
     """
 
     place: ClassVar[Place] = "retry"
+    parts: ClassVar[bool] = True
 
     attempts: int = 3
     on: RetryOn | tuple[RetryOn, ...] = is_transient
@@ -212,8 +213,6 @@ class Retry(Layer):
                 made = inner(call)
                 if asked or number > 1:
                     made = wrapped(made, partial(Again, asked=asked, lose=lose))
-                if number > 1 and (spans := spans_of(call)) is not None:
-                    made = spans.attempt(call, number, first.part, made)
                 found = yield from made
             except Exception as error:
                 # No other local may refer to the error: its traceback refers to this frame.

@@ -65,6 +65,7 @@ class Streaming(Layer):
 
     __slots__ = ("_around", "_hiding", "_names", "_nodes", "_queue")
     place: ClassVar[Place] = "attempt"
+    parts: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self._around: tuple[Hiding, ...] = ()  # of the graphs around the run, outermost first

@@ -226,7 +226,7 @@ class Attempt:
         number: how many attempts of the execution this process has made, this one included; 0 for a look into the
             cache, which is no attempt.
         posts: the updates that the node has posted, in the order of its calls; None for none.
-        over: whether the node has returned.
+        over: whether the node has returned or raised.
         part: the name of the part of an execution that it is, of a router or what condenses, which has attempts of its
             own; "" for a node or an item.
         following: the attempt that was made after this one had failed; None for none.

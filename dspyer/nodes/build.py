@@ -9,9 +9,10 @@ from pydantic import BaseModel
 
 from dspyer.errors import GraphError, brief
 from dspyer.nodes.function import build_function
+from dspyer.nodes.kind import build_kind
 from dspyer.nodes.map import build_map_node
 from dspyer.nodes.module import build_module
-from dspyer.nodes.node import Built
+from dspyer.nodes.node import Built, Node
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.subgraph import build_subgraph
@@ -29,6 +30,8 @@ def _build(options: NodeOptions) -> Built:
     node: Any = options.node
     if isinstance(node, KindOptions):
         return node.build(options)
+    if isinstance(node, Node):
+        return build_kind(node, options)
     if is_program(node):
         return build_subgraph(node, options)
     if isinstance(node, dspy.Module):

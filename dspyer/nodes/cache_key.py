@@ -70,7 +70,7 @@ def plan_cache(graph: str, node: Node, options: NodeOptions) -> tuple[CachePlan 
     policy, who = options.cache, options.who
     assert policy is not None
     if not isinstance(node, FunctionNode) or options.modules:
-        kind = "is a graph: cache nodes of it that are functions" if node.is_subgraph else _CALLS_PREDICTORS
+        kind = "is a graph: cache nodes of it that are functions" if node.look.inner else _CALLS_PREDICTORS
         return None, [f"{who}: cache is for functions without predictors, and this node {kind}"]
     problems = [f"{who}: cache: it {reason}" for reason in _excluded(node)]
     identity = _Identity(node.fn)

@@ -26,7 +26,7 @@ from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import FieldNames, unknown_field_text
 from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.module import build_module, module_io
-from dspyer.nodes.node import NOTHING, Built, Call, Checking, Node, Reply, Send
+from dspyer.nodes.node import NOTHING, Built, Call, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.repair import CheckedCommit, Repair
@@ -253,7 +253,7 @@ def asks_module(finder: Node) -> bool:
 def found_problems(finder: Node, into: str, found: Reply, call: Call) -> object:
     """What a finder gave, not yet validated."""
     value = found.updates.get(into, DELETE)
-    if value is DELETE and finder.is_subgraph:  # a graph gives what has changed: the list is still its default
+    if value is DELETE and finder.look.inner:  # a graph gives what has changed: the list is still its default
         field = getattr(call.program, finder.name).graph.topology.schema.fields.get(PROBLEMS)
         value = None if field is None else field.fixed_default
     return thaw(value)
@@ -277,6 +277,22 @@ def into_problems(into: str, options: NodeOptions) -> list[str]:
 # --- the node
 
 
+class Checking(NamedTuple):
+    """What a node checks.
+
+    Attributes:
+        what: it in texts, as in `the output of 'draft'`.
+        into: the field that gets the problems.
+        fix: the node that corrects what is refused; None for none, and for an agent.
+        modes: of the check of an agent, the modes: one of them gave what is checked, and corrects it.
+    """
+
+    what: str
+    into: str
+    fix: str | None = None
+    modes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FinderNode(Node):
     """A node that decides by the problems that another one finds: that of `add_check`, and the check of an agent.
@@ -290,14 +306,31 @@ class FinderNode(Node):
     finder: Node
 
     @property
+    def checking(self) -> Checking:
+        """What it checks."""
+        raise NotImplementedError
+
+    def rejects(self, route: tuple[str, ...]) -> bool:
+        """Whether a commit of it with this route has rejected what it checked."""
+        raise NotImplementedError
+
+    def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
+        """The executions that wrote what it checked, from the last commit before it backwards, at `index`."""
+        raise NotImplementedError
+
+    def repair_in(self, commits: Sequence[CheckedCommit], index: int, nodes: Mapping[str, Node]) -> Repair | None:
+        """The correction that its commit at `index` has accepted; None if it has refused nothing before."""
+        raise NotImplementedError
+
+    @property
     def takes(self) -> frozenset[str] | None:
         """The names that a `Send` to it may bring; None for any."""
         return self.finder.takes
 
     @property
-    def is_subgraph(self) -> bool:
-        """Whether it runs a compiled graph, to find problems."""
-        return self.finder.is_subgraph
+    def look(self) -> Look:
+        """How pictures show it."""
+        return Look("check", self.kind, inner=self.finder.look.inner)
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all."""
@@ -485,11 +518,21 @@ def _branch_before(log: Log, index: int, node: Node) -> Branch:
     return Branch(path, ((),), entry.state, parent, entry.commit.id, entry.commit.step, counts)
 
 
+def checks_of(nodes: Mapping[str, Node]) -> dict[str, CheckNode]:
+    """The checks of other nodes among some nodes, by name."""
+    return {name: node for name, node in nodes.items() if isinstance(node, CheckNode)}
+
+
 # --- what a check has refused
 
 
+def rejecting_of(nodes: Mapping[str, Node]) -> dict[str, FinderNode]:
+    """The nodes that may reject an output: the checks, those of agents too."""
+    return {name: node for name, node in nodes.items() if isinstance(node, FinderNode)}
+
+
 def rejected_executions(
-    log: Iterable[LogEntry], checks: Mapping[str, Node], failed: Iterable[tuple[str, int]] = ()
+    log: Iterable[LogEntry], checks: Mapping[str, FinderNode], failed: Iterable[tuple[str, int]] = ()
 ) -> set[str]:
     """The executions whose output a check has refused, from the log alone.
 

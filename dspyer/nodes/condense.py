@@ -16,7 +16,7 @@ from dspyer.nodes.module import module_io, values_of_prediction
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
-from dspyer.nodes.template_plans import plan_templates
+from dspyer.nodes.template_plans import filled, plan_templates
 from dspyer.patch import DELETE, Replace, each_update
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
@@ -51,7 +51,7 @@ class Condenser(Node):
         """Shorten the value that the overlay of the call holds."""
         assert call.overlay is not None
         inputs = {self.given: thaw(call.overlay.raw(self.given))}
-        result = yield ModuleStep(getattr(call.program, self.name), inputs, self.templates), call
+        result = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates), call
         values = dict(values_of_prediction(result, self.who, True))
         names = list(self.writes or values)
         if len(names) != 1 or names[0] not in values:

@@ -342,13 +342,12 @@ class Context:
         """The entries of a live field as they arrive, for `for` in sync nodes and `async for` in async ones.
 
         A node gets each entry once: on its first visit from the beginning of the field, later from the position that
-        its last visit in its lineage had reached. It does not get its own posts, nor posts that were withdrawn.
+        its last visit in its lineage had reached. It does not get its own posts.
 
-        The loop ends when the field is *closed*: no other branch can still write it before this node ends. Of nodes
-        that wait for each other, the first in path order is released. If a writer fails or asks a question, this
-        attempt is undone: it commits nothing; when the run is resumed, the node runs again. The same holds if the node
-        has got an entry of a node that fails or asks later: it commits after all nodes whose entries it has got. While
-        it waits it occupies no slot of `max_concurrency`.
+        The loop ends when nobody else works: all other nodes that run wait too. Of these the first in path order goes
+        on whose field no other one that waits can write, nor a node after it up to the next join. If a sibling has
+        failed or asked a question, this attempt ends instead: it commits nothing, and a resume calls the node again.
+        While it waits it occupies no slot of `max_concurrency`.
 
         Args:
             field: a live field among what the node reads.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import dspy
 
 from dspyer.dspy_module.not_public import COMPILED
 from dspyer.dspy_module.source import modules_text, reduce_program, source_class
-from dspyer.errors import NodeOutputError
+from dspyer.errors import Interrupt, NodeOutputError
 from dspyer.nodes.binding import Binding, plan_binding
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_outputs_text
@@ -19,11 +19,13 @@ from dspyer.nodes.hidden_modules import hidden_problems, mentions
 from dspyer.nodes.node import Built, Call, Command, Node, Reply, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import RESULT, declared_result, goto_of, is_bare, permitted, values_of
-from dspyer.nodes.program_calls import UntilCallsEnd, is_program
-from dspyer.nodes.steps import FunctionStep, Script, Step, Within
+from dspyer.nodes.program_calls import OpenCalls, is_program, questions_in
+from dspyer.nodes.steps import FunctionStep, Script, Step
 from dspyer.nodes.sync_async import is_async
-from dspyer.nodes.template_plans import filling, plan_templates
+from dspyer.nodes.template_plans import filled, plan_templates
 from dspyer.state import ImmutableState
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -49,11 +51,6 @@ class FunctionNode(Node):
         """The names that a `Send` to it may bring; None for any."""
         own = self.binding.takes
         return None if own is None else own | self.templates.takes
-
-    @property
-    def may_return_command(self) -> bool:
-        """Whether its code mentions `Command`."""
-        return mentions(self.fn, Command)
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all.
@@ -85,9 +82,7 @@ class FunctionNode(Node):
         step: Step = FunctionStep(self.fn, self.binding.bind(call), self.asynchronous)
         if self.programs:
             step = UntilCallsEnd(step, self.asynchronous)
-        if self.templates.in_instructions:
-            step = Within(step, partial(filling, self.templates))
-        return self.reply((yield step, call))
+        return self.reply((yield filled(step, self.templates), call))
 
     def reply(self, result: object) -> Reply:
         """The function's result as updates of the state."""
@@ -109,6 +104,72 @@ class FunctionNode(Node):
             raise NodeOutputError(
                 f"{self.who} returned a {type(result).__name__}, which {unknown_outputs_text(values, schema)}"
             )
+
+
+class UntilCallsEnd(NamedTuple):
+    """The step that calls the function of a node: it ends when all programs that the function called have ended."""
+
+    step: Step
+    asynchronous: bool
+
+    def call(self, call: Call) -> Any:
+        """Make it in sync code."""
+        calls = call.context.delegate.open_calls()
+        try:
+            result = self.step.call(call)
+        except BaseException as error:
+            asked = questions_in(error)
+            if not asked:
+                calls.stop()
+            calls.close()
+            calls.raise_if_cut_off()
+            if asked and not isinstance(error, Interrupt):
+                raise Interrupt(asked) from None
+            raise
+        calls.close()
+        calls.raise_if_cut_off()
+        return result
+
+    async def acall(self, call: Call) -> Any:
+        """Make it in async code."""
+        attempt = call.context.delegate
+        calls = attempt.open_calls()
+        try:
+            made = self.step.acall(call)
+            result = await (made if self.asynchronous else _stop_if_cancelled(calls, made))
+        except BaseException as error:
+            asked = questions_in(error)
+            if not asked:
+                calls.stop()
+            if not attempt.left_running:
+                await calls.aclose()
+            calls.raise_if_cut_off()
+            if asked and not isinstance(error, Interrupt):
+                raise Interrupt(asked) from None
+            raise
+        await calls.aclose()
+        calls.raise_if_cut_off()
+        return result
+
+
+async def _stop_if_cancelled(calls: OpenCalls, code: Coroutine[Any, Any, T]) -> T:
+    """The result of a sync function of a node, which runs in a thread and so is finished if its task is cancelled.
+
+    But the programs that it calls are stopped then.
+    """
+    task = asyncio.ensure_future(code)
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:  # the driver sees it in `cancellation_count()`
+            calls.stop()
+            task.cancel()
+    return task.result()
+
+
+def may_return_command(node: Node) -> bool:
+    """Whether a node is a function whose code mentions `Command`."""
+    return isinstance(node, FunctionNode) and mentions(node.fn, Command)
 
 
 class NodeModules(dspy.Module):
@@ -133,7 +194,7 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
     plan = plan_binding(signature, options, options.who)
     declared = declared_result(signature.returns, options.schema)
     writes, problems = _writes(options, declared.writes, bool(plan.binding.contexts))
-    problems = [*plan.problems, *problems, *_module_problems(options.modules, options.who)]
+    problems = [*plan.problems, *problems, *module_problems(options.modules, options.who)]
     given = ", ".join([f"{options.name!r}", getattr(fn, "__name__", "fn"), "modules={{{local!r}: {name}}}"])
     fix = "bind it, add_node(" + given + "), and take it as the parameter `{local}`"
     problems += hidden_problems(fn, options.who, fix)
@@ -160,10 +221,11 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
             [name for name, module in options.modules.items() if plan.binding.contexts and is_program(module)]
         ),
     )
-    return Built(node, _bound(options) if options.modules else None, tuple(problems), (*plan.unknown, *missing))
+    return Built(node, bound_modules(options) if options.modules else None, tuple(problems), (*plan.unknown, *missing))
 
 
-def _bound(options: NodeOptions) -> NodeModules | None:
+def bound_modules(options: NodeOptions) -> NodeModules | None:
+    """What the program holds for the modules that are bound to a node."""
     if not all(isinstance(module, dspy.Module) for module in options.modules.values()):
         return None
     kind = source_class(options.name, NodeModules, modules_text(options.name, options.modules))
@@ -187,7 +249,8 @@ def _writes(options: NodeOptions, declared: tuple[str, ...] | None, posts: bool)
     return writes, check_names(writes, "writes", who, own=None, schema=options.output_schema)
 
 
-def _module_problems(modules: Mapping[str, Any], who: str) -> list[str]:
+def module_problems(modules: Mapping[str, Any], who: str) -> list[str]:
+    """What is wrong with the modules that are bound to a node."""
     problems = []
     for name, module in modules.items():
         if not isinstance(module, dspy.Module):

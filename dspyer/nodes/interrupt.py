@@ -19,7 +19,7 @@ from dspyer.nodes.attempt import RESERVED_KEYS
 from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
 from dspyer.nodes.callables import members, read_signature
 from dspyer.nodes.field_names import unknown_field_text
-from dspyer.nodes.node import Built, Call, Node, Reply
+from dspyer.nodes.node import Built, Call, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
@@ -60,6 +60,7 @@ class InterruptNode(Node):
     """
 
     kind: ClassVar[str] = "interrupt"
+    look = Look("interrupt", "interrupt")
 
     text: Callable[..., object]
     binding: Binding
@@ -91,6 +92,11 @@ class InterruptNode(Node):
             kind = type(text).__name__
             raise NodeOutputError(f"{self.who}: its question is {brief(text)}, of type {kind}: let it give text")
         return text
+
+
+def interrupts_of(nodes: Mapping[str, Node]) -> list[str]:
+    """The names of the nodes that ask a question each time."""
+    return [name for name, node in nodes.items() if isinstance(node, InterruptNode)]
 
 
 @dataclass(frozen=True, slots=True)

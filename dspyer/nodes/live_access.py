@@ -1,8 +1,7 @@
 """Live fields as a node sees them: entries that arrive while it runs, and the wait for the next one.
 
 A node waits with a `Waiter` and gives up its slot of `max_concurrency` meanwhile: the session sets the outcome of the
-wait, and wakes the node when it has a slot again. When a field is closed, and which waiting node is released from a
-deadlock, is decided by the runtime.
+wait, and wakes the node when it has a slot again. When a wait ends without an entry is decided by the runtime.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import same
 
 WaitOutcome = Literal["waiting", "entry", "closed", "timeout", "abort"]
-"""`abort` ends the attempt: an entry that it has got was withdrawn, or a writer for which it waits has failed."""
+"""`abort` ends the attempt: a resume may bring what it waits for, or the run has ended."""
 
 
 class LiveEntry(NamedTuple):

@@ -13,7 +13,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, cast
+from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
 
 from dspyer.dspy_module.executing import execute_item
 from dspyer.dspy_module.tracing import step_count, take_steps
@@ -34,11 +34,11 @@ from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import ModuleNode, module_io
-from dspyer.nodes.node import Built, Call, MapFields, Node, Reply, StartRule
+from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply, StartRule
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.program_calls import SubgraphProgram
-from dspyer.nodes.steps import Script, Step, arun_script, run_script, spans_of, wrapped
+from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.persistence.execution_records import MISSING
 from dspyer.persistence.rows import NewRow
@@ -52,12 +52,55 @@ FIRST_ITEMS: Final = 20
 """If so many items at the beginning of the list fail alike, the map fails: the cause is hardly in the items."""
 
 
+class MapFields(NamedTuple):
+    """The names of a map.
+
+    Attributes:
+        over: the field with the items.
+        item: one item, as the node of the map reads it.
+        into: the field that gets the results.
+        failures: the field that gets the failures of items; None for none.
+    """
+
+    over: str
+    item: str
+    into: str
+    failures: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MapNode(Node):
+class ItemsNode(Node):
+    """A node that runs another one several times at once, each time as an execution of its own.
+
+    Attributes:
+        inner: what runs.
+    """
+
+    kind: ClassVar[str] = "map"
+    has_items: ClassVar[bool] = True
+
+    inner: Node
+
+    @property
+    def map_fields(self) -> MapFields:
+        """The names of the map."""
+        raise NotImplementedError
+
+    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
+        """The fields that the code of the inner node may read or write through `ctx`; None for all."""
+        return self.inner.permitted_fields(option)
+
+
+def map_fields_of(node: Node | None) -> MapFields | None:
+    """The names of a map; None for any other node."""
+    return node.map_fields if isinstance(node, ItemsNode) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MapNode(ItemsNode):
     """A node that runs `inner` once per item of `over` and commits `into` once, in the order of the items.
 
     Attributes:
-        inner: what runs per item.
         over: the field with the items.
         item: the name under which `inner` sees its item.
         into: the field for the results.
@@ -68,9 +111,6 @@ class MapNode(Node):
         min_success: the share of the items that must succeed, with `failures`.
     """
 
-    kind: ClassVar[str] = "map"
-
-    inner: Node
     over: str
     item: str
     into: str
@@ -87,9 +127,11 @@ class MapNode(Node):
         return None if own is None else (own - {self.item}) | {self.over}
 
     @property
-    def is_subgraph(self) -> bool:
-        """Whether it runs a compiled graph per item."""
-        return self.inner.is_subgraph
+    def look(self) -> Look:
+        """How pictures show it, with the failures that it lets pass."""
+        note = "" if self.failures is None else f"failures of items into {self.failures}"
+        note += f", at least {100 * self.min_success:g} % must succeed" if self.min_success else ""
+        return Look("map", self.kind, note, self.inner.look.inner)
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -101,10 +143,6 @@ class MapNode(Node):
         """The names that the map was given."""
         return MapFields(self.over, self.item, self.into, self.failures)
 
-    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that the code of the inner node may read or write through `ctx`; None for all."""
-        return self.inner.permitted_fields(option)
-
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that all calls of the inner node read whole."""
         items = state.raw(self.over, None)
@@ -115,7 +153,7 @@ class MapNode(Node):
         items = self._items(call)
         fresh = [item for item in items if item.recorded is MISSING]
         tolerance = None if self.failures is None else Tolerance(self, items, fresh)
-        found = iter((yield Gather([script_of(item) for item in fresh], self.max_concurrency, tolerance), call))
+        found = iter((yield Gather([item.script for item in fresh], self.max_concurrency, tolerance), call))
         if tolerance is not None:
             tolerance.raise_if_lost()
         return self._reply([next(found) if item.recorded is MISSING else item.recorded for item in items])
@@ -143,8 +181,10 @@ class MapNode(Node):
         inner = call._replace(context=context, overlay=overlay, made=made)
         return _Item(self, inner, index, count, attempt.recorded_result())
 
-    def _made(self, index: int, call: Call, reply: Reply) -> object:
-        """The result of an item. What the field cannot hold is refused here, before other items are paid for."""
+    def _made(self, index: int, call: Call, reply: Reply) -> Output:
+        """The result of an item, as what it writes to its field. What that cannot hold is refused here: no other item
+        is paid for.
+        """
         result = result_of(reply, self)
         if self.check is not None:
             self.check(result, index)
@@ -152,7 +192,8 @@ class MapNode(Node):
         attempt.finish()
         # In a map that is not stored, the field freezes all results at once.
         stored = attempt.host.journal is not None or self.failures is not None
-        return freeze(result, (self.into, index)) if stored else result
+        value = freeze(result, (self.into, index)) if stored else result
+        return Output({self.into: value}, call.state, None, None, False, None, call, reply.updates)
 
     def _reply(self, results: Sequence[object]) -> Reply:
         values = {index: result for index, result in enumerate(results) if not isinstance(result, FailedItem)}
@@ -178,23 +219,6 @@ class MapNode(Node):
                         f"{self.over}[{index}], of which field {self.into!r} would keep one: give each an id of its "
                         "own, or none"
                     )
-
-
-class Item(Protocol):
-    """What is an execution of its own within the call of a node: an item of a map, a trial of a search."""
-
-    @property
-    def call(self) -> Call:
-        """Its call."""
-
-    def script(self) -> Script[object]:
-        """The script that gives its result."""
-
-
-def script_of(item: Item) -> Callable[[], Script[object]]:
-    """What makes the script of an item: an execution of its own, with a span of its own."""
-    spans = spans_of(item.call)
-    return item.script if spans is None else lambda: spans.item(item.call, item.script())
 
 
 def item_script(inner: Node, call: Call, wrap: Callable[[Step], Step] | None = None) -> Script[Any]:
@@ -396,7 +420,8 @@ class _Item:
         steps = 0 if self.node.failures is None else step_count()
         try:
             attempt.raise_if_unanswered()
-            result = yield from item_script(self.node.inner, self.call)
+            output: Output = yield from item_script(self.node.inner, self.call)
+            result = output.patch[self.node.into]
             if attempt.host.journal is not None:
                 yield WriteItem(attempt.item_row(result)), self.call
                 attempt.record_result(result)

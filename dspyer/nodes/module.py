@@ -24,10 +24,10 @@ from dspyer.nodes.binding import unset, usable
 from dspyer.nodes.callables import FunctionSignature, read_signature
 from dspyer.nodes.dspy_types import register_dspy_types
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_field_text
-from dspyer.nodes.node import Built, Call, Node, Reply
+from dspyer.nodes.node import Built, Call, Look, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
-from dspyer.nodes.template_plans import computed_value, plan_templates, warning_of
+from dspyer.nodes.template_plans import computed_value, filled, plan_templates, warning_of
 from dspyer.nodes.view_access import form_of, form_problems, is_conversation
 from dspyer.reducers import Updates
 from dspyer.schema.type_fit import misfit, shown_type, update_type
@@ -52,6 +52,7 @@ class ModuleNode(Node):
     """
 
     kind: ClassVar[str] = "module"
+    look = Look("module", "module")
     of_module: ClassVar[bool] = True
 
     inputs: tuple[Input, ...]
@@ -83,7 +84,7 @@ class ModuleNode(Node):
         """Call the program's module with its inputs."""
         # The warning near the step limit of the run is part of the prompt and of the conversation.
         inputs, warning = self.read_inputs(call), warning_of(call) if self.turns.fields else ""
-        result = yield ModuleStep(getattr(call.program, self.name), inputs, self.templates, warning), call
+        result = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
         return self.reply(result, inputs, warning)
 
     @property

@@ -5,16 +5,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol, TypeAlias
 
+import dspy
 from typing_extensions import TypeVar
 
-from dspyer.errors import NodeOutputError
+from dspyer.errors import NodeOutputError, brief, list_names, suggestion
 from dspyer.nodes.context import Context
-from dspyer.nodes.steps import Script
+from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, Step
+from dspyer.nodes.sync_async import is_async
 from dspyer.patch import DELETE
 from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values.freezing import freeze
@@ -22,12 +25,9 @@ from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.views import View, ViewForm
 
 if TYPE_CHECKING:
-    import dspy
-
     from dspyer.events import Event
     from dspyer.failure import Failure
     from dspyer.nodes.attempt import Attempt
-    from dspyer.nodes.repair import CheckedCommit, Repair
     from dspyer.scheduler.lineage import LogEntry
     from dspyer.scheduler.run_state import Target
     from dspyer.schema.schema import Schema
@@ -89,6 +89,9 @@ class Send:
 
 
 Goto: TypeAlias = str | Send
+
+Shape: TypeAlias = Literal["function", "module", "subgraph", "map", "interrupt", "check", "tool"]
+"""What a node looks like in pictures, in outline and colour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,9 +256,29 @@ class Call(NamedTuple):
         """The same call in another attempt of its execution, or of a part of it."""
         return self._replace(context=replace(self.context, delegate=attempt))
 
+    def module(self, name: str, /, **inputs: object) -> tuple[Step, Call]:
+        """The leaf step that calls a module of the node, `prediction = yield call.module("judge", text=...)`.
+
+        It is a predictor of the program like any other: it is tuned, saved and in the trace.
+        """
+        held: Any = getattr(self.program, self.node, None)
+        module = vars(held).get(name) if isinstance(held, dspy.Module) else None
+        if module is None:
+            known = vars(held) if isinstance(held, dspy.Module) else ()
+            known = [one for one in known if isinstance(getattr(held, one), dspy.Module)]
+            raise AttributeError(
+                f"node {self.node!r} has no module {name!r}.{suggestion(name, known)} Its modules are "
+                f"{list_names(known)}: give it modules={{{name!r}: ...}}"
+            )
+        return ModuleStep(module, inputs), self
+
+    def function(self, fn: Callable[..., Any], /, *args: object) -> tuple[Step, Call]:
+        """The leaf step that calls a function, sync or async: `page = yield call.function(fetch, url)`."""
+        return FunctionStep(partial(fn, *args), NOTHING, is_async(fn)), self
+
     def reply(self, reply: Reply) -> Any:
         """What the execution makes of a reply, validated as if the node had returned it."""
-        return self.made(self, reply)
+        return self.made(self, checked_reply(reply))
 
     def publish(self, event: Event) -> None:
         """Adds an event to those of the run."""
@@ -287,6 +310,13 @@ class Reply(NamedTuple):
     goto: tuple[Goto, ...] | None = None
     whole: bool = False
     completions: Any = None
+
+
+def checked_reply(reply: object) -> Reply:
+    """What a layer gave as a reply; a `TypeError` if it is none."""
+    if isinstance(reply, Reply):
+        return reply
+    raise TypeError(f"a layer replied {brief(reply)}, of type {type(reply).__name__}: give Reply({{field: value}})")
 
 
 class Output(NamedTuple):
@@ -329,48 +359,60 @@ class Decision(NamedTuple):
     reason: str | None = None
 
 
-class Checking(NamedTuple):
-    """What a node checks.
+class Look(NamedTuple):
+    """How pictures and `explain()` show a node.
 
     Attributes:
-        what: it in texts, as in `the output of 'draft'`.
-        into: the field that gets the problems.
-        fix: the node that corrects what is refused; None for none, and for an agent.
-        modes: of the check of an agent, the modes: one of them gave what is checked, and corrects it.
+        shape: what it looks like, `"function"`, `"module"`, `"subgraph"`, `"map"`, `"interrupt"`, `"check"`, `"tool"`.
+        label: the word below its name; "" for none.
+        note: what `explain()` says of it besides its fields and layers; "" for nothing.
+        inner: whether it runs a compiled graph, per call or per item.
     """
 
-    what: str
-    into: str
-    fix: str | None = None
-    modes: tuple[str, ...] = ()
+    shape: Shape = "function"
+    label: str = ""
+    note: str = ""
+    inner: bool = False
 
 
-class MapFields(NamedTuple):
-    """The names of a map.
-
-    Attributes:
-        over: the field with the items.
-        item: one item, as the node of the map reads it.
-        into: the field that gets the results.
-        failures: the field that gets the failures of items; None for none.
-    """
-
-    over: str
-    item: str
-    into: str
-    failures: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, init=False, kw_only=True, eq=False)
 class Node:
-    """The declared facts of a node, and questions that the rest of the package asks it.
+    """A node: what is declared of it, and its `script`. A subclass is a kind of node.
 
-    The subclasses call it. None of them holds a `dspy.Module`: modules are attributes of the program, so that a node is
-    frozen and shared by all copies of a program.
+    A graph's nodes hold no `dspy.Module`: these are attributes of the program, so that a node is frozen and shared by
+    all copies of a program. `add_node` gives a node its name.
+
+    Args:
+        reads: the fields that the script reads, by `call.read`; None for any.
+        writes: the fields that it may write; None for unknown.
+        goto: the targets that its `Reply` may name; empty if it follows its edges.
+        sends: whether these targets may be `Send`s.
+        resources: the types of the resources of the run that it needs, by any name.
+        modules: the modules that it calls by `call.module`.
+        layers: what surrounds its calls, inside of the layers that the node and the graph are given.
+
+    Example:
+        >>> import dspy
+        >>> from dspyer import END, START, Graph
+        >>> from dspyer.extend import Node, Reply
+        >>> from dspyer.testing import ScriptedLM
+        >>> class Vote(Node):
+        ...     kind = "vote"
+        ...     def script(self, call):
+        ...         ballots = []
+        ...         for _ in range(3):
+        ...             ballots.append((yield call.module("judge", text=call.read("text"))).label)
+        ...         return Reply({"label": max(set(ballots), key=ballots.count)})
+        >>> vote = Vote(reads=["text"], writes=["label"], modules={"judge": dspy.Predict("text -> label")})
+        >>> program = Graph().add_node("vote", vote).add_path(START, "vote", END).compile()
+        >>> program.set_lm(ScriptedLM([{"label": "spam"}, {"label": "ham"}, {"label": "spam"}]))
+        >>> program(text="Win!").label
+        'spam'
 
     Attributes:
-        kind: the kind of node, as pictures show it.
+        kind: the name of the kind, as pictures show it; "" for a function.
         of_module: whether a module gives its output: what is refused is asked for again.
+        has_items: whether its layers from `retry` inwards are around each of its items, and not around it.
         name: the node's name, under which the program holds its modules.
         reads: fields of the state by the node's own names; None for the whole state.
         optional: fields among `reads` that may be unset.
@@ -380,13 +422,16 @@ class Node:
         resources: the types of the resources that it needs, by parameter.
         whole_state: whether it has a parameter for the state as a whole.
         templates: the templates in its inputs and in the instructions of its predictors.
+        modules: the modules that a node was given which is not in a graph yet.
+        layers: the `Layer`s of its kind.
         who: the name of the node in errors.
     """
 
-    kind: ClassVar[str] = "function"
+    kind: ClassVar[str] = ""
     of_module: ClassVar[bool] = False
+    has_items: ClassVar[bool] = False
 
-    name: str
+    name: str = ""
     reads: Mapping[str, str] | None = None
     optional: frozenset[str] = frozenset()
     writes: Mapping[str, str] | None = None
@@ -395,10 +440,33 @@ class Node:
     resources: Mapping[str, type] = field(default_factory=dict)
     whole_state: bool = False
     templates: Templates = NO_TEMPLATES
+    modules: Mapping[str, dspy.Module] | None = None
+    layers: Iterable[Any] = ()
     who: str = field(init=False, repr=False)
+
+    def __init__(
+        self,
+        *,
+        reads: Collection[str] | None = None,
+        writes: Collection[str] | None = None,
+        goto: Sequence[str] = (),
+        sends: bool = False,
+        resources: Mapping[str, type] | None = None,
+        modules: Mapping[str, dspy.Module] | None = None,
+        layers: Iterable[Any] = (),
+    ) -> None:
+        facts = {**locals(), "resources": resources or {}}
+        for fact in fields(Node):
+            object.__setattr__(self, fact.name, facts.get(fact.name, fact.default))
+        self.__post_init__()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "who", f"node {self.name!r}")
+
+    @property
+    def look(self) -> Look:
+        """How pictures and `explain()` show it."""
+        return Look(label=self.kind)
 
     @property
     def send_targets(self) -> tuple[str, ...]:
@@ -416,16 +484,6 @@ class Node:
         return ()
 
     @property
-    def may_return_command(self) -> bool:
-        """Whether its code mentions `Command`."""
-        return False
-
-    @property
-    def is_subgraph(self) -> bool:
-        """Whether it runs a compiled graph, per call or per item."""
-        return False
-
-    @property
     def reports_in(self) -> tuple[str, ...]:
         """The fields by which it reports what its last attempt raised (`error_reply`); empty if it fails with it."""
         return ()
@@ -436,34 +494,14 @@ class Node:
         return ()
 
     @property
-    def map_fields(self) -> MapFields | None:
-        """The names of a map; None for any other node."""
-        return None
-
-    @property
     def answer_types(self) -> Mapping[str, Any]:
         """The types of the answers to its questions, by key, where they are known before it runs."""
         return NOTHING
 
     @property
-    def lasting(self) -> tuple[str, ...]:
-        """The options of it by which a call may do what is not undone, as a search must know."""
-        return ()
-
-    @property
     def frozen_modules(self) -> tuple[str, ...]:
         """The attributes of the program with modules for it that optimizers leave alone, whatever the options say."""
         return ()
-
-    @property
-    def checking(self) -> Checking | None:
-        """What it checks and may reject (`rejects`, `output_before`, `repair_in`); None for a node that does not."""
-        return None
-
-    @property
-    def makes_trials(self) -> bool:
-        """Whether it makes the trials of a search (`trials_in`)."""
-        return False
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all."""
@@ -505,25 +543,10 @@ class Node:
         del call, error
         return None
 
-    def rejects(self, route: tuple[str, ...]) -> bool:
-        """Whether a commit of it with this route has rejected what it checked. Asked if it is `checking`."""
-        del route
-        return False
-
-    def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
-        """The executions that wrote what it checked, from the last commit before it backwards, at `index`."""
-        del log, index
-        return set()
-
-    def repair_in(self, commits: Sequence[CheckedCommit], index: int, nodes: Mapping[str, Node]) -> Repair | None:
-        """The correction that its commit at `index` has accepted; None if it has refused nothing before."""
-        del commits, index, nodes
-        return None
-
     def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
-        """The trials of each of its executions: the execution of each, and whether it led to the best trial.
+        """Of a kind that makes trials: those of each of its executions, and whether they led to the best one.
 
-        Before the search has ended, none of them did. Asked if it `makes_trials`.
+        Before the search has ended, none of them did.
         """
         del log
         return {}
@@ -539,12 +562,18 @@ class Node:
 
     def attempt(self, call: Call) -> Script[Any]:
         """What all layers are around: the script of the node, whose reply is validated."""
+        attempt = call.context.delegate
+        if attempt.over:  # a layer calls the node again: what the call before has posted and used is not of this one
+            attempt.following = attempt.next(attempt.number)
+            call = call.of_attempt(attempt.following)
         try:
             reply = yield from self.script(call)
             return call.made(call, reply)
         except NodeOutputError as error:
             error.of_module = error.of_module or self.of_module
             raise
+        finally:
+            call.context.delegate.over = True
 
 
 class Built(NamedTuple):

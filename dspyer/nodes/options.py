@@ -16,7 +16,7 @@ from dspyer.cache import Cache
 from dspyer.layers.layer import Layer
 from dspyer.layers.retry import Retry
 from dspyer.nodes.field_names import FieldNames, NamesSpec, ReadsSpec, name_map
-from dspyer.nodes.node import NOTHING, Built
+from dspyer.nodes.node import NOTHING, Built, Node
 from dspyer.nodes.view_access import view_problems
 from dspyer.schema.schema import Schema
 from dspyer.templates import RUN, ComputedInput, Fill, RunValue
@@ -148,8 +148,15 @@ def node_options(
 ) -> NodeOptions:
     """The options of a node, from the arguments of `Graph.add_node` and its siblings."""
     who = f"node {name!r}"
+    twice = ""
+    if isinstance(node, Node):
+        if reads is not None or writes is not None or modules is not None or goto:
+            kind = type(node).__name__
+            twice = f"{who}: what it reads, writes, calls and goes to are facts of the {kind}: give them to {kind}(...)"
+        reads, writes, modules, goto = node.reads, node.writes, node.modules, node.goto
     names, views, computed = _split_reads(reads)
     read, problems = name_map(names, "reads", who)
+    problems += [twice] if twice else []
     problems += [problem for own, view in views.items() for problem in view_problems(view, own, schema, who)]
     given: Any = modules
     if given is not None and not isinstance(given, Mapping):

@@ -8,11 +8,11 @@ ended, so that all their questions come together and no later attempt meets a ru
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import dspy
 
@@ -29,8 +29,6 @@ from dspyer.values.frozen import FrozenDict
 
 if TYPE_CHECKING:
     from dspyer.nodes.attempt import Attempt
-    from dspyer.nodes.node import Call
-    from dspyer.nodes.steps import Step
 
 T = TypeVar("T")
 
@@ -314,67 +312,6 @@ class OpenCalls:
 
 async def _until_ended(calls: list[OpenCall]) -> None:
     await asyncio.wait([asyncio.wrap_future(call.ended) for call in calls])
-
-
-class UntilCallsEnd(NamedTuple):
-    """The step that calls the function of a node: it ends when all programs that the function called have ended."""
-
-    step: Step
-    asynchronous: bool
-
-    def call(self, call: Call) -> Any:
-        """Make it in sync code."""
-        calls = call.context.delegate.open_calls()
-        try:
-            result = self.step.call(call)
-        except BaseException as error:
-            asked = questions_in(error)
-            if not asked:
-                calls.stop()
-            calls.close()
-            calls.raise_if_cut_off()
-            if asked and not isinstance(error, Interrupt):
-                raise Interrupt(asked) from None
-            raise
-        calls.close()
-        calls.raise_if_cut_off()
-        return result
-
-    async def acall(self, call: Call) -> Any:
-        """Make it in async code."""
-        attempt = call.context.delegate
-        calls = attempt.open_calls()
-        try:
-            made = self.step.acall(call)
-            result = await (made if self.asynchronous else _stop_if_cancelled(calls, made))
-        except BaseException as error:
-            asked = questions_in(error)
-            if not asked:
-                calls.stop()
-            if not attempt.left_running:
-                await calls.aclose()
-            calls.raise_if_cut_off()
-            if asked and not isinstance(error, Interrupt):
-                raise Interrupt(asked) from None
-            raise
-        await calls.aclose()
-        calls.raise_if_cut_off()
-        return result
-
-
-async def _stop_if_cancelled(calls: OpenCalls, code: Coroutine[Any, Any, T]) -> T:
-    """The result of a sync function of a node, which runs in a thread and so is finished if its task is cancelled.
-
-    But the programs that it calls are stopped then.
-    """
-    task = asyncio.ensure_future(code)
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:  # the driver sees it in `cancellation_count()`
-            calls.stop()
-            task.cancel()
-    return task.result()
 
 
 def questions_in(error: BaseException) -> list[Any]:

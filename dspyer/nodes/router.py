@@ -25,7 +25,7 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import check_target
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.nodes.sync_async import is_async
-from dspyer.nodes.template_plans import plan_templates
+from dspyer.nodes.template_plans import filled, plan_templates
 from dspyer.schema.schema import Schema
 from dspyer.templates import NO_TEMPLATES, Templates
 
@@ -185,7 +185,7 @@ class ModuleRouter(Router):
         assert self.module_name is not None
         inputs = gather_inputs(self.inputs, call, self.who)
         try:
-            result = yield ModuleStep(getattr(call.program, self.module_name), inputs, self.templates), call
+            result = yield filled(ModuleStep(getattr(call.program, self.module_name), inputs), self.templates), call
         except Exception as error:
             annotate(error, f"in {self.who}")
             raise

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar,
 
 import dspy
 
-from dspyer.errors import Interrupt
+from dspyer.errors import Interrupt, brief
 from dspyer.nodes.program_calls import InsideRun, SubgraphProgram, questions_in
 from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
-from dspyer.nodes.template_plans import filling
 from dspyer.schema.schema import NONE_VALID
-from dspyer.templates import NO_TEMPLATES, Templates
 
 if TYPE_CHECKING:
     from dspyer.nodes.node import Call
@@ -43,15 +41,16 @@ Script: TypeAlias = Generator[tuple[Step, "Call"], Any, T]
 def run_script(script: Script[T]) -> T:
     """Make the steps of a script in sync code."""
     try:
-        step, call = next(script)
+        asked = next(script)
         while True:
             try:
+                step, call = asked
                 reply = step.call(call)
             except BaseException as error:  # noqa: BLE001 - the script decides: it tries again, or raises it
                 # Within this block, whose end deletes `error`: its traceback refers to this frame.
-                step, call = script.throw(failure_or_questions(error))
+                asked = script.throw(_to_throw(asked, error))
             else:
-                step, call = script.send(reply)
+                asked = script.send(reply)
     except StopIteration as done:
         # No local of this frame may hold the result: a failed item of a map has the exception, and so this frame.
         return cast("T", done.value)
@@ -60,16 +59,26 @@ def run_script(script: Script[T]) -> T:
 async def arun_script(script: Script[T]) -> T:
     """Make the steps of a script in async code."""
     try:
-        step, call = next(script)
+        asked = next(script)
         while True:
             try:
+                step, call = asked
                 reply = await step.acall(call)
             except BaseException as error:  # noqa: BLE001 - as in run_script
-                step, call = script.throw(failure_or_questions(error))
+                asked = script.throw(_to_throw(asked, error))
             else:
-                step, call = script.send(reply)
+                asked = script.send(reply)
     except StopIteration as done:
         return cast("T", done.value)
+
+
+def _to_throw(asked: object, error: BaseException) -> BaseException:
+    """What a step has raised, as a script gets it; of what is no step, a `TypeError`."""
+    if type(asked) is tuple:
+        return failure_or_questions(error)
+    return TypeError(
+        f"a script asked for {brief(asked)}, which is no step: write `output = yield from inner(call)`, with `from`"
+    )
 
 
 def failure_or_questions(error: BaseException) -> BaseException:
@@ -80,33 +89,42 @@ def failure_or_questions(error: BaseException) -> BaseException:
     return error if asked is None else failures or Interrupt(questions_in(asked))
 
 
-class Spans(Protocol):
-    """The OpenTelemetry spans of a run."""
-
-    def attempt(self, call: Call, number: int, layer: str, script: Script[T], /) -> Script[T]:
-        """A script with a span around it: a further attempt, of `layer` if it is not one of the node."""
-
-    def item(self, call: Call, script: Script[T], /) -> Script[T]:
-        """The same for an item of a map, or a trial of a search."""
-
-
-def spans_of(call: Call) -> Spans | None:
-    """The spans of the run that a call belongs to; None if the program does not trace."""
-    session = call.runner.session
-    return None if session is None else session.spans
-
-
 def wrapped(script: Script[T], wrap: Callable[[Step], Step]) -> Script[T]:
-    """The same script with something around each of its steps; a script like any other for a driver."""
+    """The same script with something around each of its steps; a script like any other for a driver.
+
+    Args:
+        script: what `inner(call)` gave.
+        wrap: gives for a step what is made in its place: an object with `call(call)` and `async acall(call)`.
+
+    Example:
+        >>> from dspyer import END, START, Graph
+        >>> from dspyer.extend import Layer, wrapped
+        >>> class Shown:
+        ...     def __init__(self, step):
+        ...         self.step = step
+        ...     def call(self, call):
+        ...         print("a call of", call.node)
+        ...         return self.step.call(call)
+        ...     async def acall(self, call):
+        ...         return await self.step.acall(call)
+        >>> class Shows(Layer):
+        ...     def around(self, call, inner):
+        ...         return wrapped(inner(call), Shown)
+        >>> graph = Graph().add_node("shout", lambda text: {"loud": text.upper()}, layers=[Shows()])
+        >>> graph.add_path(START, "shout", END).compile()(text="hey").loud
+        a call of shout
+        'HEY'
+    """
     try:
-        step, call = next(script)
+        asked = next(script)
         while True:
             try:
+                step, call = asked
                 reply = yield wrap(step), call
             except BaseException as error:  # noqa: BLE001 - as in run_script
-                step, call = script.throw(error)
+                asked = script.throw(_to_throw(asked, error))
             else:
-                step, call = script.send(reply)
+                asked = script.send(reply)
     except StopIteration as done:
         return cast("T", done.value)
 
@@ -133,22 +151,20 @@ class FunctionStep(NamedTuple):
 
 
 class ModuleStep(NamedTuple):
-    """Calls a module, whose predictors fill templates into their instructions, and append a warning."""
+    """Calls a module."""
 
     module: dspy.Module
     inputs: Mapping[str, Any]
-    templates: Templates = NO_TEMPLATES
-    warning: str = ""
 
     def call(self, call: Call) -> Any:
         """Call it from sync code."""
-        with filling(self.templates, call, self.warning):
-            return call_module(self.module, self.inputs)
+        del call
+        return call_module(self.module, self.inputs)
 
     async def acall(self, call: Call) -> Any:
         """Call it from async code."""
-        with filling(self.templates, call, self.warning):
-            return await acall_module(self.module, self.inputs)
+        del call
+        return await acall_module(self.module, self.inputs)
 
 
 class ProgramStep(NamedTuple):

@@ -21,7 +21,7 @@ from dspyer.nodes.module import (
     whole_inputs,
     with_rest,
 )
-from dspyer.nodes.node import SENT, Built, Call, Node, Reply
+from dspyer.nodes.node import SENT, Built, Call, Look, Node, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import GraphView, InsideRun, SubgraphProgram
 from dspyer.nodes.steps import ProgramStep, Script
@@ -48,6 +48,7 @@ class SubgraphNode(Node):
     """
 
     kind: ClassVar[str] = "subgraph"
+    look = Look("subgraph", "subgraph", inner=True)
 
     inputs: tuple[Input, ...] = ()
     gives: FieldNames | None = None
@@ -60,11 +61,6 @@ class SubgraphNode(Node):
     def takes(self) -> frozenset[str] | None:
         """The names that a `Send` to it may bring; None for any."""
         return None if self.takes_all else self.templates.takes | taken(self.inputs)
-
-    @property
-    def is_subgraph(self) -> bool:
-        """Whether it runs a compiled graph: always."""
-        return True
 
     @property
     def may_write(self) -> frozenset[str] | None:

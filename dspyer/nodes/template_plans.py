@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
@@ -15,6 +16,9 @@ from dspyer.dspy_module.prompt_templates import VALUES_SETTING, WARNING_SETTING,
 from dspyer.errors import list_names
 from dspyer.failure import Failure
 from dspyer.nodes.field_names import unknown_field_text
+from dspyer.nodes.node import Call
+from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.steps import Step, Within
 from dspyer.nodes.view_access import fields_of_then
 from dspyer.scheduler.lineage import written_key
 from dspyer.scheduler.run_state import Branch, RunState
@@ -25,8 +29,6 @@ from dspyer.views import ViewForm
 
 if TYPE_CHECKING:
     from dspyer.nodes.context import Context
-    from dspyer.nodes.node import Call
-    from dspyer.nodes.options import NodeOptions
 
 ABSENT: Any = object()
 
@@ -122,18 +124,19 @@ def warning_of(call: Call) -> str:
     return "" if attempt.position is None else attempt.host.views.warning(attempt.position)
 
 
-def filling(templates: Templates, call: Call, warning: str = "") -> AbstractContextManager[Any]:
-    """A context in which the predictors of a node fill in their instructions, and append a warning."""
+def filled(step: Step, templates: Templates, warning: str = "") -> Step:
+    """A step in which the predictors of a node fill in their instructions, and append a warning."""
     if not templates.in_instructions and not warning:
-        return NOTHING_TO_FILL
+        return step
+    return Within(step, partial(_filling, templates, warning))
+
+
+def _filling(templates: Templates, warning: str, call: Call) -> AbstractContextManager[Any]:
     settings: dict[str, Any] = {WARNING_SETTING: warning}
     if templates.in_instructions:
         settings[VALUES_SETTING] = Filler(call, templates.allowed)
     context: AbstractContextManager[Any] = dspy.context(**settings)
     return context
-
-
-NOTHING_TO_FILL: AbstractContextManager[Any] = nullcontext()
 
 
 class Planned(NamedTuple):

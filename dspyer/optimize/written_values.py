@@ -24,6 +24,7 @@ from typing import Final, NamedTuple
 from dspyer.errors import CheckError
 from dspyer.events import Commit
 from dspyer.graph.spec import GraphSpec
+from dspyer.nodes.check import FinderNode
 from dspyer.nodes.node import Node
 from dspyer.nodes.router import ModuleRouter, Router
 from dspyer.patch import resets
@@ -231,7 +232,7 @@ class WrittenValues:
             routers = _routers(graph, commit.node)
             written = [] if node is None else self._node_values(commit, node, routers, position, reads)
             decided = []
-            if node is not None and node.checking is not None:
+            if commit.node in graph.rejecting:
                 decided.append(self._decide(_passing(WrittenValue(commit, NO_FIELD, (), *reads))))
             elif node is not None and node.goto:  # a `Command` may have decided
                 decided.append(self._decide(WrittenValue(commit, NO_FIELD, (node.name,), *reads), written))
@@ -255,7 +256,7 @@ class WrittenValues:
             condenser = self._graph.condensers.get(node.name, {}).get(field)
             authors = (node.name,) if condenser is None else (node.name, condenser.name)
             value = WrittenValue(commit, field, authors, *reads, self._built_on(field, commit, position.current))
-            value.passes_on = node.checking is not None
+            value.passes_on = node.name in self._graph.rejecting
             found.append(self._put(value, position))
         for field in self._restated(commit, node, position):
             kept = () if field in node.always_writes else (position.current[field],)
@@ -268,7 +269,7 @@ class WrittenValues:
         They are in no patch. A module has written them; what a function did is unknown, so that the value follows from
         the earlier one and from what the function has read, as what it decided not to write does.
         """
-        if node.checking is not None or node.writes is None:
+        if node.name in self._graph.rejecting or node.writes is None:
             return []
         reducer = self._graph.topology.schema.reducer
         fields = [field for field in node.writes.values() if field not in commit.patch and reducer(field) is None]
@@ -429,7 +430,7 @@ def _mark_parts(changed: Iterable[WrittenValue], base: WrittenValue | None) -> t
 
 
 def _rejections(
-    entries: Sequence[LogEntry], rejecting: Mapping[str, Node]
+    entries: Sequence[LogEntry], rejecting: Mapping[str, FinderNode]
 ) -> tuple[dict[str, tuple[str, ...]], set[str]]:
     """The problems that checks have found, by the commit whose output they refused.
 
@@ -439,7 +440,7 @@ def _rejections(
     handing_on: set[str] = set()
     for entry in entries:
         check, failure = rejecting.get(entry.commit.node), entry.commit.failure
-        if check is None or check.checking is None or not entry.parents:
+        if check is None or not entry.parents:
             continue
         if failure is not None and failure.type == CheckError.__name__:
             problems: tuple[str, ...] = (failure.message,)

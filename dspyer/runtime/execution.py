@@ -17,16 +17,14 @@ from typing import Any, Generic, TypeVar
 
 from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import append_to_trace
-from dspyer.errors import Interrupt, RouteError, always_raised, brief, list_names
-from dspyer.events import Question
+from dspyer.errors import Interrupt, RouteError, always_raised, list_names
 from dspyer.graph.spec import check_send
-from dspyer.layers.layer import of_part
+from dspyer.layers.layer import Layer, Stop, of_part
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Decision, Output, Reply, Send, StartRule
 from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, diff_value
-from dspyer.persistence.execution_records import RecordKey
 from dspyer.reducers import Updates
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.session import Session
@@ -38,25 +36,18 @@ from dspyer.state import ImmutableState
 
 def script(session: Session, execution: Execution) -> Script[Transition]:
     """The script of an execution: of a node, or of the first commit of the run."""
-    found = _start_script(session, execution) if execution.branch.head < 0 else _node_script(session, execution)
-    if session.spans is not None and execution.branch.head >= 0:
-        found = session.spans.node(session, execution, found)
-    return found
+    return _start_script(session, execution) if execution.branch.head < 0 else _node_script(session, execution)
 
 
 def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     """The script of a node: within its layers, to what it commits and where the branch goes."""
     name, graph = execution.node, session.graph
     call = _call(session, execution, execution.branch.state)
-    if session.records.questions or graph.interrupt_before:
-        _raise_if_unanswered(session, execution)
+    for layer in session.layers.admitting(name):
+        _admit(session, layer, call)
+    call.context.delegate.raise_if_unanswered()
     began, clock = time.time(), time.perf_counter()
     output: Output = yield from session.layers.chain(name)(call)
-    if type(output) is not Output:
-        raise TypeError(
-            f"the layers of node {name!r} ({', '.join(type(one).__name__ for one in session.layers.of(name))}) gave "
-            f"{brief(output)}, of type {type(output).__name__}: a layer returns what `inner(call)` or `call.reply` gave"
-        )
     patch, after, goto, targets, cached, failure, call, _, completions = output
     if completions is not None:
         session.completions[execution.id] = completions
@@ -116,17 +107,13 @@ def _call(session: Session, execution: Execution, state: ImmutableState) -> Call
     return Call(state, context, session.program, execution.overlay, session.resources, NodeRunner(session), output_of)
 
 
-def _raise_if_unanswered(session: Session, execution: Execution) -> None:
-    """Raises `Interrupt`, before the node is called, if one of its questions or `interrupt_before` has no answer."""
-    name, node = session.local_id(execution.id), execution.node
-    records = session.records
-    if node in session.graph.interrupt_before:
-        before = Question("before", f"{node!r} comes next; continue?", None, node, execution.path, name, session.label)
-        if not records.ask(before, session.answer):
-            raise Interrupt([records.questions[RecordKey(name, "before")]])
-    waits = [question for question in records.open_questions_of(name) if not records.ask(question, session.answer)]
-    if waits:
-        raise Interrupt(waits)
+def _admit(session: Session, layer: Layer, call: Call) -> None:
+    """Asks a layer whether an execution may begin. If it stops the run, the execution is left open."""
+    try:
+        layer.admit(call)
+    except Stop as stop:
+        session.stop(str(stop) or f"{type(layer).__name__} has stopped it")
+        raise asyncio.CancelledError from None
 
 
 # --- where the branch continues

@@ -15,11 +15,11 @@ from dspyer.blocking import Outcome, end_of, result_of, task_signal
 from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.executing import Executing, executing, executing_id
 from dspyer.dspy_module.lm_prices import Prices
-from dspyer.dspy_module.lm_records import LMRecorder, current_recorder
+from dspyer.dspy_module.lm_records import LMRecorder
 from dspyer.dspy_module.not_public import DEFAULT_CONFIG, HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
 from dspyer.dspy_module.parameters import parameter_names, walk_parameters
 from dspyer.dspy_module.request_gate import current_gate
-from dspyer.dspy_module.tap import subscribers
+from dspyer.dspy_module.tap import subscriber, subscribers
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.events import LMCall
@@ -157,7 +157,7 @@ class ExecutorCall:
         self._request = request
         self._layers = layers_around()
         self._parts = {**parts_of(program), **large_inputs(inputs)}
-        recorder, here = current_recorder(), executing.get() or Executing()
+        recorder, here = subscriber(LMRecorder), executing.get() or Executing()
         self._caller = None if request.inside or not here.id else here.program
         settings = {name: value for name, value in dspy.settings.copy().items() if value is not None}
         sent = SentProgram(

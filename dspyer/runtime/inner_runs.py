@@ -100,7 +100,6 @@ def request_inside(
         call_counts=around.call_counts,
         max_concurrency=around.max_concurrency,
         layers=around.layers.asked,
-        spans=around.spans,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from dspyer.errors import CheckError
 from dspyer.events import BranchPath
-from dspyer.nodes.check import rejected_executions
+from dspyer.nodes.check import FinderNode, rejected_executions
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE
 from dspyer.reducers import Updates
@@ -65,7 +65,7 @@ def changes_of(
     return found
 
 
-def rejected_in(run: RunState, checks: Mapping[str, Node]) -> set[str]:
+def rejected_in(run: RunState, checks: Mapping[str, FinderNode]) -> set[str]:
     """The executions of a run whose output a check has refused."""
     if not checks:
         return set()

@@ -102,8 +102,6 @@ class LiveSession(Session):
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Passes the outcome of an execution to the scheduler. What it frees, `start_ready` gives to others."""
         with self.lock:
-            if self.handed_over:
-                return
             self.waiters.forget(execution.id)
             self._ready_are_held = False  # not known before the next `start_ready`
             committed = len(self.run.log)
@@ -129,12 +127,6 @@ class LiveSession(Session):
         with self.lock:
             super().hand_over()
 
-    def write_failed(self, error: BaseException) -> None:
-        """Returns to the run as it was last written; nothing waits any more."""
-        with self.lock:
-            super().write_failed(error)
-            self.waiters.end()
-
     def leave_open(self, execution: Execution) -> None:
         """Keeps a cancelled execution as running: `resume` calls it again."""
         with self.lock:
@@ -142,22 +134,29 @@ class LiveSession(Session):
             self._release_waiters()
 
     def _on_stop(self, reason: str) -> None:
-        """Releases the readers if nothing else works: what is ready will not start any more."""
+        """Ends all waits: a resume calls the nodes again. What works comes to its end."""
         del reason
         with self.lock:
-            self._release_waiters()
+            self.waiters.abort()
 
     def _release_waiters(self) -> None:
-        """Gives free slots to due readers; if all that runs waits, ends a wait."""
+        """Gives free slots to due readers; if all that runs waits, ends a wait.
+
+        All of them if a resume may bring what they wait for: an execution has failed, asked, was cancelled, or does not
+        start.
+        """
         waiters, run = self.waiters, self.run
         waiters.grant()
         if not waiters.all_wait:
             return
         ready = bool(plan(run))
-        if ready and not self.stopped and not self._ready_are_held:
+        if ready and not self._ready_are_held:
             return  # it starts as soon as the driver looks
         cancelled = len(run.running) != len(waiters.running)
-        waiters.release(self.stopped or ready or cancelled or bool(run.failures or run.suspended))
+        if ready or cancelled or run.failures or run.suspended:
+            waiters.abort()
+        else:
+            waiters.release_first()
 
     # --- what nodes call, from any thread
 
@@ -175,9 +174,7 @@ class LiveSession(Session):
             digest = digest_of(field, update)
             with self.lock:
                 cursor = self._cursor(attempt)
-                name, is_there = cursor.next_post(self.buffer, digest, returned)
-            if is_there:
-                continue
+                name = cursor.next_post(self.buffer, digest, returned)
             commit_id = self.global_id(attempt.outer_execution, name)
             # Without the lock: validators and reducers are functions of the user.
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
@@ -191,13 +188,14 @@ class LiveSession(Session):
         if self.handed_over:
             raise AttemptOverError(f"{attempt.who}: {OVER}")
         buffer, execution = self.buffer, cursor.execution
-        if name in buffer.posts_of.get(execution, ()):  # by code of an earlier attempt that had not ended
+        if name in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it
             return
         conflict = buffer.conflicts(cursor, field, update)
         if conflict.unread:
             self._report_conflict(attempt, field, conflict)
         now = time.time()
-        post = RecordedPost(buffer.seq + 1, field, attempt.node, execution, name, update, conflict.over)
+        buffer.seq += 1  # not used again, also if the write fails: it may have taken effect
+        post = RecordedPost(buffer.seq, field, attempt.node, execution, name, update, conflict.over)
         if self.journal is not None:  # before a reader can see it: what was read must survive a crash
             header = PostHeader(execution, self.scope, post.node, field, post.seq, name, post.over, now)
             self.journal.write([post_row(header, update)])
@@ -247,18 +245,17 @@ class LiveSession(Session):
         """Begins to wait for the next entry of a field. A wait that is over at once has its outcome already."""
         waiter = Waiter(cursor.execution, field, wake)
         with self.lock:
-            if self.waiters.over or cursor.execution not in self.waiters.running:
-                waiter.outcome = "abort"
-                wake()
-                return waiter
             if cursor.next(self.buffer, field, take=False) is not None:
                 waiter.outcome = "entry"
-                wake()
+            elif self.waiters.over or self.stopped or cursor.execution not in self.waiters.running:
+                waiter.outcome = "abort"
+            else:
+                self.waiters.enter(waiter)
+                self._release_waiters()  # the waiter has freed its slot, and may have been the last that worked
+                if self._wake is not None and self.more_to_start:
+                    self._wake()  # the driver may start another execution in the slot
                 return waiter
-            self.waiters.enter(waiter)
-            self._release_waiters()  # the waiter has freed its slot, and may have been the last that worked
-            if self._wake is not None and not self.stopped and self.more_to_start:
-                self._wake()  # the driver may start another execution in the slot
+            wake()
         return waiter
 
     def executions(self) -> Sequence[Execution]:
@@ -422,18 +419,17 @@ class LiveWaiters:
             waiter.outcome = outcome
             waiter.wake()
 
-    def release(self, missed: bool) -> None:
-        """Ends a wait, now that nobody else works; all of them if what they wait for may come after a resume.
-
-        `missed`: whether an execution has failed, has asked, was cancelled, or will not start.
-        """
+    def release_first(self) -> None:
+        """Ends one wait, now that nobody else works."""
         waiting = [(self.running[name], waiter.field) for name, waiter in self._waiting.items()]
-        if missed:
-            for execution, _ in waiting:
-                self.end_wait(execution.id, "abort")
-        else:
-            first = self._order.first([WaitingReader(one.position, one.path, one.id, field) for one, field in waiting])
-            self.end_wait(first.execution, "closed")
+        first = self._order.first([WaitingReader(one.position, one.path, one.id, field) for one, field in waiting])
+        self.end_wait(first.execution, "closed")
+        self.grant()
+
+    def abort(self) -> None:
+        """Ends all waits: the nodes are called again by a resume."""
+        for name in list(self._waiting):
+            self.end_wait(name, "abort")
         self.grant()
 
     def end(self) -> None:

@@ -65,8 +65,8 @@ class ReaderCursor:
         self._counts: dict[str, int] = {}  # how often it has posted each value, by digest
         self._next_entries: dict[str, tuple[int, int]] = {}  # by field: index of the post, and of the entry in it
 
-    def next_post(self, buffer: LiveBuffer, digest: str, returned: bool) -> tuple[str, bool]:
-        """The id of its next post of a value, and whether an earlier attempt of its execution has posted it.
+    def next_post(self, buffer: LiveBuffer, digest: str, returned: bool) -> str:
+        """The id of its next post of a value: that of a post which is there, if an earlier attempt has made it.
 
         A value that the node has returned counts as posted only if no later post has replaced it: what a node returns
         is what the field has.
@@ -74,9 +74,9 @@ class ReaderCursor:
         known = buffer.posts_of.get(self.execution, {})
         while True:
             count = self._counts[digest] = self._counts.get(digest, 0) + 1
-            post = known.get(f"{digest}.{count}")
-            if post is None or not (returned and buffer.has_replaced(post)):
-                return f"{digest}.{count}", post is not None
+            name = f"{digest}.{count}"
+            if not (returned and name in known and buffer.has_replaced(known[name])):
+                return name
 
     def knows(self, post: RecordedPost) -> bool:
         """Whether a post is its own, or in its lineage, so that it need not be read."""
@@ -169,7 +169,6 @@ class LiveBuffer:
     def add(self, post: RecordedPost) -> Any:
         """Appends a post; returns the update for the commit of its execution, merged with other heads if declared."""
         field = post.field
-        self.seq = post.seq
         self.posts[field].append(post)
         self.posts_of.setdefault(post.execution, {})[post.id] = post
         update = post.update

@@ -11,20 +11,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
 from dspyer.budget import Budget
 from dspyer.dspy_module.executing import executing_id
-from dspyer.dspy_module.lm_records import NO_PRICES, current_recorder
+from dspyer.dspy_module.lm_records import NO_PRICES, LMRecorder
 from dspyer.dspy_module.lm_requests import LMRetryNotes
 from dspyer.dspy_module.not_public import COMPILED, COMPLETIONS
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, walk_parameters, without_histories
 from dspyer.dspy_module.predictors import modules_in
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
-from dspyer.dspy_module.tap import Subscriber, subscribing
+from dspyer.dspy_module.tap import Subscriber, subscriber, subscribing
 from dspyer.dspy_module.token_stream import apart_from_tokens
 from dspyer.dspy_module.tracing import append_to_trace, is_rejected
 from dspyer.errors import InputError, Interrupted, ThreadError, is_lost_work
@@ -51,7 +52,7 @@ from dspyer.runtime.run_link import ATTRIBUTE as LINK
 from dspyer.runtime.run_link import RunLink
 from dspyer.runtime.session import Session
 from dspyer.runtime.session_events import lm_watchers
-from dspyer.runtime.spans import continued_trace, run_span, run_spans
+from dspyer.runtime.spans import continued_trace, span_layers
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores import Store
@@ -426,11 +427,11 @@ class CompiledGraph(dspy.Module):
         asked = self._asked(args)
         with asked.until_ctrl_c():
             request, session = self._open(asked, inputs)
-            with run_span(session, request.outcome):
-                try:
+            try:
+                with session.layers.running(session):
                     drive(session, **_settings_inside(session))
-                finally:
-                    self._close(request, session)
+            finally:
+                self._close(request, session)
             return self._result(request, session)
 
     async def aforward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
@@ -446,11 +447,11 @@ class CompiledGraph(dspy.Module):
         if self._executor is not None:
             return await self._executor_call(args, inputs, is_async=True).arun()
         request, session = self._open(self._asked(args), inputs)
-        with run_span(session, request.outcome):
-            try:
+        try:
+            with session.layers.running(session):
                 await adrive(session, **_settings_inside(session))
-            finally:
-                self._close(request, session)
+        finally:
+            self._close(request, session)
         return self._result(request, session)
 
     def named_parameters(self) -> list[tuple[str, Any]]:
@@ -633,7 +634,8 @@ class CompiledGraph(dspy.Module):
         graph = self._graph
         request = asked.with_spending(graph.budget)
         run_start = request.run_start or self._run_start(inputs, request)
-        request = request.with_spans(run_spans(graph, request, run_start.run_id, run_start.label))
+        if not request.inside and (layers := span_layers()):
+            request = replace(request, layers=(*request.layers, *layers))
         return request, self._session(request, run_start)
 
     def _session(self, request: Request, run_start: RunStart) -> Session:
@@ -682,7 +684,8 @@ class CompiledGraph(dspy.Module):
     def _close(self, request: Request, session: Session) -> None:
         """Appends the trace to the caller's trace, also when a node has failed."""
         trace = session.trace(session.run, whole=request.inside)
-        append_to_trace([step for step in trace if not is_rejected(step[0])] if self._accepted_only else trace)
+        if trace:
+            append_to_trace([step for step in trace if not is_rejected(step[0])] if self._accepted_only else trace)
         session.keep_commits()
         request.outcome.ended = session.end()
 
@@ -710,7 +713,7 @@ class CompiledGraph(dspy.Module):
         prediction = dspy.Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
         vars(prediction)[COMPLETIONS] = _completions(session, prediction)
         recorded = request.keeps_events  # if the run is asked for before `_run` makes it: within a wrapper
-        link = RunLink(lambda prediction: Run(ended, prediction, current_recorder() if recorded else None))
+        link = RunLink(lambda prediction: Run(ended, prediction, subscriber(LMRecorder) if recorded else None))
         vars(prediction)[LINK] = link
         outcome.predicted(session.run_id, prediction)
         return prediction

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.display.redaction import Redaction, Redactor
-from dspyer.nodes.check import PROBLEMS
+from dspyer.nodes.check import PROBLEMS, FinderNode
 from dspyer.nodes.node import Node
 from dspyer.nodes.repair import CheckedCommit, Repair
 from dspyer.patch import DELETE, Replace
@@ -42,7 +42,7 @@ class LoggedChecks(NamedTuple):
     scope: tuple[str, ...]
     commits: Sequence[CheckedCommit]
     nodes: Mapping[str, Node]
-    checks: Mapping[str, Node]
+    checks: Mapping[str, FinderNode]
 
 
 def checks_in(
@@ -50,7 +50,7 @@ def checks_in(
     log: Iterable[LogEntry],
     prefix: str,
     nodes: Mapping[str, Node],
-    checks: Mapping[str, Node],
+    checks: Mapping[str, FinderNode],
 ) -> list[LoggedChecks]:
     """The commits of one log, if a check has refused something there; `prefix` is what their ids begin with."""
     for entry in log:
@@ -60,10 +60,10 @@ def checks_in(
     return []
 
 
-def log_rejection(check: Node, transition: Transition, redact: Callable[[str], str]) -> None:
+def log_rejection(check: FinderNode, transition: Transition, redact: Callable[[str], str]) -> None:
     """Logs what a check has found, if its branch goes to a correction."""
     checking = check.checking
-    if checking is None or transition.failure is not None:
+    if transition.failure is not None:
         return
     if check.rejects(tuple([target.node for target in transition.targets])):
         problems = redact("; ".join(transition.state[checking.into]))
@@ -76,12 +76,11 @@ def repairs_in(logged: Sequence[LoggedChecks], redaction: Redaction | None) -> l
     for one in sorted(logged, key=lambda one: [_natural(execution) for execution in one.scope]):
         for index, commit in sorted(enumerate(one.commits), key=lambda pair: _natural(pair[1].id)):
             check = one.checks.get(commit.node)
-            checking = None if check is None else check.checking
-            if check is None or checking is None or check.rejects(commit.route):
+            if check is None or check.rejects(commit.route):
                 continue
-            if _is_empty(commit.patch.get(checking.into)):
+            if _is_empty(commit.patch.get(check.checking.into)):
                 repair = check.repair_in(one.commits, index, one.nodes)
-                found += [] if repair is None else [_example(repair, commit.id, checking.into, redaction)]
+                found += [] if repair is None else [_example(repair, commit.id, check.checking.into, redaction)]
     return found
 
 

@@ -27,7 +27,6 @@ from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.rows import NewRow
 from dspyer.runtime.session_events import Around, Observe, ignore
 from dspyer.runtime.session_views import EarlierCommits
-from dspyer.runtime.spans import RunSpans
 from dspyer.scheduler.run_state import FailedBranch, RunState
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import Topology
@@ -223,7 +222,6 @@ class Request:
         max_concurrency: of a program inside a node, that of the outermost program; None for its own.
         limit: the time that the node has in which the program is called; None for no limit.
         layers: what the call asks for around the nodes of its run, and of the runs inside of them.
-        spans: of a program inside a node, the OpenTelemetry spans of the run around it; None for a run without them.
         outcome: what the runs of the request leave behind. Copies of a request share it.
     """
 
@@ -252,7 +250,6 @@ class Request:
     max_concurrency: int | None = None
     limit: TimeLimit | None = None
     layers: tuple[Layer, ...] = ()
-    spans: RunSpans | None = None
     outcome: Outcome = field(default_factory=Outcome)
 
     def read_from(self, queue: EventQueue[Event] | None) -> Request:
@@ -267,12 +264,6 @@ class Request:
         outcome = self.outcome
         outcome.spending = outcome.spending or Spending(budget, self.stop_signal)
         return replace(self, spending=outcome.spending)
-
-    def with_spans(self, spans: RunSpans | None) -> Request:
-        """The same with the spans of its own run, to which its events are added."""
-        if spans is self.spans:
-            return self
-        return replace(self, spans=spans, observe=self.observe if spans is None else spans.observer(self.observe))
 
     def recording(self, graph: GraphSpec) -> AbstractContextManager[LMRecorder]:
         """A block that records the LM calls of the run of a graph; those of a stored run get rows."""

@@ -7,6 +7,8 @@ from typing import TypedDict
 
 from dspyer.display.stats import Checked, ItemCounts, Mapped
 from dspyer.events import Event, ItemFinished
+from dspyer.nodes.check import rejecting_of
+from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.schema.schema import Schema
 
@@ -39,13 +41,12 @@ def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
     """The checks and the maps among the nodes of a graph."""
     checks = {
         name: Checked(node.checking.fix, node.checking.into, frozenset(node.checking.modes))
-        for name, node in nodes.items()
-        if node.checking is not None
+        for name, node in rejecting_of(nodes).items()
     }
     maps: dict[str, Mapped] = {}
     for name, node in nodes.items():
-        if node.map_fields is not None:
-            into, failures = node.map_fields.into, node.map_fields.failures
+        if (fields := map_fields_of(node)) is not None:
+            into, failures = fields.into, fields.failures
             folded = {field for field in (into, failures) if field is not None and schema.reducer(field) is not None}
             maps[name] = Mapped(into, failures, frozenset(folded))
     return {"checks": checks, "maps": maps}

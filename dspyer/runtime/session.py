@@ -142,7 +142,6 @@ class Session(NotLive):
         stop_signal: says whether the run is to stop, and why.
         failed: stops what runs inside of nodes, once a branch has failed.
         limit: the time that the node has in which the run is; None for no limit.
-        spans: its OpenTelemetry spans; None if the program does not trace.
         spending: what the run, with the runs around and inside of it, has spent of its budget; None for no budget.
         call_counts: the node calls of the runs with `max_calls` that it is a part of, and its own.
         max_concurrency: how many nodes may work at once; the outermost program decides it for all runs inside.
@@ -177,7 +176,6 @@ class Session(NotLive):
         self.failed = StopSignal()
         self.limit = request.limit
         self.spending = request.spending
-        self.spans = request.spans
         self.call_counts = request.call_counts
         self.max_concurrency = request.max_concurrency or graph.max_concurrency
         max_calls = graph.topology.max_calls
@@ -209,7 +207,7 @@ class Session(NotLive):
         self.fields = Fields(
             graph.topology.schema, whole_values, self.id_prefix, run_start.earlier, run_start.id_prefixes
         )
-        self._to_restart = list(run_start.run.running.values())
+        self._to_restart = list(run_start.run.running._data.values())
         self._doing: dict[str, str] = {}
         self.duration = 0.0
         redaction = graph.redaction
@@ -222,7 +220,8 @@ class Session(NotLive):
             for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
                 self.events.learn_commit(entry.commit)
         self.layers = RunLayers(graph.nodes, graph.layers, request.layers, self)
-        self.publish(RunStarted(self.run_id, graph.name, graph.topology.schema.field_shapes, scope))
+        self.events.layers = self.layers.events
+        self.publish(RunStarted(self.run_id, graph.topology.name, graph.topology.schema.field_shapes, scope))
 
     # --- what a driver calls
 
@@ -312,7 +311,7 @@ class Session(NotLive):
     def leave_open(self, execution: Execution) -> None:
         """Leaves an execution that was cancelled, or not called, without an outcome; `resume` calls it again.
 
-        There is nothing to do: it is still in `run.running`. A session with live fields withdraws its posts.
+        There is nothing to do: it is still in `run.running`. In a session with live fields it may have waited.
         """
 
     def driving(self, wake: Callable[[], None]) -> AbstractContextManager[None]:

@@ -21,6 +21,8 @@ from dspyer.event_queue import EventQueue
 from dspyer.events import Commit, ConflictFound, Doing, Emitted, Event, MergedConflict, Token
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
+from dspyer.layers.layer import Layer
+from dspyer.nodes.map import map_fields_of
 from dspyer.runtime.pending_rows import PendingRows
 from dspyer.stopping import TimeLimit
 from dspyer.values.refusals import KeyPath
@@ -103,6 +105,7 @@ class SessionEvents:
 
     Attributes:
         kept: the events in order of arrival.
+        layers: those that events pass through before any reader sees them.
         redactors: what hides values of the run: its own redaction, and those of the runs around it.
     """
 
@@ -120,6 +123,7 @@ class SessionEvents:
         around: Around | None = None,
     ) -> None:
         self.kept: list[Event] = []
+        self.layers: tuple[Layer, ...] = ()
         self._observe = observe
         self._queue = queue
         self._keeps = keeps
@@ -147,6 +151,11 @@ class SessionEvents:
             event = event._replace(scope=self._scope)
         if self._redactor is not None:
             event = self._redactor.event(event)
+        for layer in self.layers:
+            shown = layer.event(event)
+            if shown is None:
+                return
+            event = shown
         if self._keeps and type(event) not in _NOT_KEPT:
             self.kept.append(event)
         if type(event) is ConflictFound and event.scope == self._scope:
@@ -168,7 +177,7 @@ class SessionEvents:
                     redactor.learn(event)  # an error published before the next write may name these values
             return
         for event in events:
-            if not self._unheard or _watchers or type(event) is ConflictFound:
+            if not self._unheard or self.layers or _watchers or type(event) is ConflictFound:
                 self.publish(event)
 
     # --- redaction, by this run and by those around it
@@ -217,7 +226,7 @@ class SessionEvents:
         edges, nodes = self._graph.error_edges.get(node, ()), self._graph.nodes
         found: list[KeyPath] = [(edge.into,) for edge in edges if edge.into is not None]
         found += [(field,) for field in nodes[node].reports_in] if node in nodes else []
-        mapped = nodes[node].map_fields if node in nodes else None
+        mapped = map_fields_of(nodes.get(node))
         if mapped is not None and mapped.failures is not None and index is not None:
             found.append((mapped.failures, index))
         return found

@@ -17,11 +17,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from threading import Lock
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic_core import to_json
 
@@ -39,13 +39,11 @@ from dspyer.events import (
     Posted,
 )
 from dspyer.graph.spec import GraphSpec
+from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script
-from dspyer.persistence.execution_records import ExecutionRecords
-from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import StoredTrace, trace_row
-from dspyer.runtime.session_events import Observe, ignore
-from dspyer.scheduler.run_state import Execution, RunState, Transition, path_text
+from dspyer.scheduler.run_state import RunState, path_text
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import thaw
@@ -102,10 +100,6 @@ CONTINUED_FOR: Final = 86_400.0
 traces, and what looks at one trace would wait for days."""
 
 
-_publishing: ContextVar[RunSpans | None] = ContextVar("dspyer_publishing", default=None)
-"""The innermost run whose event is being passed to the runs around it."""
-
-
 class _OpenTelemetry:
     """The parts of OpenTelemetry's API that are used here. Made once a program has imported the API itself."""
 
@@ -156,55 +150,13 @@ def _tracing() -> tuple[_OpenTelemetry, Tracer] | None:
     return None if tracer is None else (api, tracer)
 
 
-class TracedRequest(Protocol):
-    """What is needed of the `Request` of a run, which names the spans of the run around it."""
-
-    @property
-    def spans(self) -> RunSpans | None:
-        """Those of the run around it."""
-
-    @property
-    def scope(self) -> tuple[str, ...]:
-        """The executions around the run."""
-
-    @property
-    def records(self) -> ExecutionRecords | None:
-        """The records of earlier processes."""
-
-    @property
-    def journal(self) -> Journal | None:
-        """What writes the run."""
-
-
-class TracedSession(Protocol):
-    """What is needed of the `Session` of a run."""
-
-    spans: RunSpans | None
-    graph: GraphSpec
-    redactor: Redactor | None
-    records: ExecutionRecords
-    run: RunState
-    run_start: Any
-    inputs: ImmutableState
-
-    def local_id(self, execution_id: str, /) -> str:
-        """The id of an execution within the outermost run."""
-
-
-def run_spans(graph: GraphSpec, request: TracedRequest, run_id: str, label: tuple[str, ...]) -> RunSpans | None:
-    """The spans of a run that begins; None if the program does not trace. Asked once per run."""
+def span_layers() -> tuple[Layer, ...]:
+    """The layers of a call whose run has spans, and the runs inside of it; none if the program does not trace."""
     found = _tracing()
     if found is None:
-        return None
-    thread = "" if request.journal is None else request.journal.thread
-    if not thread and label:  # the run is merged into its thread at its end
-        thread = label[0].rpartition(".")[0]
-    return RunSpans(*found, graph, request, run_id, thread)
-
-
-def run_span(session: TracedSession, outcome: Any) -> AbstractContextManager[None]:
-    """The block of a run, in which its span is the current one; `outcome.ended` is how it has ended."""
-    return _UNTRACED if session.spans is None else _RunSpan(session.spans, session, outcome)
+        return ()
+    open_runs = _OpenRuns()
+    return NodeSpans(found, open_runs), ItemSpans(open_runs), AttemptSpans(open_runs)
 
 
 def _takes_traces_whole() -> bool:
@@ -213,7 +165,7 @@ def _takes_traces_whole() -> bool:
     return "mlflow" in sys.modules and use_own in ("false", "0")
 
 
-def continued_trace(request: TracedRequest) -> AbstractContextManager[None]:
+def continued_trace(request: Any) -> AbstractContextManager[None]:
     """A block in which the trace of a resumed run is the current one: what DSPy traces around the run belongs to it.
 
     A rerun, and the first run of a copied thread, begin traces of their own.
@@ -278,22 +230,25 @@ class RunSpans:
     """The spans of one run. It refers neither to its session nor to errors; its methods may be called from any thread.
 
     Attributes:
+        scope: the executions around the run.
         hiding: what the graph and those around it hide, outermost first.
     """
 
-    def __init__(
-        self, api: _OpenTelemetry, tracer: Tracer, graph: GraphSpec, request: TracedRequest, run_id: str, thread: str
-    ) -> None:
-        around = request.spans
+    def __init__(self, api: _OpenTelemetry, tracer: Tracer, run: Any, around: RunSpans | None) -> None:
+        thread = "" if run.journal is None else run.journal.thread
+        if not thread and run.run_start.label:  # the run is merged into its thread at its end
+            thread = run.run_start.label[0].rpartition(".")[0]
         self._api = api
         self._tracer = tracer
-        self._graph = graph
-        self._run_id = run_id
-        self._scope = request.scope
-        self._stored = request.journal is not None and not request.scope
+        self._graph: GraphSpec = run.graph
+        self._run_id = run.run_id
+        self.scope: tuple[str, ...] = run.scope
+        self._stored = run.journal is not None and not run.scope
         self._thread = thread
         self._captures = os.environ.get(CAPTURE, "").strip().lower() in _CAPTURES
         self.hiding: tuple[tuple[Redaction, Redactor], ...] = () if around is None else around.hiding
+        if run.redactor is not None and run.graph.redaction is not None:
+            self.hiding = (*self.hiding, (run.graph.redaction, run.redactor))
         self._is_outermost = around is None
         self._running: dict[str, _Running] = {}
         self._span: Span = api.trace.INVALID_SPAN
@@ -304,11 +259,9 @@ class RunSpans:
 
     # --- the run
 
-    def begin(self, session: TracedSession) -> _Current:
+    def begin(self, session: Any) -> _Current:
         """Begins the span of the run; returns the block in which it is current."""
         api, graph = self._api, self._graph
-        if session.redactor is not None and graph.redaction is not None:
-            self.hiding = (*self.hiding, (graph.redaction, session.redactor))
         current = api.context.get_current()
         self._prefix = str(api.context.get_value(api.node_key, current) or "")
         user_session = api.context.get_value(SESSION_ID, current)  # of OpenInference's `using_session`
@@ -356,7 +309,7 @@ class RunSpans:
             return links, True
         return [*links, api.trace.Link(there)] if there.is_valid else links, False
 
-    def _keep_trace(self, session: TracedSession) -> None:
+    def _keep_trace(self, session: Any) -> None:
         """Queues the row with the trace context: with the first commit of a new run, at once in a resumed one."""
         carrier: dict[str, str] = {}
         self._api.propagator.inject(carrier, context=self._context)
@@ -368,17 +321,18 @@ class RunSpans:
         else:
             session.records.queue_row(row)
 
-    def end(self, session: TracedSession, ended: Any) -> None:
+    def end(self, session: Any) -> None:
         """Ends the span of the run, and those of the executions that nothing was committed of."""
         for execution in list(self._running):
             self._finish(execution, "stopped")
         span = self._span
         try:
-            if ended is not None and span.is_recording():
-                span.set_attribute(STATUS, ended.status)
-                if ended.status == "failed" and ended.error is not None:
-                    self._run_failed(span, ended.error)
-                if ended.status == "completed" and self._captures:
+            if span.is_recording():
+                status = session.status
+                span.set_attribute(STATUS, status)
+                if status == "failed":
+                    self._run_failed(span, session.error())
+                if status == "completed" and self._captures:
                     span.set_attributes({OUTPUT: self._outputs(session.run, session.inputs), OUTPUT_TYPE: _JSON})
         except Exception as error:  # noqa: BLE001 - the run counts, not its trace
             self._lose(error)
@@ -387,8 +341,10 @@ class RunSpans:
     def _run_failed(self, span: Span, error: BaseException) -> None:
         if self.hiding and not self._is_outermost:  # it is not redacted yet by the graphs around it
             self._set_failed(span, type(error).__name__)
-        else:
-            self._failed(span, unwrap_stop_iteration(error))
+            return
+        for _, redactor in self.hiding:
+            error = redactor.error(error)
+        self._failed(span, unwrap_stop_iteration(error))
 
     def _outputs(self, run: RunState, inputs: ImmutableState) -> str:
         state, names = run.trunk_state, self._graph.outputs
@@ -396,67 +352,84 @@ class RunSpans:
 
     # --- executions, their items and attempts
 
-    def node(self, session: TracedSession, execution: Execution, script: Script[Transition]) -> Script[Transition]:
+    def node(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an execution, whose span is current while it runs."""
-        running = self._begin_node(session, execution)
+        running = self._begin_node(call)
         if running is None:
-            return (yield from script)
-        node = self._prefix + execution.node
-        context = self._api.trace.set_span_in_context(running.span, self._context)
+            return (yield from inner(call))
         try:
-            with _Current(self._api, self._api.context.set_value(self._api.node_key, f"{node}/", context)):
-                return (yield from script)
+            with self._current_node(call.node, running.span):
+                return (yield from inner(call))
         except BaseException as error:
-            self._left_with(execution.id, error)
+            self._left_with(call.context.delegate.execution, error)
             raise
         finally:
             running.ended = running.ended or time.time_ns()
 
-    def _begin_node(self, session: TracedSession, execution: Execution) -> _Running | None:
-        name = execution.node
+    def part(self, call: Call, inner: Inner) -> Script[Any]:
+        """The script of a part of an execution after its node, such as a router, which belongs to the node's span."""
+        running = self._running.get(call.context.delegate.outer_execution)
+        if running is None:
+            return (yield from inner(call))
+        running.ended = None
+        try:
+            with self._current_node(call.node, running.span):
+                return (yield from inner(call))
+        except BaseException as error:
+            self._left_with(call.context.delegate.outer_execution, error)
+            raise
+        finally:
+            running.ended = time.time_ns()
+
+    def _current_node(self, name: str, span: Span) -> _Current:
+        context = self._api.trace.set_span_in_context(span, self._context)
+        return _Current(self._api, self._api.context.set_value(self._api.node_key, f"{self._prefix}{name}/", context))
+
+    def _begin_node(self, call: Call) -> _Running | None:
+        name, attempt, position = call.node, call.context.delegate, call.context.delegate.position
         node = self._graph.nodes[name]
         attributes = {
             SPAN_KIND: _KINDS.get(node.kind, "CHAIN"),
             OPERATION: INVOKE_NODE,
             NODE_ID: self._prefix + name,
             NODE_NAME: name,
-            BRANCH: path_text(execution.path),
-            VISIT: execution.visit,
-            EXECUTION: session.local_id(execution.id),
+            BRANCH: path_text(attempt.branch),
+            VISIT: call.context.visit,
+            EXECUTION: attempt.local_id,
             **self._common,
         }
         try:
-            before = _node_before(session.run, execution)
+            before = "" if position is None else _node_before(call.runner.session.run, position.head)
             if before:
                 attributes[NODE_PARENT] = self._prefix + before
             elif self._prefix:
                 attributes[NODE_PARENT] = self._prefix[:-1]
             running = _Running(self._tracer.start_span(f"{INVOKE_NODE} {name}", self._context, attributes=attributes))
             if running.span.is_recording():
-                self._running[execution.id] = running
+                self._running[attempt.execution] = running
                 if self._captures:
-                    values = {**execution.branch.state, **({} if execution.overlay is None else execution.overlay)}
+                    values = {**call.state, **({} if call.overlay is None else call.overlay)}
                     names = values if node.reads is None else dict.fromkeys(node.reads.values())
                     shown = self._shown(values, [name for name in names if name in values])
                     running.span.set_attributes({INPUT: shown, INPUT_TYPE: _JSON})
         except Exception as error:  # noqa: BLE001 - the run counts, not its trace
             self._lose(error)
-            return self._running.get(execution.id)
+            return self._running.get(attempt.execution)
         return running
 
-    def item(self, call: Call, script: Script[Any]) -> Script[Any]:
+    def item(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an item of a map, or of a trial of a search."""
         attempt = call.context.delegate
         attributes = {EXECUTION: attempt.local_id, NODE_NAME: attempt.node}
-        return self._part(f"item {attempt.index}", attempt.execution, attributes, script)
+        return self._part(f"item {attempt.index}", attempt.execution, attributes, inner(call))
 
-    def attempt(self, call: Call, number: int, layer: str, script: Script[Any]) -> Script[Any]:
-        """The script of an attempt after the first one. `layer` names what is attempted, if it is not the node."""
+    def attempt(self, call: Call, inner: Inner) -> Script[Any]:
+        """The script of an attempt after the first one."""
         attempt = call.context.delegate
-        attributes = {EXECUTION: attempt.local_id, NODE_NAME: attempt.node, ATTEMPT: number}
-        if layer:
-            attributes[LAYER] = layer
-        return self._part(f"attempt {number}", "", attributes, script)
+        attributes = {EXECUTION: attempt.local_id, NODE_NAME: attempt.node, ATTEMPT: attempt.number}
+        if attempt.part:
+            attributes[LAYER] = attempt.part
+        return self._part(f"attempt {attempt.number}", "", attributes, inner(call))
 
     def _part(self, name: str, key: str, attributes: dict[str, Any], script: Script[Any]) -> Script[Any]:
         """A script with a span below the current one. `key` is the execution whose events it gets; "" for none."""
@@ -519,34 +492,14 @@ class RunSpans:
 
     # --- what events add to spans
 
-    def observer(self, observe: Observe) -> Observe:
-        """An observer that adds events to the spans, and passes them on.
-
-        Those of a run inside of a node are added by the outermost run, to which they are passed: as it shows them.
-        """
-
-        def note(event: Event) -> None:
-            add = _ADDERS.get(type(event))
-            spans = _publishing.get() or self
-            if add is not None and spans._span.is_recording():
-                try:
-                    add(spans, event)
-                except Exception as error:  # noqa: BLE001 - the run counts, not its trace
-                    spans._lose(error)
-            if observe is not ignore:
-                observe(event)
-
-        def pass_on(event: Event) -> None:
-            if type(event) not in _ADDERS or _publishing.get() is not None:
-                observe(event)
-                return
-            token = _publishing.set(self)
+    def add(self, event: Event) -> None:
+        """Adds an event of the run to its spans, as the outermost run shows it."""
+        add = _ADDERS.get(type(event))
+        if add is not None and self._span.is_recording():
             try:
-                observe(event)
-            finally:
-                _publishing.reset(token)
-
-        return note if self._is_outermost else pass_on
+                add(self, event)
+            except Exception as error:  # noqa: BLE001 - the run counts, not its trace
+                self._lose(error)
 
     def _span_of(self, execution: str) -> Span:
         """The span of an execution or an item that runs; that of the run for any other."""
@@ -671,28 +624,134 @@ _ADDERS: Final[Mapping[type, Callable[[RunSpans, Any], None]]] = {
 _UNTRACED: AbstractContextManager[None] = nullcontext()
 
 
-class _RunSpan:
-    """The block of a traced run. Only the frame of the call refers to it, so it may refer to the session."""
+# --- the layers
 
-    __slots__ = ("_current", "_outcome", "_session", "_spans")
 
-    def __init__(self, spans: RunSpans, session: TracedSession, outcome: Any) -> None:
+class _OpenRuns:
+    """The spans of the runs of a call that have not ended, by scope: an event names its run by that."""
+
+    def __init__(self) -> None:
+        self._runs: dict[tuple[str, ...], list[RunSpans]] = {}
+        self._lock = Lock()
+
+    def begin(self, spans: RunSpans) -> None:
+        with self._lock:
+            self._runs.setdefault(spans.scope, []).append(spans)
+
+    def end(self, spans: RunSpans) -> None:
+        with self._lock:
+            left = [one for one in self._runs.get(spans.scope, ()) if one is not spans]
+            if left:
+                self._runs[spans.scope] = left
+            else:
+                self._runs.pop(spans.scope, None)
+
+    def last(self, scope: tuple[str, ...]) -> RunSpans | None:
+        """The spans of a run, or of the last one that began, where code of a node makes several runs of one scope."""
+        with self._lock:
+            found = self._runs.get(scope)
+            return found[-1] if found else None
+
+    def of(self, event: Any) -> RunSpans | None:
+        """The spans of the run that an event is of."""
+        with self._lock:
+            found = self._runs.get(event.scope) or ()
+            execution = event.commit.id if isinstance(event, Committed) else getattr(event, "execution", "")
+            return next((one for one in found if execution in one._running), found[-1] if found else None)
+
+
+class NodeSpans(Layer):
+    """Makes the span of each run, and of each execution in it."""
+
+    __slots__ = ("_open_runs", "_spans", "_tracing")
+    place: ClassVar[Place] = "outside"
+
+    def __init__(
+        self, tracing: tuple[_OpenTelemetry, Tracer], open_runs: _OpenRuns, spans: RunSpans | None = None
+    ) -> None:
+        self._tracing = tracing
+        self._open_runs = open_runs
         self._spans = spans
-        self._session = session
-        self._outcome = outcome
 
-    def __enter__(self) -> None:
-        self._current = self._spans.begin(self._session)
-        self._current.__enter__()
+    def of(self, run: Any) -> NodeSpans:
+        """Its part in one run; that of a run inside of a node is made by the part of the run around it."""
+        spans = RunSpans(*self._tracing, run, self._spans)
+        self._open_runs.begin(spans)
+        return NodeSpans(self._tracing, self._open_runs, spans)
 
-    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        self._current.__exit__(kind, *raised)
-        self._spans.end(self._session, self._outcome.ended)
+    @contextmanager
+    def run(self, run: Any) -> Iterator[None]:
+        """A block in which the span of the run is the current one."""
+        assert self._spans is not None
+        try:
+            with self._spans.begin(run):
+                yield
+            self._spans.end(run)
+        finally:
+            self._open_runs.end(self._spans)
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The script of an execution, within its span."""
+        assert self._spans is not None
+        return self._spans.node(call, inner)
+
+    def event(self, event: Event) -> Event:
+        """Adds an event to the span that it is of, once the outermost run shows it."""
+        if self._spans is not None and not self._spans.scope and type(event) in _ADDERS:
+            spans = self._open_runs.of(event)
+            if spans is not None:
+                spans.add(event)
+        return event
 
 
-def _node_before(run: RunState, execution: Execution) -> str:
+class ItemSpans(Layer):
+    """Makes the spans of items of maps, and of trials of searches."""
+
+    __slots__ = ("_open_runs", "_spans")
+    place: ClassVar[Place] = "retry"
+    parts: ClassVar[bool] = True
+
+    def __init__(self, open_runs: _OpenRuns, spans: RunSpans | None = None) -> None:
+        self._open_runs = open_runs
+        self._spans = spans
+
+    def of(self, run: Any) -> ItemSpans:
+        """Its part in one run."""
+        return ItemSpans(self._open_runs, self._open_runs.last(run.scope))
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The script of an item, within its span; a router, or what condenses, is in the span of its node."""
+        attempt, spans = call.context.delegate, self._spans
+        if spans is None:
+            return inner(call)
+        if attempt.part:
+            return inner(call) if attempt.index is not None else spans.part(call, inner)
+        return inner(call) if attempt.index is None else spans.item(call, inner)
+
+
+class AttemptSpans(Layer):
+    """Makes the span of each attempt after the first one."""
+
+    __slots__ = ("_open_runs", "_spans")
+    place: ClassVar[Place] = "attempt"
+    parts: ClassVar[bool] = True
+
+    def __init__(self, open_runs: _OpenRuns, spans: RunSpans | None = None) -> None:
+        self._open_runs = open_runs
+        self._spans = spans
+
+    def of(self, run: Any) -> AttemptSpans:
+        """Its part in one run."""
+        return AttemptSpans(self._open_runs, self._open_runs.last(run.scope))
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The script of an attempt."""
+        return inner(call) if self._spans is None or call.attempt < 2 else self._spans.attempt(call, inner)
+
+
+def _node_before(run: RunState, head: int) -> str:
     """The node from which a branch came, the first one after a join; "" for a node after `START`."""
-    entry = run.log[execution.branch.head]
+    entry = run.log[head]
     while len(entry.parents) > 1:
         entry = run.log[entry.parents[0]]
     node = entry.commit.node

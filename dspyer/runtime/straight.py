@@ -68,11 +68,9 @@ def straight_paths(session: Session) -> Paths:
     graph = session.graph
     if (
         type(session) is not Session  # it has live fields
-        or session.spans is not None
         or session.spending is not None
         or session.layers.around
         or session.records.questions
-        or graph.interrupt_before
     ):
         return _NO_PATHS
     paths: dict[str, StraightPath | None] = graph.straight
@@ -92,14 +90,12 @@ def _path(graph: GraphSpec, node: Node) -> StraightPath | None:
 
 
 def _start(graph: GraphSpec) -> StraightPath | None:
-    """The first commit: its patch is known, and only the way out is not."""
     way_out = _way_out(graph, START)
     if way_out is None:
         return None
 
     def call(session: Session, _execution: Execution) -> Transition:
-        began, clock = time(), perf_counter()
-        return _transition(session, session.run_start.patch, session.inputs, None, way_out, began, clock)
+        return _first(session, way_out)
 
     async def acall(session: Session, execution: Execution) -> Transition:
         return call(session, execution)
@@ -169,6 +165,8 @@ def _straight(
         return patch, after
 
     def call(session: Session, execution: Execution) -> Transition:
+        if execution.branch.head < 0:
+            return _first(session, way_out)
         began, clock = time(), perf_counter()
         arguments = read(session, execution.branch.state, execution.overlay)
         try:
@@ -178,6 +176,8 @@ def _straight(
         return _transition(session, patch, after, execution.overlay, way_out, began, clock)
 
     async def acall(session: Session, execution: Execution) -> Transition:
+        if execution.branch.head < 0:
+            return _first(session, way_out)
         began, clock = time(), perf_counter()
         arguments = read(session, execution.branch.state, execution.overlay)
         try:
@@ -187,6 +187,12 @@ def _straight(
         return _transition(session, patch, after, execution.overlay, way_out, began, clock)
 
     return StraightPath(call, acall)
+
+
+def _first(session: Session, way_out: WayOut) -> Transition:
+    """The first commit, of `START` or in the name of a node: its patch is known, and only the way out is not."""
+    began, clock = time(), perf_counter()
+    return _transition(session, session.run_start.patch, session.inputs, None, way_out, began, clock)
 
 
 def _as_raised(error: BaseException, node: Node) -> BaseException:

@@ -16,6 +16,7 @@ import dspy
 from pydantic import Field, create_model
 from typing_extensions import TypedDict
 
+from dspyer.agents.tool_node import lasting_options
 from dspyer.dspy_module.predictors import modules_in
 from dspyer.errors import (
     GraphError,
@@ -437,8 +438,8 @@ def _check_lasting(module: dspy.Module) -> None:
     """Refuse a module with tools whose calls are not undone: trials lose, and what they did would stay."""
     for path, part in modules_in(module):
         for name, node in part.graph.nodes.items() if is_program(part) else ():
-            if node.lasting:
-                options = " and ".join(f"{option}=" for option in node.lasting)
+            if lasting := lasting_options(node):
+                options = " and ".join(f"{option}=" for option in lasting)
                 place = f" (in {path!r})" if path else ""
                 raise GraphError(
                     f"the module of a search has the tool {name!r} with {options}{place}: "

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import dspy
 
@@ -27,9 +27,18 @@ from dspyer.nodes.callables import read_signature
 from dspyer.nodes.check import function_finder
 from dspyer.nodes.context import Context
 from dspyer.nodes.hidden_modules import hidden_problems
-from dspyer.nodes.map import Gather, WriteItem, item_script, part_script, publish_end, publish_start, script_of
+from dspyer.nodes.map import (
+    Gather,
+    ItemsNode,
+    MapFields,
+    WriteItem,
+    item_script,
+    part_script,
+    publish_end,
+    publish_start,
+)
 from dspyer.nodes.module import build_module, module_io
-from dspyer.nodes.node import Built, Call, MapFields, Node, Reply
+from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply
 from dspyer.nodes.options import KindOptions, MapOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, Within
@@ -91,11 +100,10 @@ class TrialOptions(KindOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TrialNode(Node):
+class TrialNode(ItemsNode):
     """A node that makes the chosen trials of a search, and commits their results in the order of the choice.
 
     Attributes:
-        inner: runs the module.
         reward: rates what the module gave.
         done: says whether a trial is a solution; None if it cannot be one.
         judged: whether the reward calls an LM: then what the module gave is recorded before.
@@ -104,9 +112,6 @@ class TrialNode(Node):
         temperature: that of the requests in a trial.
     """
 
-    kind: ClassVar[str] = "map"
-
-    inner: Node
     reward: Node
     done: Node | None
     judged: bool
@@ -126,9 +131,9 @@ class TrialNode(Node):
         return frozenset([CHOSEN])
 
     @property
-    def is_subgraph(self) -> bool:
-        """Whether it runs a compiled graph per trial."""
-        return self.inner.is_subgraph
+    def look(self) -> Look:
+        """How pictures show it."""
+        return Look("map", self.kind, inner=self.inner.look.inner)
 
     @property
     def map_fields(self) -> MapFields:
@@ -139,11 +144,6 @@ class TrialNode(Node):
     def frozen_modules(self) -> tuple[str, ...]:
         """The judge: optimizers tune what is rated, not what rates it."""
         return (REWARD,) if self.judged else ()
-
-    @property
-    def makes_trials(self) -> bool:
-        """Whether it makes the trials of a search."""
-        return True
 
     def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
         """The trials of each of its executions: the execution of each, and whether it led to the best trial."""
@@ -161,10 +161,6 @@ class TrialNode(Node):
             for execution, names in made.items()
         }
 
-    def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that the code of the module may read or write through `ctx`; None for all."""
-        return self.inner.permitted_fields(option)
-
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call of the module reads whole."""
         return self.inner.whole_fields(state)
@@ -174,7 +170,7 @@ class TrialNode(Node):
         chosen = () if call.overlay is None else call.overlay.raw(CHOSEN, ())
         trials = [self._trial(call, entry, index, len(chosen)) for index, entry in enumerate(_raw_items(chosen))]
         fresh = [trial for trial in trials if trial.recorded is MISSING]
-        made = iter((yield Gather([script_of(trial) for trial in fresh]), call))
+        made = iter((yield Gather([trial.script for trial in fresh]), call))
         results = [next(made) if trial.recorded is MISSING else trial.recorded for trial in trials]
         return Reply({TRIALS: freeze(results, (TRIALS,))})
 
@@ -289,7 +285,8 @@ class _Tried:
         if change is None:
             number = trial.place.number + node.rollout_id
             wrap = partial(Within, context=lambda _: in_rollout(number, node.temperature))
-            change = yield from item_script(node.inner, trial.call._replace(made=self._change), wrap)
+            output: Output = yield from item_script(node.inner, trial.call._replace(made=self._made), wrap)
+            change = TrialChange.of(output.patch, output.after, node.schema)
             yield from self._record(change)
         self.steps = step_count() - begun
         after = trial.call._replace(state=change.applied(trial.call.state, node.schema))
@@ -298,7 +295,7 @@ class _Tried:
         done = False if node.done is None else (yield from self._done(after))
         return trial.finished(change, reward, done)
 
-    def _change(self, call: Call, reply: Reply) -> TrialChange:
+    def _made(self, call: Call, reply: Reply) -> Output:
         """What the module has changed."""
         node = self._node
         if reply.goto is not None:
@@ -307,7 +304,7 @@ class _Tried:
             call.state, reply.updates, node=node.name, commit_id=call.execution, whole_values=reply.whole
         )
         call.context.delegate.finish()
-        return TrialChange.of(patch, after, node.schema)
+        return Output(patch, after, None, None, False, None, call, reply.updates, reply.completions)
 
     def _judge(self, call: Call) -> Script[float]:
         rated = self._node.reward

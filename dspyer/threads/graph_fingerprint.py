@@ -25,6 +25,7 @@ from dspyer.errors import StateError
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.graph.text import edge_labels, explain
 from dspyer.hints import UNIONS
+from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.patch import Replace
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader
@@ -129,7 +130,7 @@ def drawing_facts(graph: GraphSpec) -> dict[str, Any]:
     """What a drawing of a graph and its figures show, and its fingerprint does not have."""
     parts = counted_parts(graph.nodes, graph.topology.schema)
     return {
-        "kinds": {name: node.kind for name, node in graph.nodes.items()},
+        "looks": {name: node.look[:2] for name, node in graph.nodes.items()},
         "labels": [[source, target, label] for (source, target), label in edge_labels(graph).items()],
         "conditional": [[edge.source, edge.target] for edge in graph.topology.edges if edge.conditional],
         "fields": [shape.to_dict() for shape in graph.topology.schema.field_shapes],
@@ -226,9 +227,9 @@ def _node_facts(node: Node, program: HasGraph) -> dict[str, Any]:
         "reads": None if node.reads is None else sorted(set(node.reads.values())),
         "writes": None if node.writes is None else sorted(set(node.writes.values())),
     }
-    if node.map_fields is not None:
-        facts["map"] = [name for name in node.map_fields if name is not None]
-    if node.is_subgraph:
+    if (mapped := map_fields_of(node)) is not None:
+        facts["map"] = [name for name in mapped if name is not None]
+    if node.look.inner:
         facts["graph"] = graph_facts(getattr(program, node.name))
     if node.programs:
         bound = getattr(program, node.name)

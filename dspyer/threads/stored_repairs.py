@@ -70,7 +70,7 @@ def _program_of(held: Any, node: Node, execution: str) -> Any:
 
     A function that calls several programs under keys of its own does not say which of them it has called.
     """
-    if node.is_subgraph:
+    if node.look.inner:
         return held
     key = execution.rpartition("[")[2].removesuffix("]")
     if key in node.programs or len(node.programs) == 1:

@@ -21,24 +21,23 @@ function taken(steps, until) {
 }
 
 function Shape({ node }) {
-  const { x, y, w, h, kind } = node;
+  const { x, y, w, h, shape } = node;
   const [left, top] = [x - w / 2, y - h / 2];
-  if (kind === "interrupt") {
+  if (shape === "interrupt") {
     return <path d={`M${left} ${y} l12 ${-h / 2} h${w - 24} l12 ${h / 2} l-12 ${h / 2} h${24 - w} z`} class="box" />;
   }
   return (
     <>
-      {kind === "map" && <rect x={left + 5} y={top + 5} width={w} height={h} rx="6" class="box" />}
-      <rect x={left} y={top} width={w} height={h} rx={kind === "end" ? h / 2 : 7} class="box" />
-      {kind === "subgraph" && <rect x={left + 4} y={top + 4} width={w - 8} height={h - 8} rx="4" class="inner" />}
+      {shape === "map" && <rect x={left + 5} y={top + 5} width={w} height={h} rx="6" class="box" />}
+      <rect x={left} y={top} width={w} height={h} rx={shape === "end" ? h / 2 : 7} class="box" />
+      {shape === "subgraph" && <rect x={left + 4} y={top + 4} width={w - 8} height={h - 8} rx="4" class="inner" />}
     </>
   );
 }
 
 function GraphNode({ node, visits, current, failed, asks, onPick }) {
   const classes = ["gnode", visits || asks ? "ran" : "idle", current && "current", failed && "bad", asks && "asks"].filter(Boolean).join(" ");
-  const two = node.kind !== "end" && node.kind !== "function";
-  const facts = [two ? `${node.label} ${node.kind}` : node.label, visits ? `ran ${plural(visits, "time")}` : "did not run", failed && "failed", asks && "waits for an answer"];
+  const facts = [node.word ? `${node.label} ${node.word}` : node.label, visits ? `ran ${plural(visits, "time")}` : "did not run", failed && "failed", asks && "waits for an answer"];
   const words = facts.filter(Boolean).join(", ");
   return (
     <g
@@ -57,8 +56,8 @@ function GraphNode({ node, visits, current, failed, asks, onPick }) {
     >
       <title>{node.label === node.name ? words : `${node.name}: ${words}`}</title>
       <Shape node={node} />
-      <text x={node.x} y={two ? node.y - 3 : node.y + 4}>{node.label}</text>{" "}
-      {two && <text x={node.x} y={node.y + 13} class="kind" aria-hidden="true">{node.kind}</text>}
+      <text x={node.x} y={node.word ? node.y - 3 : node.y + 4}>{node.label}</text>{" "}
+      {node.word && <text x={node.x} y={node.y + 13} class="kind" aria-hidden="true">{node.word}</text>}
       {visits > 1 && (
         <g class="times" aria-hidden="true">
           <rect x={node.x + node.w / 2 - 12} y={node.y - node.h / 2 - 9} width={16 + 6.5 * count(visits).length} height="17" rx="8.5" />

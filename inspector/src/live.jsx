@@ -37,7 +37,7 @@ export function LiveView({ thread, run, data, onShow }) {
               {found.slice(-MOST).map((post) => (
                 <span
                   key={post.seq}
-                  class={`dot${post.withdrawn ? " gone" : ""}`}
+                  class="dot"
                   title={`${post.node}, ${seconds(epoch(post.time) - from)}`}
                   style={{ left: `${((epoch(post.time) - from) / width) * 100}%` }}
                 />
@@ -53,7 +53,7 @@ export function LiveView({ thread, run, data, onShow }) {
             <span class="num quiet">{seconds(epoch(post.time) - from)}</span>
             <span class="key">{post.field}</span>
             <button type="button" class="link" onClick={() => onShow(post.execution)}>{post.node}</button>
-            <span class="quiet">{post.operation}{post.withdrawn ? ", withdrawn" : ""}</span>
+            <span class="quiet">{post.operation}</span>
             <span class="said">
               <Source.Provider value={{ of: "posts", thread, run }}><Value value={post.value} open={false} /></Source.Provider>
             </span>

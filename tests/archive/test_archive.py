@@ -267,8 +267,8 @@ def test_a_file_is_read_as_it_is_and_its_folder_stays_as_it_is(tmp_path: Path) -
             assert archive.thread("a").commit(1).to_dict()["after"]["reading"]["value"] == {"text": "goodgood"}
             graph = archive.thread("a").graph()
             assert graph is not None
-            kinds = {node.kind for node in graph.drawing().nodes}
-            assert kinds == {"end", "function" if script is None else "unknown"}
+            looks = {(node.shape, node.word) for node in graph.drawing().nodes}
+            assert looks == {("end", ""), ("function", "" if script is None else "unknown")}
         assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
 
 

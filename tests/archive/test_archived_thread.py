@@ -197,6 +197,27 @@ def test_following_a_thread_yields_each_commit_once() -> None:
     assert found == ["t.1/trunk:1", "t.2/trunk:0", "t.2/trunk:1", "t.3/trunk:1"]
 
 
+def test_a_cancellation_while_the_store_is_read_ends_follow() -> None:
+    class Cancels(Memory):
+        cancel: Callable[[], object] = staticmethod(int)
+
+        def thread(self, name: str) -> Any:
+            self.cancel()
+            return super().thread(name)
+
+    store = Cancels()
+    counter(store).thread("t").run({"n": 1}).raise_error()
+
+    async def follow() -> None:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        async for _ in Archive(store).thread("t").follow(interval=0.0):
+            store.cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(asyncio.wait_for(follow(), 20))
+
+
 def test_a_commit_that_is_not_there_is_an_error() -> None:
     store = Memory()
     counter(store).thread("t").run({"n": 1}).raise_error()

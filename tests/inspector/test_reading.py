@@ -174,9 +174,9 @@ def test_posts_to_live_fields() -> None:
     store, _ = stored(graph, {})
     app = app_of(store)
     posts = get(app, "posts", thread="t")["items"]
-    assert [(post["field"], post["node"], post["value"], post["withdrawn"]) for post in posts] == [
-        ("notes", "write", "first", False),
-        ("notes", "write", "second", False),
+    assert [(post["field"], post["node"], post["value"]) for post in posts] == [
+        ("notes", "write", "first"),
+        ("notes", "write", "second"),
     ]
     row = get(app, "commits", thread="t")["items"][1]
     assert posts[0]["execution"] == row["id"]
@@ -186,7 +186,7 @@ def test_posts_to_live_fields() -> None:
     assert get(app, "run", thread="t")["fields"][0]["live"]
 
 
-def test_posts_of_a_failed_attempt_are_withdrawn() -> None:
+def test_posts_of_a_failed_attempt_stay() -> None:
     calls = []
 
     def write(ctx: Context) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def test_posts_of_a_failed_attempt_are_withdrawn() -> None:
     with no_pauses():
         store, _ = stored(graph.add_path(START, "write", END), {})
     posts = get(app_of(store), "posts", thread="t")["items"]
-    assert [(post["value"], post["withdrawn"]) for post in posts] == [("attempt 1", True), ("attempt 2", False)]
+    assert [post["value"] for post in posts] == ["attempt 1", "attempt 2"]
 
 
 def test_conflicts_and_figures() -> None:

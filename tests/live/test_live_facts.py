@@ -84,10 +84,13 @@ def completed(program: CompiledGraph, store: FailingMemory, is_async: bool, cras
             store.arm(crash, left.pop(), after=len(left) % 2 == 0)
         t = program.thread("t")
         try:
-            if store.thread("t") is None:
-                run = asyncio.run(t.arun({})) if is_async else t.run({})
+            given, answers = answers, None  # after a crash the run says what it still asks
+            if given:
+                run = asyncio.run(t.aresume(given, take_over=True)) if is_async else t.resume(given, take_over=True)
+            elif is_async:
+                run = asyncio.run(t.arun({}, key="k", take_over=True))
             else:
-                run = asyncio.run(t.aresume(answers, take_over=True)) if is_async else t.resume(answers, take_over=True)
+                run = t.run({}, key="k", take_over=True)
         except (Crash, StoreError):
             continue
         if run.status == "completed":

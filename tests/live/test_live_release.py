@@ -196,7 +196,7 @@ def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]
         value = f"{name} {seq}"
         update = schema.commit(state, {"t": {key: [value]}}, node="n", commit_id="")[0]["t"]
         post = RecordedPost(seq, "t", f"n{number}", name, str(seq), update, board.conflicts(reader, "t", update).over)
-        found = board.add(post)
+        found, board.seq = board.add(post), seq
         model.posts.append((seq, name, key, value, reader.reads.get("t", 0)))
         assert plain(found)[key] == model.values(key)
         again = LiveBuffer(schema, state, board.recorded())

@@ -14,7 +14,8 @@ from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Thread
 from dspyer.events import Posted
 from dspyer.stores import Memory, Store
 from dspyer.testing import no_pauses
-from tests.persistence.failing import Crash, FailingSQLite, crash
+from tests.persistence.failing import Crash, FailingMemory, FailingSQLite, crash
+from tests.rows import each
 
 
 class Pad(BaseModel):
@@ -135,6 +136,42 @@ def test_a_crash_between_post_and_commit_repeats_no_post(store: Any, asynchronou
     assert run.state.to_dict() == {"notes": ["first"], "echoes": ["first"]}
     assert [event.value for event in run.events if isinstance(event, Posted) and event.field == "notes"] == []
     assert len(rows_of(store, t)) == 2
+
+
+@each(
+    ("asynchronous", "after", "forever"),
+    [(False, False, True), (False, True, False), (True, True, True), (True, False, False)],
+)
+def test_a_crash_at_any_write_ends_the_run_and_a_resume_repeats_no_post(
+    asynchronous: bool, after: bool, forever: bool
+) -> None:
+    """A reader waits while what follows the first node begins, so that a write may end the process between the two."""
+
+    def posts(ctx: Context) -> dict[str, str]:
+        ctx.post("notes", ctx.node)
+        return {"notes": f"{ctx.node} returned"}
+
+    built = Graph(Pad).add_node("listens", listens, reads=["notes"], writes=["echoes"])
+    built.add_node("first", posts, writes=["notes"]).add_node("second", posts, writes=["notes"])
+    built.add_edge(START, ["listens", "first"]).add_path("first", "second", END).add_edge("listens", END)
+    notes = ["first", "first returned", "second", "second returned"]
+    for at in range(1, 20):
+        store = FailingMemory()
+        store.arm(crash, at, after=after, forever=forever)
+        t = built.compile(store=store).thread("t")
+        try:
+            run = asyncio.run(t.arun({}, key="k")) if asynchronous else t.run({}, key="k")
+            assert run.status != "failed", run.error
+        except Crash:
+            store.rest()
+            run = t.run({}, key="k", take_over=True)  # resumes it, or returns it
+        run.raise_error()
+        assert run.state.to_dict() == {"notes": notes, "echoes": notes}
+        numbers = [header[4] for _, header in rows_of(store, t)]
+        assert (numbers, len(numbers)) == (sorted(set(numbers)), 8)
+        if store.writes < at and store.at is not None:
+            break
+    assert at > 10
 
 
 def test_a_stored_run_reads_as_it_ran(store: Any) -> None:

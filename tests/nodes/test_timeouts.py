@@ -492,9 +492,7 @@ def test_a_graph_that_is_left_running_commits_nothing_more(mode: str, time_is_ov
     assert found.error.left_running
     stuck.go_on.set()
     assert stuck.ended.wait(20)
-    for thread in threading.enumerate():
-        if thread.name == "dspyer-timed":
-            thread.join(20)
+    time_is_over.wait_for_workers()
     resumed = compiled.thread("t").resume()
     assert (resumed.status, resumed.state["text"], resumed.state["log"]) == ("completed", "late", ["after"])
     assert stuck.calls == 2

@@ -541,34 +541,6 @@ def test_an_interrupt_of_the_process_is_no_failure_of_a_node() -> None:
         program()
 
 
-@pytest.mark.parametrize("nth", [1, 2])
-def test_an_interrupt_while_a_thread_starts_leaves_no_thread_behind(nth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[threading.Thread] = []
-
-    start = threading.Thread.start
-
-    def interrupted(thread: threading.Thread) -> None:
-        start(thread)
-        if thread.name.startswith("dspyer_"):
-            started.append(thread)
-            if len(started) == nth:
-                raise KeyboardInterrupt  # Ctrl-C, with the thread at work already
-
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
-
-    def call() -> None:
-        with pytest.raises(KeyboardInterrupt):
-            fork().compile().run({})
-
-    caller = threading.Thread(target=call, daemon=True)
-    caller.start()
-    caller.join(timeout=20)
-    assert len(started) == nth
-    for thread in (caller, *started):
-        thread.join(timeout=20)
-        assert not thread.is_alive()
-
-
 def test_concurrent_runs_of_one_program_are_independent() -> None:
     program = fork().compile()
     evaluate = dspy.Evaluate(

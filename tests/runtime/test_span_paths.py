@@ -251,9 +251,7 @@ def test_a_run_inside_a_thread_that_is_left_running_ends_its_spans(traces: Trace
     assert program.run({}).status == "completed"
     going.set()
     assert ended.wait(20)
-    for thread in threading.enumerate():
-        if thread.name == "dspyer-timed":
-            thread.join(20)
+    time_is_over.wait_for_workers()
     assert traces.tree().count("invoke_node one") == 1
 
 

@@ -406,7 +406,9 @@ def test_a_failed_run_leaves_settings_and_threads_as_they_were(play: Play) -> No
     for program in (alone(fails), beside(fails, afails), beside(beside(fails, fails), afails)):
         assert isinstance(play(program, {}).error, ValueError)
     assert dict(dspy.settings.copy()) == before
-    left = [thread.name for thread in set(threading.enumerate()) - threads if thread.name.startswith("dspyer")]
+    left = [
+        thread.name for thread in set(threading.enumerate()) - threads if thread.name.startswith("dspyer-")
+    ]  # no idle workers
     assert left == []
 
 

@@ -1,0 +1,1 @@
+"""What users build with `dspyer.extend`, by its public names alone."""
