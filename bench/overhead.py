@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -206,31 +206,34 @@ def rows(share: float = 1.0) -> list[Row]:
         return Row(title, "µs", goal, "faster", *both(work, given, few or {}))
 
     def loop(title: str, goal: float | None, fields: int, mode: str) -> Row:
-        few = {"turns": size(300)}
-        return faster(f"loop, {title}, a step", goal, "loop", few, turns=size(5_000), fields=fields, mode=mode)
+        few = {"turns": size(100)}
+        return faster(f"loop, {title}, a step", goal, "loop", few, turns=size(1_500), fields=fields, mode=mode)
 
     def send(title: str, goal: float, mode: str) -> Row:
-        return faster(f"`Send` to 1,000 {title}, a branch", goal, "fan_out", branches=size(1_000), mode=mode)
+        made = faster(f"`Send` to 1,000 {title}, a branch", goal, "fan_out", branches=size(1_000), mode=mode)
+        return replace(made, rounds=8)
 
     def by_hand(title: str, goal: float, work: str, hand: str = "") -> Row:
         ours, theirs = DSPYER[work], DSPYER[f"{hand or work}_by_hand"]
-        calls = {"calls": size(50)}
+        calls = {"calls": size(15)}
         return Row(
             f"{title} / by hand", "µs", goal, "share", partial(ours, **calls), partial(theirs, **calls), "by hand"
         )
 
-    def grown(title: str, goal: float, work: Callable[[int], float], large: int, small: int, times: int) -> Row:
+    def grown(
+        title: str, goal: float, work: Callable[[int], float], large: int, small: int, times: int, rounds: int = 4
+    ) -> Row:
         def often() -> float:  # for as long as the large one, so that both have the same chance of a quiet moment
             return fmean(work(size(small)) for _ in range(times))
 
-        return Row(title, "µs", goal, "share", lambda: partial(work, size(large)), lambda: often, f"{small:,}", 4)
+        return Row(title, "µs", goal, "share", lambda: partial(work, size(large)), lambda: often, f"{small:,}", rounds)
 
     def counted(title: str, unit: str, goal: float, ours: Make, theirs: Make | None = None) -> Row:
         return Row(title, unit, goal, "alone", ours, theirs, rounds=1)
 
-    turn: dict[str, Any] = {"count": size(20)}
+    turn: dict[str, Any] = {"count": size(10)}
     on_old, on_new = (partial(DSPYER["turn"], store="runs.db", new=new, **turn) for new in (False, True))
-    step, few = {"steps": size(1_000)}, {"steps": size(200)}
+    step, few = {"steps": size(400)}, {"steps": size(70)}
     return [
         loop("1 field and a router", 10, 1, "sync"),
         loop("3 fields and a router", 8.5, 3, "sync"),
@@ -244,12 +247,12 @@ def rows(share: float = 1.0) -> list[Row]:
             "µs",
             120,
             "alone",
-            *both("call", {"calls": size(600)}, {"calls": size(200)}),
+            *both("call", {"calls": size(200)}, {"calls": size(70)}),
         ),
         counted("`program(...)`: calls of dspyer", "calls", 170, dspyer_overhead.call_calls),
-        faster("fork of 8 sync nodes", 1.8, "fork", mode="sync", calls=size(40)),
+        faster("fork of 8 sync nodes", 1.8, "fork", mode="sync", calls=size(15)),
         counted("fork of 8: threads that the 31st starts", "threads", 0, *both("fork_threads", {}, {})),
-        faster("fork of 8 async nodes", 1.6, "fork", mode="async", calls=size(40)),
+        faster("fork of 8 async nodes", 1.6, "fork", mode="async", calls=size(15)),
         send("sync nodes", 2.5, "sync"),
         send("async nodes", 4, "async"),
         send("sync nodes in an async run", 3, "mixed"),
@@ -265,7 +268,7 @@ def rows(share: float = 1.0) -> list[Row]:
         by_hand("`deepcopy` of 2 predictors", 3, "copied"),
         Row("compile 20 nodes", "ms", 2.5, "alone", *both("compile_chain", {"nodes": size(20)}, {})),
         Row("import, after DSPy", "ms", 120, "alone", lambda: dspyer_overhead.imported, rounds=5),
-        grown("loop, a step beside 1,000 keys / 10", 1.3, growth_runs.step_beside_keys, 1_000, 10, 1),
+        grown("loop, a step beside 1,000 keys / 10", 1.3, growth_runs.step_beside_keys, 1_000, 10, 1, 20),
         grown("`Send` to 10,000 / 1,000, a branch", 1.1, growth_runs.sent("sync"), 10_000, 1_000, 10),
         grown("`Send` to 10,000 / 1,000, async run, a branch", 1.1, growth_runs.sent("async"), 10_000, 1_000, 10),
         grown("loop of 100,000 steps / 1,000, a step", 1.1, growth_runs.steps, 100_000, 1_000, 100),
@@ -296,7 +299,9 @@ def quiet() -> Iterator[None]:
 def main(arguments: list[str] | None = None) -> int:
     """Prints the table."""
     parser = argparse.ArgumentParser(prog="python -m bench.overhead", description="What dspyer itself takes.")
-    parser.add_argument("--rounds", type=int, default=7, help="measurements of each figure (7)")
+    parser.add_argument(
+        "--rounds", type=int, default=20, help="measurements of each figure (20), fewer of those that take long"
+    )
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="WORD", help="only rows with one of these in their title"
     )

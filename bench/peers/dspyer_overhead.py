@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 import tempfile
@@ -218,5 +219,7 @@ print(time.process_time() - began)
 
 
 def imported() -> float:
-    """Seconds of the import in a new process that has imported DSPy."""
-    return float(subprocess.run([sys.executable, "-c", IMPORTED], capture_output=True, text=True, check=True).stdout)
+    """Seconds of the import in a new process that has imported DSPy; the first one compiles."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-c", IMPORTED]
+    return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
