@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median
@@ -316,8 +317,9 @@ def main(arguments: list[str] | None = None) -> int:
                 lines.append(row.cells(max(1, given.rounds), noise))
                 print(f"... {' | '.join(lines[-1])} ({time.perf_counter() - began:.1f} s)", file=sys.stderr, flush=True)
     text = (
-        f"## {TITLE}\n\n{ABOUT}\n\n{markdown(lines)}\n\n{describe()}; a fixed loop of pure Python took "
-        f"{1e3 * median(noise):.1f} ms ± {spread(noise):.0%}, {os.getloadavg()[0]:.1f} processes ran or waited.\n"
+        f"## {TITLE}\n\n{ABOUT}\n\n{markdown(lines)}\n\n"
+        f"{datetime.now(UTC).date()}. {describe()}; a fixed loop of pure Python took {1e3 * median(noise):.1f} ms ± "
+        f"{spread(noise):.0%}, {os.getloadavg()[0]:.1f} processes ran or waited.\n"
     )
     print(text)
     if given.write:
