@@ -99,6 +99,7 @@ check: lint types docs test
 
 bench: $(READY)
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.growth
 	$(BIN)/python -m bench.executors
 	$(BIN)/python -m bench.converted

@@ -70,11 +70,12 @@ def _sent(graph: Graph, targets: Callable[[int], list[Send]]) -> CompiledGraph:
 
 def _timed(program: CompiledGraph, width: int, mode: str = "sync") -> float:
     program(width=2)
-    start = perf_counter()
+    watch = Watch()
+    watch.start()
     result: Any = program(width=width) if mode == "sync" else asyncio.run(program.acall(width=width))
-    elapsed = perf_counter() - start
+    value = watch.per(width)
     assert result.done >= width, result
-    return elapsed / width
+    return value
 
 
 def sent(mode: str) -> Callable[[int], float]:

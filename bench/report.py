@@ -194,11 +194,11 @@ This page shows the time, memory and storage that dspyer needs, compared with La
 DSPy and plain Python. [Where dspyer falls short](#where-dspyer-falls-short) lists the goals that it missed and the
 libraries that were faster.
 
-`make bench` measures them: each library in a process of its own, all libraries of a row in turn, round by round. A cell
-has the median of the rounds ± half the distance of their quartiles, and in brackets the figure as a multiple of
-dspyer's (the median of the ratios of each round). Lower is better everywhere. The tables show LangGraph, and the
-fastest other library where that is another one; [all figures](#all-figures) of every library come last, with plain
-Python for comparison.
+`make bench` measures them: each library in a process of its own, all libraries of a row in turn, round by round; in one
+process where the section [says so](#overhead). A cell has the median of the rounds ± half the distance of their
+quartiles, and in brackets the figure as a multiple of dspyer's (the median of the ratios of each round). Lower is
+better everywhere. The tables show LangGraph, and the fastest other library where that is another one;
+[all figures](#all-figures) of every library come last, with plain Python for comparison.
 
 {circumstances}
 

@@ -119,32 +119,9 @@ def loops() -> list[Row]:
     traced = [Entry(how, DSPYER, "loop", {**size, "tracing": how}) for how in ("recorded", "left out")]
     entries = (*traced, Entry("without", DSPYER, "loop", size))
     rows.append(Row("A step of a loop with an OpenTelemetry span", "µs", entries, 65))
+    rows.append(row("step from the node cache", "µs", "cached", {"steps": 300, "hits": True}, {}))
+    rows.append(row("step that is stored in the node cache", "µs", "cached", {"steps": 300, "hits": False}, {}))
     return rows
-
-
-def programs() -> list[Row]:
-    """Programs of plain functions, compared with LangGraph only: the goals are multiples of its figures."""
-    relative: dict[str, Any] = {"against": LANGGRAPH.name}
-    async_sync = "sync nodes in an async run"
-    turns, branches = {"turns": 1_000}, {"branches": 1_000}
-    few: dict[Library, Size | None] = {LANGGRAPH: {"turns": 300}}
-    same: dict[Library, Size | None] = {LANGGRAPH: None}
-    return [
-        row("step from the node cache", "µs", "cached", {"steps": 300, "hits": True}, {}),
-        row("step that is stored in the node cache", "µs", "cached", {"steps": 300, "hits": False}, {}),
-        row("step: three fields, a router", "µs", "agent", turns, few, goal=1 / 8.5, **relative),
-        row(f"step: three fields, a router, {async_sync}", "µs", "agent", {**turns, "mode": "mixed"}, few, **relative),
-        row("`Send` to 1,000 nodes, a branch", "µs", "fan_out", branches, same, goal=1 / 5, **relative),
-        row(
-            f"`Send` to 1,000 {async_sync}, a branch",
-            "µs",
-            "fan_out",
-            {**branches, "mode": "mixed"},
-            same,
-            goal=1 / 4,
-            **relative,
-        ),
-    ]
 
 
 def parallel() -> list[Row]:
@@ -201,8 +178,6 @@ def modules() -> list[Row]:
     """Graphs of DSPy modules compared with hand-written `dspy.Module`s, both in one process."""
     rows = []
     for title, work, goal in (
-        ("two predictors", "modules_pair", 1.25),
-        ("chain of three predictors", "modules_chain", 1.25),
         ("chain of three predictors, async", "modules_chain_async", 1.25),
         ("loop of ten predictor calls", "modules_loop", 1.25),
         ("fork of two predictors and join (by hand: one after the other)", "modules_fork", None),
@@ -321,11 +296,6 @@ def stored() -> list[Row]:
 def tables() -> list[Table]:
     """Everything that is measured."""
     return [
-        Table(
-            "Programs of functions",
-            "Programs as they are usually written: a typed schema, sync nodes, no store.",
-            tuple(programs()),
-        ),
         Table("Runs", "Nodes that do almost nothing, no store, garbage collector on.", (*loops(), *calls())),
         Table("Branches", "The same nodes in parallel branches.", tuple(parallel())),
         Table(

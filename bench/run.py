@@ -145,7 +145,7 @@ def main(arguments: list[str] | None = None) -> int:
     if given.write:
         page = given.write.read_text() if given.write.exists() else ""
         text = as_page(report)
-        for title in ("Optimizing", "Executors", "Converted graphs"):  # which other benches measure
+        for title in ("Overhead", "Optimizing", "Executors", "Converted graphs"):  # which other benches measure
             text = put_section(text, section_of(page, title))
         given.write.write_text(text)
     if given.json:

@@ -38,8 +38,6 @@ LOOP: dict[str, Any] = {"store": FILE, "steps": 2_000}
 CHAT = {"messages": 2_000}
 TEXT = {"size": 10_000_000, "steps": 20}
 WORKS = (
-    Work("stored: step of a loop, in memory", "µs", "stored_loop", {**LOOP, "store": ":memory:"}, FEW, 25),
-    Work("stored: step of a loop, SQLite `sync`", "µs", "stored_loop", LOOP, FEW, 80),
     Work("stored: step of a loop, SQLite `sync`, async", "µs", "stored_loop", {**LOOP, "mode": "async"}, FEW, 100),
     Work(
         "stored: step of a loop, SQLite `flush`, above 1.5 × a bare write and fsync of 4 KB",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench import growth, killable, killed, tickets
+from bench import growth, killable, killed, overhead, tickets
 from bench.environments import BENCH, Environment, requirements
 from bench.machine import calibrate, describe, spread
 from bench.peers import (
@@ -71,7 +71,6 @@ GRAPH_ROWS: list[tuple[str, dict[str, Any]]] = [
     *[("cached", {"steps": 3, "hits": hits}) for hits in (True, False)],
     *[("fan_out", {"branches": 5, "mode": mode}) for mode in ("sync", "async", "mixed")],
     *[("crowd", {"runs": 5, "mode": mode}) for mode in ("sync", "async")],
-    *[("agent", {"turns": 3, "mode": mode}) for mode in ("sync", "mixed")],
     *[("map", {"branches": 5, "mode": mode}) for mode in ("sync", "async")],
     *[("fork", {"keys": 3, "steps": 2, "mode": mode}) for mode in ("sync", "async")],
 ]
@@ -292,6 +291,60 @@ def test_unsupported_is_not_a_failure() -> None:
 @each("row", growth.ROWS, ids=[row.title for row in growth.ROWS], items=4)
 def test_growth_rows_measure(row: growth.Growth) -> None:
     assert row.measure(3) > 0
+
+
+OVERHEAD = [row for row in overhead.rows(0) if row.title != "import, after DSPy"]  # seconds for each process
+
+
+@each("row", OVERHEAD, ids=[row.title for row in OVERHEAD], items=4)
+def test_rows_of_the_overhead_measure(row: overhead.Row) -> None:
+    title, ours, beside, *_ = row.cells(1, [])
+    assert title == row.title
+    assert ours.endswith(f" {row.unit}")
+    assert beside == "–" if row.theirs is None else beside.startswith(f"{row.against}: ")
+
+
+@each(
+    "compare, goal, ours, theirs, told",
+    [
+        ("faster", 10, 2.0, 20.0, ("10.0 × as fast", "≥ 10 × as fast", "yes")),
+        ("faster", 10, 2.0, 19.0, ("9.50 × as fast", "≥ 10 × as fast", "nearly")),
+        ("faster", 10, 2.0, 18.0, ("9.00 × as fast", "≥ 10 × as fast", "**no**")),
+        ("share", 1.2, 12.0, 10.0, ("1.20 ×", "≤ 1.2 ×", "yes")),
+        ("share", 1.2, 14.0, 10.0, ("1.40 ×", "≤ 1.2 ×", "**no**")),
+        ("alone", 51, 53.0, None, ("", "≤ 51 calls", "nearly")),
+        ("alone", 0, 0.0, 3.0, ("", "≤ 0 calls", "yes")),
+        ("alone", 0, 1.0, 3.0, ("", "≤ 0 calls", "**no**")),
+        ("faster", None, 2.0, 20.0, ("10.0 × as fast", "–", "")),
+    ],
+)
+def test_the_overhead_has_a_verdict(
+    compare: Any, goal: float | None, ours: float, theirs: float | None, told: tuple[str, str, str]
+) -> None:
+    row = overhead.Row("a work", "calls", goal, compare, lambda: lambda: 1.0)
+    assert row.verdict(ours, theirs) == told
+
+
+def test_the_overhead_is_the_smallest_of_rounds_in_turn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[str] = []
+
+    def peer(name: str, *values: float) -> overhead.Make:
+        found = iter(values)
+
+        def measure() -> float:
+            told.append(name)
+            return next(found)
+
+        return lambda: measure
+
+    row = overhead.Row("a work", "calls", 2, "faster", peer("a", 1, 4, 3), peer("b", 1, 9, 8))
+    assert row.cells(2, [])[:4] == ["a work", "3.00 calls", "LangGraph: 8.00 calls", "2.67 × as fast"]
+    assert told == ["a", "b"] * 3
+    page = tmp_path / "page.md"
+    page.write_text("# Benchmarks\n\n## Where dspyer falls short\n")
+    overhead.main(["--share", "0", "--rounds", "1", "--only", "`deepcopy`", "--write", str(page)])
+    assert "| `deepcopy` of 2 predictors / by hand |" in capsys.readouterr().out
+    assert page.read_text().index("## Overhead") < page.read_text().index("## Where dspyer falls short")
 
 
 def test_the_workloads_of_searches_check_their_result() -> None:

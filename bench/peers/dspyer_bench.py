@@ -102,38 +102,6 @@ def cached(steps: int, hits: bool) -> Round:
     return measure
 
 
-class Agent(BaseModel):
-    """The state of a small program."""
-
-    goal: int
-    turn: int = 0
-    note: str = ""
-    score: float = 0.0
-
-
-def agent(turns: int, mode: str = "sync") -> Round:
-    """A loop as programs have it: a schema, a node that reads and writes three fields, a router. Nodes are sync."""
-    watch = Watch()
-
-    def work(turn: int, note: str, score: float) -> dict[str, Any]:
-        if not turn:
-            watch.start()
-        return {"turn": turn + 1, "note": f"turn {turn}", "score": score + len(note)}
-
-    graph = Graph(Agent, inputs=["goal"], outputs=["turn"]).add_node(work, writes=["turn", "note", "score"])
-    graph.add_edge(START, "work")
-    graph.add_conditional_edges("work", lambda turn, goal: "on" if turn < goal else "off", {"on": "work", "off": END})
-    program = graph.compile(max_steps=turns + 1)
-
-    def measure() -> float:
-        result = run_program(program, mode, {"goal": turns})
-        value = watch.per(turns)
-        expect(result["turn"], turns)
-        return value
-
-    return measure
-
-
 def call(keys: int) -> Round:
     """One call of a graph of one node."""
     inputs = {**filler(keys), "n": 0}
@@ -277,6 +245,12 @@ def fork(keys: int, steps: int, mode: str = "sync") -> Round:
     return measure
 
 
+class Chain(BaseModel):
+    """The state of a chain."""
+
+    n: int = 0
+
+
 def compile_chain(nodes: int) -> Round:
     """Building and compiling a chain; seconds for the whole."""
 
@@ -284,7 +258,7 @@ def compile_chain(nodes: int) -> Round:
         return {"n": n + 1}
 
     def work() -> Any:
-        graph = Graph(outputs=["n"])
+        graph = Graph(Chain, inputs=["n"], outputs=["n"])
         names = [f"step{i}" for i in range(nodes)]
         for name in names:
             graph.add_node(name, step, writes=["n"])
@@ -336,7 +310,6 @@ def fork_graph() -> Any:
 WORKS: dict[str, Work] = {
     "loop": loop,
     "cached": cached,
-    "agent": agent,
     "call": call,
     "crowd": crowd,
     "fan_out": fan_out,
@@ -344,8 +317,9 @@ WORKS: dict[str, Work] = {
     "fork": fork,
     "compile_chain": compile_chain,
     "modules_pair": lambda calls: called(pair_graph(), calls, "answer", "an answer"),
+    "modules_pair_run": lambda calls: called(pair_graph(), calls, "answer", "an answer", "run"),
+    "modules_four": lambda calls: called(four_graph(), calls, "answer", "an answer"),
     "modules_evaluate": lambda examples: evaluated(four_graph(), examples),
-    "modules_chain": lambda calls: called(chain_graph(), calls, "answer", "an answer"),
     "modules_chain_async": lambda calls: called(chain_graph(), calls, "answer", "an answer", "async"),
     "modules_loop": lambda calls: called(loop_graph(), calls, "answer", "an answer"),
     "modules_fork": lambda calls: called(fork_graph(), calls, "verdict", "an answer: low"),

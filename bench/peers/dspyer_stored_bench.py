@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Annotated, Any
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 import dspyer.inspector
 from bench.peers.measure import Round, Watch, Work, expect, filler, flushed_write, said, stored_bytes, timed
@@ -47,7 +47,8 @@ def looped(watch: Watch, steps: int, mode: str = "sync", unread: Sequence[str] =
     async def astep(n: int) -> dict[str, int]:
         return step(n)
 
-    graph = Graph(inputs=["n", *unread], outputs=["n"])
+    fields: dict[str, Any] = {"n": (int, 0), **dict.fromkeys(unread, (Any, None))}
+    graph = Graph(create_model("Looped", **fields), inputs=["n", *unread], outputs=["n"])
     graph.add_node("step", step if mode == "sync" else astep, writes=["n"])
     graph.add_edge(START, "step")
     return graph.add_conditional_edges(

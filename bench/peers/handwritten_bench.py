@@ -57,16 +57,11 @@ class Four(dspy.Module):
 
 
 class Chain(dspy.Module):
-    """Three predictors, one after the other."""
+    """Three predictors, one after the other, in an async call."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ask, self.find, self.answer = (dspy.Predict(signature) for signature in CHAIN)
-
-    def forward(self, question: str) -> Any:
-        query = self.ask(question=question).query
-        findings = self.find(query=query).findings
-        return dspy.Prediction(answer=self.answer(findings=findings).answer)
 
     async def aforward(self, question: str) -> Any:
         query = (await self.ask.acall(question=question)).query
@@ -105,7 +100,7 @@ class Fork(dspy.Module):
 
 
 def called(program: Any, calls: int, output: str, wanted: str, mode: str = "sync") -> Round:
-    """Times calls of a program; seconds for each call."""
+    """Times calls of a program, sync or async or by `run()`; seconds for each call."""
 
     def check(result: Any) -> None:
         expect(result[output], wanted)
@@ -115,13 +110,18 @@ def called(program: Any, calls: int, output: str, wanted: str, mode: str = "sync
             result = program(question="What?")
         return result
 
+    def runs() -> Any:
+        for _ in range(calls):
+            run = program.run({"question": "What?"})
+        return run.state
+
     async def on_loop() -> Any:
         for _ in range(calls):
             result = await program.acall(question="What?")
         return result
 
     def measure() -> float:
-        work: Callable[[], Any] = sync if mode == "sync" else lambda: asyncio.run(on_loop())
+        work: Callable[[], Any] = {"sync": sync, "run": runs}.get(mode) or (lambda: asyncio.run(on_loop()))
         with dspy.context(lm=lm()):
             return timed(work, calls, check)
 
@@ -149,8 +149,8 @@ def by_hand(module: type[Any], output: str, wanted: str, mode: str = "sync") -> 
 
 WORKS: dict[str, Work] = {
     "modules_pair_by_hand": by_hand(Pair, "answer", "an answer"),
+    "modules_four_by_hand": by_hand(Four, "answer", "an answer"),
     "modules_evaluate_by_hand": lambda examples: evaluated(Four(), examples),
-    "modules_chain_by_hand": by_hand(Chain, "answer", "an answer"),
     "modules_chain_async_by_hand": by_hand(Chain, "answer", "an answer", "async"),
     "modules_loop_by_hand": by_hand(Loop, "answer", "an answer"),
     "modules_fork_by_hand": by_hand(Fork, "verdict", "an answer: low"),

@@ -58,46 +58,6 @@ def loop(keys: int, steps: int, history: bool = False, one_field: bool = False) 
     return measure
 
 
-class Agent(TypedDict):
-    """The state of a small program."""
-
-    goal: int
-    turn: int
-    note: str
-    score: float
-
-
-def agent(turns: int, mode: str = "sync") -> Round:
-    """A loop as programs have it: a node that reads and writes three fields, a router. Nodes are sync."""
-    watch = Watch()
-
-    def work(state: Agent) -> dict[str, Any]:
-        turn, note = state["turn"], state["note"]
-        if not turn:
-            watch.start()
-        return {"turn": turn + 1, "note": f"turn {turn}", "score": state["score"] + len(note)}
-
-    graph = StateGraph(Agent)
-    graph.add_node("work", work)
-    graph.add_edge(START, "work")
-    graph.add_conditional_edges(
-        "work", lambda state: "on" if state["turn"] < state["goal"] else "off", {"on": "work", "off": END}
-    )
-    program = graph.compile()
-    inputs = {"goal": turns, "turn": 0, "note": "", "score": 0.0}
-
-    def measure() -> float:
-        if mode == "sync":
-            result = program.invoke(inputs, config(turns))
-        else:
-            result = asyncio.run(program.ainvoke(inputs, config(turns)))
-        value = watch.per(turns)
-        expect(result["turn"], turns)
-        return value
-
-    return measure
-
-
 def call(keys: int) -> Round:
     """One call of a graph of one node."""
 
@@ -326,7 +286,6 @@ def fork_bytes(items: int) -> Round:
 
 WORKS: dict[str, Work] = {
     "loop": loop,
-    "agent": agent,
     "call": call,
     "crowd": crowd,
     "fan_out": fan_out,
