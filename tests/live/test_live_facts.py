@@ -77,14 +77,14 @@ class Team:
 
 def completed(program: CompiledGraph, store: FailingMemory, is_async: bool, crashes: Sequence[int]) -> Run:
     """A run that crashes at given writes, and is continued until it is complete."""
-    left, answers = list(crashes), None
+    left, answers = list(crashes), dict[str, Any]()
     for _ in range(60):
         store.rest()
         if left:
             store.arm(crash, left.pop(), after=len(left) % 2 == 0)
         t = program.thread("t")
         try:
-            given, answers = answers, None  # after a crash the run says what it still asks
+            given, answers = answers, {}  # after a crash the run says what it still asks
             if given:
                 run = asyncio.run(t.aresume(given, take_over=True)) if is_async else t.resume(given, take_over=True)
             elif is_async:
@@ -95,7 +95,7 @@ def completed(program: CompiledGraph, store: FailingMemory, is_async: bool, cras
             continue
         if run.status == "completed":
             return run
-        answers = {question.key: True for question in run.questions} or None
+        answers = {question.key: True for question in run.questions}
     raise AssertionError("the run does not come to its end")
 
 

@@ -39,7 +39,7 @@ MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 class Stuck:
     """A sync node that waits for the test, in which its time is over, and then uses its `ctx`."""
 
-    def __init__(self, time_is_over: TimeIsOver, use: Callable[[Any], Any] = lambda ctx: None) -> None:
+    def __init__(self, time_is_over: Callable[[], object], use: Callable[[Any], Any] = lambda ctx: None) -> None:
         self.time_is_over = time_is_over
         self.use = use
         self.go_on = threading.Event()

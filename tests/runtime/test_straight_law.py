@@ -148,7 +148,8 @@ def function(made: Made, give: Callable[[Any], Any]) -> Callable[..., Any]:
         return give(mine)
 
     if made.kind != "plain":
-        return {"copies": copies, "async": waits, "renamed": renamed}[made.kind]
+        functions: dict[str, Callable[..., Any]] = {"copies": copies, "async": waits, "renamed": renamed}
+        return functions[made.kind]
     space: dict[str, Any] = {"give": give}
     exec(f"def reads({', '.join(made.reads)}): return give([{', '.join(made.reads)}])", space)
     return space["reads"]  # type: ignore[no-any-return]
@@ -262,9 +263,8 @@ def program(asynchronous: bool = False, broken: bool = False) -> dspyer.Compiled
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_traceback_of_a_failure_is_short_and_ends_in_the_function(asynchronous: bool) -> None:
     broken = program(asynchronous, broken=True)
-    call = (lambda: asyncio.run(broken.acall(q="x"))) if asynchronous else lambda: broken(q="x")
     with pytest.raises(ValueError, match="no x") as raised:
-        call()
+        _ = asyncio.run(broken.acall(q="x")) if asynchronous else broken(q="x")
     frames = traceback.extract_tb(raised.value.__traceback__)
     assert frames[-1].name == "second"
     assert len([frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]) <= 9
