@@ -210,6 +210,12 @@ class ToolNode(Node):
         return self.action.path[1:] if isinstance(self.action, ProgramAction) else ()
 
     @property
+    def lasting(self) -> tuple[str, ...]:
+        """Its options that say that a call is not undone. No search may contain one."""
+        options = {"approve": self.approval is not None, "effect": self.effect}
+        return tuple(name for name, is_set in options.items() if is_set)
+
+    @property
     def answer_types(self) -> Mapping[str, Any]:
         """The type of the answer to the question for approval, whose key is the name of the tool."""
         return {} if self.approval is None else {self.name: self.answer}
@@ -360,14 +366,6 @@ class ToolNode(Node):
         else:
             updates[self.handoffs] = [{"message": message, "goto": outcome.goto}]
         return Reply(updates, None, outcome.whole)
-
-
-def lasting_options(node: Node) -> tuple[str, ...]:
-    """The options of a tool that say that a call is not undone, as a search must know; none of any other node."""
-    if not isinstance(node, ToolNode):
-        return ()
-    options = {"approve": node.approval is not None, "effect": node.effect}
-    return tuple(name for name, is_set in options.items() if is_set)
 
 
 class Refusal(NamedTuple):

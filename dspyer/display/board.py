@@ -218,7 +218,7 @@ def _running(node: RunningNode, visits: EndedVisits | None, now: float, signs: _
 
 def _inside(node: RunningNode, now: float, signs: _Signs) -> list[Line]:
     """The graphs inside of a node: that of a subgraph, or of the last items that started."""
-    graphs = list(node.inside.items())
+    graphs = sorted(node.inside.items(), key=lambda inside: (len(inside[0]), inside[0]))  # in the order of the items
     found: list[Line] = []
     for key, graph in graphs[-SHOWN_ITEMS:]:
         lines = _graph_lines(graph, now, signs)

@@ -479,6 +479,11 @@ class Node:
         return ()
 
     @property
+    def lasting(self) -> tuple[str, ...]:
+        """The options of it by which a call may do what is not undone, as a search must know."""
+        return ()
+
+    @property
     def answer_types(self) -> Mapping[str, Any]:
         """The types of the answers to its questions, by key, where they are known before it runs."""
         return NOTHING

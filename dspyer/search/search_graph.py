@@ -16,7 +16,6 @@ import dspy
 from pydantic import Field, create_model
 from typing_extensions import TypedDict
 
-from dspyer.agents.tool_node import lasting_options
 from dspyer.dspy_module.predictors import modules_in
 from dspyer.errors import (
     GraphError,
@@ -438,7 +437,7 @@ def _check_lasting(module: dspy.Module) -> None:
     """Refuse a module with tools whose calls are not undone: trials lose, and what they did would stay."""
     for path, part in modules_in(module):
         for name, node in part.graph.nodes.items() if is_program(part) else ():
-            if lasting := lasting_options(node):
+            if lasting := node.lasting:
                 options = " and ".join(f"{option}=" for option in lasting)
                 place = f" (in {path!r})" if path else ""
                 raise GraphError(
