@@ -44,9 +44,8 @@ class RunView(Protocol):
     scope: tuple[str, ...]
 
 
-_SETTING: Final = (
-    "dspyer_layers"  # of DSPy, which carries its settings to the threads of `dspy.Evaluate` and optimizers
-)
+# The layers of a block travel in DSPy's settings, which it carries to the threads of `dspy.Evaluate` and optimizers.
+_SETTING: Final = "dspyer_layers"
 
 
 class Stop(Exception):  # noqa: N818 - the name of what it does, as `StopIteration`
@@ -276,11 +275,7 @@ def _within(layer: Layer, inner: Inner) -> Inner:
             output = yield from found
             if isinstance(output, _MADE):
                 return output
-            found, kind, expected = (
-                output,
-                "output",
-                "what `inner(call)` or `call.reply` gave: `return output`",
-            )
+            found, kind, expected = output, "output", "what `inner(call)` or `call.reply` gave: `return output`"
         else:
             kind, expected = "script", "a generator: write `output = yield from inner(call)` in a plain `def`"
             if isinstance(found, CoroutineType):
