@@ -347,6 +347,7 @@ def test_the_overhead_is_the_smallest_of_rounds_in_turn(tmp_path: Path, capsys: 
     assert page.read_text().index("## Overhead") < page.read_text().index("## Where dspyer falls short")
 
 
+@pytest.mark.slow("counts bytes, for which it collects the garbage of the whole process")
 def test_the_workloads_of_searches_check_their_result() -> None:
     works = dspyer_search_bench.WORKS
     assert works["late_trial"](trials=12)() > 0
