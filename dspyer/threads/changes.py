@@ -65,6 +65,7 @@ def copy_thread(
         raise ThreadError(f"thread {source.thread!r} has no run yet: there is nothing to copy")
     if at is None and patch is None:
         store.write(Change(target.thread, 0, head=row.head, root=row.root, flush=True))
+        _check_still_there(source, target, row)
         return
     new_row = ThreadRow(target.thread, None, 0, root=row.root)
     prefix = prefix_at_head(store, row.head) if at is None else prefix_at(store, thread_reader.commits_around(at), at)
@@ -81,6 +82,20 @@ def copy_thread(
         write_manual_commit(store, new_row, ManualCommit(part, rows))
     else:
         store.write(Change(target.thread, 0, head=prefix.last_row, root=row.root, flush=True))
+    _check_still_there(source, target, row)
+
+
+def _check_still_there(source: RunStarter, target: RunStarter, before: ThreadRow) -> None:
+    """Takes a copy back if its history was pruned or deleted before the copy was there, whose head keeps it from that.
+
+    Raises:
+        ThreadError: for such a copy.
+    """
+    now = source.store.thread(source.thread)
+    if now is None or now.root != before.root:
+        source.store.delete([target.thread])
+        what = "deleted" if now is None else "pruned"
+        raise ThreadError(f"thread {source.thread!r} was {what} while it was copied: nothing was copied, copy it again")
 
 
 def update_thread(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from dspyer import END, START, Context, Graph, Run, Thread
 from dspyer.errors import ThreadError
 from dspyer.stores import Memory, SQLite
+from dspyer.stores.base import Change
 from tests.persistence.equality import finished, left_to_call, outcome
 from tests.persistence.failing import FailingMemory
 from tests.persistence.kinds import CALLS, INPUTS, KINDS, Called, State
@@ -269,3 +270,36 @@ def test_every_commit_of_a_run_that_was_resumed_and_rerun_can_be_copied(pauses: 
                     assert made.replay() == made.state == run.state
                     assert graph.compile(store=store).thread(made.name).state == run.state
                     assert sorted(run.state) == sorted(names)
+
+
+class Meanwhile(Memory):
+    """Another process acts just before the store gets the copy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act: Any = None
+
+    def write(self, change: Change) -> int:
+        act, self.act = (self.act, None) if change.thread == "copy" else (None, self.act)
+        if act is not None:
+            act()
+        return super().write(change)
+
+
+@pytest.mark.parametrize("part", ["whole", "at", "patch"])
+def test_a_copy_whose_history_is_pruned_while_it_is_made_is_none(part: str) -> None:
+    store = Meanwhile()
+    graph = Graph().add_node("count", lambda n: {"n": n + 1}, writes=["n"]).add_path(START, "count", END)
+    program = graph.compile(store=store)
+    thread = program.thread("t")
+    for n in (1, 2, 3):
+        thread.run({"n": n})
+    commits = thread.history()
+    store.act = lambda: program.thread("t").prune(before=commits[4].id)
+    of_part: dict[str, dict[str, Any]] = {"whole": {}, "at": {"at": commits[5].id}, "patch": {"patch": {"n": 7}}}
+    options = of_part[part]
+    with pytest.raises(ThreadError, match="was pruned while it was copied: nothing was copied"):
+        thread.copy("copy", **options)
+    assert program.threads() == ["t"]
+    assert thread.replay() == thread.state
+    assert thread.copy("copy", **options).state["n"] == (7 if part == "patch" else 4)
