@@ -236,7 +236,7 @@ def load(store: Store, name: str, path: str | os.PathLike[str]) -> None:
 def _write(store: Store, name: str, exported: Exported) -> None:
     """Write a thread that the store does not have, and own it meanwhile."""
     owner, journal = new_owner(), Journal(store, name, 0, "", 0)
-    offsets = {str(line["run"]): _offset_of(store, line, rows, exported) for line, rows in exported.runs}
+    offsets = _offsets(store, exported)
     try:
         leases.hold(owner.token, journal)  # before the write that makes the owner visible
         epoch = store.write(Change(name, 0, None, owner, LEASE))
@@ -283,23 +283,34 @@ class _RunOffset(NamedTuple):
     shift: int
 
 
-def _offset_of(store: Store, line: Mapping[str, Any], rows: list[Mapping[str, Any]], exported: Exported) -> _RunOffset:
-    """The id that the run had, if the store has no such run or the same one; else a new one."""
-    shift = int(rows[0]["row"]) if rows else 0
-    name = str(line["run"])
-    stored = store.run(name)
-    if stored is None:
-        return _RunOffset(token_hex(16) if shift else name, shift)
+def _offsets(store: Store, exported: Exported) -> dict[str, _RunOffset]:
+    """The id that each run had, if the store has no such run or the same one; else a new one.
+
+    A run whose parent gets a new id gets one as well: the stored run leads to the rows of the parent in the store, of
+    which some may be pruned.
+    """
+    offsets: dict[str, _RunOffset] = {}
+    for line, rows in exported.runs:  # parents first
+        name, shift = str(line["run"]), int(rows[0]["row"]) if rows else 0
+        moved = any(run in offsets and offsets[run].run != run for run, _ in line["parents"])
+        stored = store.run(name)
+        keeps_id = not shift if stored is None else not moved and _is_stored(store, stored, line, rows, exported)
+        offsets[name] = _RunOffset(name, 0) if keeps_id else _RunOffset(token_hex(16), shift)
+    return offsets
+
+
+def _is_stored(
+    store: Store, stored: RunRow, line: Mapping[str, Any], rows: list[Mapping[str, Any]], exported: Exported
+) -> bool:
+    """Whether the store has this run, with the same rows or with rows that those of the file continue."""
     parents = tuple([Point(run, seq) for run, seq in line["parents"]])
-    stored_rows = {row.seq: row for row in store.rows(name)}
-    own = [_row(part, _RunOffset(name, 0), exported.blobs) for part in rows]
-    if same_run(stored, RunRow(name, "", parents, line["header"])) and (
-        not stored_rows or not own or own[0].seq <= max(stored_rows) + 1
-    ):
-        common = [row for row in own if row.seq in stored_rows]
-        if all(same_row(row, stored_rows[row.seq]) for row in common):
-            return _RunOffset(name, 0)
-    return _RunOffset(token_hex(16), shift)
+    if not same_run(stored, RunRow(stored.id, "", parents, line["header"])):
+        return False
+    stored_rows = {row.seq: row for row in store.rows(stored.id)}
+    own = [_row(part, _RunOffset(stored.id, 0), exported.blobs) for part in rows]
+    if stored_rows and own and not min(stored_rows) <= own[0].seq <= max(stored_rows) + 1:
+        return False
+    return all(same_row(row, stored_rows[row.seq]) for row in own if row.seq in stored_rows)
 
 
 def _row(line: Mapping[str, Any], offset: _RunOffset, blobs: Mapping[str, bytes]) -> Row:

@@ -321,6 +321,38 @@ def test_a_pruned_thread_can_be_exported_and_loaded(store: Store, tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        pytest.param(0, 2, id="inside of the first run"),
+        pytest.param(0, 10, id="inside of the last run"),
+        pytest.param(2, 8, id="a run that was pruned before the export"),
+        pytest.param(5, 10, id="a run that is gone"),
+    ],
+)
+def test_an_export_can_be_loaded_after_its_thread_was_pruned_further(
+    each_store: Store, tmp_path: Path, first: int, later: int
+) -> None:
+    t = program(each_store).thread("t")
+    for q in ("a", "long b", "c"):
+        t.run({"q": q})
+    if first:
+        t.prune(before=first)
+    exported = commits_and_states(t)
+    t.export(tmp_path / "t.jsonl")
+    t.prune(before=later)
+    pruned = commits_and_states(t)
+    u = program(each_store).thread("u")
+    u.load(tmp_path / "t.jsonl")
+    assert [(c.version, c.node, state) for c, state in commits_and_states(u)] == [
+        (c.version, c.node, state) for c, state in exported
+    ]
+    assert u.replay() == u.state == t.state
+    assert commits_and_states(t) == pruned
+    u.run({"q": "d"})
+    assert u.state["log"] == [*t.state["log"], "d", "side"]
+
+
+@pytest.mark.parametrize(
     ("spoil", "words"),
     [
         pytest.param(lambda data: data.replace(b'"a"', b'"b"', 1), "its digest differs", id="changed"),
