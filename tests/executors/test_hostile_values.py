@@ -70,7 +70,8 @@ class DiskError(OSError):
 
 
 def of_a_client() -> BaseException:
-    response = httpx.Response(429, request=httpx.Request("POST", "http://localhost"), headers={"retry-after": "3"})
+    # Any: the client's type hints name httpx or httpx2, by its version.
+    response: Any = httpx.Response(429, request=httpx.Request("POST", "http://localhost"), headers={"retry-after": "3"})
     return openai.RateLimitError("too many", response=response, body=None)
 
 
