@@ -248,7 +248,7 @@ from dspyer import END, START, Graph
 def stays():
     begun.set()
     threading.main_thread().join()
-    while sys.argv[2] == "pressed":  # again: Python sees a signal that comes just before it waits for a lock at the next
+    while sys.argv[2] == "pressed":  # again: a signal just before Python waits for a lock is seen at the next one
         os.kill(os.getpid(), signal.SIGINT)
         threading.Event().wait(0.1)
     sum(range(3_000_000))
