@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
@@ -151,56 +151,6 @@ class _LentLoop:
 
 _lent_loop = _LentLoop()
 at_fork(_lent_loop.__init__)  # type: ignore[misc]  # the thread is in the parent only
-
-
-class AsyncCalls:
-    """Async calls that sync code waits for, which another thread can cancel."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._tasks: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
-        self._cancelled = False
-        self._idle: Event | None = None  # made by `wait`, which few calls need: it costs more than the rest
-
-    @property
-    def running(self) -> bool:
-        """Whether a call is in progress."""
-        return bool(self._tasks)
-
-    def cancel(self, reason: str = "") -> None:
-        """Cancel the running and the later calls. May be called from any thread."""
-        del reason
-        with self._lock:
-            self._cancelled = True
-            tasks = list(self._tasks.items())
-        for task, loop in tasks:
-            with suppress(RuntimeError):  # the loop has been closed, so the call is over
-                loop.call_soon_threadsafe(task.cancel)
-
-    def wait(self) -> None:
-        """Wait until no call is in progress."""
-        with self._lock:
-            if not self._tasks:
-                return
-            idle = self._idle = self._idle or Event()
-        idle.wait()
-
-    async def watch(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Make a call that `cancel` can cancel."""
-        task = asyncio.current_task()
-        assert task is not None
-        with self._lock:
-            self._tasks[task] = asyncio.get_running_loop()
-            cancelled = self._cancelled
-        try:
-            if cancelled:
-                raise asyncio.CancelledError
-            return await call()
-        finally:
-            with self._lock:
-                del self._tasks[task]
-                if self._idle is not None and not self._tasks:
-                    self._idle.set()
 
 
 def _complete(ended: asyncio.Future[None]) -> None:

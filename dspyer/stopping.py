@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from _thread import start_new_thread
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from threading import Lock
-from typing import Final
+from threading import Event, Lock
+from typing import Any, Final, TypeVar
 
 from dspyer import clock
-from dspyer.blocking import AsyncCalls
 from dspyer.errors import AttemptOverError
+
+T = TypeVar("T")
 
 TIMED_OUT: Final = "a node that contains it timed out"
 OVER: Final = "this attempt timed out and was left running in its thread: nothing that it does counts any more"
@@ -65,6 +67,56 @@ class StopSignal:
         finally:
             with self._lock:
                 self._callbacks.pop(key, None)
+
+
+class AsyncCalls:
+    """Async calls that sync code waits for, which another thread can cancel."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._tasks: dict[asyncio.Task[Any], asyncio.AbstractEventLoop] = {}
+        self._cancelled = False
+        self._idle: Event | None = None  # made by `wait`, which few calls need: it costs more than the rest
+
+    @property
+    def running(self) -> bool:
+        """Whether a call is in progress."""
+        return bool(self._tasks)
+
+    def cancel(self, reason: str = "") -> None:
+        """Cancel the running and the later calls. May be called from any thread."""
+        del reason
+        with self._lock:
+            self._cancelled = True
+            tasks = list(self._tasks.items())
+        for task, loop in tasks:
+            with suppress(RuntimeError):  # the loop has been closed, so the call is over
+                loop.call_soon_threadsafe(task.cancel)
+
+    def wait(self) -> None:
+        """Wait until no call is in progress."""
+        with self._lock:
+            if not self._tasks:
+                return
+            idle = self._idle = self._idle or Event()
+        idle.wait()
+
+    async def watch(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Make a call that `cancel` can cancel."""
+        task = asyncio.current_task()
+        assert task is not None
+        with self._lock:
+            self._tasks[task] = asyncio.get_running_loop()
+            cancelled = self._cancelled
+        try:
+            if cancelled:
+                raise asyncio.CancelledError
+            return await call()
+        finally:
+            with self._lock:
+                del self._tasks[task]
+                if self._idle is not None and not self._tasks:
+                    self._idle.set()
 
 
 class TimeLimit:

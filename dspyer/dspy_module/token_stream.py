@@ -108,9 +108,11 @@ def without_tokens(callbacks: list[Any]) -> list[Any]:
     return others if len(others) < len(callbacks) else callbacks
 
 
-def apart_from_tokens() -> dict[str, Any]:
-    """DSPy settings for a run whose tokens are not those of the node that has called it; `{}` if there are none."""
-    callbacks, stream = dspy.settings.callbacks or [], dspy.settings.get(SEND_STREAM)
+def apart_from_tokens(callbacks: list[Any], stream: Any) -> dict[str, Any]:
+    """DSPy settings for a run whose tokens are not those of the node that has called it; `{}` if there are none.
+
+    `callbacks` and `stream` are what DSPy's settings have.
+    """
     found: dict[str, Any] = {}
     if callbacks and without_tokens(callbacks) is not callbacks:
         found["callbacks"] = without_tokens(callbacks)

@@ -78,7 +78,7 @@ class ErrorEdges(Layer):
             return None
         attempt: Attempt = call.context.delegate
         session = call.runner.session
-        failed = last_attempt(session.failed_attempts.get(attempt.execution, ()))
+        failed = last_attempt(session.notes.failed_attempts.get(attempt.execution, ()))
         failure = Failure.of(
             error,
             node=attempt.node,

@@ -39,9 +39,13 @@ class RunView(Protocol):
         scope: the executions around it, outermost first; empty for a run that is no part of another one.
     """
 
-    run_id: str
     graph: Any
-    scope: tuple[str, ...]
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def scope(self) -> tuple[str, ...]: ...
 
 
 # The layers of a block travel in DSPy's settings, which it carries to the threads of `dspy.Evaluate` and optimizers.

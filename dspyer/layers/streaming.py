@@ -80,7 +80,7 @@ class Streaming(Layer):
         part._around = self._hiding_of(run.events.node_around)
         part._names = parameter_names(run.program)
         part._nodes = run.graph.nodes
-        part._queue = run.queue
+        part._queue = run.events.queue
         if run.graph.redaction is not None and run.redactor is not None:
             part._hiding = run.graph.redaction, run.redactor
         return part

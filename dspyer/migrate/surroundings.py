@@ -81,5 +81,5 @@ def _resource(ctx: Context, kind: Any, default: Any) -> Any:
 
 def _thread_id(ctx: Context) -> dict[str, str]:
     """The name of the thread on which the run is."""
-    journal = ctx.delegate.host.journal
+    journal = ctx.delegate.host.records.journal
     return {"thread_id": journal.thread} if journal is not None and journal.thread else {}

@@ -56,7 +56,6 @@ from dspyer.nodes.view_access import (
 )
 from dspyer.patch import DELETE, Replace, diff_value, plain_patch
 from dspyer.persistence.execution_records import MISSING, AnswerSource, ExecutionRecords, RecordKey, no_answer
-from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import NewRow, effect_row, item_row
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import Branch
@@ -88,26 +87,27 @@ class AttemptHost(Protocol):
 
     Attributes:
         records: the records of its executions.
-        journal: writes these records to the store; None for a run that is not stored.
         answer: answers questions as they are asked.
-        root: the id of the run, the same after each resume.
-        label: the name of the run, the prefix of the ids of its questions; empty for a run that is not stored.
+        root: the id of the outermost run, the same after each resume.
+        label: its name, in front of the ids of its questions; "" for a run that is not stored.
         limit: the time that the node has in which the run is, and so all attempts of the run; None for no limit.
         spending: what the run has spent of its budget; None for no budget.
         program: the program that runs, whose attributes are the modules of its nodes; None for none.
         resources: the run's resources by type.
     """
 
-    limit: TimeLimit | None
     spending: Spending | None
     records: ExecutionRecords
-    journal: Journal | None
     answer: AnswerSource
-    root: str
-    label: str
     program: dspy.Module | None
     resources: Mapping[type, object]
 
+    @property
+    def root(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def limit(self) -> TimeLimit | None: ...
     @property
     def views(self) -> ViewSource:
         """The fields as views show them, and the permissions of the nodes."""
@@ -182,10 +182,8 @@ class NoRun(NotLive):
     def __init__(self, answer: AnswerSource = no_answer) -> None:
         self.views: ViewSource = NoRunViews()
         self.records = ExecutionRecords()
-        self.journal: Journal | None = None
         self.answer = answer
-        self.root = "alone"
-        self.label = ""
+        self.root, self.label = "alone", ""
         self.limit: TimeLimit | None = None
         self.spending: Spending | None = None
         self.program: dspy.Module | None = None
@@ -405,8 +403,8 @@ class Attempt:
                 )
             frozen, row = self._effect_row(place, result)
             # The row before the record: a result that the store does not have must not count as recorded.
-            if self.host.journal is not None:
-                self.host.journal.write([*self.host.records.lm_call_rows(place.execution), row], flush=True)
+            if self.host.records.journal is not None:
+                self.host.records.journal.write([*self.host.records.lm_call_rows(place.execution), row], flush=True)
             self.host.records.effects[place] = frozen
             return thaw(frozen)
         finally:
@@ -422,8 +420,10 @@ class Attempt:
                 return thaw(known)
             frozen, row = self._effect_row(place, await fn(**self._idempotency_key(place, fn)))
             before = cancellation_count()
-            if self.host.journal is not None:
-                await self.host.journal.awrite([*self.host.records.lm_call_rows(place.execution), row], flush=True)
+            if self.host.records.journal is not None:
+                await self.host.records.journal.awrite(
+                    [*self.host.records.lm_call_rows(place.execution), row], flush=True
+                )
             self.host.records.effects[place] = frozen
             if cancellation_count() > before:
                 raise asyncio.CancelledError  # it came during the write, which was finished first
@@ -465,8 +465,8 @@ class Attempt:
         It could not if the run has lost its thread, or its store has failed.
         """
         known = self.host.records.effects.get(place, MISSING)
-        if known is MISSING and self.host.journal is not None:
-            self.host.journal.raise_if_broken()
+        if known is MISSING and self.host.records.journal is not None:
+            self.host.records.journal.raise_if_broken()
         return known
 
     def _idempotency_key(self, place: RecordKey, fn: Callable[..., Any]) -> dict[str, str]:
@@ -490,7 +490,7 @@ class Attempt:
         try:
             frozen = freeze(result, ("result",))
             row = effect_row(place, frozen)
-            if self.host.journal is not None and row.content is not None:
+            if self.host.records.journal is not None and row.content is not None:
                 row.content.data  # noqa: B018 - encodes it now: whether it can be stored is known before the write
         except StateError as error:
             raise AttemptError(

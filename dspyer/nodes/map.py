@@ -192,7 +192,7 @@ class MapNode(ItemsNode):
         attempt = call.context.delegate
         attempt.finish()
         # In a map that is not stored, the field freezes all results at once.
-        stored = attempt.host.journal is not None or self.failures is not None
+        stored = attempt.host.records.journal is not None or self.failures is not None
         value = freeze(result, (self.into, index)) if stored else result
         return Output({self.into: value}, call.state, None, None, False, None, call, reply.updates)
 
@@ -265,9 +265,9 @@ async def _arun(script: Callable[[], Script[object]]) -> object:
 def recorded(call: Call, attempt: Attempt, frozen: Any) -> Script[None]:
     """Writes the result of an item or of a part of it, with the LM calls of the item: it is not called again."""
     of_item = call.context.delegate
-    if of_item.host.journal is not None:
+    if of_item.host.records.journal is not None:
         row = attempt.item_row(frozen)
-        yield _Write(of_item.host.journal, [*of_item.host.records.lm_call_rows(of_item.local_id), row]), call
+        yield _Write(of_item.host.records.journal, [*of_item.host.records.lm_call_rows(of_item.local_id), row]), call
         attempt.record_result(frozen)
 
 

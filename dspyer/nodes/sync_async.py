@@ -24,7 +24,6 @@ from anyio.from_thread import run as run_on_host_loop
 from anyio.lowlevel import current_token
 
 from dspyer.blocking import (
-    AsyncCalls,
     Outcome,
     cancellation_count,
     forget_cancellations,
@@ -35,7 +34,7 @@ from dspyer.ctrl_c import gives_up, may_raise
 from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
 from dspyer.nodes.callables import own_call
-from dspyer.stopping import current_limit
+from dspyer.stopping import AsyncCalls, current_limit
 from dspyer.worker_threads import ThreadCall, run_in_thread
 
 T = TypeVar("T")

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 
 from dspyer.errors import InputError, StateError, brief
 from dspyer.events import Question
+from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.lm_calls import calls_in
 from dspyer.persistence.rows import (
@@ -118,6 +119,7 @@ class ExecutionRecords:
         used_before: what processes have used that worked on the run since its last end, and were killed. Not stored
             before its next end.
         resumes: how often the run was resumed since its last rerun.
+        journal: writes the rows of the run; None for a run that is not stored.
         fetch_and_decode: the functions that read contents of its rows: one loads blobs, one decodes values.
     """
 
@@ -134,6 +136,7 @@ class ExecutionRecords:
         self.used_before: dict[str, Any] = {}
         self.resumes = 0
         self.trace: StoredTrace | None = None
+        self.journal: Journal | None = None
         self.fetch_and_decode: tuple[Fetch, Decode] = (_no_blobs, encoding.decode)
         self._commits: dict[tuple[str, ...], list[Row]] = {}
         self._question_keys: dict[str, list[str]] = {}  # by execution, in the order of asking

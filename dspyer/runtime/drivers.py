@@ -34,6 +34,7 @@ from dspyer.nodes.steps import arun_script, run_script
 from dspyer.nodes.sync_async import async_bridge
 from dspyer.runtime.execution import script
 from dspyer.runtime.request import CANCELLED, INTERRUPTED
+from dspyer.runtime.run_log import RunLog
 from dspyer.runtime.session import Session
 from dspyer.runtime.straight import straight_paths
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome, run_here
@@ -61,8 +62,8 @@ def drive(session: Session, **overrides: Any) -> None:
             session.stop(f"{type(error).__name__} was raised")
             if not gives_up():
                 _drive(session, threads, steps, here)
-    if session.pending is not None:
-        _write_end(session)
+    if session.log is not None:
+        _write_end(session, session.log)
     if raised:
         _raise(raised.pop())
 
@@ -71,28 +72,28 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Exe
     work = run_script if session.spending is None else partial(run_within, session.spending, run_script)
     straight = straight_paths(session)
     while True:
-        if session.queue is not None and not session.stopped:
-            session.queue.wait_for_room()
+        if session.events.queue is not None and not session.stopped:
+            session.events.queue.wait_for_room()
         started = session.start_ready()
-        if session.pending is not None and _must_not_start(session, started, _write(session)):
+        if session.log is not None and _must_not_start(session, started, _write(session, session.log)):
             started = []
         if len(started) == 1 and not threads.busy and not session.more_to_start:
-            if not session.called_in:
-                here.enter(session.around + started[0].id, started[0].node)
+            if not session.ids.called_in:
+                here.enter(session.ids.around + started[0].id, started[0].node)
             path = straight.get(started[0].node)
             job = (work, script(session, started[0])) if path is None else (path.call, session, started[0])
             _settle(session, started[0], run_here(steps, *job))
             continue
         for execution in started:
-            if not session.called_in:
-                executing.set(Executing(session.around + execution.id, execution.node, session.program))
+            if not session.ids.called_in:
+                executing.set(Executing(session.ids.around + execution.id, execution.node, session.program))
             path = straight.get(execution.node)
             job = (work, script(session, execution)) if path is None else (path.call, session, execution)
             threads.start(execution, *job)
         if not threads.busy:
             return
         _settle(session, *threads.next())
-        while session.pending is not None and threads.done:
+        while session.log is not None and threads.done:
             _settle(session, *threads.next())
 
 
@@ -102,40 +103,41 @@ def _cancel_async(session: Session, cancel: Callable[[str], None], reason: str) 
         cancel(reason)
 
 
-def _write(session: Session) -> bool:
-    """Writes the rows of everything since the last write, and publishes their events; returns whether it succeeded."""
-    assert session.journal is not None
-    assert session.pending is not None
+def _write(session: Session, log: RunLog) -> bool:
+    """Writes the rows of everything since the last write, and publishes their events; returns whether it succeeded.
+
+    A run in a node that timed out and was left running writes nothing: `writing` raises.
+    """
     accepted: list[bool] = []
     try:
-        with session.writing():
-            rows = session.new_rows()
+        with nullcontext() if session.limit is None else session.limit.writing():
+            rows = log.new_rows(session.run)
             if rows:
-                session.journal.write(rows, session.snapshot_state(rows), accepted=accepted)
-            session.pending.run = session.run  # in the block: what is written is what the run would hand over
+                log.journal.write(rows, log.snapshot_state(session.run, rows), accepted=accepted)
+            log.run = session.run  # in the block: what is written is what the run would hand over
     except DspyerError as error:
-        session.write_failed(error)
+        session.write_failed(log, error)
         return False
     except BaseException:  # the handler of a signal
         if accepted:
-            session.written()
+            session.written(log)
         raise
-    session.written()
+    session.written(log)
     return True
 
 
-def _write_end(session: Session) -> None:
+def _write_end(session: Session, log: RunLog) -> None:
     """Writes the end row of the run, and releases its thread in the same transaction."""
-    if session.journal is None or session.scope or session.cannot_write:
+    if session.scope or log.cannot_write:
         return  # a run inside another one ends with the commit of its node
     try:
-        rows = session.end_rows()
-        session.journal.write(rows, session.snapshot_state(rows), flush=True, release=True)
-        session.end_written = True
+        rows = session.end_rows(log)
+        log.journal.write(rows, log.snapshot_state(session.run, rows), flush=True, release=True)
+        log.end_written = True
         if gives_up():  # nodes may be left running: nothing that they do counts any more
-            session.journal.broken = RunStoppedError.of(INTERRUPTED, session.graph.name, "Its end is written")
+            log.journal.broken = RunStoppedError.of(INTERRUPTED, session.graph.name, "Its end is written")
     except DspyerError as error:
-        session.write_failed(error)
+        session.write_failed(log, error)
 
 
 # --- async
@@ -149,9 +151,9 @@ async def adrive(session: Session, **overrides: Any) -> None:
             stopping = partial(_cancel_async, session, tasks.cancel_from_any_thread)
             with session.driving(tasks.wake), session.stop_signal.on_stop(stopping):
                 raised = await _until_end(session, tasks, steps, here, before)
-    if session.pending is not None:
+    if session.log is not None:
         with anyio.CancelScope(shield=True):
-            await _awrite_end(session)
+            await _awrite_end(session, session.log)
     if raised:
         _raise(raised.pop())
     if cancellation_count() > before:  # held back while a thread worked or the store wrote
@@ -198,11 +200,11 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
     while True:
         if cancellation_count() > before:
             raise asyncio.CancelledError  # it was held back while a sync node worked
-        if session.queue is not None and not session.stopped:
-            await session.queue.room()
+        if session.events.queue is not None and not session.stopped:
+            await session.events.queue.room()
         started = session.start_ready()
-        if session.pending is not None:
-            written = await _awrite(session)
+        if session.log is not None:
+            written = await _awrite(session, session.log)
             held_back = cancellation_count() > before
             if held_back:
                 session.stop(CANCELLED)
@@ -212,8 +214,8 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
                 raise asyncio.CancelledError
         if len(started) == 1 and not tasks.busy and not session.more_to_start:
             try:
-                if not session.called_in:
-                    here.enter(session.around + started[0].id, started[0].node)
+                if not session.ids.called_in:
+                    here.enter(session.ids.around + started[0].id, started[0].node)
                 path = straight.get(started[0].node)
                 job = (work, script(session, started[0])) if path is None else (path.acall, session, started[0])
                 outcome = await tasks.run_here(steps, *job)
@@ -223,45 +225,44 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             _settle(session, started[0], outcome)
             continue
         for execution in started:
-            if not session.called_in:
-                executing.set(Executing(session.around + execution.id, execution.node, session.program))
+            if not session.ids.called_in:
+                executing.set(Executing(session.ids.around + execution.id, execution.node, session.program))
             path = straight.get(execution.node)
             job = (work, script(session, execution)) if path is None else (path.acall, session, execution)
             tasks.start(execution, *job)
         if not tasks.busy:
             return
         _settle(session, *await tasks.next())
-        while session.pending is not None and tasks.done:
+        while session.log is not None and tasks.done:
             _settle(session, *await tasks.next())
 
 
-async def _awrite(session: Session) -> bool:
-    assert session.journal is not None
+async def _awrite(session: Session, log: RunLog) -> bool:
     accepted: list[bool] = []
     try:
-        rows = session.new_rows()
+        rows = log.new_rows(session.run)
         if rows:
-            await session.journal.awrite(rows, session.snapshot_state(rows), accepted=accepted)
+            await log.journal.awrite(rows, log.snapshot_state(session.run, rows), accepted=accepted)
     except DspyerError as error:
-        session.write_failed(error)
+        session.write_failed(log, error)
         return False
     except BaseException:  # Ctrl-C, while the store wrote on the event loop
         if accepted:
-            session.written()
+            session.written(log)
         raise
-    session.written()
+    session.written(log)
     return True
 
 
-async def _awrite_end(session: Session) -> None:
-    if session.journal is None or session.scope or session.cannot_write:
+async def _awrite_end(session: Session, log: RunLog) -> None:
+    if session.scope or log.cannot_write:
         return
     try:
-        rows = session.end_rows()
-        await session.journal.awrite(rows, session.snapshot_state(rows), flush=True, release=True)
-        session.end_written = True
+        rows = session.end_rows(log)
+        await log.journal.awrite(rows, log.snapshot_state(session.run, rows), flush=True, release=True)
+        log.end_written = True
     except DspyerError as error:
-        session.write_failed(error)
+        session.write_failed(log, error)
 
 
 # --- both

@@ -50,7 +50,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     output: Output = yield from session.layers.chain(name)(call)
     patch, after, goto, targets, cached, failure, call, _, completions = output
     if completions is not None:
-        session.completions[execution.id] = completions
+        session.notes.completions[execution.id] = completions
     follows_edges = targets is None
     if targets is None and (check := graph.checked.get(name)) is not None:
         # The node has a check, or is its fix: the check starts at once, and sees what was sent to the node.
@@ -68,7 +68,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         transition = transition._replace(live=live)
     if cached:
         transition = transition._replace(cached=True)
-    if failure is not None or execution.id in session.failed_attempts:
+    if failure is not None or execution.id in session.notes.failed_attempts:
         failed = session.take_failed_attempts(execution)
         attempt = call.context.attempt if failure is None or follows_edges else failure.attempt
         transition = transition._replace(attempt=attempt, failure=failure, failed_attempts=failed)
@@ -99,11 +99,9 @@ def _start_script(session: Session, execution: Execution) -> Script[Transition]:
 
 
 def _call(session: Session, execution: Execution, state: ImmutableState) -> Call:
-    local_id = global_id = execution.id
-    if session.scope or session.run_start.label:
-        local_id, global_id = session.local_id(execution.id), session.global_id(execution.id)
+    local_id, global_id = session.ids.local_id(execution.id), session.ids.global_id(execution.id)
     attempt = Attempt(session, execution.node, execution.path, execution.id, local_id, execution.branch)
-    context = Context(session.run_id, execution.node, execution.path, execution.visit, global_id, attempt)
+    context = Context(session.ids.run_id, execution.node, execution.path, execution.visit, global_id, attempt)
     return Call(state, context, session.program, execution.overlay, session.resources, NodeRunner(session), output_of)
 
 
@@ -166,7 +164,7 @@ def _route(
             reasons.append(decision.reason)
         if decision.updates:
             schema, author = session.graph.topology.schema, exit_.module_name or name
-            commit_id = session.global_id(execution.id, author)
+            commit_id = session.ids.global_id(execution.id, author)
             old = state
             written, state = schema.commit(old, decision.updates, node=author, commit_id=commit_id, whole_values=True)
             schema.check_state_limit(author, old, written, state)
@@ -182,7 +180,7 @@ def _both_updates(session: Session, name: str, patch: Mapping[str, Any], field: 
     """The updates of a node and of its router to one field with a reducer, as `Updates`: a join folds each of them."""
     # The first commit of a run that is not stored, or is inside a node, holds input values and not updates. There the
     # first of the `Updates` is the input, `DELETE` for none, and those after it are what routers wrote.
-    holds_values = name == START and (session.journal is None or session.scope)
+    holds_values = name == START and (session.log is None or session.ids.scope)
     if holds_values and not isinstance(patch.get(field), Updates):
         return Updates(Replace(session.inputs.raw(field)) if field in patch else DELETE, update)
     return Updates(patch[field], update) if field in patch else update
@@ -254,13 +252,13 @@ class NodeRunner:
 
     def _has_room(self) -> bool:
         """True, once the reader of the events has room for those of another call."""
-        if self.session.queue is not None:
-            self.session.queue.wait_for_room()
+        if self.session.events.queue is not None:
+            self.session.events.queue.wait_for_room()
         return True
 
     async def _ahas_room(self) -> bool:
-        if self.session.queue is not None:
-            await self.session.queue.room()
+        if self.session.events.queue is not None:
+            await self.session.events.queue.room()
         return True
 
     def _work(self, within: Callable[..., Any], call: Callable[[], Any]) -> tuple[Any, ...]:

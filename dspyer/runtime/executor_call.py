@@ -25,7 +25,6 @@ from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, er
 from dspyer.events import LMCall
 from dspyer.layers.layer import layers_around
 from dspyer.nodes.binding import find_resource
-from dspyer.persistence.execution_records import no_answer
 from dspyer.runtime.executor_bytes import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
 from dspyer.runtime.executor_task import CACHES, Returned, SentCall, SentProgram, result_parts, work
 from dspyer.runtime.request import FAILED_RUNS, Request
@@ -33,6 +32,7 @@ from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_link import ATTRIBUTE as LINK
 from dspyer.runtime.run_link import KeptPrediction, RunLink
+from dspyer.runtime.run_start import CallOptions, Inside
 
 SENT_SETTINGS = (
     "lm",
@@ -158,7 +158,7 @@ class ExecutorCall:
         self._layers = layers_around()
         self._parts = {**parts_of(program), **large_inputs(inputs)}
         recorder, here = subscriber(LMRecorder), executing.get() or Executing()
-        self._caller = None if request.inside or not here.id else here.program
+        self._caller = None if request.inside is not None or not here.id else here.program
         settings = {name: value for name, value in dspy.settings.copy().items() if value is not None}
         sent = SentProgram(
             program._with(_store=None),
@@ -166,19 +166,20 @@ class ExecutorCall:
             program._resources,
         )
         self._id = uuid4().bytes
+        options, inside = request.options._replace(layers=()), request.inside
+        if inside is not None:  # what belongs to the run around it stays here
+            options = CallOptions(live=options.live, keeps_events=options.keeps_events)
+            inside = Inside(
+                own_inputs=inside.own_inputs,
+                call_counts=inside.call_counts,
+                max_concurrency=inside.max_concurrency,
+            )
         call = SentCall(
             self._id,
             dict(inputs),
             is_async,
-            request.keeps_events,
-            {} if request.inside else request.resources,
-            no_answer if request.inside else request.answer,
-            request.live,
-            request.budget,
-            request.inside,
-            request.own_inputs,
-            request.call_counts,
-            request.max_concurrency,
+            options,
+            inside,
             (here.id, here.node, here.attempt),
             _prices(recorder),
             recorder is not None and recorder.wants_texts,
@@ -197,8 +198,11 @@ class ExecutorCall:
             named: dict[str, Any] = {}
             if isinstance(sent, SentCall):
                 named |= {f"the input {name!r}": value for name, value in sent.inputs.items()}
-                named |= _resources_sent(sent.resources)
-                named |= {"what answers= was given": sent.answer, **{type(one).__name__: one for one in sent.layers}}
+                named |= _resources_sent(sent.options.resources)
+                named |= {
+                    "what answers= was given": sent.options.answer,
+                    **{type(one).__name__: one for one in sent.layers},
+                }
             else:
                 named |= {f"the setting {name!r} of DSPy": value for name, value in sent.settings.items()}
                 named |= _parts_sent(self._program)
@@ -282,17 +286,19 @@ class ExecutorCall:
         """Passes on what a call has given, to where a call in this process would have put it."""
         request, prediction, link = self._request, returned.prediction, _link(self._who, returned, parts)
         error = returned.error
-        if link is not None and (request.keeps_events or request.inside):
+        if link is not None and (request.options.keeps_events or request.inside is not None):
             request.outcome.returned = link.run(prediction)
         request.outcome.lost += returned.lost
-        for count, made in zip(request.call_counts, returned.calls, strict=True):
+        for count, made in zip(
+            [] if request.inside is None else request.inside.call_counts, returned.calls, strict=True
+        ):
             count.add(made)
-        if request.inside and isinstance(error, Interrupted):
+        if request.inside is not None and isinstance(error, Interrupted):
             error = Interrupted.of(error.questions, self._program._graph.name, stored=False, elsewhere=True)
         if self._caller is not None:  # the code of a node
             returned = returned._replace(lm_calls=_named_in(self._caller, self._program, returned.lm_calls))
-        if request.scope:  # as the runs inside of nodes name their executions
-            scope = "/".join(request.scope)
+        if request.inside is not None and request.inside.scope:  # as the runs inside of nodes name their executions
+            scope = "/".join(request.inside.scope)
             calls = [call._replace(execution=f"{scope}/{call.execution}") for call in returned.lm_calls]
             returned = returned._replace(lm_calls=tuple(calls))
         append_to_trace(returned.steps)

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, TypeVar
 import dspy
 
 from dspyer.blocking import Outcome, result_of
-from dspyer.budget import Budget
 from dspyer.ctrl_c import at_fork
 from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_prices import Prices
@@ -33,11 +32,11 @@ from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
 from dspyer.failure import Failure
 from dspyer.layers.layer import Layer, using
-from dspyer.persistence.execution_records import AnswerSource
 from dspyer.runtime.executor_bytes import Parts, decode, encode_returned, large_inputs, parts_of
-from dspyer.runtime.request import FAILED_RUNS, REQUEST, CallCount, Request
+from dspyer.runtime.request import FAILED_RUNS, REQUEST, Request
 from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.run import Run
+from dspyer.runtime.run_start import CallOptions, Inside
 
 KEPT_PROGRAMS = 8
 
@@ -59,15 +58,8 @@ class SentCall(NamedTuple):
         id: unlike that of any other call. Dask makes one task of those that have the same arguments.
         inputs: the inputs by name.
         is_async: whether the caller awaits the call.
-        is_run: whether a `Run` with events and usage was asked for.
-        resources: those of this run alone.
-        answer: answers questions as they are asked.
-        live: whether nodes that run at once read each other's posts.
-        budget: what the run may spend; None for that of `compile`.
-        inside: whether it is a node of another graph that calls the program.
-        own_inputs: whether that node has made up the inputs; else they are values of the state around it.
-        call_counts: the node calls of the runs around it that have `max_calls`.
-        max_concurrency: that of the outermost program around it; None for its own.
+        options: what the call asks for.
+        inside: of a program inside a node of another graph, what a worker needs of where the run is.
         caller: id, node and attempt of the execution whose code makes the call; of none for a run.
         prices: prices of the run around the call, which come before those of DSPy.
         wants_texts: whether the run around the call stores the messages and responses of LM calls.
@@ -78,15 +70,8 @@ class SentCall(NamedTuple):
     id: bytes
     inputs: Mapping[str, Any]
     is_async: bool
-    is_run: bool
-    resources: Mapping[type, object]
-    answer: AnswerSource
-    live: bool
-    budget: Budget | None
-    inside: bool
-    own_inputs: bool
-    call_counts: tuple[CallCount, ...]
-    max_concurrency: int | None
+    options: CallOptions
+    inside: Inside | None
     caller: tuple[str, str, int]
     prices: Prices
     wants_texts: bool
@@ -180,19 +165,10 @@ def _program_of(data: bytes) -> tuple[SentProgram, Parts]:
 
 def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
     program = sent.program
-    request = Request(
-        call.resources,
-        answer=call.answer,
-        live=call.live,
-        budget=call.budget,
-        keeps_events=call.is_run,
-        inside=call.inside,
-        own_inputs=call.own_inputs,
-        call_counts=call.call_counts,
-        max_concurrency=call.max_concurrency,
-    )
+    request = Request(call.options, call.inside)
+    counts = () if call.inside is None else call.inside.call_counts
     outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
-    calls_before = [one.count for one in call.call_counts]
+    calls_before = [one.count for one in counts]
     prediction, error = None, None
     again = [layer.rollouts for layer in call.layers if isinstance(layer, AskedAgain)]
     asked_before = [len(one.asked) for one in again]
@@ -216,7 +192,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
             stack.enter_context(record_lm_calls(_Texts() if call.wants_texts else None, call.prices))
         stack.enter_context(using(*call.layers))
         recorder = stack.enter_context(request.recording(program._graph))
-        if not call.is_run and call.caller[0]:
+        if not call.options.keeps_events and call.caller[0]:
             execution, node, attempt = call.caller
             executing.set(Executing(execution, node, program, attempt))
         try:
@@ -242,8 +218,10 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         failures,
         _nodes(run) if recorder.usages and run is not None else {},
         [one.asked[before:] for one, before in zip(again, asked_before, strict=True)],
-        tuple([one.count - before for one, before in zip(call.call_counts, calls_before, strict=True)]),
-        tuple([steps for session in outcome.sessions for steps in session.lost_steps()]) if call.inside else (),
+        tuple([one.count - before for one, before in zip(counts, calls_before, strict=True)]),
+        tuple([steps for session in outcome.sessions for steps in session.lost_steps()])
+        if call.inside is not None
+        else (),
     )
     return returned, run
 

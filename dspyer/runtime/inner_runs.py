@@ -19,8 +19,8 @@ from dspyer.persistence.rows import NewRow, effect_row
 from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import internals_of
+from dspyer.runtime.run_start import Around, CallOptions, Inside
 from dspyer.runtime.session import Session
-from dspyer.runtime.session_events import Around
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.schema import NONE_VALID, Schema
 from dspyer.state import ImmutableState
@@ -74,34 +74,26 @@ def request_inside(
     stop_signal = stop_signal or StopSignal()
     if around is None:  # a node that is called without a run, as `dspyer.testing.call_node` does
         host = attempt.host
-        return Request(host.resources, answer=host.answer, inside=True, keeps_events=False, stop_signal=stop_signal)
+        return Request(CallOptions(host.resources, host.answer, keeps_events=False), Inside(), stop_signal=stop_signal)
     retried = any(isinstance(layer, Retry) for layer in around.layers.of(attempt.node))
     scope = tuple(attempt.local_id.split("/"))
-    return Request(
-        around.resources,
-        observe=around.publish,
+    inside = Inside(
         around=Around(around.events, attempt.node, attempt.index),
-        queue=around.queue,
-        answer=around.answer,
-        live=around.live,
-        keeps_events=False,
-        inside=True,
+        scope=scope if key is None else (*scope[:-1], f"{scope[-1]}[{_escaped(key)}]"),
+        attempts=(*(() if around.inside is None else around.inside.attempts), attempt.number),
+        keeps_commits=around.kept is not None or retried,
         own_inputs=key is not None,
         valid=valid,
-        scope=scope if key is None else (*scope[:-1], f"{scope[-1]}[{_escaped(key)}]"),
-        attempts=(*around.attempts, attempt.number),
-        keeps_commits=around.kept is not None or retried,
         label=around.run_start.label,
-        root=around.root,
-        records=around.records,
-        journal=around.journal,
-        stop_signal=stop_signal,
+        root=around.ids.root,
         limit=attempt.limit or around.limit,
+        max_concurrency=around.max_concurrency,
         spending=around.spending,
         call_counts=around.call_counts,
-        max_concurrency=around.max_concurrency,
-        layers=around.layers.asked,
     )
+    layers = around.layers.asked
+    asked = CallOptions(around.resources, around.answer, around.live, layers=layers, keeps_events=False)
+    return Request(asked, inside, around.records, queue=around.events.queue, stop_signal=stop_signal)
 
 
 def _session_of(attempt: Attempt) -> Session | None:
@@ -122,7 +114,7 @@ def part_of_run(attempt: Attempt, request: Request) -> Iterator[None]:
     """
     around = _session_of(attempt)
     stopped_with, failed = (StopSignal(), StopSignal()) if around is None else (around.stop_signal, around.failed)
-    limit = request.limit
+    limit = None if request.inside is None else request.inside.limit
     # The inner run has a signal of its own. If it has no reason, another program that an inner node has called was
     # stopped, and its error is an error of that node.
     with (
@@ -150,7 +142,7 @@ def part_of_run(attempt: Attempt, request: Request) -> Iterator[None]:
 
 
 def check_same_inputs(
-    request: Request, records: ExecutionRecords, inputs: Mapping[str, Any], begun: bool
+    inside: Inside, records: ExecutionRecords, inputs: Mapping[str, Any], begun: bool
 ) -> NewRow | None:
     """Refuses inputs of `ctx.call` that differ from those with which an earlier attempt has begun the run inside.
 
@@ -159,7 +151,7 @@ def check_same_inputs(
     """
     text = encoding.to_json(freeze(dict(sorted(inputs.items()))))
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-    place = RecordKey("/".join(request.scope), "inputs")
+    place = RecordKey("/".join(inside.scope), "inputs")
     if begun:
         if records.effects.get(place, digest) != digest:
             raise AttemptError(
@@ -186,10 +178,11 @@ def _pass_on_checks(around: Session | None, request: Request) -> None:
     """Notes what checks inside a node have refused in the run around it, also if the node fails after that."""
     if around is not None:
         for session in request.outcome.sessions:
-            around.inner_checks |= {logged.scope: logged for logged in session.logged_checks()}
+            around.notes.checks |= {logged.scope: logged for logged in session.logged_checks()}
         if request.outcome.returned is not None:
-            prefix = "/".join((*request.label, *request.scope, ""))
+            inside = request.inside or Inside()
+            prefix = "/".join((*inside.label, *inside.scope, ""))
             for logged in internals_of(request.outcome.returned).logged_checks:
-                scope = (*request.scope, *logged.scope)
+                scope = (*inside.scope, *logged.scope)
                 commits = [one._replace(id=prefix + one.id) for one in logged.commits]
-                around.inner_checks[scope] = logged._replace(scope=scope, commits=commits)
+                around.notes.checks[scope] = logged._replace(scope=scope, commits=commits)

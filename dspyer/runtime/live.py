@@ -61,7 +61,7 @@ class LiveSession(Session):
         topology = self.graph.topology
         self.lock = RLock()
         # A module may call a program several times: these runs have the same scope, and not each other's posts.
-        posts = {**self.records.posts.pop(self.scope, {}), **self.run_start.kept.posts}
+        posts = {**self.records.posts.pop(self.ids.scope, {}), **self.run_start.kept.posts}
         self.buffer = LiveBuffer(topology.schema, self.run_start.state, posts)
         writes = {name: (node.writes or {}).values() for name, node in self.graph.nodes.items()}
         self.waiters = LiveWaiters(self.max_concurrency, ReleaseOrder(topology, writes))
@@ -118,9 +118,9 @@ class LiveSession(Session):
         """Keeps the posts as well: the next attempt continues with them."""
         with self.lock:
             super().keep_commits()
-            kept = self.records.kept.get(self.scope)
-            if kept is not None and not self.handed_over:
-                self.records.kept[self.scope] = kept._replace(posts=self.buffer.recorded())
+            kept = self.records.kept.get(self.ids.scope)
+            if kept is not None and self.kept is not None and not self.kept.handed_over:
+                self.records.kept[self.ids.scope] = kept._replace(posts=self.buffer.recorded())
 
     def hand_over(self) -> None:
         """Takes no posts any more, either."""
@@ -175,13 +175,13 @@ class LiveSession(Session):
             with self.lock:
                 cursor = self._cursor(attempt)
                 name = cursor.next_post(self.buffer, digest, returned)
-            commit_id = self.global_id(attempt.outer_execution, name)
+            commit_id = self.ids.global_id(attempt.outer_execution, name)
             # Without the lock: validators and reducers are functions of the user.
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
             with self.lock:
                 self._add(attempt, cursor, field, name, _latest(after.raw(field, DELETE)) if whole else patch[field])
-        if self.queue is not None:
-            self.queue.wait_for_room()  # without the lock
+        if self.events.queue is not None:
+            self.events.queue.wait_for_room()  # without the lock
         return True
 
     def _add(self, attempt: Attempt, cursor: ReaderCursor, field: str, name: str, update: Any) -> None:
@@ -196,9 +196,9 @@ class LiveSession(Session):
         now = time.time()
         buffer.seq += 1  # not used again, also if the write fails: it may have taken effect
         post = RecordedPost(buffer.seq, field, attempt.node, execution, name, update, over)
-        if self.journal is not None:  # before a reader can see it: what was read must survive a crash
-            header = PostHeader(execution, self.scope, post.node, field, post.seq, name, post.over, now)
-            self.journal.write([post_row(header, update)])
+        if self.records.journal is not None:  # before a reader can see it: what was read must survive a crash
+            header = PostHeader(execution, self.ids.scope, post.node, field, post.seq, name, post.over, now)
+            self.records.journal.write([post_row(header, update)])
         update = buffer.add(post)
         reducer = self.graph.topology.schema.reducer(field)
         how = "replace" if reducer is None else reducer.name

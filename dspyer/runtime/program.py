@@ -11,54 +11,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import dspy
 
 from dspyer.budget import Budget
-from dspyer.dspy_module.executing import executing_id
-from dspyer.dspy_module.lm_records import NO_PRICES, LMRecorder
-from dspyer.dspy_module.lm_requests import LMRetryNotes
-from dspyer.dspy_module.not_public import COMPILED, COMPLETIONS
+from dspyer.dspy_module.not_public import COMPILED
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, walk_parameters, without_histories
 from dspyer.dspy_module.predictors import modules_in
 from dspyer.dspy_module.signatures import own_signatures
 from dspyer.dspy_module.source import reduce_program, source_class
-from dspyer.dspy_module.tap import Subscriber, subscriber, subscribing
-from dspyer.dspy_module.token_stream import apart_from_tokens
-from dspyer.dspy_module.tracing import append_to_trace, is_rejected
-from dspyer.errors import InputError, Interrupted, ThreadError, is_lost_work
+from dspyer.errors import ThreadError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Asked, Event
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.layers.streaming import Streaming
-from dspyer.nodes.answer_types import Answers, answer_source, first_of
+from dspyer.nodes.answer_types import Answers, answer_source
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.binding import check_resources, resources_of
+from dspyer.nodes.binding import resources_of
 from dspyer.nodes.program_calls import InsideRun
-from dspyer.patch import DELETE
 from dspyer.persistence.checked_store import CheckedStore
-from dspyer.persistence.replay import replay
 from dspyer.persistence.time_travel import check_thread_name
+from dspyer.runtime.call import ProgramCall, settings_inside
 from dspyer.runtime.drivers import adrive, drive
-from dspyer.runtime.executor_call import ExecutorCall, check_executor, check_sent, lost, refused
-from dspyer.runtime.inner_runs import check_same_inputs, completed_inside, part_of_run, request_inside
-from dspyer.runtime.live import LiveSession
-from dspyer.runtime.request import REQUEST, Request, RunStart
+from dspyer.runtime.executor_call import ExecutorCall, check_executor, check_sent, refused
+from dspyer.runtime.inner_runs import completed_inside, part_of_run, request_inside
+from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import Run, take_run
-from dspyer.runtime.run_link import ATTRIBUTE as LINK
-from dspyer.runtime.run_link import RunLink
-from dspyer.runtime.session import Session
-from dspyer.runtime.session_events import lm_watchers
-from dspyer.runtime.spans import continued_trace, span_layers
+from dspyer.runtime.run_start import CallOptions
+from dspyer.runtime.spans import continued_trace
 from dspyer.runtime.streams import AsyncEvents, Events
-from dspyer.state import ImmutableState
 from dspyer.stores import Store
 from dspyer.threads.thread import Thread
-from dspyer.values.freezing import same
-from dspyer.values.frozen import thaw
 from dspyer.values.scalars import check_flags
 
 _NAMES_ELSEWHERE = {
@@ -422,17 +407,17 @@ class CompiledGraph(dspy.Module):
                 loud='HEY'
             )
         """
-        if self._executor is not None:
+        if vars(self).get("_executor") is not None:
             return self._executor_call(args, inputs, is_async=False).run()
-        asked = self._asked(args)
-        with asked.until_ctrl_c():
-            request, session = self._open(asked, inputs)
+        call = ProgramCall(self, args)
+        with call.request.until_ctrl_c():
+            session = call.open(inputs)
             try:
                 with session.layers.running(session):
-                    drive(session, **_settings_inside(session))
+                    drive(session, **settings_inside(session))
             finally:
-                self._close(request, session)
-            return self._result(request, session)
+                call.close(session)
+            return call.result(session)
 
     async def aforward(self, *args: Any, **inputs: Any) -> dspy.Prediction:
         """Runs the graph for DSPy in async code. Await `acall`, not this; otherwise like `forward`.
@@ -444,15 +429,16 @@ class CompiledGraph(dspy.Module):
             >>> asyncio.run(graph.add_path(START, "shout", END).compile().acall(text="hey")).loud
             'HEY'
         """
-        if self._executor is not None:
+        if vars(self).get("_executor") is not None:
             return await self._executor_call(args, inputs, is_async=True).arun()
-        request, session = self._open(self._asked(args), inputs)
+        call = ProgramCall(self, args)
+        session = call.open(inputs)
         try:
             with session.layers.running(session):
-                await adrive(session, **_settings_inside(session))
+                await adrive(session, **settings_inside(session))
         finally:
-            self._close(request, session)
-        return self._result(request, session)
+            call.close(session)
+        return call.result(session)
 
     def named_parameters(self) -> list[tuple[str, Any]]:
         """The parameters that optimizers may change, by name: not those of frozen nodes, nor of the judge of a search.
@@ -601,154 +587,36 @@ class CompiledGraph(dspy.Module):
                     raise
         return take_run(outcome, recorder)
 
-    def _asked(self, args: tuple[Any, ...]) -> Request:
-        """The request of a call, whose inputs have names."""
-        if args:
-            name = self._graph.inputs[0] if self._graph.inputs else "name"
-            raise InputError(f"graph {self._graph.name!r} takes its inputs by name: write program({name}=...)")
-        asked: Request | None = dspy.settings.get(REQUEST)
-        return asked or Request(keeps_events=False)
+    def _check_resources(self, request: Request) -> Mapping[type, object]:
+        """The resources of a call, checked against what the nodes need."""
+        return ProgramCall(self, (), request).resources()
 
     def _executor_call(self, args: tuple[Any, ...], inputs: Mapping[str, Any], is_async: bool) -> ExecutorCall:
         """A call that the executor makes."""
-        request = self._asked(args)
+        request = ProgramCall(self, args).request
         check_inputs(self._graph, inputs)
         assert self._executor is not None
         return ExecutorCall(self, self._executor, request, inputs, is_async=is_async)
 
     def _as_stored(self, request: Request, queue: EventQueue[Event] | None = None) -> Run:
         """The run that a thread has read from its store: nothing is called, nothing is written."""
-        request, outcome = request.read_from(queue), request.outcome
+        call = ProgramCall(self, (), request.read_from(queue))
+        outcome = request.outcome
         assert request.run_start is not None
         with request.recording(self._graph) as recorder:
-            session = self._session(request, request.run_start)
+            session = call.session(request.run_start, request.options.layers)
             for question in session.questions():
                 session.publish(Asked(question))
             outcome.ended = session.end()
             if session.run.ended:
-                self._result(request, session)
+                call.result(session)
         return Run(*outcome.take(), recorder)
-
-    def _open(self, asked: Request, inputs: Mapping[str, Any]) -> tuple[Request, Session]:
-        """Checks the inputs, and makes the session of a call."""
-        graph = self._graph
-        request = asked.with_spending(graph.budget)
-        run_start = request.run_start or self._run_start(inputs, request)
-        if not request.inside and (layers := span_layers()):
-            request = replace(request, layers=(*request.layers, *layers))
-        return request, self._session(request, run_start)
-
-    def _session(self, request: Request, run_start: RunStart) -> Session:
-        graph = self._graph
-        resources = self._check_resources(request)
-        kind = LiveSession if graph.topology.schema.live_fields and request.live else Session
-        session = kind(self, graph, run_start, request, resources, first_of(request.answer, graph.answer))
-        request.outcome.sessions.append(session)
-        return session
-
-    def _check_resources(self, request: Request) -> Mapping[type, object]:
-        """The resources of a call, checked against what the nodes need."""
-        graph, resources = self._graph, {**self._resources, **request.resources}
-        if graph.needs_resources:
-            check_resources((*graph.nodes.values(), *graph.routers), resources)
-        return resources
-
-    def _run_start(self, inputs: Mapping[str, Any], request: Request) -> RunStart:
-        """A run from the inputs; inside a node of a stored run, with the commits that an earlier attempt has made."""
-        graph = self._graph
-        check_inputs(graph, inputs)
-        topology, schema = graph.topology, graph.topology.schema
-        commit_id = "/".join((*request.label, *request.scope, "inputs"))
-        state = schema.initial_state(
-            inputs if request.own_inputs or not request.inside else schema.as_replacements(inputs, commit_id),
-            commit_id=commit_id,
-            # A wrapper of the program, or a callback of DSPy, may have given it other inputs.
-            valid={name: value for name, value in request.valid.items() if inputs.get(name) is value},
-        )
-        run_start = RunStart.of(topology, state, request.label)
-        records = request.records
-        if records is None or (request.journal is None and not request.keeps_commits):
-            schema.check_state_limit(None, ImmutableState(), inputs, state)
-            return run_start
-        run_start = run_start.to_replay()
-        kept = records.take_kept(request.scope, request.attempts)
-        rows = [*records.commits(request.scope), *kept.rows]
-        if request.own_inputs:
-            digest_row = check_same_inputs(request, records, inputs, begun=bool(rows))
-            run_start = run_start._replace(first_row=digest_row)
-        run = replay(run_start.run, rows, run_start[1:3], *records.fetch_and_decode)
-        if not len(run.log):  # what is committed already is not checked again: a limit may have changed since
-            schema.check_state_limit(None, ImmutableState(), inputs, state)
-        return run_start._replace(run=run, kept=kept)
-
-    def _close(self, request: Request, session: Session) -> None:
-        """Appends the trace to the caller's trace, also when a node has failed."""
-        trace = session.trace(session.run, whole=request.inside)
-        if trace:
-            append_to_trace([step for step in trace if not is_rejected(step[0])] if self._accepted_only else trace)
-        session.keep_commits()
-        request.outcome.ended = session.end()
-
-    def _result(self, request: Request, session: Session) -> dspy.Prediction:
-        """The outputs of a completed run; raises the error of any other one."""
-        outcome = request.outcome
-        ended = outcome.ended
-        assert ended is not None
-        if not request.keeps_events:  # no `Run` will be made of it
-            outcome.ended = None
-        if ended.error is not None:
-            request.note_failures(ended.run.failures)
-            try:
-                if is_lost_work(ended.error) and not (request.keeps_events or request.inside):
-                    raise lost(f"what a node of graph {session.graph.name!r} gave it", ended.error) from ended.error
-                raise ended.error
-            finally:
-                del ended  # the traceback refers to this frame, which should not refer to the error
-        if ended.questions:
-            direct = not request.inside and bool(executing_id())
-            raise Interrupted.of(ended.questions, session.graph.name, session.journal is not None, direct)
-        state, inputs, outputs = session.run.trunk_state._map, session.inputs._map, session.graph.outputs
-        if outputs is None:
-            outputs = tuple([name for name, value in state.items() if not same(value, inputs.get(name, DELETE))])
-        prediction = dspy.Prediction(**{name: thaw(state[name]) for name in outputs if name in state})
-        vars(prediction)[COMPLETIONS] = _completions(session, prediction)
-        recorded = request.keeps_events  # if the run is asked for before `_run` makes it: within a wrapper
-        link = RunLink(lambda prediction: Run(ended, prediction, subscriber(LMRecorder) if recorded else None))
-        vars(prediction)[LINK] = link
-        outcome.predicted(session.run_id, prediction)
-        return prediction
 
     if not TYPE_CHECKING:  # with it, a type checker would refuse the modules of the nodes as attributes
 
         def __getattr__(self, name: str) -> NoReturn:
             hint = f": {_NAMES_ELSEWHERE[name]}" if name in _NAMES_ELSEWHERE else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
-
-
-def _completions(session: Session, outputs: dspy.Prediction) -> Any:
-    """The completions of the node that has written all outputs; None if several have, or what it wrote was changed."""
-    log, known = session.run.log, session.completions
-    if not known:
-        return None
-    commits = [log[at].commit for at in reversed(range(len(log)))]
-    writers = {next((commit.id for commit in commits if name in commit.patch), "") for name, _ in outputs.items()}
-    found = known.get(writers.pop()) if len(writers) == 1 else None
-    kept = [] if found is None else [name in found and same(found[name][0], value) for name, value in outputs.items()]
-    return found if kept and all(kept) else None
-
-
-def _settings_inside(session: Session) -> dict[str, Any]:
-    """DSPy's settings for the nodes of a run: the request was for the program alone."""
-    streams = any(isinstance(layer, Streaming) for layer in session.layers.asked)
-    found = {REQUEST: None, **({} if streams else apart_from_tokens())}
-    prices = NO_PRICES if session.spending is None else session.spending.budget.prices
-    # An LM call is shown for the innermost of the runs that it is a part of.
-    hearing: list[Subscriber] = [] if session.scope else [*lm_watchers(session.root, prices)]
-    if session.graph.attempts:
-        hearing.append(LMRetryNotes())
-    if hearing:
-        found |= subscribing(*hearing, instead_of=(*map(type, hearing),), callbacks=found.get("callbacks"))
-    return found
 
 
 def _request(
@@ -761,7 +629,7 @@ def _request(
     """The request of a call that users make."""
     check_flags(live=live, tokens=tokens)
     answer, layers = answer_source(answers), (Streaming(),) if tokens else ()
-    return Request(resources_of(resources), answer=answer, live=live, budget=Budget.of(budget), layers=layers)
+    return Request(CallOptions(resources_of(resources), answer, live, Budget.of(budget), layers))
 
 
 # --- making a program

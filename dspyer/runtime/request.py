@@ -1,13 +1,12 @@
-"""`Request`, the options of a call of a program; `RunStart`, a run before its first commit; `Outcome`, its results."""
+"""`Request`, what a call of a program is given, and `Outcome`, what its runs leave behind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from secrets import token_hex
-from threading import Lock
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING
 
 import dspy
 
@@ -15,23 +14,15 @@ from dspyer.budget import Budget, Spending
 from dspyer.ctrl_c import held_back
 from dspyer.dspy_module.lm_records import NO_PRICES, LMRecorder, record_lm_calls
 from dspyer.dspy_module.tracing import Steps
-from dspyer.errors import CallLimitError, Interrupted, unwrap_stop_iteration
+from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
-from dspyer.layers.layer import Layer
-from dspyer.patch import DELETE, Replace, diff_value, seal
-from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
-from dspyer.persistence.journal import Journal
+from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.lm_call_log import LMCallLog
-from dspyer.persistence.rows import NewRow
-from dspyer.runtime.session_events import Around, Observe, ignore
-from dspyer.runtime.session_views import EarlierCommits
-from dspyer.scheduler.run_state import FailedBranch, RunState
-from dspyer.scheduler.schedule import start
-from dspyer.scheduler.topology import Topology
-from dspyer.state import ImmutableState
-from dspyer.stopping import StopSignal, TimeLimit
+from dspyer.runtime.run_start import CallOptions, Inside, RunStart
+from dspyer.scheduler.run_state import FailedBranch
+from dspyer.stopping import StopSignal
 
 if TYPE_CHECKING:
     from dspyer.runtime.run import Run
@@ -43,51 +34,6 @@ settings on, so the request reaches the program however deep it is wrapped."""
 
 FAILED_RUNS = "dspyer_failed_runs"
 """The setting with a list that gets the failures of each outermost run: `dspy.Evaluate` keeps no exception."""
-
-
-class RunStart(NamedTuple):
-    """A run before the first commit that this process makes.
-
-    Attributes:
-        run: the run; a resumed one has the commits of earlier processes.
-        patch: the patch of its first commit.
-        state: the state after that commit.
-        run_id: its id.
-        label: the name of the run, the same in every resume; in front of the ids that are derived from its commits.
-            Empty for a run that is not stored.
-        earlier: the commits of the thread before the run; None for none.
-        id_prefixes: what the global ids of the commits of earlier processes begin with: (place of the first commit
-            to which it does not apply any more, prefix), in ascending order.
-        kept: of a run inside a node, what earlier attempts of the node have committed in this process.
-        first_row: a row to write together with the first commit; None for none.
-    """
-
-    run: RunState
-    patch: Mapping[str, Any]
-    state: ImmutableState
-    run_id: str
-    label: tuple[str, ...] = ()
-    earlier: EarlierCommits | None = None
-    id_prefixes: tuple[tuple[int, str], ...] = ()
-    kept: KeptRun = KeptRun()
-    first_row: NewRow | None = None
-
-    @classmethod
-    def of(cls, topology: Topology, state: ImmutableState, label: tuple[str, ...] = ()) -> RunStart:
-        """A new run, whose first commit sets the inputs."""
-        patch = {name: diff_value(DELETE, value) for name, value in state.raw_items()}
-        return cls(start(topology), seal(patch), state, token_hex(16), label)
-
-    def to_replay(self) -> RunStart:
-        """The same with a patch that can be replayed: it replaces the values of fields with a reducer."""
-        # The patch of a run that begins from inputs holds whole values. Folding them a second time would add them to
-        # what is there.
-        reducer = self.run.topology.schema.reducer
-        patch = {
-            name: update if reducer(name) is None else Replace(self.state.raw(name))
-            for name, update in self.patch.items()
-        }
-        return self._replace(patch=patch)
 
 
 # Reasons of a stop, as the end of the sentence "the run of graph ... was stopped: ...".
@@ -149,133 +95,58 @@ class Outcome:
         return ended.error is unwrap_stop_iteration(error) or (isinstance(error, Interrupted) and bool(ended.questions))
 
 
-class CallCount:
-    """Counts the node calls of a run that has `max_calls`, those of the runs inside its nodes included.
-
-    Runs inside of nodes count from several threads.
-    """
-
-    __slots__ = ("_count", "_graph", "_lock", "_most")
-
-    def __init__(self, graph: str, most: int, count: int) -> None:
-        self._graph = graph
-        self._most = most
-        self._count = count
-        self._lock = Lock()
-
-    @property
-    def count(self) -> int:
-        """The calls so far."""
-        return self._count
-
-    def add(self, calls: int) -> None:
-        """Counts calls that a worker has made."""
-        with self._lock:
-            self._count += calls
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._graph, self._most, self._count)
-
-    def begin(self, node: str, branch: str) -> CallLimitError | None:
-        """Counts a call; returns the error if it is one too many."""
-        with self._lock:
-            self._count += 1
-            if self._count <= self._most:
-                return None
-        return CallLimitError(
-            f"the run of graph {self._graph!r} reached max_calls={self._most} before node {node!r} (branch {branch}), "
-            "with the calls of the graphs inside its nodes. Raise the limit with compile(max_calls=...)"
-        )
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, slots=True)
 class Request:
-    """The options that `run`, `stream`, a thread or an outer graph pass to the next call of a program.
-
-    A stored run has `run_start`, `records` and `journal`. A program that is a node of another one gets `records` and
-    `journal` of the run around it, and makes its own `run_start`.
+    """What `run`, `stream`, a thread or an outer graph pass to the next call of a program.
 
     Attributes:
-        resources: objects by type, for parameters that are annotated with it.
-        observe: gets each event.
-        around: of a program inside a node, that node; None for an outermost run.
-        queue: where the events of the outermost run wait for their reader; None for no reader.
-        answer: answers questions as they are asked.
-        live: whether nodes that run at once read each other's posts.
-        keeps_events: whether a `Run` will be made, which has the events.
-        inside: whether the program is called by a node of another graph, as a part of its run.
-        own_inputs: whether that node has made up the inputs, `ctx.call(program, {...})`; else they are values of the
-            state around it.
-        valid: of these values, the frozen ones that need no validation, by input.
-        scope: the executions around the run, outermost first.
-        attempts: the numbers of their attempts.
-        keeps_commits: whether one of them may be attempted again, so that the run must be continued then.
-        label: the name of the outermost run, in front of the ids that are derived from it.
-        root: the id of the outermost run; "" if this is the outermost one.
+        options: what the call asks for.
+        inside: where the run is, if it is a part of another one; None for an outermost run.
+        records: the results of effects, answers and items of earlier attempts; of a stored run, with its journal. None
+            for a run that is not stored.
         run_start: the run before its first commit of this process; None to make one from the inputs.
-        records: the results of effects, answers and items of earlier attempts; None for a run that is not stored.
-        journal: writes the rows of the run; None for a run that is not stored.
+        queue: where the events of the outermost run wait for their reader; None for no reader.
         stop_signal: stops the runs of the request.
-        budget: what the run may spend; None for the budget of `compile`.
-        spending: of a program inside a node, what the run around it has spent of its budget; None for no budget.
-        call_counts: of a program inside a node, the node calls of the runs around it that have `max_calls`.
-        max_concurrency: of a program inside a node, that of the outermost program; None for its own.
-        limit: the time that the node has in which the program is called; None for no limit.
-        layers: what the call asks for around the nodes of its run, and of the runs inside of them.
         outcome: what the runs of the request leave behind. Copies of a request share it.
     """
 
-    resources: Mapping[type, object] = field(default_factory=dict)
-    observe: Observe = ignore
-    around: Around | None = None
-    queue: EventQueue[Event] | None = None
-    answer: AnswerSource = no_answer
-    live: bool = True
-    keeps_events: bool = True
-    inside: bool = False
-    own_inputs: bool = False
-    valid: Mapping[str, Any] = field(default_factory=dict)
-    scope: tuple[str, ...] = ()
-    attempts: tuple[int, ...] = ()
-    keeps_commits: bool = False
-    label: tuple[str, ...] = ()
-    root: str = ""
-    run_start: RunStart | None = None
+    options: CallOptions = CallOptions()  # noqa: RUF009 - a value
+    inside: Inside | None = None
     records: ExecutionRecords | None = None
-    journal: Journal | None = None
+    run_start: RunStart | None = None
+    queue: EventQueue[Event] | None = None
     stop_signal: StopSignal = field(default_factory=StopSignal)
-    budget: Budget | None = None
-    spending: Spending | None = None
-    call_counts: tuple[CallCount, ...] = ()
-    max_concurrency: int | None = None
-    limit: TimeLimit | None = None
-    layers: tuple[Layer, ...] = ()
     outcome: Outcome = field(default_factory=Outcome)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the run is stored."""
+        return self.records is not None and self.records.journal is not None
 
     def read_from(self, queue: EventQueue[Event] | None) -> Request:
         """The same with a reader, who gets the events from a queue; None for no reader."""
-        return self if queue is None else replace(self, observe=queue.put, queue=queue)
+        return self if queue is None else replace(self, queue=queue)
 
-    def with_spending(self, of_graph: Budget | None) -> Request:
-        """The same with the account of what its runs spend, if there is a budget; that of `compile` is the default."""
-        budget = self.budget or of_graph
-        if self.inside or budget is None:
-            return self
-        outcome = self.outcome
-        outcome.spending = outcome.spending or Spending(budget, self.stop_signal)
-        return replace(self, spending=outcome.spending)
+    def spending(self, of_graph: Budget | None) -> Spending | None:
+        """The account of what its runs spend, if there is a budget; that of `compile` is the default."""
+        budget, outcome = self.options.budget or of_graph, self.outcome
+        if self.inside is not None:
+            return self.inside.spending
+        if budget is not None and outcome.spending is None:
+            outcome.spending = Spending(budget, self.stop_signal)
+        return outcome.spending
 
     def recording(self, graph: GraphSpec) -> AbstractContextManager[LMRecorder]:
         """A block that records the LM calls of the run of a graph; those of a stored run get rows."""
         log = None
-        if self.journal is not None and self.records is not None and graph.record_lm_calls != "none":
+        if self.records is not None and self.is_stored and graph.record_lm_calls != "none":
             log = self.records.lm_calls = LMCallLog(graph.record_lm_calls, graph.redaction is not None)
-        budget = self.budget or graph.budget
+        budget = self.options.budget or graph.budget
         return record_lm_calls(log, NO_PRICES if budget is None else budget.prices)
 
     def note_failures(self, failures: Iterable[FailedBranch]) -> None:
         """Adds the failures of a run to the list in DSPy's settings, if the run is no part of another one."""
-        taker = None if self.inside else dspy.settings.get(FAILED_RUNS)
+        taker = None if self.inside is not None else dspy.settings.get(FAILED_RUNS)
         if taker is not None:
             taker.append([failed.failure for failed in failures])
 
@@ -285,4 +156,4 @@ class Request:
 
     def until_ctrl_c(self) -> held_back:
         """A block in which sync code runs the request: Ctrl-C stops it, and is raised at the end."""
-        return held_back(lambda: self.stop_signal.stop_from_handler(INTERRUPTED))
+        return held_back(partial(self.stop_signal.stop_from_handler, INTERRUPTED))

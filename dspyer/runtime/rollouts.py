@@ -77,8 +77,8 @@ class AskedAgain(Layer):
 
     def of(self, run: Any) -> AskedAgain | None:
         """Its part in an outermost run that is not stored: a stored map has recorded its items."""
-        outermost = not run.scope and not run.called_in
-        return self if outermost and run.journal is None and not isinstance(run, LiveSession) else None
+        outermost = not run.scope and not run.ids.called_in
+        return self if outermost and run.log is None and not isinstance(run, LiveSession) else None
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The first right output of a node: that of its call, or of a rollout; if none is right, that of its call."""
@@ -92,7 +92,7 @@ class AskedAgain(Layer):
         if not rollouts.wants_another(execution, {*first.patch, *node.always_writes} - shared, first.after, so_far):
             return first
         last, kept = first.call.context.delegate, take_steps(0)
-        known = list(session.failed_attempts.get(execution, ()))
+        known = list(session.notes.failed_attempts.get(execution, ()))
 
         def lose(steps: Steps) -> None:
             session.lose_steps(last, last.number, steps)
@@ -101,9 +101,9 @@ class AskedAgain(Layer):
             """Leaves no mark of a rollout that is not taken."""
             lose(take_steps(0))
             if known:
-                session.failed_attempts[execution] = list(known)
+                session.notes.failed_attempts[execution] = list(known)
             else:
-                session.failed_attempts.pop(execution, None)
+                session.notes.failed_attempts.pop(execution, None)
 
         for number in range(1, rollouts.most + 1):
             again = first.call.of_attempt(last.next(last.number))._replace(made=call.made)
@@ -141,5 +141,9 @@ def _run_so_far(session: Session, attempt: Attempt, output: Output) -> Run:
     )
     log = session.run.log.append(LogEntry(commit, output.after, (head,), None))
     part = copy.copy(session)
-    part.traces, part.lost = dict(session.traces), dict(session.lost)  # other threads add to these
+    part.notes = copy.copy(session.notes)
+    part.notes.traces, part.notes.lost = (
+        dict(session.notes.traces),
+        dict(session.notes.lost),
+    )  # other threads add to these
     return Run(SessionEnd(part, session.run._replace(log=log), "stopped", None, (), []), None, None)

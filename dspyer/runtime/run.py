@@ -79,27 +79,27 @@ class Run:
         recorder: LMRecorder | None,
     ) -> None:
         session, run = ended.session, ended.run
-        self.run_id = session.run_id
+        self.run_id = session.ids.run_id
         self.status = ended.status
         self.state: ImmutableState = run.trunk_state
         self.error = ended.error
         self.questions: tuple[Question, ...] = ended.questions
         self._interrupted = (
-            Interrupted.of(self.questions, session.graph.name, session.journal is not None) if self.questions else None
+            Interrupted.of(self.questions, session.graph.name, session.log is not None) if self.questions else None
         )
         self.events: tuple[Event, ...] = tuple(ended.events)
         self.trace = tuple(session.trace(run))
         self.trace_steps = tuple(session.trace_steps(run))
         self.usage = {} if recorder is None else recorder.usage_by_lm()
         self.lm_calls: tuple[LMCall, ...] = () if recorder is None else tuple(recorder.calls)
-        self.duration = session.duration
-        self._ended = session.started + session.duration
+        self.duration = ended.duration
+        self._ended = session.began[0] + ended.duration
         self._lm_usages = () if recorder is None else tuple(recorder.usages)
         self._recorded = recorder is not None
         self._prediction = None if prediction is None else KeptPrediction(prediction)
         if prediction is not None and (link := link_of(prediction)) is not None:
             link.set(self)
-        self._view_reads = tuple(session.view_reads)
+        self._view_reads = tuple(session.notes.view_reads)
         self._fields = session.fields.fresh()
         self._log = run.log
         self._replayed = len(session.run_start.run.log)  # commits of an earlier process, from which the run was resumed
@@ -115,7 +115,7 @@ class Run:
         self._failures = run.failures
         asked = () if ended.status == "completed" else tuple(session.records.open_questions())
         self._asked = asked if session.redactor is None else session.redactor.redact(asked)
-        self._depth = len(session.scope)
+        self._depth = len(session.ids.scope)
         self.conflicts: tuple[MergedConflict, ...] = (
             *[conflict for entry in self._entries for conflict in entry.conflicts],
             *(failed for failure in run.failures for failed in failure.conflicts),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from traceback import format_exception_only
@@ -22,13 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dspyer.display.redaction import Redactor
 from dspyer.dspy_module.executing import executing_id
-from dspyer.dspy_module.lm_records import usage_so_far
 from dspyer.dspy_module.tracing import Steps, is_apart
 from dspyer.errors import (
     BudgetError,
     ConcurrentRunError,
     Interrupt,
-    LMCallError,
     RunStoppedError,
     always_raised,
     annotate,
@@ -39,7 +37,6 @@ from dspyer.events import (
     Asked,
     AttemptFailed,
     BranchPath,
-    Commit,
     Event,
     NodeFailed,
     Question,
@@ -49,7 +46,7 @@ from dspyer.events import (
 )
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
-from dspyer.layers.layer import RunLayers
+from dspyer.layers.layer import Layer, RunLayers
 from dspyer.nodes.attempt import Attempt, NotLive
 from dspyer.nodes.live_access import Peer
 from dspyer.nodes.node import Call
@@ -58,16 +55,14 @@ from dspyer.patch import SealedPatch, seal
 from dspyer.persistence.execution_records import (
     AnswerSource,
     ExecutionRecords,
-    KeptRun,
     RecordKey,
 )
-from dspyer.persistence.lm_call_log import LMCallLog
-from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, counted, end_row
-from dspyer.persistence.snapshots import SnapshotState
+from dspyer.persistence.rows import NewRow
 from dspyer.runtime.lineage_order import unfinished_branches
-from dspyer.runtime.pending_rows import PendingRows, item_results
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
-from dspyer.runtime.request import FAILED_BESIDE, CallCount, Request, RunStart
+from dspyer.runtime.request import FAILED_BESIDE, Request
+from dspyer.runtime.run_log import KeptCommits, RunLog
+from dspyer.runtime.run_start import CallCount, Inside, RunIds, RunStart
 from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of, uncredited
 from dspyer.runtime.session_events import SessionEvents
 from dspyer.runtime.session_views import Fields, SessionViews
@@ -80,14 +75,12 @@ from dspyer.scheduler.run_state import (
     Suspended,
     Transition,
     last_attempt,
-    path_of_id,
     path_text,
 )
 from dspyer.scheduler.schedule import advance, begin, limit_error, only_end_is_left
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
-from dspyer.stopping import StopSignal
-from dspyer.stores.base import Row
+from dspyer.stopping import StopSignal, TimeLimit
 from dspyer.views import ViewRead
 
 if TYPE_CHECKING:
@@ -105,46 +98,56 @@ STOPPED_BY_THREAD = "thread.stop() was called"
 _NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
+class ExecutionNotes:
+    """What the executions of a run leave beside their commits.
+
+    Attributes:
+        traces: the DSPy trace of each execution, by id; that of a trial of a search under the id of the trial.
+        lost: the DSPy trace of attempts that raised, by execution, each with the execution (of an item) and the number.
+        completions: what a module returned with `n` completions, by execution.
+        failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
+            the items of a map are under the execution of the map.
+        trial_error: the number of the first trial that raised, and what it raised.
+        checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
+        view_reads: the views that nodes have read, for `Run.tokens`.
+        doing: what each execution says that it is doing.
+    """
+
+    __slots__ = ("checks", "completions", "doing", "failed_attempts", "lost", "traces", "trial_error", "view_reads")
+
+    def __init__(self, traces: Mapping[str, Steps]) -> None:
+        self.traces: dict[str, Steps] = dict(traces)
+        self.lost: dict[str, list[LostSteps]] = {}
+        self.completions: dict[str, Any] = {}
+        self.failed_attempts: dict[str, list[Failure]] = {}
+        self.trial_error: tuple[int, Exception] | None = None
+        self.checks: dict[tuple[str, ...], LoggedChecks] = {}
+        self.view_reads: list[ViewRead] = []
+        self.doing: dict[str, str] = {}
+
+
 class Session(NotLive):
     """One run in progress. Made for each run, never kept on a program.
 
     Attributes:
-        started: when it began, wall clock, seconds since the epoch.
+        program: the program, whose attributes are the modules of the nodes.
+        graph: its graph.
+        run_start: the run before the first commit of this process.
         run: the run as a value; each step replaces it.
-        inputs: the state with which the run begins.
-        scope: the executions around the run, if it is a part of another one.
-        around: what the ids of its executions begin with in `executing_id`.
-        called_in: the execution of another run whose code has called the program, in which its LM calls are counted;
-            "" for none, and for a run that is a part of another one.
-        records: the results of effects, answers and items of a map, of earlier attempts too.
-        journal: writes the rows of the run; None for a run that is not stored.
-        pending: what the journal has not written yet; None for a run that is not stored.
+        ids: its ids.
+        inside: where it is, if it is a part of another run; None for an outermost one.
+        max_concurrency: how many nodes may work at once; the outermost program decides it for all runs inside.
+        resources: objects by type, for parameters that are annotated with it.
+        answer: answers questions as they are asked.
+        records: the results of effects, answers and items of a map, of earlier attempts too; with the journal.
+        log: what it has still to write; None for a run that is not stored.
         kept: what has been committed, for another attempt of the node around the run; None if there may be none.
-        handed_over: whether that attempt has got it already: the node timed out, and this run goes on in a thread.
-        write_error: the error of a write: the store failed, or refused a row. The run has failed with it.
-        end_written: whether the row that ends the run is written.
-        stopped_by_thread: whether `t.stop()` has ended the run, and has written its end.
+        notes: what its executions leave beside their commits.
         events: keeps and publishes its events.
-        traces: the DSPy trace of each execution, by id; that of a trial of a search under the id of the trial.
-        lost: the DSPy trace of attempts that raised, by execution, each with the execution (of an item) and the number.
-        trial_error: the number of the first trial that raised, and what it raised.
-        failed_attempts: the attempts that another one followed, by execution, until it is committed or fails; those of
-            the items of a map are under the execution of the map.
-        fields: the items or keys of each field with their authors, for views; computed when first read.
-        inner_checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
-        view_reads: the views that nodes have read, for `Run.tokens`.
         layers: the layers around its nodes.
-        root: the id of the outermost run.
-        label: the name of the outermost run, in front of the ids of its questions; "" if it is not stored.
-        id_prefix: what the global ids of its commits begin with.
-        queue: where the events of the outermost run wait for their reader; None for no reader.
-        live: whether nodes that run at once read each other's posts to live fields.
         stop_signal: says whether the run is to stop, and why.
         failed: stops what runs inside of nodes, once a branch has failed.
-        limit: the time that the node has in which the run is; None for no limit.
-        spending: what the run, with the runs around and inside of it, has spent of its budget; None for no budget.
-        call_counts: the node calls of the runs with `max_calls` that it is a part of, and its own.
-        max_concurrency: how many nodes may work at once; the outermost program decides it for all runs inside.
+        began: when it began, by the wall clock and by the performance counter, in seconds.
     """
 
     def __init__(
@@ -153,75 +156,95 @@ class Session(NotLive):
         graph: GraphSpec,
         run_start: RunStart,
         request: Request,
+        layers: Iterable[Layer],
         resources: Mapping[type, object],
         answer: AnswerSource,
     ) -> None:
-        self._clock = time.perf_counter()
-        self.started = time.time()
+        self.began = time.time(), time.perf_counter()
         self.program = program
         self.graph = graph
         if type(run_start.patch) is not SealedPatch:
             run_start = run_start._replace(patch=seal(run_start.patch))
         self.run_start = run_start
         self.run: RunState = run_start.run
-        self.inputs = run_start.state
-        self.scope = scope = request.scope
-        self.around = "/".join((*scope, "")) if scope else ""
-        self.called_in = "" if request.inside else executing_id()
+        self.inside = inside = request.inside
+        self.ids = _ids_of(run_start, inside)
+        self.max_concurrency = (None if inside is None else inside.max_concurrency) or graph.max_concurrency
         self.resources = resources
         self.answer = answer
-        self.live = request.live
-        self.queue = request.queue
         self.stop_signal = request.stop_signal
         self.failed = StopSignal()
-        self.limit = request.limit
-        self.spending = request.spending
-        self.call_counts = request.call_counts
-        self.max_concurrency = request.max_concurrency or graph.max_concurrency
+        self.records = records = request.records or ExecutionRecords()
+        self.log = (
+            None if records.journal is None else RunLog(run_start, records, records.journal, self.ids, graph.nodes)
+        )
+        self.kept = None
+        if inside is not None and inside.keeps_commits:
+            self.kept = KeptCommits(run_start, records, self.ids, graph.nodes, inside.attempts)
+        self.notes = ExecutionNotes(run_start.kept.traces)
+        self._fields: Fields | None = None
+        self._to_restart = list(run_start.run.running._data.values())
+        self.live = request.options.live
+        self.spending = request.spending(graph.budget)
+        self.call_counts = () if inside is None else inside.call_counts
         max_calls = graph.topology.max_calls
         if max_calls is not None:
-            before = self.run.calls - len(self.run.running)
-            inside = 0 if request.records is None else request.records.calls_inside(scope)
-            self.call_counts = (*self.call_counts, CallCount(graph.name, max_calls, before + inside))
-        self.run_id = run_start.run_id
-        self.root = request.root or run_start.run_id
-        self.label = "/".join(run_start.label)
-        self.id_prefix = "/".join((*run_start.label, *scope, ""))
-        self.records = request.records or ExecutionRecords()
-        self.journal = journal = request.journal
-        self.pending = PendingRows(run_start.run) if journal is not None else None
-        self.attempts = request.attempts
-        self.kept = PendingRows(run_start.run) if request.keeps_commits else None
-        self.handed_over = False
-        self.write_error: BaseException | None = None
-        self.end_written = False
-        self.stopped_by_thread = False
-        self.traces: dict[str, Steps] = dict(run_start.kept.traces)
-        self.lost: dict[str, list[LostSteps]] = {}
-        self.completions: dict[str, Any] = {}  # by execution
-        self.trial_error: tuple[int, Exception] | None = None
-        self.failed_attempts: dict[str, list[Failure]] = {}
-        self.inner_checks: dict[tuple[str, ...], LoggedChecks] = {}
-        self.view_reads: list[ViewRead] = []
-        whole_values = journal is None or bool(scope)  # a run on a thread begins with updates of what the thread has
-        self.fields = Fields(
-            graph.topology.schema, whole_values, self.id_prefix, run_start.earlier, run_start.id_prefixes
-        )
-        self._to_restart = list(run_start.run.running._data.values())
-        self._doing: dict[str, str] = {}
-        self.duration = 0.0
+            before = self.run.calls - len(self.run.running) + records.calls_inside(self.ids.scope)
+            self.call_counts = (*self.call_counts, CallCount(graph.name, max_calls, before))
         redaction = graph.redaction
         self.redactor = None if redaction is None else Redactor(redaction, dict(run_start.state.raw_items()))
-        observe, queue, keeps = request.observe, None if scope else self.queue, request.keeps_events
         self.events = SessionEvents(
-            observe, queue, keeps, self.root, scope, graph, self.redactor, self.pending, self.limit, request.around
+            request.queue, request.options.keeps_events, inside, graph, self.ids, self.redactor, self.log
         )
         if self.events.redactors:
             for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
                 self.events.learn_commit(entry.commit)
-        self.layers = RunLayers(graph.nodes, graph.layers, request.layers, self)
+        self.layers = RunLayers(graph.nodes, graph.layers, layers, self)
         self.events.layers = self.layers.events
-        self.publish(RunStarted(self.run_id, graph.topology.name, graph.topology.schema.field_shapes, scope))
+        shapes = graph.topology.schema.field_shapes
+        self.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, self.ids.scope))
+
+    # --- where it is
+
+    @property
+    def run_id(self) -> str:
+        """The id of the run."""
+        return self.ids.run_id
+
+    @property
+    def scope(self) -> tuple[str, ...]:
+        """The executions around the run, if it is a part of another one."""
+        return self.ids.scope
+
+    @property
+    def root(self) -> str:
+        """The id of the outermost run."""
+        return self.ids.root
+
+    @property
+    def label(self) -> str:
+        """The name of the outermost run, in front of the ids of its questions; "" if it is not stored."""
+        return self.ids.label
+
+    @property
+    def inputs(self) -> ImmutableState:
+        """The state with which the run begins."""
+        return self.run_start.state
+
+    @property
+    def limit(self) -> TimeLimit | None:
+        """The time that the node has in which the run is; None for no limit."""
+        return None if self.inside is None else self.inside.limit
+
+    @property
+    def fields(self) -> Fields:
+        """The items or keys of each field with their authors, for views. Nothing is computed before a view is read."""
+        if self._fields is None:
+            start, ids = self.run_start, self.ids
+            # A run on a thread begins with updates of what the thread has.
+            whole = self.log is None or bool(ids.scope)
+            self._fields = Fields(self.graph.topology.schema, whole, ids.prefix, start.earlier, start.id_prefixes)
+        return self._fields
 
     # --- what a driver calls
 
@@ -251,17 +274,19 @@ class Session(NotLive):
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Passes the outcome of an execution to the scheduler, which commits it or records the failure."""
-        self._doing.pop(execution.id, None)
-        if self.write_error is not None or self.handed_over:
+        self.notes.doing.pop(execution.id, None)
+        if (self.log is not None and self.log.error is not None) or (self.inside is not None and self.handed_over):
             return  # nothing can be written any more, or would count, so nothing more is committed
-        if isinstance(outcome, ConcurrentRunError) and self.journal is not None and self.journal.broken is not None:
-            self.write_failed(outcome)  # an effect or a post was refused, as the commit would have been: no failure
+        if isinstance(outcome, ConcurrentRunError) and self.log is not None and self.log.journal.broken is not None:
+            self.write_failed(
+                self.log, outcome
+            )  # an effect or a post was refused, as the commit would have been: no failure
             return
         if steps and isinstance(outcome, Transition) and outcome.failure is not None:
             lost = LostSteps(execution.id, 0, outcome.failure.attempt, steps)  # an error edge leads on
-            self.lost.setdefault(execution.id, []).append(lost)
+            self.notes.lost.setdefault(execution.id, []).append(lost)
         elif steps:
-            self.traces[execution.id] = steps
+            self.notes.traces[execution.id] = steps
         found: Transition | Suspended | BaseException = outcome
         failed: tuple[Failure, ...] = ()
         if isinstance(outcome, Interrupt):
@@ -274,22 +299,22 @@ class Session(NotLive):
         else:
             if execution.node in self.graph.rejecting:
                 log_rejection(self.graph.rejecting[execution.node], outcome, self.events.shown)
-            if self.pending is not None and execution.branch.head < 0 and self.run_start.first_row is not None:
+            if self.log is not None and execution.branch.head < 0 and self.run_start.first_row is not None:
                 self.records.queue_row(self.run_start.first_row)
             if self.records.questions:
-                self.records.end_questions(self.local_id(execution.id))
+                self.records.end_questions(self.ids.local_id(execution.id))
             if self.records.kept:
-                for scope in self.records.kept_within(self.scope, execution.id):
+                for scope in self.records.kept_within(self.ids.scope, execution.id):
                     self.records.kept.pop(scope, None)
         if self.records.lm_calls is not None and isinstance(outcome, BaseException):
-            for row in self.records.lm_call_rows(self.local_id(execution.id)):
+            for row in self.records.lm_call_rows(self.ids.local_id(execution.id)):
                 self.records.queue_row(row)
         self.run, events = advance(self.run, execution.id, found, failed)
         self.events.publish_once_written(events)
 
     def take_failed_attempts(self, execution: Execution) -> tuple[Failure, ...]:
         """The attempts of an execution that another one followed; those of the items of a map in item order."""
-        failed = self.failed_attempts.pop(execution.id, [])
+        failed = self.notes.failed_attempts.pop(execution.id, [])
         # The sort is stable: the attempts of one item keep their order, and so do those of the node.
         return tuple(sorted(failed, key=lambda failure: (failure.index is None, failure.index or 0)))
 
@@ -333,7 +358,7 @@ class Session(NotLive):
     @property
     def stopped(self) -> bool:
         """Whether no further execution starts: the run was stopped, or a write has failed."""
-        return self.stop_signal.reason is not None or self.write_error is not None
+        return self.stop_signal.reason is not None or (self.log is not None and self.log.error is not None)
 
     @property
     def cuts_off(self) -> bool:
@@ -345,7 +370,7 @@ class Session(NotLive):
         """Whether another execution may start. The first commit and, after a budget, `END` call no node."""
         if self.spending is not None and len(self.run.log):
             self.spending.check()
-        if self.write_error is not None:
+        if self.log is not None and self.log.error is not None:
             return False
         if self.stop_signal.reason is None:
             return True
@@ -405,7 +430,9 @@ class Session(NotLive):
         if commit.node not in self.graph.interrupt_after:
             return False
         text = f"{commit.node!r} has run; continue?"
-        question = Question("after", text, None, commit.node, commit.branch, self.local_id(commit.id), self.label)
+        question = Question(
+            "after", text, None, commit.node, commit.branch, self.ids.local_id(commit.id), self.ids.label
+        )
         known = RecordKey(question.execution, question.key) in self.records.questions
         if self.records.ask(question, self.answer):
             return False
@@ -462,7 +489,7 @@ class Session(NotLive):
     def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
         """Records an attempt that another one follows after `pause` seconds. May be called from any thread."""
         failure = attempt.failure(error, number)
-        self.failed_attempts.setdefault(attempt.outer_execution, []).append(failure)  # both atomic
+        self.notes.failed_attempts.setdefault(attempt.outer_execution, []).append(failure)  # both atomic
         self.events.learn_message(attempt.node, error, failure)
         self.publish(AttemptFailed(attempt.node, attempt.branch, attempt.execution, number, error, pause))
         shown = self.events.shown(error)
@@ -476,37 +503,39 @@ class Session(NotLive):
         Those of a run inside it that the next attempt continues are not lost.
         """
         if steps and self.records.kept:
-            within = [self.records.kept[scope] for scope in self.records.kept_within(self.scope, attempt.execution)]
+            within = [self.records.kept[scope] for scope in self.records.kept_within(self.ids.scope, attempt.execution)]
             used = {id(step) for run in within for one in run.traces.values() for step in one}
             steps = tuple([step for step in steps if id(step) not in used])
         if steps:
             lost = LostSteps(attempt.execution, attempt.index or 0, number, steps)
-            self.lost.setdefault(attempt.outer_execution, []).append(lost)
+            self.notes.lost.setdefault(attempt.outer_execution, []).append(lost)
 
     def lost_steps(self) -> list[Steps]:
         """The steps that led to nothing, for a run around this one: of attempts that raised, of trials that lost."""
-        found = [lost.steps for execution in sorted(self.lost) for lost in self.lost[execution]]
-        return [*found, *uncredited(self.run, self.graph, self.traces)]
+        found = [lost.steps for execution in sorted(self.notes.lost) for lost in self.notes.lost[execution]]
+        return [*found, *uncredited(self.run, self.graph, self.notes.traces)]
 
     def hold_steps(self, attempt: Attempt, steps: Steps) -> None:
         """Keeps the steps of a trial. May be called from any thread."""
         if steps:
-            self.traces[attempt.execution] = steps
+            self.notes.traces[attempt.execution] = steps
 
     def hold_error(self, trial: int, error: Exception) -> None:
         """Keeps what the first of all trials has raised that raise. May be called from any thread."""
         with _lock:
-            if self.trial_error is None or trial < self.trial_error[0]:
-                self.trial_error = (trial, error)
+            if self.notes.trial_error is None or trial < self.notes.trial_error[0]:
+                self.notes.trial_error = (trial, error)
 
     @property
     def first_trial_error(self) -> Exception | None:
         """What the trial with the number 0 has raised; None if it has not, or in an earlier process."""
-        return self.trial_error[1] if self.trial_error is not None and self.trial_error[0] == 0 else None
+        return (
+            self.notes.trial_error[1] if self.notes.trial_error is not None and self.notes.trial_error[0] == 0 else None
+        )
 
     def set_doing(self, attempt: Attempt, text: str) -> None:
         """Notes what a node is doing. May be called from any thread."""
-        self._doing[attempt.outer_execution] = text
+        self.notes.doing[attempt.outer_execution] = text
 
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes of the graph that are running. May be called from any thread."""
@@ -515,7 +544,7 @@ class Session(NotLive):
         own = attempt.outer_execution
         others = [one for one in self.executions() if one.id != own and one.branch.head >= 0]
         return [
-            Peer(one.node, one.path, one.visit, self._doing.get(one.id, ""), self.waits_for(one.id))
+            Peer(one.node, one.path, one.visit, self.notes.doing.get(one.id, ""), self.waits_for(one.id))
             for one in sorted(others, key=lambda one: (one.path, one.id))
         ]
 
@@ -528,124 +557,51 @@ class Session(NotLive):
         del execution
         return ""
 
-    def local_id(self, execution_id: str) -> str:
-        """The id of an execution within the outermost run: after those of the executions around this graph."""
-        return "/".join((*self.scope, execution_id)) if self.scope else execution_id
+    # --- writes
 
-    def global_id(self, execution_id: str, *rest: str) -> str:
-        """The id of an execution among all runs of a thread: reducers derive the ids of messages from it."""
-        global_id = self.id_prefix + execution_id
-        return "/".join((global_id, *rest)) if rest else global_id
+    def written(self, log: RunLog) -> None:
+        """Publishes the events whose rows are now written."""
+        for event in log.written(self.run):
+            self.publish(event)
 
-    # --- what the journal writes
+    def write_failed(self, log: RunLog, error: BaseException) -> None:
+        """Returns to the run as it was last written: the store failed, or refused a value. Nothing more starts."""
+        self.run = log.failed(error)
+        self.stop("its store failed")  # ends the pauses between attempts
 
-    def new_rows(self) -> list[NewRow]:
-        """The rows of everything since the last write."""
-        assert self.pending is not None
-        lm_calls = self.records.lm_calls
-        if lm_calls is not None and (error := lm_calls.take_error()) is not None:
-            raise error
-        return [*self._commit_rows(self.pending, self.run, lm_calls), *self.records.take_unwritten()]
-
-    def _commit_rows(self, since: PendingRows, run: RunState, lm_calls: LMCallLog | None = None) -> list[NewRow]:
-        return since.commit_rows(run, self.run_start.patch, self.scope, self._item_results, lm_calls)
-
-    def _item_results(self, commit: Commit) -> MapItems | None:
-        return item_results(commit, self.graph.nodes.get(commit.node), self.records, self.local_id(commit.id))
-
-    def end_rows(self) -> list[NewRow]:
+    def end_rows(self, log: RunLog) -> list[NewRow]:
         """The last rows of the run."""
-        assert self.journal is not None
-        lm_calls = self.records.lm_calls
-        if lm_calls is not None and (error := lm_calls.take_error()) is not None:
-            self.write_failed(error)
-        run, refused = self.run, self.journal.refused_row
+        if (error := log.lm_call_error()) is not None:
+            self.write_failed(log, error)
         self._redact_failures()
-        failures = [(failed.failure, failed.error) for failed in self.run.failures]
-        if self.write_error is not None and refused is not None:
-            node, path, execution = _origin(refused)
-            failure = Failure.of(self.write_error, node=node, branch=path, execution=execution)
-            failures.append((failure, self.write_error))
-        elif isinstance(self.write_error, LMCallError):
-            call = self.write_error.call
-            shown = LMCallError(call, self.write_error.cause)  # without __cause__, which a traceback would show
-            path, execution = path_of_id(call.execution), call.execution
-            failures.append((Failure.of(shown, node=call.node, branch=path, execution=execution), shown))
-        if self._refusal is not None and self.status == "failed" and not failures:
+        run, failures = self.run, [(failed.failure, failed.error) for failed in self.run.failures]
+        failures += log.failures()
+        if self.refusal is not None and self.status == "failed" and not failures:
             # The execution whose LM call was refused was left open; a response of unknown cost has been committed.
             places = [(one.node, one.path, one.id) for one in run.running.values()]
             places += [(entry.commit.node, entry.commit.branch, entry.commit.id) for entry in run.log[-1:]]
             node, path, execution = places[0] if places else (START, (), "")
-            failure = Failure.of(self._refusal, node=node, branch=path, execution=execution)
-            failures.append((failure, self._refusal))
-        fingerprint = self.journal.encoder.digest(run.trunk_state) if run.ended else None
-        rows = self.new_rows()
-        if lm_calls is not None:
-            rows += lm_calls.all_rows()
-        before = self.records.used_before
-        return [*rows, end_row(self.status, fingerprint, failures, usage_so_far(), len(run.log), before)]
-
-    def snapshot_state(self, rows: Sequence[NewRow]) -> SnapshotState | None:
-        """The state to store as a snapshot with some rows; None if none is due, or the rows end inside a fork."""
-        run, journal = self.run, self.journal
-        ended = rows[-1].kind == RowKind.END
-        if self.scope or journal is None or not journal.snapshot_is_due(counted(rows), ended):
-            return None
-        index = len(run.log) - 1
-        if ended:
-            return SnapshotState(run.trunk_state, index) if run.ended else None
-        alone = rows[-1].kind in COMMITS and run.log[index].commit.version is not None
-        return SnapshotState(run.log[index].state, index) if alone else None
-
-    def written(self) -> None:
-        """Publishes the events whose rows are now written."""
-        assert self.pending is not None
-        for event in self.pending.written(self.run):
-            self.publish(event)
-
-    def write_failed(self, error: BaseException) -> None:
-        """Returns to the run as it was last written: the store failed, or refused a value. Nothing more starts."""
-        assert self.pending is not None
-        self.run = self.pending.run
-        self.write_error = error
-        if self.records.lm_calls is not None:
-            self.records.lm_calls.put_back(self.pending.lm_calls)
-        self.stop_signal.stop("its store failed")  # ends the pauses between attempts
-        if isinstance(error, ConcurrentRunError) and self.journal is not None and not self.scope:
-            self.stopped_by_thread = self.journal.was_stopped()
-        self.pending.written(self.run)  # drops the events: what they report was not stored
-
-    def writing(self) -> AbstractContextManager[None]:
-        """The context of each write in sync code; a run in a node that timed out and was left running writes nothing.
-
-        Raises:
-            AttemptOverError: on entry, for such a run.
-        """
-        return _NO_CONTEXT if self.limit is None else self.limit.writing()
-
-    @property
-    def cannot_write(self) -> bool:
-        """Whether the store has failed, or another run owns the thread. A refused value lets later rows be written."""
-        return self.write_error is not None and (self.journal is None or self.journal.broken is not None)
+            failure = Failure.of(self.refusal, node=node, branch=path, execution=execution)
+            failures.append((failure, self.refusal))
+        return log.end_rows(run, self.status, failures)
 
     # --- how the run ended
 
     def keep_commits(self) -> None:
         """Keeps what a run inside a node has committed, for the next attempt of the node."""
-        if self.kept is None or self.handed_over:
-            return
-        run = self.run if self.pending is None else self.pending.run
-        rows = [row.numbered(seq) for seq, row in enumerate(self._commit_rows(self.kept, run))]
-        committed = {entry.commit.id for entry in run.log}
-        # Of the trials of a node that has not committed, those that have ended are not made again.
-        traces = {name: steps for name, steps in list(self.traces.items()) if name in committed or "[" in name}
-        before = self.run_start.kept
-        self.records.kept[self.scope] = KeptRun(self.attempts, (*before.rows, *rows), traces)
+        if self.kept is not None and not self.kept.handed_over:
+            self.kept.keep(self.run if self.log is None else self.log.run, self.notes.traces)
+
+    @property
+    def handed_over(self) -> bool:
+        """Whether the node around the run has timed out, and this run goes on in a thread: nothing counts any more."""
+        return self.limit is not None and self.limit.left_running
 
     def hand_over(self) -> None:
         """Keeps what is committed, and nothing from here on: the run goes on in a thread that is left running."""
         self.keep_commits()
-        self.handed_over = True
+        if self.kept is not None:
+            self.kept.handed_over = True
 
     def end(self) -> SessionEnd:
         """Publishes the end of the run, and returns how it ended.
@@ -653,53 +609,53 @@ class Session(NotLive):
         The session keeps no exception of the run: the frames of a traceback refer to the session, and only the cyclic
         garbage collector would free both.
         """
-        self.duration = time.perf_counter() - self._clock
+        duration = time.perf_counter() - self.began[1]
         self._redact_failures()
         status = self.status
-        self.publish(RunEnded(self.run_id, status, self.scope))
+        self.publish(RunEnded(self.ids.run_id, status, self.ids.scope))
         error, questions = self.error(), self.questions()
         if self.redactor is not None:
             questions = self.redactor.redact(questions)
             error = None if error is None else self.redactor.error(error)
-        ended = SessionEnd(self, self.run, status, error, questions, self.events.kept)
-        self.trial_error = None
+        ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
+        self.notes.trial_error = None
         del error  # its traceback may refer to this frame
         if ended.error is not None:
             self.run = self.run._replace(failures=())
-            self.write_error = None
-            if self.pending is not None:
-                self.pending.written(self.run)
-            if self.journal is not None and not self.scope:
-                self.journal.drop_traceback()
+            if self.log is not None:
+                self.log.error = None
+                self.log.written(self.run)
+                if not self.ids.scope:
+                    self.log.journal.drop_traceback()
         self.events.kept = []
         return ended
 
     @property
     def status(self) -> str:
         """`"completed"`, `"failed"`, `"interrupted"` or `"stopped"`."""
-        run = self.run
-        if self.stopped_by_thread:
+        run, log = self.run, self.log
+        if log is not None and log.stopped_by_thread:
             return "stopped"
-        if self.write_error is not None or run.failures:
+        if run.failures or (log is not None and log.error is not None):
             return "failed"
         if run.ended:
             return "completed"
-        if self._refusal is not None:
+        if self.refusal is not None:
             return "failed"
         return "interrupted" if self.questions() else "stopped"
 
     @property
-    def _refusal(self) -> Exception | None:
+    def refusal(self) -> Exception | None:
         """Why the budget does not allow the run at all: the price of a model is not known. The outermost run fails."""
         error = self.stop_signal.error
-        return None if self.scope or isinstance(error, BudgetError) else error
+        return None if self.ids.scope or isinstance(error, BudgetError) else error
 
     def questions(self) -> tuple[Question, ...]:
         """The open questions; none while something can run without their answers."""
         run = self.run
-        if self.write_error is not None or run.ended or run.failures or run.running:
+        if run.ended or run.failures or run.running or (self.log is not None and self.log.error is not None):
             return ()
-        within = self.local_id("") if self.scope else ""
+        within = self.ids.local_id("") if self.ids.scope else ""
         found = [question for question in self.records.open_questions() if question.execution.startswith(within)]
         if self.stopped and self._could_continue({question.execution for question in found}):
             return ()
@@ -711,17 +667,20 @@ class Session(NotLive):
         for _, suspended in self.run.suspended.values():
             if all(RecordKey(question.execution, question.key) in answers for question in suspended.questions):
                 return True
-        return any(not any(self.local_id(branch.id) in asked for branch in group.branches) for group in self.run.ready)
+        return any(
+            not any(self.ids.local_id(branch.id) in asked for branch in group.branches) for group in self.run.ready
+        )
 
     def error(self) -> BaseException | None:
         """Why the run is not completed: the first failure in path order, with the others in its notes."""
-        if self.stopped_by_thread:
+        log = self.log
+        if log is not None and log.stopped_by_thread:
             return RunStoppedError.of(STOPPED_BY_THREAD, self.graph.name, CAN_RESUME)
-        if self.write_error is not None:
-            return self.write_error
+        if log is not None and log.error is not None:
+            return log.error
         if self.run.failures:
             first, *others = self.run.failures
-            if self.scope:  # what no retry and no error edge may take must reach those of the node around the run
+            if self.ids.scope:  # what no retry and no error edge may take must reach those of the node around the run
                 first, *others = sorted(self.run.failures, key=lambda failure: not always_raised(failure.error))
             for other in others:
                 what = "".join(format_exception_only(other.error)).partition("\n")[0]
@@ -729,8 +688,8 @@ class Session(NotLive):
             return first.error
         status = self.status
         if status != "stopped":
-            return self._refusal if status == "failed" else None
-        stored = self.journal is not None and bool(self.journal.thread)
+            return self.refusal if status == "failed" else None
+        stored = log is not None and bool(log.journal.thread)
         fix = CAN_RESUME if stored else CANNOT_RESUME
         if self.spending is not None and isinstance(self.stop_signal.error, BudgetError):
             return self.spending.error(f". The run of graph {self.graph.name!r} was stopped. {fix}")
@@ -741,20 +700,20 @@ class Session(NotLive):
 
         For the run around it, the trace is `whole`: with the steps that are only counted.
         """
-        found = trace_of(run, self.graph, self.traces)
+        found = trace_of(run, self.graph, self.notes.traces)
         return found if whole or not found else [step for step in found if not is_apart(step[0])]
 
     def trace_steps(self, run: RunState) -> list[TraceStep]:
         """All steps of the DSPy trace, in the order of `trace`, each with what became of it."""
-        return trace_steps_of(run, self.graph, self.traces, self.lost)
+        return trace_steps_of(run, self.graph, self.notes.traces, self.notes.lost)
 
     def logged_checks(self) -> list[LoggedChecks]:
         """The commits of this graph and of those inside its nodes, of those in which a check has refused something."""
         graph, log = self.graph, self.run.log
-        found = checks_in(self.scope, log, self.id_prefix, graph.nodes, graph.rejecting) if graph.rejecting else []
-        if self.inner_checks:  # of nodes that have committed, along an error edge too: others may run again
-            committed, depth = {entry.commit.id for entry in log}, len(self.scope)
-            inner = self.inner_checks.values()
+        found = checks_in(self.ids.scope, log, self.ids.prefix, graph.nodes, graph.rejecting) if graph.rejecting else []
+        if self.notes.checks:  # of nodes that have committed, along an error edge too: others may run again
+            committed, depth = {entry.commit.id for entry in log}, len(self.ids.scope)
+            inner = self.notes.checks.values()
             found += [one for one in inner if one.scope[depth].partition("[")[0] in committed]
         return found
 
@@ -765,6 +724,15 @@ class Session(NotLive):
             self.run = self.run._replace(failures=tuple(redacted))
 
 
+def _ids_of(start: RunStart, inside: Inside | None) -> RunIds:
+    label, run_id = start.label, start.run_id
+    if inside is None:
+        return RunIds(run_id, run_id, "/".join(label), (), "/".join((*label, "")), "", executing_id())
+    scope = inside.scope
+    around, prefix = "/".join((*scope, "")) if scope else "", "/".join((*label, *scope, ""))
+    return RunIds(run_id, inside.root or run_id, "/".join(label), scope, prefix, around, "")
+
+
 class SessionEnd(NamedTuple):
     """How a session ended.
 
@@ -773,6 +741,7 @@ class SessionEnd(NamedTuple):
         error: why the run is not completed; None for one that is, or that waits for answers.
         questions: the questions that the run waits for.
         events: the events, if they were kept.
+        duration: how long it took, in seconds.
     """
 
     session: Session
@@ -781,6 +750,7 @@ class SessionEnd(NamedTuple):
     error: BaseException | None
     questions: tuple[Question, ...]
     events: list[Event]
+    duration: float = 0.0
 
     def branches(self) -> dict[BranchPath, ImmutableState]:
         """The state of each unfinished branch; of a completed run, the trunk's."""
@@ -788,11 +758,3 @@ class SessionEnd(NamedTuple):
             return {(): self.run.trunk_state}
         branches = unfinished_branches(self.run)
         return {path: branches[path].state for path in sorted(branches)}
-
-
-def _origin(row: Row) -> tuple[str, BranchPath, str]:
-    """The node, branch and execution that an end row names for a refused row; its kind as the node if no commit."""
-    if row.kind not in COMMITS:
-        return row.kind, (), str(row.header[0])
-    header = CommitHeader.parse(row.header)
-    return header.node, header.branch, "/".join((*header.scope, header.id))

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dspyer.display.redaction import Redactor
 from dspyer.display.running import LMUse
@@ -23,14 +23,13 @@ from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Layer
 from dspyer.nodes.map import map_fields_of
-from dspyer.runtime.pending_rows import PendingRows
-from dspyer.stopping import TimeLimit
 from dspyer.values.refusals import KeyPath
 
-logger = logging.getLogger("dspyer")
+if TYPE_CHECKING:
+    from dspyer.runtime.run_log import RunLog
+    from dspyer.runtime.run_start import Inside, RunIds
 
-Observe = Callable[[Event], None]
-"""Called with each event as it happens. It does not wait: the caller may hold a lock."""
+logger = logging.getLogger("dspyer")
 
 Watch = Callable[[str, Event], object]
 """Called with the id of an outermost run and one of its events, redacted; from any thread. It must not raise."""
@@ -50,10 +49,6 @@ _NOT_KEPT = (Token, Emitted)
 
 _AT_WILL = (Emitted, Doing)
 """What a node says between its steps, where nothing is locked: it waits until the reader has room for the next one."""
-
-
-def ignore(event: Event) -> None:
-    """The observer of a run without one."""
 
 
 @contextmanager
@@ -79,62 +74,45 @@ def lm_watchers(run_id: str, prices: Prices) -> list[LMWatcher]:
     return [LMWatcher(partial(watch, run_id), prices) for watch in _lm_watchers] if _lm_watchers else []
 
 
-class Around(NamedTuple):
-    """The node in which a run is, a part of the run around it.
-
-    Attributes:
-        events: the events of the run around it.
-        node: the name of the node.
-        item: the index of the item of a map in which it is; None for another node.
-    """
-
-    events: SessionEvents
-    node: str
-    item: int | None
-
-
 class SessionEvents:
     """The events of a session. It does not refer to the session: that would be a cycle.
 
     Args:
-        observe: gets each event.
-        queue: of an outermost run whose events are read, where `observe` puts them; else None.
+        queue: where the events of the outermost run wait for their reader; None for no reader.
         keeps: whether a `Run` will be made, which has the events.
-        root: the id of the outermost run.
-        around: the node in which the run is; None for an outermost run.
+        inside: where the run is, if it is a part of another one.
+        ids: the ids of the run.
+        redactor: hides values; None for none.
+        log: what a stored run has still to write; None for a run that is not stored.
 
     Attributes:
         kept: the events in order of arrival.
+        queue: where the events of the outermost run wait for their reader; None for no reader.
         layers: those that events pass through before any reader sees them.
         redactors: what hides values of the run: its own redaction, and those of the runs around it.
     """
 
     def __init__(
         self,
-        observe: Observe,
         queue: EventQueue[Event] | None,
         keeps: bool,
-        root: str,
-        scope: tuple[str, ...],
+        inside: Inside | None,
         graph: GraphSpec,
+        ids: RunIds,
         redactor: Redactor | None,
-        pending: PendingRows | None,
-        limit: TimeLimit | None,
-        around: Around | None = None,
+        log: RunLog | None,
     ) -> None:
         self.kept: list[Event] = []
         self.layers: tuple[Layer, ...] = ()
-        self._observe = observe
-        self._queue = queue
+        self.queue = queue
+        self._around = around = None if inside is None else inside.around
         self._keeps = keeps
-        self._root = root
-        self._scope = scope
+        self._root, self._scope = ids.root, ids.scope
         self._graph = graph
         self._redactor = redactor
-        self._pending = pending
-        self._limit = limit
-        self._around = around
-        self._unheard = not keeps and observe is ignore and redactor is None  # but by those who watch the process
+        self._log = log
+        self._limit = None if inside is None else inside.limit
+        self._unheard = not keeps and queue is None and around is None and redactor is None  # but by watchers
         own = () if redactor is None else (redactor,)
         self.redactors: tuple[Redactor, ...] = own if around is None else (*own, *around.events.redactors)
 
@@ -163,15 +141,17 @@ class SessionEvents:
         if _watchers and not self._scope:  # events of runs inside of nodes come here too
             for watch in _watchers:
                 watch(self._root, event)
-        if self._observe is not ignore:
-            self._observe(event)
-            if self._queue is not None and type(event) in _AT_WILL:
-                self._queue.wait_for_room()
+        if self._around is not None:
+            self._around.events.publish(event)
+        elif self.queue is not None:
+            self.queue.put(event)
+            if type(event) in _AT_WILL:
+                self.queue.wait_for_room()
 
     def publish_once_written(self, events: list[Event]) -> None:
         """Publishes events of the scheduler; of a stored run, after the rows that they report are written."""
-        if self._pending is not None:
-            self._pending.events += events
+        if self._log is not None:
+            self._log.events += events
             for redactor in self.redactors:
                 for event in events:
                     redactor.learn(event)  # an error published before the next write may name these values

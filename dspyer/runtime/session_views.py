@@ -47,6 +47,12 @@ EarlierCommits = Callable[[str], PriorHistory]
 """Loads the commits of the thread before a run, for a field. Called when a view first needs them."""
 
 
+class ReadViews(Protocol):
+    """Where it is noted which views were read."""
+
+    view_reads: list[ViewRead]
+
+
 class ViewedSession(Protocol):
     """The part of a session that views read."""
 
@@ -63,8 +69,8 @@ class ViewedSession(Protocol):
         """The parts of the fields of the run."""
 
     @property
-    def view_reads(self) -> list[ViewRead]:
-        """The views that were read."""
+    def notes(self) -> ReadViews:
+        """What its executions leave beside their commits."""
 
 
 class SessionViews:
@@ -122,7 +128,7 @@ class SessionViews:
 
     def record_read(self, read: ViewRead) -> None:
         """Notes that a view was read. May be called from any thread."""
-        self._session.view_reads.append(read)
+        self._session.notes.view_reads.append(read)
 
     def warning(self, branch: Branch) -> str:
         """The text that warns a node of the limit on steps; "" if the limit is far."""

@@ -170,7 +170,8 @@ def continued_trace(request: Any) -> AbstractContextManager[None]:
 
     A rerun, and the first run of a copied thread, begin traces of their own.
     """
-    records, journal = request.records, request.journal
+    records = request.records
+    journal = None if records is None else records.journal
     if records is None or records.trace is None or not records.resumes or journal is None:
         return _UNTRACED
     trace, found = records.trace, _tracing()
@@ -235,7 +236,7 @@ class RunSpans:
     """
 
     def __init__(self, api: _OpenTelemetry, tracer: Tracer, run: Any, around: RunSpans | None) -> None:
-        thread = "" if run.journal is None else run.journal.thread
+        thread = "" if run.log is None else run.log.journal.thread
         if not thread and run.run_start.label:  # the run is merged into its thread at its end
             thread = run.run_start.label[0].rpartition(".")[0]
         self._api = api
@@ -243,7 +244,7 @@ class RunSpans:
         self._graph: GraphSpec = run.graph
         self._run_id = run.run_id
         self.scope: tuple[str, ...] = run.scope
-        self._stored = run.journal is not None and not run.scope
+        self._stored = run.log is not None and not run.scope
         self._thread = thread
         self._captures = os.environ.get(CAPTURE, "").strip().lower() in _CAPTURES
         self.hiding: tuple[tuple[Redaction, Redactor], ...] = () if around is None else around.hiding

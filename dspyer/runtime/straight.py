@@ -156,12 +156,12 @@ def _straight(
 
     def committed(session: Session, execution: Execution, result: object) -> tuple[Mapping[str, Any], ImmutableState]:
         updates, _, whole, completions = reply_of(result)
-        before, commit_id = execution.branch.state, session.id_prefix + execution.id
+        before, commit_id = execution.branch.state, session.ids.prefix + execution.id
         patch, after = schema.commit(before, updates, node=name, commit_id=commit_id, whole_values=whole)
         if schema.state_limit is not None:
             schema.check_state_limit(name, before, patch, after)
         if completions is not None:
-            session.completions[execution.id] = completions
+            session.notes.completions[execution.id] = completions
         return patch, after
 
     def call(session: Session, execution: Execution) -> Transition:

@@ -73,7 +73,7 @@ def start(topology: Topology, state: ImmutableState = _EMPTY, first: int = 0, no
     It continues from `state`. `first` is the version of its first commit: the runs of a thread share one numbering.
     `node` is the node of its first execution: `START`, or the one under whose name a manual commit is made.
     """
-    position: Position = (node, topology.rounds.first(node))
+    position: Position = (node, topology.rounds.first(node) if topology.rounds.loops else ())
     trunk = Branch((), ((),), state, -1, "", -1, _NONE)
     ready = ReadyQueue(((), Group(position, (trunk,)), 1, None, None))
     positions = NO_POSITIONS.set(position, 1)
@@ -184,7 +184,8 @@ def advance(
         # The only branch goes to one node. It can neither block nor be blocked, so the bookkeeping of `_arrive` has a
         # known result. Most commits of most runs take this path.
         target = targets[0].node
-        position = target, topology.rounds.move(left[0], left[1], target)
+        rounds = topology.rounds
+        position = target, rounds.move(left[0], left[1], target) if rounds.loops else left[1]
         positions = positions if position == left else NO_POSITIONS.set(position, 1)
         ready = ReadyQueue((path, _new(Group, (position, (moved,), None, None)), 1, None, None))
         then = (topology, log, waiting, ready, running, positions, calls, failures, state, ended, suspended, first)

@@ -334,7 +334,7 @@ class _Tried:
 
     def _record(self, change: TrialChange) -> Script[None]:
         attempt = self._trial.call.context.delegate
-        if self._node.judged and attempt.host.journal is not None:
+        if self._node.judged and attempt.host.records.journal is not None:
             part = attempt.of_part("module")
             frozen = freeze(change._asdict(), (TRIALS, self._trial.index))
             yield from recorded(self._trial.call, part, frozen)

@@ -22,7 +22,7 @@ from dspyer.persistence.reader import HistoryReader, RunRows, rename_nodes
 from dspyer.persistence.replay import update_commit
 from dspyer.persistence.rows import CommitContent, NewRow, RowKind, manual_commit_row
 from dspyer.reducers import Updates
-from dspyer.runtime.request import RunStart
+from dspyer.runtime.run_start import RunStart
 from dspyer.scheduler.run_state import active_branches
 from dspyer.scheduler.schedule import append_commit
 from dspyer.schema.schema import Schema

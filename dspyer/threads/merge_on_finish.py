@@ -62,7 +62,8 @@ class MergeOnFinish:
         leases.hold(owner.token, journal)
         try:
             starter.store.write(Change(run=run, rows_of=run.id, rows=rows))
-            started = replace(request, run_start=first.start, records=first.records, journal=journal)
+            first.records.journal = journal
+            started = replace(request, run_start=first.start, records=first.records)
             hand_over(OwnedRun(started, journal, owner))
         except BaseException:
             leases.let_go(owner.token)

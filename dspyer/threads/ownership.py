@@ -160,7 +160,9 @@ class ThreadLock:
 
 def _has_ended(owned: OwnedRun) -> bool:
     """Whether the run has written its end, which releases the thread in the same transaction."""
-    return bool(owned.request.outcome.sessions) and owned.request.outcome.sessions[-1].end_written
+    sessions = owned.request.outcome.sessions
+    log = sessions[-1].log if sessions else None
+    return log is not None and log.end_written
 
 
 def _release(owned: OwnedRun) -> None:

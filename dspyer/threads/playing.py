@@ -25,6 +25,7 @@ from dspyer.persistence.rows import end_row
 from dspyer.persistence.time_travel import ThreadReader
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
+from dspyer.runtime.run_start import CallOptions
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores.base import Change, Point
 from dspyer.threads.changes import first_write_of_rerun
@@ -45,7 +46,7 @@ def new_request(resources: Resources, live: bool, budget: Budget | None, tokens:
     """The request of a run that a user starts."""
     check_flags(live=live, tokens=tokens)
     layers = (Streaming(),) if tokens else ()
-    return Request(resources_of(resources), live=live, budget=Budget.of(budget), layers=layers)
+    return Request(CallOptions(resources_of(resources), live=live, budget=Budget.of(budget), layers=layers))
 
 
 class Play(NamedTuple):

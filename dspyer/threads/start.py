@@ -41,7 +41,8 @@ from dspyer.persistence.rows import (
 )
 from dspyer.persistence.snapshots import SnapshotEncoder
 from dspyer.persistence.status import resumes_without_progress
-from dspyer.runtime.request import Request, RunStart
+from dspyer.runtime.request import Request
+from dspyer.runtime.run_start import RunStart
 from dspyer.scheduler.run_state import NOTHING_READY, RunState, Suspended
 from dspyer.scheduler.schedule import advance, start
 from dspyer.scheduler.topology import START
@@ -207,7 +208,7 @@ class RunStarter:
         last_row = head.last_readable if head.broken else head.row.head
         parents = () if last_row is None else (last_row,)
         header = self.run_header(head, head.next_version, label)
-        if not request.live:
+        if not request.options.live:
             header["live"] = False
         run = RunRow(token_hex(16), self.thread, parents, header)
         run_state = start(self.graph.topology, head.state, head.next_version)
@@ -279,9 +280,9 @@ class RunStarter:
             run = run_start.run
         for execution in list(run.running):  # at a join, which has committed before its node has asked
             run, _ = advance(run, execution, Suspended(()))
-        journal = Journal(self.store, self.thread, 0, rows.run.id, 0)  # it writes nothing
-        live, run_start = rows.run.header.get("live", True), run_start._replace(run=run)
-        return StoredRun(replace(request, live=live, run_start=run_start, records=records, journal=journal))
+        records.journal = Journal(self.store, self.thread, 0, rows.run.id, 0)  # it writes nothing
+        options = request.options._replace(live=rows.run.header.get("live", True))
+        return StoredRun(replace(request, options=options, run_start=run_start._replace(run=run), records=records))
 
     def _folded(self, rows: RunRows) -> RunStart:
         """A run that this graph cannot have made, from its commits alone; branches that it waits in are not known."""
@@ -569,8 +570,9 @@ class RunStarter:
         journal.set_epoch(self.store.write(change))
         # The signal and not the request, which refers to the sessions and so to the journal: they would form a cycle.
         journal.lost = partial(request.stop_signal.stop, "its thread was stopped or taken over")
-        live = run.header.get("live", True)  # of a resumed run as it was begun
-        started = replace(request, live=live, run_start=first.start, records=first.records, journal=journal)
+        first.records.journal = journal
+        options = request.options._replace(live=run.header.get("live", True))  # of a resumed run as it was begun
+        started = replace(request, options=options, run_start=first.start, records=first.records)
         return OwnedRun(started, journal, owner)
 
 

@@ -1,0 +1,211 @@
+"""What a session has done since its last write, and the rows that the next write stores.
+
+A stored run has a `RunLog`. A run inside a node that may be attempted again has `KeptCommits`: the next attempt of the
+node continues with what this one has committed, whether the run is stored or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from dspyer.dspy_module.lm_records import usage_so_far
+from dspyer.dspy_module.tracing import Steps
+from dspyer.errors import ConcurrentRunError, LMCallError
+from dspyer.events import BranchPath, Commit, Event, LMCall
+from dspyer.failure import Failure
+from dspyer.nodes.map import map_fields_of
+from dspyer.nodes.node import Node
+from dspyer.persistence.execution_records import MISSING, ExecutionRecords, KeptRun
+from dspyer.persistence.journal import Journal
+from dspyer.persistence.lm_call_log import LMCallLog
+from dspyer.persistence.lm_calls import NO_CALLS
+from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, commit_row, counted, end_row
+from dspyer.persistence.snapshots import SnapshotState
+from dspyer.runtime.run_start import RunIds, RunStart
+from dspyer.scheduler.run_state import RunState, path_of_id
+from dspyer.stores.base import Row
+from dspyer.values.freezing import same
+from dspyer.values.frozen import FrozenList
+
+
+class CommitRows:
+    """Makes the rows of the commits of a run."""
+
+    __slots__ = ("_first_patch", "_ids", "_nodes", "_records")
+
+    def __init__(self, start: RunStart, records: ExecutionRecords, ids: RunIds, nodes: Mapping[str, Node]) -> None:
+        self._first_patch = start.patch
+        self._records = records
+        self._ids = ids
+        self._nodes = nodes
+
+    def since(
+        self, first: int, run: RunState, lm_calls: LMCallLog | None = None, packed: list[LMCall] | None = None
+    ) -> list[NewRow]:
+        """The rows of the commits of a run from an index on.
+
+        `lm_calls` has the LM calls that go with the commits; those in the rows are added to `packed`.
+        """
+        found: list[NewRow] = []
+        packed = [] if packed is None else packed
+        for index in range(first, len(run.log)):
+            entry = run.log[index]
+            commit = entry.commit
+            execution, calls = self._ids.local_id(commit.id), NO_CALLS
+            if lm_calls is not None and lm_calls.waits:
+                # Before the commit: whatever keeps the commit keeps these, too.
+                found += lm_calls.rows_inside(execution, packed)
+                calls = lm_calls.packed(execution, int(commit.started * 1_000), packed)
+            is_first = commit.patch is self._first_patch  # the row of its start has it already
+            made, schema = {}, run.topology.schema
+            if schema.user_folded and entry.parents:  # a join may have changed each of these fields
+                written = commit.patch if len(entry.parents) == 1 else schema.user_folded
+                made = schema.made(run.log[entry.parents[0]].state, entry.state, written)
+            items = _item_results(commit, self._nodes.get(commit.node), self._records, execution)
+            found.append(commit_row(entry, index, self._ids.scope, made, is_first, items, *calls))
+        return found
+
+
+class RunLog:
+    """What a stored run has still to write, and how its writes went.
+
+    Attributes:
+        journal: writes the rows.
+        run: the run as it was last written: a failed write returns to it.
+        events: the events to publish after the next write.
+        error: that of a write: the store failed, or refused a row. The run has failed with it.
+        end_written: whether the row that ends the run is written.
+        stopped_by_thread: whether `t.stop()` has ended the run, and has written its end.
+    """
+
+    def __init__(
+        self, start: RunStart, records: ExecutionRecords, journal: Journal, ids: RunIds, nodes: Mapping[str, Node]
+    ) -> None:
+        self.journal = journal
+        self.run = start.run
+        self.events: list[Event] = []
+        self.error: BaseException | None = None
+        self.end_written = False
+        self.stopped_by_thread = False
+        self._records = records
+        self._inside = bool(ids.scope)
+        self._commits = CommitRows(start, records, ids, nodes)
+        self._lm_calls: list[LMCall] = []  # those in the rows of the commits
+
+    @property
+    def cannot_write(self) -> bool:
+        """Whether the store has failed, or another run owns the thread. A refused value lets later rows be written."""
+        return self.error is not None and self.journal.broken is not None
+
+    def lm_call_error(self) -> BaseException | None:
+        """Why a recorded LM call cannot be stored; None if each can."""
+        lm_calls = self._records.lm_calls
+        return None if lm_calls is None else lm_calls.take_error()
+
+    def new_rows(self, run: RunState) -> list[NewRow]:
+        """The rows of everything since the last write."""
+        if (error := self.lm_call_error()) is not None:
+            raise error
+        commits = self._commits.since(len(self.run.log), run, self._records.lm_calls, self._lm_calls)
+        return [*commits, *self._records.take_unwritten()]
+
+    def failures(self) -> list[tuple[Failure, BaseException]]:
+        """What the end row says of a write that was refused."""
+        error, refused = self.error, self.journal.refused_row
+        if error is not None and refused is not None:
+            node, path, execution = _origin(refused)
+            return [(Failure.of(error, node=node, branch=path, execution=execution), error)]
+        if isinstance(error, LMCallError):
+            call = error.call
+            shown = LMCallError(call, error.cause)  # without __cause__, which a traceback would show
+            path, execution = path_of_id(call.execution), call.execution
+            return [(Failure.of(shown, node=call.node, branch=path, execution=execution), shown)]
+        return []
+
+    def end_rows(self, run: RunState, status: str, failures: Sequence[tuple[Failure, BaseException]]) -> list[NewRow]:
+        """The last rows of the run."""
+        fingerprint = self.journal.encoder.digest(run.trunk_state) if run.ended else None
+        rows = self.new_rows(run)
+        if self._records.lm_calls is not None:
+            rows += self._records.lm_calls.all_rows()
+        return [*rows, end_row(status, fingerprint, failures, usage_so_far(), len(run.log), self._records.used_before)]
+
+    def snapshot_state(self, run: RunState, rows: Sequence[NewRow]) -> SnapshotState | None:
+        """The state to store as a snapshot with some rows; None if none is due, or the rows end inside a fork."""
+        ended = rows[-1].kind == RowKind.END
+        if self._inside or not self.journal.snapshot_is_due(counted(rows), ended):
+            return None
+        index = len(run.log) - 1
+        if ended:
+            return SnapshotState(run.trunk_state, index) if run.ended else None
+        alone = rows[-1].kind in COMMITS and run.log[index].commit.version is not None
+        return SnapshotState(run.log[index].state, index) if alone else None
+
+    def written(self, run: RunState) -> list[Event]:
+        """Marks a run as written; returns the events that waited for it."""
+        events, self.events, self.run = self.events, [], run
+        self._lm_calls.clear()
+        return events
+
+    def failed(self, error: BaseException) -> RunState:
+        """Notes that the store failed, or refused a value; returns the run as it was last written."""
+        self.error = error
+        if self._records.lm_calls is not None:
+            self._records.lm_calls.put_back(self._lm_calls)
+        if isinstance(error, ConcurrentRunError) and not self._inside:
+            self.stopped_by_thread = self.journal.was_stopped()
+        self.written(self.run)  # drops the events: what they report was not stored
+        return self.run
+
+
+class KeptCommits:
+    """What a run inside a node has committed, kept for the next attempt of the node.
+
+    Attributes:
+        handed_over: whether that attempt has got it already: the node timed out, and this run goes on in a thread.
+    """
+
+    def __init__(
+        self,
+        start: RunStart,
+        records: ExecutionRecords,
+        ids: RunIds,
+        nodes: Mapping[str, Node],
+        attempts: tuple[int, ...],
+    ) -> None:
+        self.handed_over = False
+        self._before, self._known = start.kept, len(start.run.log)  # what earlier attempts have committed
+        self._records, self._scope, self._attempts = records, ids.scope, attempts
+        self._commits = CommitRows(start, records, ids, nodes)
+
+    def keep(self, run: RunState, traces: Mapping[str, Steps]) -> None:
+        """Keeps what a run has committed."""
+        rows = [row.numbered(seq) for seq, row in enumerate(self._commits.since(self._known, run))]
+        committed = {entry.commit.id for entry in run.log}
+        # Of the trials of a node that has not committed, those that have ended are not made again.
+        found = {name: steps for name, steps in list(traces.items()) if name in committed or "[" in name}
+        self._records.kept[self._scope] = KeptRun(self._attempts, (*self._before.rows, *rows), found)
+
+
+def _item_results(commit: Commit, node: Node | None, records: ExecutionRecords, execution: str) -> MapItems | None:
+    """The results of a map, if item rows hold them already, so that the row of its commit does not repeat them."""
+    mapped = map_fields_of(node)
+    if node is None or mapped is None:
+        return None
+    into, failures = mapped.into, mapped.failures
+    results = commit.patch.get(into)
+    if not isinstance(results, FrozenList) or not results:
+        return None
+    failed = () if failures is None else commit.patch.get(failures, ())
+    found = MapItems(into, len(results), tuple([failure.index for failure in failed]))
+    items = [records.items.get(name, MISSING) for name in found.ids(execution)]
+    fits = all(one is two or same(one, two) for one, two in zip(items, results.raw_items(), strict=True))
+    return found if fits else None
+
+
+def _origin(row: Row) -> tuple[str, BranchPath, str]:
+    """The node, branch and execution that an end row names for a refused row; its kind as the node if no commit."""
+    if row.kind not in COMMITS:
+        return row.kind, (), str(row.header[0])
+    header = CommitHeader.parse(row.header)
+    return header.node, header.branch, "/".join((*header.scope, header.id))
