@@ -20,7 +20,6 @@ from dspyer.runtime.lineage_order import changes_of
 from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import internals_of
 from dspyer.runtime.session import Session
-from dspyer.runtime.session_events import Around
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.schema import NONE_VALID, Schema
 from dspyer.state import ImmutableState
@@ -80,7 +79,7 @@ def request_inside(
     return Request(
         around.resources,
         observe=around.publish,
-        around=Around(around.events, attempt.node, attempt.index),
+        in_node=(attempt.node, attempt.index),
         queue=around.queue,
         answer=around.answer,
         live=around.live,

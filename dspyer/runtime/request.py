@@ -23,9 +23,8 @@ from dspyer.layers.layer import Layer
 from dspyer.patch import DELETE, Replace, diff_value, seal
 from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
 from dspyer.persistence.journal import Journal
-from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.rows import NewRow
-from dspyer.runtime.session_events import Around, Observe, ignore
+from dspyer.runtime.session_events import Observe, ignore
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.scheduler.run_state import FailedBranch, RunState
 from dspyer.scheduler.schedule import start
@@ -198,7 +197,7 @@ class Request:
     Attributes:
         resources: objects by type, for parameters that are annotated with it.
         observe: gets each event.
-        around: of a program inside a node, that node; None for an outermost run.
+        in_node: of a program inside a node, that node, and of a map the index of the item.
         queue: where the events of the outermost run wait for their reader; None for no reader.
         answer: answers questions as they are asked.
         live: whether nodes that run at once read each other's posts.
@@ -227,7 +226,7 @@ class Request:
 
     resources: Mapping[type, object] = field(default_factory=dict)
     observe: Observe = ignore
-    around: Around | None = None
+    in_node: tuple[str, int | None] = ("", None)
     queue: EventQueue[Event] | None = None
     answer: AnswerSource = no_answer
     live: bool = True
@@ -268,8 +267,8 @@ class Request:
     def recording(self, graph: GraphSpec) -> AbstractContextManager[LMRecorder]:
         """A block that records the LM calls of the run of a graph; those of a stored run get rows."""
         log = None
-        if self.journal is not None and self.records is not None and graph.record_lm_calls != "none":
-            log = self.records.lm_calls = LMCallLog(graph.record_lm_calls, graph.redaction is not None)
+        if self.journal is not None and self.records is not None:
+            log = self.records.lm_calls = graph.lm_call_log()
         budget = self.budget or graph.budget
         return record_lm_calls(log, NO_PRICES if budget is None else budget.prices)
 

@@ -3,7 +3,7 @@
 A session holds the `RunState` (a value) and replaces it with the next one at each step. A driver repeats three steps:
 `start_ready` returns the executions that may start, the driver runs them, `finish` passes an outcome to the scheduler.
 The session decides nothing about the graph; it adds what the pure scheduler must not know: events, traces, questions of
-`compile(interrupt_after=...)`, redaction, and the rows that a stored run has not written yet.
+`compile(interrupt_after=...)`, and the rows that a stored run has not written yet.
 
 In a stored run the order is that of a write-ahead log (see `persistence.journal`): a commit is written, then its event
 is published, then what depends on the commit starts. So no reader of the stream sees a commit that a crash could undo,
@@ -20,7 +20,6 @@ from threading import Lock
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from dspyer.display.redaction import Redactor
 from dspyer.dspy_module.executing import executing_id
 from dspyer.dspy_module.lm_records import usage_so_far
 from dspyer.dspy_module.tracing import Steps, is_apart
@@ -113,6 +112,7 @@ class Session(NotLive):
         run: the run as a value; each step replaces it.
         inputs: the state with which the run begins.
         scope: the executions around the run, if it is a part of another one.
+        in_node: the name of the node in which it is then, and of a map the index of the item.
         around: what the ids of its executions begin with in `executing_id`.
         called_in: the execution of another run whose code has called the program, in which its LM calls are counted;
             "" for none, and for a run that is a part of another one.
@@ -166,6 +166,7 @@ class Session(NotLive):
         self.run: RunState = run_start.run
         self.inputs = run_start.state
         self.scope = scope = request.scope
+        self.in_node = request.in_node
         self.around = "/".join((*scope, "")) if scope else ""
         self.called_in = "" if request.inside else executing_id()
         self.resources = resources
@@ -210,17 +211,9 @@ class Session(NotLive):
         self._to_restart = list(run_start.run.running._data.values())
         self._doing: dict[str, str] = {}
         self.duration = 0.0
-        redaction = graph.redaction
-        self.redactor = None if redaction is None else Redactor(redaction, dict(run_start.state.raw_items()))
+        self.layers = RunLayers(graph.nodes, graph.layers, request.layers, graph.of_runs, self)
         observe, queue, keeps = request.observe, None if scope else self.queue, request.keeps_events
-        self.events = SessionEvents(
-            observe, queue, keeps, self.root, scope, graph, self.redactor, self.pending, self.limit, request.around
-        )
-        if self.events.redactors:
-            for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
-                self.events.learn_commit(entry.commit)
-        self.layers = RunLayers(graph.nodes, graph.layers, request.layers, self)
-        self.events.layers = self.layers.events
+        self.events = SessionEvents(observe, queue, keeps, self.root, scope, self.layers, self.pending, self.limit)
         self.publish(RunStarted(self.run_id, graph.topology.name, graph.topology.schema.field_shapes, scope))
 
     # --- what a driver calls
@@ -270,10 +263,9 @@ class Session(NotLive):
             found = unwrap_stop_iteration(outcome)
             failed = self.take_failed_attempts(execution)
             self._annotate(execution.node, execution.path, execution.visit, found, last_attempt(failed))
-            self.events.learn_failures_of_items(execution.node, found)
         else:
             if execution.node in self.graph.rejecting:
-                log_rejection(self.graph.rejecting[execution.node], outcome, self.events.shown)
+                log_rejection(self.graph.rejecting[execution.node], outcome, self.layers.shown)
             if self.pending is not None and execution.branch.head < 0 and self.run_start.first_row is not None:
                 self.records.queue_row(self.run_start.first_row)
             if self.records.questions:
@@ -297,8 +289,7 @@ class Session(NotLive):
         """Reports a failure after which the run goes on, before it is committed. May be called from any thread."""
         node, path = call.context.node, call.context.branch
         self._annotate(node, path, call.context.visit, error, failure.attempt)
-        self.events.learn_message(node, error, failure)
-        self.events.learn_failures_of_items(node, error)
+        self.layers.shown(error, failure)
         self.publish(NodeFailed(node, path, call.context.delegate.execution, error))
 
     def _annotate(self, node: str, path: BranchPath, visit: int, error: BaseException, attempt: int) -> None:
@@ -463,9 +454,8 @@ class Session(NotLive):
         """Records an attempt that another one follows after `pause` seconds. May be called from any thread."""
         failure = attempt.failure(error, number)
         self.failed_attempts.setdefault(attempt.outer_execution, []).append(failure)  # both atomic
-        self.events.learn_message(attempt.node, error, failure)
+        shown = self.layers.shown(error, failure)
         self.publish(AttemptFailed(attempt.node, attempt.branch, attempt.execution, number, error, pause))
-        shown = self.events.shown(error)
         logger.info("%s, attempt %d failed, the next one in %.1f s: %r", attempt.who, number, pause, shown)
         # The event outlives the attempt. A traceback would keep the frames of the attempt, and all their values.
         drop_tracebacks(error)
@@ -560,7 +550,7 @@ class Session(NotLive):
         if lm_calls is not None and (error := lm_calls.take_error()) is not None:
             self.write_failed(error)
         run, refused = self.run, self.journal.refused_row
-        self._redact_failures()
+        self._show_failures()
         failures = [(failed.failure, failed.error) for failed in self.run.failures]
         if self.write_error is not None and refused is not None:
             node, path, execution = _origin(refused)
@@ -654,13 +644,10 @@ class Session(NotLive):
         garbage collector would free both.
         """
         self.duration = time.perf_counter() - self._clock
-        self._redact_failures()
+        self._show_failures()
         status = self.status
         self.publish(RunEnded(self.run_id, status, self.scope))
-        error, questions = self.error(), self.questions()
-        if self.redactor is not None:
-            questions = self.redactor.redact(questions)
-            error = None if error is None else self.redactor.error(error)
+        error, questions = self.layers.shown(self.error(), ends=True), self.layers.shown(self.questions(), ends=True)
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept)
         self.trial_error = None
         del error  # its traceback may refer to this frame
@@ -758,11 +745,11 @@ class Session(NotLive):
             found += [one for one in inner if one.scope[depth].partition("[")[0] in committed]
         return found
 
-    def _redact_failures(self) -> None:
-        redactor = self.redactor
-        if redactor is not None and self.run.failures:
-            redacted = [failure._replace(error=redactor.error(failure.error)) for failure in self.run.failures]
-            self.run = self.run._replace(failures=tuple(redacted))
+    def _show_failures(self) -> None:
+        """Leaves of the failures what may be shown."""
+        if self.run.failures:
+            shown = [one._replace(error=self.layers.shown(one.error, ends=True)) for one in self.run.failures]
+            self.run = self.run._replace(failures=tuple(shown))
 
 
 class SessionEnd(NamedTuple):
