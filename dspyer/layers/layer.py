@@ -208,7 +208,7 @@ class Layer:
     def event(self, event: Event) -> Event | None:
         """Called with each event before any reader sees it; returns what they see, None for nothing.
 
-        The event is as `redact` shows it. Events of runs inside of nodes are among those of the runs around them. May
+        The event is as `redact` of the graph shows it. Events of runs inside of nodes are among those of the runs around them. May
         be called from any thread.
 
         Example:
@@ -234,7 +234,8 @@ class Layer:
 
         Args:
             value: an error or a text of a log, an event that waits; at the end an error, or the questions.
-            failure: what a state may get of an error after which the run goes on; None for any other value.
+            failure: what a state may get of an error after which the run goes on, with nothing hidden; None for any
+                other value.
             ends: whether it is how the run ends, so that an error may be changed in place.
 
         Example:

@@ -30,7 +30,7 @@ class Redacted(Layer):
         redactors: this one, and those of the runs around it.
     """
 
-    __slots__ = ("_around", "_graph", "_in_node", "_scope", "own", "redactors")
+    __slots__ = ("_around", "_graph", "_in_node", "own", "redactors")
 
     def __init__(self, run: Any = None, around: Redacted | None = None) -> None:
         self._around = around
@@ -38,7 +38,7 @@ class Redacted(Layer):
         self.redactors: tuple[Redactor, ...] = ()
         if run is None:
             return
-        self._graph, self._scope, self._in_node = run.graph, run.scope, run.in_node
+        self._graph, self._in_node = run.graph, run.in_node
         if run.graph.redaction is not None:
             self.own = Redactor(run.graph.redaction, dict(run.run_start.state.raw_items()))
         own = () if self.own is None else (self.own,)
@@ -91,7 +91,7 @@ class Redacted(Layer):
 
     def _learn_items(self, event: Any) -> None:
         """Remembers the texts of items of a map, which the error of the map repeats."""
-        if isinstance(event, NodeFailed) and isinstance(event.error, MapError) and event.scope in ((), self._scope):
+        if isinstance(event, NodeFailed) and isinstance(event.error, MapError):
             for failure in event.error.failures:
                 self._learn([failure], self._places(event.node, failure.index))
 
