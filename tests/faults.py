@@ -448,8 +448,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="span_of_failed_attempt_unredacted",
         file="dspyer/runtime/spans.py",
-        old="elif self.hiding:  # what must",
-        new="elif self.hiding and not self._is_outermost:  # what must",
+        old="elif self._hidden.redactors:  # what must",
+        new="elif self._hidden.redactors and not self._is_outermost:  # what must",
         loss="the span of a failed attempt or item exports the exception's text although redact= hides it",
         tests=("tests/runtime/test_spans.py", "tests/runtime"),
     ),
@@ -543,9 +543,9 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="failure_text_of_inner_graph_unredacted",
-        file="dspyer/runtime/session_events.py",
-        old="events._learn([*paths, *events._failure_paths(node, item)], failures)",
-        new="events._learn(paths, failures)",
+        file="dspyer/layers/redaction.py",
+        old="_learn(failures, [*paths, *self._around._places(*self._in_node)])",
+        new="_learn(failures, paths)",
         loss="the text of an inner failure shows in events and logs though the outer graph hides the field where it lands",
         tests=("tests/threads/test_redaction.py", "tests/threads"),
     ),

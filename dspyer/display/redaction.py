@@ -13,13 +13,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
+from operator import is_
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, cast
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from dspyer.errors import DspyerError, MergeConflictError, brief
+from dspyer.errors import DspyerError, MergeConflictError, brief, error_text
 from dspyer.events import Commit, Committed, ConflictFound, Emitted, Event, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.patch import DELETE, Replace, SealedPatch
@@ -113,7 +114,7 @@ class Redaction:
             return value if all(parts[key] is part for key, part in value.items()) else parts
         if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
             items = [self.value((*path, index), item) for index, item in enumerate(value)]
-            return value if all(map(_same_object, items, value)) else type(value)(items)
+            return value if all(map(is_, items, value)) else type(value)(items)
         fields = _fields_of(value)
         if fields is None:
             return value
@@ -128,7 +129,7 @@ class Redaction:
             return self._redact_frozen(update, Replace, update.frozen, path)
         if isinstance(update, Updates):
             parts = [self.update(path, part) for part in update.updates]
-            return update if all(map(_same_object, parts, update.updates)) else Updates(*parts)
+            return update if all(map(is_, parts, update.updates)) else Updates(*parts)
         if len(path) == 1 and (of_item := self.for_update(path[0], update)) is not self:
             return of_item.update(path, update)
         if type(update) in (dict, SealedPatch):
@@ -228,10 +229,6 @@ class Redaction:
         return update if shown is plain else make(shown)
 
 
-def _same_object(left: Any, right: Any) -> bool:
-    return left is right
-
-
 def _fields_of(value: Any) -> dict[str, Any] | None:
     """The attributes of a model, extra ones too, or of a dataclass; None for anything else."""
     cls = type(value)
@@ -291,10 +288,13 @@ class Redactor:
     Values with a path are hidden by their path. Their texts are remembered, from the state with which the run begins
     and from every commit, and hidden in all other texts: a question, an emitted value, the message of an exception. May
     be used from several threads.
+
+    Attributes:
+        redaction: hides values by their path.
     """
 
     def __init__(self, redaction: Redaction, state: Mapping[str, Any]) -> None:
-        self._redaction = redaction
+        self.redaction = redaction
         self._texts: set[str] = set()
         # First characters -> lengths of the texts that begin with them, longest first.
         self._starts: dict[str, tuple[int, ...]] = {}
@@ -307,7 +307,7 @@ class Redactor:
     def event(self, event: Any) -> Any:
         """The redacted form of an event of any type."""
         self.learn(event)
-        return self.redact(self._redaction.event(event))
+        return self.redact(self.redaction.event(event))
 
     def settled(self, text: str) -> int:
         """How many of the first characters of a text that goes on can be redacted now, as in the whole text.
@@ -342,7 +342,7 @@ class Redactor:
 
     def learn_update(self, field: str, update: Any) -> None:
         """Remembers the texts that are hidden in an update of a field."""
-        self._learn_update(self._redaction.for_update(field, update), (field,), update)
+        self._learn_update(self.redaction.for_update(field, update), (field,), update)
 
     def learn_failure(self, path: KeyPath, failure: Failure) -> None:
         """Remembers the texts that are hidden in a failure: as the update of a field, or at its place in a list."""
@@ -353,12 +353,16 @@ class Redactor:
 
     def commit(self, commit: Commit) -> Commit:
         """The redacted form of a commit: its values by path, and the texts of its failures."""
-        shown = self._redaction.commit(commit)
+        shown = self.redaction.commit(commit)
         return shown._replace(failure=self.redact(shown.failure), failed_attempts=self.redact(shown.failed_attempts))
 
     def redact(self, value: Any) -> Any:
         """The redacted form of a text, or of any object with texts in it; the same object if nothing is hidden."""
         return self._redact(value, {})
+
+    def field(self, name: str, value: Any) -> Any:
+        """The redacted form of a value of a field, as a plain value: by its path, and of its texts."""
+        return self.redact(self.redaction.value((name,), thaw(value)))
 
     def error(self, error: BaseException) -> BaseException:
         """The exception with which a run ends, with redacted texts, its causes and contexts too.
@@ -390,7 +394,7 @@ class Redactor:
             return value if found is plain else freeze(found)
         if isinstance(value, Updates):
             parts = [self._redact(part, replaced, given) for part in value.updates]
-            return value if all(map(_same_object, parts, value.updates)) else Updates(*parts)
+            return value if all(map(is_, parts, value.updates)) else Updates(*parts)
         if isinstance(value, Mapping):
             pairs = [
                 (key, part, self._redact(key, replaced, given), self._redact(part, replaced, given))
@@ -403,7 +407,7 @@ class Redactor:
             items = list(value)
             own = value.value if isinstance(value, Emitted) else None
             parts = [self._redact(part, replaced, given or (own is not None and part is own)) for part in items]
-            if all(map(_same_object, parts, items)):
+            if all(map(is_, parts, items)):
                 return value
             return self._made(value, lambda: type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts))
         fields = _fields_of(value)
@@ -451,7 +455,7 @@ class Redactor:
 
     def _shows_hidden(self, error: BaseException) -> bool:
         parts = (error.args, *vars(error).values(), *[part for _, part in _members(error)])
-        return self._reveals(_text_of(error)) or any(self._reveals(_repr_of(part)) for part in parts)
+        return self._reveals(error_text(error)) or any(self._reveals(_repr_of(part)) for part in parts)
 
     def _error(self, error: BaseException, replaced: _Replacements) -> BaseException:
         found = [one for one in _linked(error) if id(one) not in replaced]
@@ -484,12 +488,12 @@ class Redactor:
         new: BaseException | None = None
         if isinstance(error, BaseExceptionGroup):
             parts = [self._replace(part, replaced) for part in error.exceptions]
-            if not all(map(_same_object, parts, error.exceptions)) or self._reveals(error.message):
+            if not all(map(is_, parts, error.exceptions)) or self._reveals(error.message):
                 new = BaseExceptionGroup.__new__(type(error), self._redact_text(error.message), parts)
         elif isinstance(error, ValidationError):
             new = self._validation_error(error)
-        elif self._reveals(_text_of(error)):
-            new = DspyerError(f"{type(error).__qualname__}: {self._redact_text(_text_of(error))}")
+        elif self._reveals(error_text(error)):
+            new = DspyerError(f"{type(error).__qualname__}: {self._redact_text(error_text(error))}")
         if new is not None and new is not error:
             vars(new).update({name: value for name, value in vars(error).items() if name not in vars(new)})
             replaced[id(error)] = replaced[id(new)] = new.with_traceback(error.__traceback__)
@@ -551,7 +555,7 @@ class Redactor:
 
     def learn_value(self, path: KeyPath, value: Any) -> None:
         """Remembers the texts that are hidden in a value at a path, also by a pattern that hides what is around it."""
-        self._learn_value(self._redaction, path, value)
+        self._learn_value(self.redaction, path, value)
 
     def _learn_value(self, redaction: Redaction, path: KeyPath, value: Any) -> None:
         plain = thaw(value)
@@ -562,7 +566,7 @@ class Redactor:
     def _learn_update(self, redaction: Redaction, path: KeyPath, update: Any) -> None:
         if isinstance(update, Updates):
             for part in update.updates:
-                self._learn_update(self._redaction.for_update(path[0], part), path, part)
+                self._learn_update(self.redaction.for_update(path[0], part), path, part)
         elif isinstance(update, Replace):
             self._learn_value(redaction, path, update.frozen)
         elif type(update) in (dict, SealedPatch):
@@ -592,11 +596,33 @@ class Redactor:
                 self._remember(form)
 
 
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a user's `__str__` raises anything; printing the exception would raise it too
-        return ""
+class OutputRedaction:
+    """What is shown of the outputs of a node, by all graphs around it.
+
+    Args:
+        hiding: for each graph, outermost first, what hides its values, and the fields that its node may write, or
+            None for any.
+    """
+
+    def __init__(self, hiding: tuple[tuple[Redactor, frozenset[str] | None], ...]) -> None:
+        self._hiding = hiding
+
+    def may_hide(self, field: str) -> bool:
+        """Whether an output is shown when it is complete: it, or a part of it, may be hidden by its path.
+
+        So is any output inside of several graphs that hide something: each changes what the next one looks at.
+        """
+        return len(self._hiding) > 1 or any(one.redaction.may_hide(field, fields) for one, fields in self._hiding)
+
+    def output(self, field: str, text: str) -> str:
+        """What to show of the whole text of an output."""
+        for one, fields in self._hiding:
+            text = one.redaction.output(field, fields, text)
+        return text
+
+    def settled(self, text: str) -> int:
+        """How many of the first characters of a text that goes on can be shown: the rest may begin a hidden text."""
+        return self._hiding[0][0].settled(text)
 
 
 def _repr_of(value: Any) -> str:
@@ -646,9 +672,9 @@ def _copied(error: BaseException, copies: _Replacements) -> BaseException:
         with suppress(Exception):  # classes of users raise anything
             made = make(error)
             vars(made).update(vars(error))  # some classes do not copy them, and so lose the notes
-            if _text_of(made) == _text_of(error):
+            if error_text(made) == error_text(error):
                 return made
-    other = DspyerError(f"{type(error).__qualname__}: {_text_of(error)}")
+    other = DspyerError(f"{type(error).__qualname__}: {error_text(error)}")
     vars(other).update(vars(error))
     return other
 

@@ -12,11 +12,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import dspy
 
 from dspyer.blocking import lend_loop, reachable_loop, take_back_loop
+from dspyer.display.redaction import OutputRedaction
 from dspyer.dspy_module.field_texts import SUBMIT, ResponseReader, SubmitText, reader_for, text_of_value
 from dspyer.dspy_module.not_public import (
     DECIDES,
@@ -33,19 +34,6 @@ from dspyer.values.unicode import with_valid_text
 
 ShowToken = Callable[[dspy.Predict, str, str, bool], None]
 """Called with a predictor, a field, the next piece of its text, and whether that is the last one."""
-
-
-class OutputRedaction(Protocol):
-    """What is shown of outputs."""
-
-    def may_hide(self, field: str) -> bool:
-        """Whether an output may be hidden, so that it must be shown whole."""
-
-    def output(self, field: str, text: str) -> str:
-        """What to show of the whole text of an output."""
-
-    def settled(self, text: str) -> int:
-        """How many of the first characters of a text may be shown before it goes on."""
 
 
 class TokenCallback(BaseCallback):

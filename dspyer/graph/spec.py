@@ -20,6 +20,7 @@ from dspyer.layers.breakpoints import Breakpoints
 from dspyer.layers.condensers import Condense
 from dspyer.layers.handlers import ErrorEdge, ErrorEdges
 from dspyer.layers.layer import Layer, ordered
+from dspyer.layers.redaction import Redacted
 from dspyer.layers.reports import Reports
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
 from dspyer.nodes.condense import Condensers
@@ -27,7 +28,7 @@ from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.router import Router
 from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability
-from dspyer.persistence.lm_call_log import Choose, Recorded
+from dspyer.persistence.lm_call_log import Choose, LMCallLog, Recorded
 from dspyer.scheduler.run_values import is_counted
 from dspyer.scheduler.topology import Topology
 
@@ -79,6 +80,7 @@ class GraphSpec:
         budget: what a run may spend, unless the call gives another budget; None for no limit.
         record_lm_calls: how much of its LM calls a stored run records, or what decides it.
         given_layers: the layers that nodes were given, and those of their options `retry`, `timeout` and `cache`.
+        of_runs: the layers of its runs, and of those inside of its nodes: none of them is around a node.
         attempts: the most attempts of each node with a retry policy, those of the graphs around it first, by its path:
             `{"write": (3,), "write/draft": (3, 2)}`.
         error_edges: where a branch goes after a failure, by node; the first edge that takes the exception counts.
@@ -125,6 +127,7 @@ class GraphSpec:
     named: bool = False
     shares_threads_with: frozenset[str] = frozenset()
     given_layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
+    of_runs: tuple[Layer, ...] = ()
     budget: Budget | None = None
     record_lm_calls: Recorded | Choose = "usage"
     attempts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -172,6 +175,11 @@ class GraphSpec:
     def name(self) -> str:
         """The name of the graph."""
         return self.topology.name
+
+    def lm_call_log(self) -> LMCallLog | None:
+        """What records the LM calls of a stored run; None if they are not recorded."""
+        recorded = self.record_lm_calls
+        return None if recorded == "none" else LMCallLog(recorded, self.redaction is not None)
 
     @property
     def writes(self) -> tuple[str, ...] | None:
@@ -266,7 +274,7 @@ def with_redaction(graph: GraphSpec, redact: Redact, modules: Iterable[dspy.Modu
     joins = {node: redacted_policies(policies, redaction) for node, policies in old.join_policies.items()}
     schema = old.schema.with_show_value(redaction.brief)
     topology = replace(old, schema=schema, policies=redacted_policies(old.policies, redaction), join_policies=joins)
-    return replace(graph, topology=topology, redaction=redaction)
+    return replace(graph, topology=topology, redaction=redaction, of_runs=(Redacted(),))
 
 
 # --- checks at run time

@@ -6,7 +6,7 @@ node. A layer that a node does not have costs it nothing, since it is in no list
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import CoroutineType, GeneratorType
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
@@ -15,6 +15,7 @@ import dspy
 
 from dspyer.errors import GraphError, brief, suggestion
 from dspyer.events import Event
+from dspyer.failure import Failure
 from dspyer.nodes.node import Call, Decision, Node, Output, Reply, checked_reply
 from dspyer.nodes.steps import Script
 
@@ -211,8 +212,8 @@ class Layer:
     def event(self, event: Event) -> Event | None:
         """Called with each event before any reader sees it; returns what they see, None for nothing.
 
-        The event is as `redact` shows it. Events of runs inside of nodes are among those of the runs around them. May
-        be called from any thread.
+        The event is as `redact` of the graph shows it. Events of runs inside of nodes are among those of the runs around
+        them. May be called from any thread.
 
         Example:
             >>> from dspyer import END, START, Graph
@@ -227,6 +228,34 @@ class Layer:
             ['RunStarted', 'Committed', 'Committed', 'RunEnded']
         """
         return event
+
+    def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
+        """Called with what is shown of a run and is no event of it yet; returns what to show.
+
+        It may change what it gets, and learn from it what must not be shown later: so it gets an event that waits until
+        it is written, and an error, as soon as there is one. For a layer that overrides it, `event` comes before that
+        of the others. May be called from any thread.
+
+        Args:
+            value: an error or a text of a log, an event that waits; at the end an error, or the questions.
+            failure: what a state may get of an error after which the run goes on, with nothing hidden; None for any
+                other value.
+            ends: whether it is how the run ends, so that an error may be changed in place.
+
+        Example:
+            >>> from dspyer import END, START, Graph
+            >>> from dspyer.extend import Layer
+            >>> class Helped(Layer):
+            ...     def shown(self, value, failure=None, *, ends=False):
+            ...         if ends and isinstance(value, ZeroDivisionError):
+            ...             value.add_note("give another n")
+            ...         return value
+            >>> graph = Graph().add_node("half", lambda n: {"n": 1 / n}, layers=[Helped()])
+            >>> graph.add_path(START, "half", END).compile().run({"n": 0}).error.__notes__[-1]
+            'give another n'
+        """
+        del failure, ends
+        return value
 
 
 def checked_layers(given: object, option: str) -> tuple[Layer, ...]:
@@ -362,36 +391,54 @@ class RunLayers:
         nodes: the nodes of the graph.
         layers: the layers of the graph, by node.
         asked: those of the call.
+        of_runs: those of the runs of the graph. One of a kind that the call has too is left out: the part of the run
+            around makes the part of this one.
         run: the run.
 
     Attributes:
         around: the parts of those that are around all nodes: of `using`, then of the call.
-        asked: the parts of those of the call, which are the layers of the runs inside of its nodes.
+        asked: the parts of those of the call and of the runs of the graph: the layers of the runs inside of its nodes.
         runs: the parts with a block around the run.
         events: the parts that events pass through.
     """
 
-    __slots__ = ("_admits", "_chains", "_layers", "_nodes", "_parts", "around", "asked", "events", "runs")
+    __slots__ = ("_admits", "_chains", "_layers", "_nodes", "_parts", "_showing", "around", "asked", "events", "runs")
 
     def __init__(
         self,
         nodes: Mapping[str, Node],
         layers: Mapping[str, tuple[Layer, ...]],
-        asked: Iterable[Layer],
+        asked: Collection[Layer],
+        of_runs: Iterable[Layer],
         run: RunView,
     ) -> None:
         self._nodes = nodes
         self._layers = layers
-        self.asked = _parts(asked, run)
-        self.around = (*_parts(layers_around(), run), *self.asked)
+        self.asked = _parts((*asked, *[one for one in of_runs if type(one) not in map(type, asked)]), run)
+        using = _parts(layers_around(), run)
+        self.around = (*using, *self.asked)
         own = {id(layer): layer for found in layers.values() for layer in found}
         self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
         every = (*self.around, *found)
         self.runs = tuple([part for part in every if type(part).run is not Layer.run])
-        self.events = tuple([part for part in every if type(part).event is not Layer.event])
+        showing = [part for part in (*self.asked, *using, *found) if type(part).shown is not Layer.shown]
+        self._showing = tuple(showing)
+        showing += [part for part in every if type(part).shown is Layer.shown]
+        self.events = tuple([part for part in showing if type(part).event is not Layer.event])
         self._chains: dict[str, Inner] = {}
         self._admits: dict[str, tuple[Layer, ...]] = {}
+
+    @property
+    def at_each_step(self) -> bool:
+        """Whether one of those around all nodes has something to do there."""
+        return any(type(one).around is not Layer.around or type(one).admit is not Layer.admit for one in self.around)
+
+    def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
+        """What is shown of a value that is no event of the run yet (`Layer.shown`)."""
+        for layer in self._showing:
+            value = layer.shown(value, failure, ends=ends)
+        return value
 
     def of(self, name: str) -> tuple[Layer, ...]:
         """The layers around a node, outermost first."""

@@ -165,7 +165,7 @@ def _warn(plan: CachePlan, call: Call, text: str, error: Exception | None = None
     """Logs why the cache does not help: once per node and reason as a warning, then for debugging."""
     known = (plan.identity, text) in _warned
     _warned.add((plan.identity, text))
-    shown = error if error is None else call.runner.session.events.shown(error)
+    shown = error if error is None else call.runner.session.layers.shown(error)
     reason = text if shown is None else f"{text}: {type(shown).__name__}: {shown}"
     logger.log(logging.DEBUG if known else logging.WARNING, "cache of node %r: %s", plan.node, reason)
     if error is not None:

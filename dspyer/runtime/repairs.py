@@ -111,7 +111,6 @@ class _Shown:
     """Plain values of an example, without what `compile(redact=...)` hides: by path, and in texts that repeat it."""
 
     def __init__(self, redaction: Redaction | None, reads: Mapping[str, str], writes: Mapping[str, str]) -> None:
-        self._redaction = redaction
         self._redactor = None if redaction is None else Redactor(redaction, {})
         self._reads = reads
         self._writes = writes
@@ -130,7 +129,7 @@ class _Shown:
         return values if self._redactor is None else {name: self._redactor.redact(one) for name, one in values.items()}
 
     def _plain(self, field: str, value: Any) -> Any:
-        if self._redaction is None or self._redactor is None:
+        if self._redactor is None:
             return thaw(value)
         self._redactor.learn_value((field,), value)
-        return thaw(self._redaction.value((field,), value))
+        return thaw(self._redactor.redaction.value((field,), value))

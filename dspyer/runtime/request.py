@@ -19,7 +19,6 @@ from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
 from dspyer.persistence.execution_records import ExecutionRecords
-from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.runtime.run_start import CallOptions, Inside, RunStart
 from dspyer.scheduler.run_state import FailedBranch
 from dspyer.stopping import StopSignal
@@ -139,8 +138,8 @@ class Request:
     def recording(self, graph: GraphSpec) -> AbstractContextManager[LMRecorder]:
         """A block that records the LM calls of the run of a graph; those of a stored run get rows."""
         log = None
-        if self.records is not None and self.is_stored and graph.record_lm_calls != "none":
-            log = self.records.lm_calls = LMCallLog(graph.record_lm_calls, graph.redaction is not None)
+        if self.records is not None and self.is_stored:
+            log = self.records.lm_calls = graph.lm_call_log()
         budget = self.options.budget or graph.budget
         return record_lm_calls(log, NO_PRICES if budget is None else budget.prices)
 

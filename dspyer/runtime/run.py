@@ -24,6 +24,7 @@ from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
+from dspyer.layers.redaction import redacted
 from dspyer.persistence.lm_usage import total_cost
 from dspyer.runtime.read_sources import ReadSources, Sources
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
@@ -109,12 +110,12 @@ class Run:
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._graph = session.graph
         self._redaction = session.graph.redaction
-        self._redactor = session.redactor
+        self._redactor = redacted(session).own
         self._begin = session.inputs
         self._logged_checks: list[LoggedChecks] = session.logged_checks()
         self._failures = run.failures
         asked = () if ended.status == "completed" else tuple(session.records.open_questions())
-        self._asked = asked if session.redactor is None else session.redactor.redact(asked)
+        self._asked = session.layers.shown(asked, ends=True)
         self._depth = len(session.ids.scope)
         self.conflicts: tuple[MergedConflict, ...] = (
             *[conflict for entry in self._entries for conflict in entry.conflicts],
@@ -579,7 +580,7 @@ class Run:
         answer = run_answer(
             info, graph.drawing(), graph.topology.schema.field_shapes, self._asked, outside, len(self.commits)
         )
-        written = RunWriter(self._redaction, self._redactor, keeps_texts=callable(graph.record_lm_calls))
+        written = RunWriter(self._redactor, keeps_texts=callable(graph.record_lm_calls))
         return written.write(
             path,
             {**answer, "stats": self.stats().to_dict()},

@@ -9,7 +9,7 @@ from typing import Any
 
 import dspy
 
-from dspyer.display.redaction import Redaction, Redactor
+from dspyer.display.redaction import Redactor
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row
 from dspyer.display.run_rows import DisplayRow
@@ -27,8 +27,7 @@ Writers = Mapping[str, int]
 class ShownStates:
     """The JSON forms of states. Values that states share are redacted and encoded once, and are one object."""
 
-    def __init__(self, redaction: Redaction | None, redactor: Redactor | None) -> None:
-        self._redaction = redaction
+    def __init__(self, redactor: Redactor | None) -> None:
         self._redactor = redactor
         self._known: dict[tuple[str, int], tuple[Any, Any]] = {}  # with the value, so that its id is not reused
 
@@ -39,9 +38,9 @@ class ShownStates:
     def _field(self, name: str, value: Any) -> Any:
         key = name, id(value)
         if key not in self._known:
-            shown = value if self._redaction is None else freeze(self._redaction.at((name,), value))
-            encoded = encoding.encode(shown)
-            self._known[key] = value, encoded if self._redactor is None else self._redactor.redact(encoded)
+            redactor = self._redactor
+            encoded = encoding.encode(value if redactor is None else freeze(redactor.redaction.at((name,), value)))
+            self._known[key] = value, encoded if redactor is None else redactor.redact(encoded)
         return self._known[key][1]
 
 
@@ -81,16 +80,14 @@ class RunWriter:
     """Writes a run into a file, with its values redacted as in events.
 
     Args:
-        redaction: hides values by their path; None for none.
-        redactor: hides the same values in all other texts.
+        redactor: hides values by their path, and the same values in all other texts; None for none.
         keeps_texts: whether prompts and responses are shown although values are hidden: the program chose what is kept.
     """
 
-    def __init__(self, redaction: Redaction | None, redactor: Redactor | None, *, keeps_texts: bool) -> None:
-        self._redaction = redaction
+    def __init__(self, redactor: Redactor | None, *, keeps_texts: bool) -> None:
         self._redactor = redactor
-        self._keeps_texts = keeps_texts or redaction is None
-        self._states = ShownStates(redaction, redactor)
+        self._keeps_texts = keeps_texts or redactor is None
+        self._states = ShownStates(redactor)
 
     def write(
         self,
@@ -170,7 +167,7 @@ class RunWriter:
         return self._states.of(ImmutableState(sent_to(log, parents, path)))
 
     def _conflict(self, conflict: MergedConflict) -> Any:
-        shown = conflict if self._redaction is None else self._redaction.conflict(conflict)
+        shown = conflict if self._redactor is None else self._redactor.redaction.conflict(conflict)
         return self._hide(shown.to_dict())
 
     def _call(self, call: LMCall) -> Any:

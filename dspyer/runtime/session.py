@@ -3,7 +3,7 @@
 A session holds the `RunState` (a value) and replaces it with the next one at each step. A driver repeats three steps:
 `start_ready` returns the executions that may start, the driver runs them, `finish` passes an outcome to the scheduler.
 The session decides nothing about the graph; it adds what the pure scheduler must not know: events, traces, questions of
-`compile(interrupt_after=...)`, redaction, and the rows that a stored run has not written yet.
+`compile(interrupt_after=...)`, and the rows that a stored run has not written yet.
 
 In a stored run the order is that of a write-ahead log (see `persistence.journal`): a commit is written, then its event
 is published, then what depends on the commit starts. So no reader of the stream sees a commit that a crash could undo,
@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from dspyer.display.redaction import Redactor
 from dspyer.dspy_module.executing import executing_id
 from dspyer.dspy_module.tracing import Steps, is_apart
 from dspyer.errors import (
@@ -156,7 +155,7 @@ class Session(NotLive):
         graph: GraphSpec,
         run_start: RunStart,
         request: Request,
-        layers: Iterable[Layer],
+        layers: tuple[Layer, ...],
         resources: Mapping[type, object],
         answer: AnswerSource,
     ) -> None:
@@ -191,16 +190,8 @@ class Session(NotLive):
         if max_calls is not None:
             before = self.run.calls - len(self.run.running) + records.calls_inside(self.ids.scope)
             self.call_counts = (*self.call_counts, CallCount(graph.name, max_calls, before))
-        redaction = graph.redaction
-        self.redactor = None if redaction is None else Redactor(redaction, dict(run_start.state.raw_items()))
-        self.events = SessionEvents(
-            request.queue, request.options.keeps_events, inside, graph, self.ids, self.redactor, self.log
-        )
-        if self.events.redactors:
-            for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
-                self.events.learn_commit(entry.commit)
-        self.layers = RunLayers(graph.nodes, graph.layers, layers, self)
-        self.events.layers = self.layers.events
+        self.events = SessionEvents(request.queue, request.options.keeps_events, inside, self.ids, self.log)
+        self.layers = self.events.layers = RunLayers(graph.nodes, graph.layers, layers, graph.of_runs, self)
         shapes = graph.topology.schema.field_shapes
         self.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, self.ids.scope))
 
@@ -215,6 +206,12 @@ class Session(NotLive):
     def scope(self) -> tuple[str, ...]:
         """The executions around the run, if it is a part of another one."""
         return self.ids.scope
+
+    @property
+    def in_node(self) -> tuple[str, int | None]:
+        """The node in which the run is, and of a map the index of the item; "" and None for an outermost run."""
+        around = None if self.inside is None else self.inside.around
+        return ("", None) if around is None else (around.node, around.item)
 
     @property
     def root(self) -> str:
@@ -295,10 +292,9 @@ class Session(NotLive):
             found = unwrap_stop_iteration(outcome)
             failed = self.take_failed_attempts(execution)
             self._annotate(execution.node, execution.path, execution.visit, found, last_attempt(failed))
-            self.events.learn_failures_of_items(execution.node, found)
         else:
             if execution.node in self.graph.rejecting:
-                log_rejection(self.graph.rejecting[execution.node], outcome, self.events.shown)
+                log_rejection(self.graph.rejecting[execution.node], outcome, self.layers.shown)
             if self.log is not None and execution.branch.head < 0 and self.run_start.first_row is not None:
                 self.records.queue_row(self.run_start.first_row)
             if self.records.questions:
@@ -322,8 +318,7 @@ class Session(NotLive):
         """Reports a failure after which the run goes on, before it is committed. May be called from any thread."""
         node, path = call.context.node, call.context.branch
         self._annotate(node, path, call.context.visit, error, failure.attempt)
-        self.events.learn_message(node, error, failure)
-        self.events.learn_failures_of_items(node, error)
+        self.layers.shown(error, failure)
         self.publish(NodeFailed(node, path, call.context.delegate.execution, error))
 
     def _annotate(self, node: str, path: BranchPath, visit: int, error: BaseException, attempt: int) -> None:
@@ -490,9 +485,8 @@ class Session(NotLive):
         """Records an attempt that another one follows after `pause` seconds. May be called from any thread."""
         failure = attempt.failure(error, number)
         self.notes.failed_attempts.setdefault(attempt.outer_execution, []).append(failure)  # both atomic
-        self.events.learn_message(attempt.node, error, failure)
+        shown = self.layers.shown(error, failure)
         self.publish(AttemptFailed(attempt.node, attempt.branch, attempt.execution, number, error, pause))
-        shown = self.events.shown(error)
         logger.info("%s, attempt %d failed, the next one in %.1f s: %r", attempt.who, number, pause, shown)
         # The event outlives the attempt. A traceback would keep the frames of the attempt, and all their values.
         drop_tracebacks(error)
@@ -573,7 +567,7 @@ class Session(NotLive):
         """The last rows of the run."""
         if (error := log.lm_call_error()) is not None:
             self.write_failed(log, error)
-        self._redact_failures()
+        self._show_failures()
         run, failures = self.run, [(failed.failure, failed.error) for failed in self.run.failures]
         failures += log.failures()
         if self.refusal is not None and self.status == "failed" and not failures:
@@ -610,13 +604,10 @@ class Session(NotLive):
         garbage collector would free both.
         """
         duration = time.perf_counter() - self.began[1]
-        self._redact_failures()
+        self._show_failures()
         status = self.status
         self.publish(RunEnded(self.ids.run_id, status, self.ids.scope))
-        error, questions = self.error(), self.questions()
-        if self.redactor is not None:
-            questions = self.redactor.redact(questions)
-            error = None if error is None else self.redactor.error(error)
+        error, questions = self.layers.shown(self.error(), ends=True), self.layers.shown(self.questions(), ends=True)
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         self.notes.trial_error = None
         del error  # its traceback may refer to this frame
@@ -717,11 +708,11 @@ class Session(NotLive):
             found += [one for one in inner if one.scope[depth].partition("[")[0] in committed]
         return found
 
-    def _redact_failures(self) -> None:
-        redactor = self.redactor
-        if redactor is not None and self.run.failures:
-            redacted = [failure._replace(error=redactor.error(failure.error)) for failure in self.run.failures]
-            self.run = self.run._replace(failures=tuple(redacted))
+    def _show_failures(self) -> None:
+        """Leaves of the failures what may be shown."""
+        if self.run.failures:
+            shown = [one._replace(error=self.layers.shown(one.error, ends=True)) for one in self.run.failures]
+            self.run = self.run._replace(failures=tuple(shown))
 
 
 def _ids_of(start: RunStart, inside: Inside | None) -> RunIds:

@@ -1,7 +1,7 @@
 """The events of a session: what they show, when they are published, and who gets them.
 
-An event passes through one place, `SessionEvents.publish`: it is redacted, kept for `run.events`, and passed to the
-reader of the stream and to the watchers of the process.
+An event passes through one place, `SessionEvents.publish`: through the layers of the run; then it is kept for
+`run.events`, and passed to the reader of the stream and to the watchers of the process.
 """
 
 from __future__ import annotations
@@ -10,20 +10,15 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from dspyer.display.redaction import Redactor
 from dspyer.display.running import LMUse
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import LMWatcher
-from dspyer.errors import MapError, brief, error_text
+from dspyer.errors import brief
 from dspyer.event_queue import EventQueue
-from dspyer.events import Commit, ConflictFound, Doing, Emitted, Event, MergedConflict, Token
-from dspyer.failure import Failure
-from dspyer.graph.spec import GraphSpec
-from dspyer.layers.layer import Layer
-from dspyer.nodes.map import map_fields_of
-from dspyer.values.refusals import KeyPath
+from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token
+from dspyer.layers.layer import RunLayers
 
 if TYPE_CHECKING:
     from dspyer.runtime.run_log import RunLog
@@ -32,7 +27,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("dspyer")
 
 Watch = Callable[[str, Event], object]
-"""Called with the id of an outermost run and one of its events, redacted; from any thread. It must not raise."""
+"""Called with the id of an outermost run and one of its events, as its layers show it; from any thread. It must not
+raise."""
 
 WatchLM = Callable[[str, LMUse], object]
 """The same with what an LM call has used."""
@@ -82,14 +78,12 @@ class SessionEvents:
         keeps: whether a `Run` will be made, which has the events.
         inside: where the run is, if it is a part of another one.
         ids: the ids of the run.
-        redactor: hides values; None for none.
         log: what a stored run has still to write; None for a run that is not stored.
 
     Attributes:
         kept: the events in order of arrival.
         queue: where the events of the outermost run wait for their reader; None for no reader.
-        layers: those that events pass through before any reader sees them.
-        redactors: what hides values of the run: its own redaction, and those of the runs around it.
+        layers: those of the run, through which events pass before any reader sees them; set before the first event.
     """
 
     def __init__(
@@ -97,29 +91,18 @@ class SessionEvents:
         queue: EventQueue[Event] | None,
         keeps: bool,
         inside: Inside | None,
-        graph: GraphSpec,
         ids: RunIds,
-        redactor: Redactor | None,
         log: RunLog | None,
     ) -> None:
         self.kept: list[Event] = []
-        self.layers: tuple[Layer, ...] = ()
+        self.layers: RunLayers
         self.queue = queue
         self._around = around = None if inside is None else inside.around
         self._keeps = keeps
         self._root, self._scope = ids.root, ids.scope
-        self._graph = graph
-        self._redactor = redactor
         self._log = log
         self._limit = None if inside is None else inside.limit
-        self._unheard = not keeps and queue is None and around is None and redactor is None  # but by watchers
-        own = () if redactor is None else (redactor,)
-        self.redactors: tuple[Redactor, ...] = own if around is None else (*own, *around.events.redactors)
-
-    @property
-    def node_around(self) -> str:
-        """The node of the run around this one in which the run is; "" for an outermost run."""
-        return "" if self._around is None else self._around.node
+        self._unheard = not keeps and queue is None and around is None  # but by layers, and those who watch the process
 
     def publish(self, event: Event) -> None:
         """Keeps an event and passes it on. May be called from any thread; a node that emits may wait here."""
@@ -127,9 +110,7 @@ class SessionEvents:
             return
         if self._scope and not event.scope:
             event = event._replace(scope=self._scope)
-        if self._redactor is not None:
-            event = self._redactor.event(event)
-        for layer in self.layers:
+        for layer in self.layers.events:
             shown = layer.event(event)
             if shown is None:
                 return
@@ -137,7 +118,7 @@ class SessionEvents:
         if self._keeps and type(event) not in _NOT_KEPT:
             self.kept.append(event)
         if type(event) is ConflictFound and event.scope == self._scope:
-            log_conflict(self.shown(event).conflict)
+            log_conflict(self.layers.shown(event).conflict)
         if _watchers and not self._scope:  # events of runs inside of nodes come here too
             for watch in _watchers:
                 watch(self._root, event)
@@ -152,64 +133,12 @@ class SessionEvents:
         """Publishes events of the scheduler; of a stored run, after the rows that they report are written."""
         if self._log is not None:
             self._log.events += events
-            for redactor in self.redactors:
-                for event in events:
-                    redactor.learn(event)  # an error published before the next write may name these values
+            for event in events:
+                self.layers.shown(event)  # an error that is published before the next write may name what is hidden
             return
         for event in events:
-            if not self._unheard or self.layers or _watchers or type(event) is ConflictFound:
+            if not self._unheard or self.layers.events or _watchers or type(event) is ConflictFound:
                 self.publish(event)
-
-    # --- redaction, by this run and by those around it
-
-    def shown(self, value: Any) -> Any:
-        """An event, an error or a text as a log may show it."""
-        for redactor in self.redactors:
-            value = redactor.event(value)
-        return value
-
-    def learn_commit(self, commit: Commit) -> None:
-        """Lets the redaction hide what it hides in a commit of an earlier process."""
-        for redactor in self.redactors:
-            redactor.learn_commit(commit)
-        for failure in (*commit.failed_attempts, *([] if commit.failure is None else [commit.failure])):
-            self._learn(self._failure_paths(commit.node, failure.index), [failure])
-
-    def learn_message(self, node: str, error: BaseException, failure: Failure) -> None:
-        """Lets the redaction hide the text of an exception that it hides in the field that gets the failure.
-
-        The exception is shown, by events and logs, before the commit is; and its text may be longer than the failure's.
-        """
-        if not self.redactors:
-            return
-        whole = failure.model_copy(update={"message": error_text(error)})
-        self._learn(self._failure_paths(node, failure.index), [failure, whole])
-
-    def learn_failures_of_items(self, node: str, error: BaseException) -> None:
-        """Lets the redaction hide the texts of items of a map, which the error of the map repeats."""
-        if self.redactors and isinstance(error, MapError):
-            for failure in error.failures:
-                self._learn(self._failure_paths(node, failure.index), [failure])
-
-    def _learn(self, paths: list[KeyPath], failures: list[Failure]) -> None:
-        """Remembers failures that a state may hold at these paths, or where the node around this run leads its own."""
-        if self._redactor is not None:
-            for path in paths:
-                for failure in failures:
-                    self._redactor.learn_failure(path, failure)
-        if self._around is not None:
-            events, node, item = self._around
-            events._learn([*paths, *events._failure_paths(node, item)], failures)
-
-    def _failure_paths(self, node: str, index: int | None) -> list[KeyPath]:
-        """Where a state may hold a failure: the fields of error edges, and of an item its place in that of the map."""
-        edges, nodes = self._graph.error_edges.get(node, ()), self._graph.nodes
-        found: list[KeyPath] = [(edge.into,) for edge in edges if edge.into is not None]
-        found += [(field,) for field in nodes[node].reports_in] if node in nodes else []
-        mapped = map_fields_of(nodes.get(node))
-        if mapped is not None and mapped.failures is not None and index is not None:
-            found.append((mapped.failures, index))
-        return found
 
 
 def log_conflict(conflict: MergedConflict) -> None:

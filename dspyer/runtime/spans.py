@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic_core import to_json
 
-from dspyer.display.redaction import Redaction, Redactor
 from dspyer.errors import Interrupt, error_text, unwrap_stop_iteration
 from dspyer.events import (
     Asked,
@@ -40,6 +39,7 @@ from dspyer.events import (
 )
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Inner, Layer, Place
+from dspyer.layers.redaction import Redacted, redacted
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script
 from dspyer.persistence.rows import StoredTrace, trace_row
@@ -232,7 +232,6 @@ class RunSpans:
 
     Attributes:
         scope: the executions around the run.
-        hiding: what the graph and those around it hide, outermost first.
     """
 
     def __init__(self, api: _OpenTelemetry, tracer: Tracer, run: Any, around: RunSpans | None) -> None:
@@ -247,9 +246,7 @@ class RunSpans:
         self._stored = run.log is not None and not run.scope
         self._thread = thread
         self._captures = os.environ.get(CAPTURE, "").strip().lower() in _CAPTURES
-        self.hiding: tuple[tuple[Redaction, Redactor], ...] = () if around is None else around.hiding
-        if run.redactor is not None and run.graph.redaction is not None:
-            self.hiding = (*self.hiding, (run.graph.redaction, run.redactor))
+        self._hidden = Redacted()
         self._is_outermost = around is None
         self._running: dict[str, _Running] = {}
         self._span: Span = api.trace.INVALID_SPAN
@@ -262,6 +259,7 @@ class RunSpans:
 
     def begin(self, session: Any) -> _Current:
         """Begins the span of the run; returns the block in which it is current."""
+        self._hidden = redacted(session)
         api, graph = self._api, self._graph
         current = api.context.get_current()
         self._prefix = str(api.context.get_value(api.node_key, current) or "")
@@ -332,20 +330,19 @@ class RunSpans:
                 status = session.status
                 span.set_attribute(STATUS, status)
                 if status == "failed":
-                    self._run_failed(span, session.error())
+                    self._run_failed(span, session)
                 if status == "completed" and self._captures:
                     span.set_attributes({OUTPUT: self._outputs(session.run, session.inputs), OUTPUT_TYPE: _JSON})
         except Exception as error:  # noqa: BLE001 - the run counts, not its trace
             self._lose(error)
         self._end_span(span)
 
-    def _run_failed(self, span: Span, error: BaseException) -> None:
-        if self.hiding and not self._is_outermost:  # it is not redacted yet by the graphs around it
+    def _run_failed(self, span: Span, session: Any) -> None:
+        error = session.layers.shown(session.error(), ends=True)
+        if self._hidden.redactors and not self._is_outermost:  # it is not redacted yet by the graphs around it
             self._set_failed(span, type(error).__name__)
-            return
-        for _, redactor in self.hiding:
-            error = redactor.error(error)
-        self._failed(span, unwrap_stop_iteration(error))
+        else:
+            self._failed(span, unwrap_stop_iteration(error))
 
     def _outputs(self, run: RunState, inputs: ImmutableState) -> str:
         state, names = run.trunk_state, self._graph.outputs
@@ -458,7 +455,7 @@ class RunSpans:
                 self._asked(span, error)
             elif not isinstance(error, Exception):
                 span.set_attribute(STATUS, "stopped")
-            elif self.hiding:  # what must be hidden in its text is known later
+            elif self._hidden.redactors:  # what must be hidden in its text is known later
                 self._set_failed(span, type(error).__name__)
             else:
                 self._failed(span, unwrap_stop_iteration(error))
@@ -576,22 +573,17 @@ class RunSpans:
 
     def _question(self, question: Any) -> dict[str, Any]:
         told = {"key": question.key, "node": question.node}
-        return {**told, "text": self._redacted(question.text)} if self._captures else told
+        return {**told, "text": self._hidden.shown(question.text)} if self._captures else told
 
     def _shown(self, state: Mapping[str, Any], names: Iterable[str]) -> str:
         """Fields of a state as JSON, as they may leave the run."""
         found: dict[str, Any] = {}
         for name in names:
             value = thaw(state[name])
-            for redaction, _ in self.hiding:
-                value = redaction.value((name,), value)
+            for redactor in self._hidden.redactors:
+                value = redactor.redaction.value((name,), value)
             found[name] = value
-        return _json_text(self._redacted(found))
-
-    def _redacted(self, value: Any) -> Any:
-        for _, redactor in self.hiding:
-            value = redactor.redact(value)
-        return value
+        return _json_text(self._hidden.shown(found))
 
     def _failed(self, span: Span, error: BaseException) -> None:
         self._set_failed(span, _said(error))

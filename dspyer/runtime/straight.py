@@ -69,7 +69,7 @@ def straight_paths(session: Session) -> Paths:
     if (
         type(session) is not Session  # it has live fields
         or session.spending is not None
-        or session.layers.around
+        or session.layers.at_each_step
         or session.records.questions
     ):
         return _NO_PATHS

@@ -65,6 +65,7 @@ from dspyer.events import (
     Token,
 )
 from dspyer.graph.spec import GraphSpec
+from dspyer.layers.redaction import redacted
 from dspyer.runtime.run import Run
 from dspyer.runtime.server_sent import last_of_refusal, last_of_run
 from dspyer.runtime.session import Session
@@ -234,7 +235,7 @@ class EventTranslator:
     # --- state
 
     def _begin(self, session: Session) -> Iterator[BaseEvent]:
-        self._redactor = session.redactor
+        self._redactor = redacted(session).own
         state = session.run.trunk_state
         branches = {entry.commit.branch: entry.state for entry in session.run.log}
         for before in (state, *branches.values()):
@@ -266,10 +267,7 @@ class EventTranslator:
         }
 
     def _hide(self, field: str, value: Any) -> Any:
-        redaction = self._graph.redaction
-        if redaction is None or self._redactor is None:
-            return value
-        return self._redactor.redact(redaction.value((field,), thaw(value)))
+        return value if self._redactor is None else self._redactor.field(field, value)
 
     def _commit(self, event: Committed, state: ImmutableState) -> Iterator[BaseEvent]:
         commit = event.commit

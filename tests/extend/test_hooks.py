@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
+from tenacity import wait_none
 
-from dspyer import END, START, Graph, Run
+from dspyer import END, START, Context, Failure, Graph, Retry, Run
 from dspyer.errors import GraphError, RunStoppedError
 from dspyer.events import Committed, Event, NodeStarted
 from dspyer.extend import Call, Layer, Stop, using
@@ -160,3 +161,50 @@ def test_an_unknown_place_is_refused_by_a_block_of_layers() -> None:
 
     with pytest.raises(GraphError, match="'inside'"), using(Odd()):
         pass
+
+
+class Read(Layer):
+    """Notes all that it gets, and shows it as it is."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def event(self, event: Event) -> Event:
+        self.notes.append(repr(event))
+        return event
+
+    def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
+        self.notes.append(f"{value!r} {ends}")
+        return value
+
+
+class EventsAlone(Read):
+    shown = Layer.shown
+
+
+@pytest.mark.parametrize("kind", [Read, EventsAlone])
+@pytest.mark.parametrize("store", [None, ":memory:"])
+def test_redaction_comes_before_all_layers(kind: type[Read], store: str | None) -> None:
+    ambient, of_graph, of_node = kind(), kind(), kind()
+
+    def work(token: str, ctx: Context) -> dict[str, str]:
+        ctx.emit(token)
+        if ctx.attempt == 1:
+            raise ValueError(f"{token} is refused")
+        if ctx.interrupt("go", f"Use {token}?"):
+            raise RuntimeError(f"{token} is used up")
+        return {}
+
+    inner = graph_of(work, writes=["token"], layers=[of_node], retry=Retry(2, wait=wait_none(), on=ValueError))
+    graph = Graph(name="Outer").add_node("inner", inner.compile(redact="token")).add_path(START, "inner", END)
+    program = graph.compile(layers=[of_graph], redact=["token"], store=store)
+    with using(ambient):
+        if store is None:
+            runs = [program.run({"token": "S3CRET"}), program.run({"token": "S3CRET"}, answers={"go": True})]
+        else:
+            runs = [program.thread("t").run({"token": "S3CRET"}), program.thread("t").resume({"go": True})]
+    assert [run.status for run in runs] == ["interrupted", "failed"]
+    assert "'S3CRET'" in repr(runs[0].state)
+    for layer in (ambient, of_graph, of_node):
+        assert "is used up" in "".join(layer.notes)
+        assert not [note for note in layer.notes if "S3CRET" in note]

@@ -256,6 +256,6 @@ def test_redacted_values_are_not_in_the_log(tmp_path: Path, caplog: pytest.LogCa
         return {"found": Later(text=query)}
 
     program = library(secret, ["found"], folder=tmp_path).compile(redact=["found", "query"])
-    program.run({"query": "token-123"})
-    assert warnings_of(caplog)
-    assert "token-123" not in caplog.text
+    program.run({"query": "Later"})  # the error names the class
+    assert "[redacted]" in "".join(warnings_of(caplog))
+    assert "Later" not in caplog.text

@@ -622,6 +622,16 @@ def test_a_redaction_hides_tokens_of_the_graphs_inside(how: str, server: OpenAIS
 
 
 @modes
+def test_what_is_no_output_of_a_node_inside_delays_none_of_its_tokens(how: str, server: OpenAIServer) -> None:
+    graph = Graph(name="Outer", inputs=["question", "other"]).add_node("inner", fan(), writes=["one", "two", "three"])
+    events, run = streamed(
+        graph.add_path(START, "inner", END).compile(redact=["other"]), {"question": "Where?", "other": "x"}, how
+    )
+    assert run.status == "completed", run.error
+    assert len([one for one in tokens_of(events) if one.field == "three"]) > 5
+
+
+@modes
 def test_graphs_that_hide_different_things_give_whole_tokens(how: str, server: OpenAIServer) -> None:
     graph = Graph(name="Outer", inputs=["question", "secret"])
     graph.add_node("inner", fan().compile(redact=["question"]), writes=["one"])

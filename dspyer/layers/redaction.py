@@ -1,0 +1,120 @@
+"""`Redacted`: the layer that hides what `compile(redact=...)` names in the events, logs, errors and questions of a run.
+
+A run inside of a node has a part as well if a graph around it hides something. What a graph hides is known by the paths
+of its state, and a failure may be led out of several graphs before a state holds it: so each part knows the one around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dspyer.display.redaction import Redactor
+from dspyer.errors import MapError, error_text
+from dspyer.events import Event, NodeFailed
+from dspyer.failure import Failure
+from dspyer.layers.layer import Layer
+from dspyer.nodes.map import map_fields_of
+from dspyer.values.refusals import KeyPath
+
+
+class Redacted(Layer):
+    """Hides values of a run: the layer of a graph that was given `redact=`.
+
+    Args:
+        run: the run of a part; None for the layer itself.
+        around: the part of the run around it; None if the graphs around it hide nothing.
+
+    Attributes:
+        own: what hides values of the run itself; None if its graph hides nothing.
+        redactors: this one, and those of the runs around it.
+    """
+
+    __slots__ = ("_around", "_graph", "_in_node", "own", "redactors")
+
+    def __init__(self, run: Any = None, around: Redacted | None = None) -> None:
+        self._around = around
+        self.own: Redactor | None = None
+        self.redactors: tuple[Redactor, ...] = ()
+        if run is None:
+            return
+        self._graph, self._in_node = run.graph, run.in_node
+        if run.graph.redaction is not None:
+            self.own = Redactor(run.graph.redaction, dict(run.run_start.state.raw_items()))
+        own = () if self.own is None else (self.own,)
+        self.redactors = own if around is None else (*own, *around.redactors)
+        for entry in run.run_start.run.log:  # of a resumed run: its values may appear in later errors
+            commit = entry.commit
+            for redactor in self.redactors:
+                redactor.learn_commit(commit)
+            for failure in (*commit.failed_attempts, *([] if commit.failure is None else [commit.failure])):
+                self._learn([failure], self._places(commit.node, failure.index))
+
+    def of(self, run: Any) -> Redacted:
+        """Its part in one run; that of a run inside of a node is made by the part of the run around it."""
+        return Redacted(run, self if self.redactors else None)
+
+    def event(self, event: Event) -> Event:
+        """An event without what the graph of this run hides; it goes on to the run around."""
+        self._learn_items(event)
+        return event if self.own is None else self.own.event(event)
+
+    def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
+        """A value without what this graph and those around it hide.
+
+        At the end of the run without what this graph hides: an error is changed in place then, and goes on to the node
+        around.
+        """
+        if ends:
+            if self.own is None:
+                return value
+            return self.own.error(value) if isinstance(value, BaseException) else self.own.redact(value)
+        if failure is not None:  # whose text may be shorter than that of the exception
+            whole = failure.model_copy(update={"message": error_text(value)})
+            self._learn([failure, whole], self._places(failure.node, failure.index))
+        self._learn_items(value)
+        for redactor in self.redactors:
+            redactor.learn(value)
+        for redactor in self.redactors:
+            value = redactor.event(value)
+        return value
+
+    def hiding(self, node: str) -> tuple[tuple[Redactor, frozenset[str] | None], ...]:
+        """What hides the outputs of a node, with the fields that it may write or None for any; outermost first."""
+        around = () if self._around is None else self._around.hiding(self._in_node[0])
+        if self.own is None:
+            return around
+        found = self._graph.nodes.get(node)
+        return (*around, (self.own, None if found is None else found.may_give))
+
+    # --- failures, whose texts are hidden as in the fields that may get them
+
+    def _learn_items(self, event: Any) -> None:
+        """Remembers the texts of items of a map, which the error of the map repeats."""
+        if isinstance(event, NodeFailed) and isinstance(event.error, MapError):
+            for failure in event.error.failures:
+                self._learn([failure], self._places(event.node, failure.index))
+
+    def _learn(self, failures: Iterable[Failure], paths: list[KeyPath]) -> None:
+        """Remembers failures that a state may hold at these paths, or where the node around this run leads its own."""
+        if self.own is not None:
+            for path in paths:
+                for failure in failures:
+                    self.own.learn_failure(path, failure)
+        if self._around is not None:
+            self._around._learn(failures, [*paths, *self._around._places(*self._in_node)])
+
+    def _places(self, node: str, index: int | None) -> list[KeyPath]:
+        """Where a state may hold a failure: the fields of error edges, and of an item its place in that of the map."""
+        edges, found = self._graph.error_edges.get(node, ()), self._graph.nodes.get(node)
+        paths: list[KeyPath] = [(edge.into,) for edge in edges if edge.into is not None]
+        paths += [] if found is None else [(field,) for field in found.reports_in]
+        mapped = map_fields_of(found)
+        if mapped is not None and mapped.failures is not None and index is not None:
+            paths.append((mapped.failures, index))
+        return paths
+
+
+def redacted(run: Any) -> Redacted:
+    """The part of a run that hides values of it; one that hides nothing if neither its graph nor one around it does."""
+    return next((part for part in run.layers.asked if isinstance(part, Redacted)), Redacted())
