@@ -543,7 +543,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="failure_text_of_inner_graph_unredacted",
-        file="dspyer/layers/redaction.py",
+        file="dspyer/layers/redacted.py",
         old="_learn(failures, [*paths, *self._around._places(*self._in_node)])",
         new="_learn(failures, paths)",
         loss="the text of an inner failure shows in events and logs though the outer graph hides the field where it lands",

@@ -20,7 +20,7 @@ from dspyer.layers.breakpoints import Breakpoints
 from dspyer.layers.condensers import Condense
 from dspyer.layers.handlers import ErrorEdge, ErrorEdges
 from dspyer.layers.layer import Layer, ordered
-from dspyer.layers.redaction import Redacted
+from dspyer.layers.redacted import Redacted
 from dspyer.layers.reports import Reports
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
 from dspyer.nodes.condense import Condensers

@@ -18,7 +18,7 @@ from dspyer.dspy_module.parameters import parameter_names
 from dspyer.dspy_module.token_stream import TokenCallback, without_tokens
 from dspyer.events import Token
 from dspyer.layers.layer import Inner, Layer, Place
-from dspyer.layers.redaction import redacted
+from dspyer.layers.redacted import redacted
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script, Within, wrapped
 

@@ -24,7 +24,7 @@ from dspyer.errors import Interrupted
 from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Question
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
-from dspyer.layers.redaction import redacted
+from dspyer.layers.redacted import redacted
 from dspyer.persistence.lm_usage import total_cost
 from dspyer.runtime.read_sources import ReadSources, Sources
 from dspyer.runtime.repairs import LoggedChecks, repairs_in

@@ -39,7 +39,7 @@ from dspyer.events import (
 )
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Inner, Layer, Place
-from dspyer.layers.redaction import Redacted, redacted
+from dspyer.layers.redacted import Redacted, redacted
 from dspyer.nodes.node import Call
 from dspyer.nodes.steps import Script
 from dspyer.persistence.rows import StoredTrace, trace_row

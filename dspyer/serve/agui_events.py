@@ -65,7 +65,7 @@ from dspyer.events import (
     Token,
 )
 from dspyer.graph.spec import GraphSpec
-from dspyer.layers.redaction import redacted
+from dspyer.layers.redacted import redacted
 from dspyer.runtime.run import Run
 from dspyer.runtime.server_sent import last_of_refusal, last_of_run
 from dspyer.runtime.session import Session
