@@ -126,9 +126,6 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     end = headers[-1] if ending and headers else EndHeader(ending)
     usage = sum_usage(used for header in headers for used in (header.before, header.usage))
     steps = read(lambda: count_steps(store, at), 0) if end.steps is None else end.steps
-    ended = None
-    if ending:
-        ended = read(lambda: last_time(store, at, started), started) if end.ended is None else end.ended
     questions: tuple[Question, ...] = ()
     if status != "completed" and last >= 0:
         questions = read(lambda: questions_at(reader, at), questions)
@@ -142,7 +139,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
         status,
         steps,
         datetime.fromtimestamp(started, UTC),
-        None if ended is None else datetime.fromtimestamp(ended, UTC),
+        None if end.ended is None else datetime.fromtimestamp(end.ended, UTC),
         usage,
         total_cost(usage) if ending and headers else None,
         questions,
@@ -200,7 +197,7 @@ def count_steps(store: Store, at: Point) -> int:
 
 
 def last_time(store: Store, at: Point, started: float) -> float:
-    """When the last commit of a run ended: the end of a run in a file of dspyer 0.5 or earlier has no time."""
+    """When the last commit of a run ended."""
     for row in reversed(store.rows(at.run, max(at.seq - 8, 0), at.seq)):
         if row.kind in COMMITS:
             header = CommitHeader.parse(row.header)

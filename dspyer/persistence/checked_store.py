@@ -7,12 +7,11 @@ works with a `CheckedStore`, so that users catch one exception, with the origina
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from dspyer.ctrl_c import held_back
 from dspyer.errors import DspyerError, StoreError
-from dspyer.stores.base import Change, Store, thread_names
+from dspyer.stores.base import Change, Store
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -21,15 +20,8 @@ CheckChange = Callable[[Change], None]
 """Raises for a change that must not be written."""
 
 
-def _delegated(
-    method: Callable[Concatenate[Any, P], T],
-    work: Callable[Concatenate[Store, P], T] | None = None,
-    checked: bool = False,
-) -> Callable[Concatenate[Any, P], T]:
-    """Return the method of a `CheckedStore` that calls this one of its store, and converts what it raises.
-
-    If `work` is given, that is called with the store instead.
-    """
+def _delegated(method: Callable[Concatenate[Any, P], T], checked: bool = False) -> Callable[Concatenate[Any, P], T]:
+    """Return the method of a `CheckedStore` that calls this one of its store, and converts what it raises."""
     name = method.__name__
 
     def call(self: CheckedStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -37,7 +29,7 @@ def _delegated(
             if checked and self.check is not None:
                 self.check(cast("Change", args[0]))
             with held_back():
-                found: T = (getattr(self.store, name) if work is None else partial(work, self.store))(*args, **kwargs)
+                found: T = getattr(self.store, name)(*args, **kwargs)
         except DspyerError:
             raise
         except Exception as error:
@@ -70,7 +62,7 @@ class CheckedStore(Store):
     write = _delegated(Store.write, checked=True)
     write_now = _delegated(Store.write_now, checked=True)
     thread = _delegated(Store.thread)
-    threads = _delegated(Store.threads, thread_names)
+    threads = _delegated(Store.threads)
     run = _delegated(Store.run)
     runs = _delegated(Store.runs)
     list_runs = _delegated(Store.list_runs)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from inspect import signature
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -236,7 +235,7 @@ def listed_run(thread: ThreadRow, run: RunRow, rows: Sequence[Row]) -> ListedRun
     ends = tuple([row for row in rows if row.kind == END])
     resumed = any(row.kind == RESUME for row in rows if ends and row.seq > ends[-1].seq)
     status = "" if resumed or not ends else ending_of(ends[-1])
-    return ListedRun(thread, run, start_of(run, rows), status, rows[-1].seq if rows else -1, ends)
+    return ListedRun(thread, run, start_of(run), status, rows[-1].seq if rows else -1, ends)
 
 
 def ending_of(row: Row) -> str:
@@ -244,12 +243,9 @@ def ending_of(row: Row) -> str:
     return row.header[0] if row.header and isinstance(row.header[0], str) else ""
 
 
-def start_of(run: RunRow, rows: Sequence[Row]) -> float:
-    """When a run was started. A run of dspyer 0.5 or earlier has its time only in the header of its first commit."""
-    if "started" in run.header:
-        return float(run.header["started"])
-    header = next((row.header for row in rows if row.kind == COMMIT), ())
-    return (1_700_000_000_000 + header[4]) / 1_000 if len(header) > 4 and isinstance(header[4], int) else 0.0
+def start_of(run: RunRow) -> float:
+    """When a run was started; 0 if that is not known."""
+    return float(run.header.get("started", 0.0))
 
 
 def is_listed(listed: ListedRun, query: RunQuery) -> bool:
@@ -262,15 +258,6 @@ def is_listed(listed: ListedRun, query: RunQuery) -> bool:
         and (query.until is None or listed.started < query.until)
         and (query.after is None or listed.place < query.after)
     )
-
-
-def thread_names(store: Store, after: str = "", limit: int | None = None) -> list[str]:
-    """A page of the names in a store; cut from all names if the store is a user's own and knows no pages yet."""
-    try:
-        signature(store.threads).bind(after, limit)
-    except TypeError:
-        return [name for name in store.threads() if name > after][:limit]
-    return store.threads(after, limit)
 
 
 END, RESUME, COMMIT = "end", "resume", "commit"

@@ -36,7 +36,6 @@ from dspyer.stores.base import (
     Snapshot,
     Store,
     ThreadRow,
-    thread_names,
 )
 from dspyer.stores.content import Content, Fetch
 
@@ -112,7 +111,7 @@ class Encrypted(Store):
         return self.store.thread(name)
 
     def threads(self, after: str = "", limit: int | None = None) -> list[str]:
-        return thread_names(self.store, after, limit)
+        return self.store.threads(after, limit)
 
     def run(self, run: str) -> RunRow | None:
         return self.store.run(run)
