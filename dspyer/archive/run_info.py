@@ -8,7 +8,7 @@ from time import time
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from dspyer.errors import StoreError
-from dspyer.events import Question
+from dspyer.events import Question, record_dict
 from dspyer.failure import Failure
 from dspyer.persistence.leases import MARK, is_alive, is_marked_alive
 from dspyer.persistence.lm_usage import sum_usage, total_cost
@@ -56,14 +56,7 @@ class RunInfo(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; times as ISO 8601, in UTC."""
-        return {
-            **self._asdict(),
-            "started": self.started.isoformat(),
-            "ended": None if self.ended is None else self.ended.isoformat(),
-            "usage": {name: dict(used) for name, used in self.usage.items()},
-            "questions": [question.to_dict() for question in self.questions],
-            "failure": None if self.failure is None else self.failure.to_dict(),
-        }
+        return record_dict(self)
 
 
 class Page(Sequence[T], Generic[T]):

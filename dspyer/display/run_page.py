@@ -7,7 +7,7 @@ The forms are listed in `dspyer/inspector/README.md`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dspyer.display.cut_values import VALUE, Places
 from dspyer.display.graph_svg import GraphDrawing
@@ -33,14 +33,8 @@ RECORD: Places = {
 """Where a run, a step, an execution, an LM call, a post or a conflict holds values, and texts of any length."""
 
 
-class HasDict(Protocol):
-    """A record with a JSON form."""
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-
 def run_answer(
-    info: HasDict,
+    info: Any,
     drawing: GraphDrawing | None,
     fields: Iterable[FieldShape],
     questions: Iterable[Question],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, Protocol, Self
 
 from dspyer.display.amounts import cost_text
@@ -145,32 +145,17 @@ class NodeStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        names = ("first_try", "retried", "corrected", "accepted", "failed")
-        shares = {f"{name}_percent": _percent(getattr(self, name), self.total) for name in names}
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "durations"}
+        outcomes = ("first_try", "retried", "corrected", "accepted", "failed")
         return {
-            "node": self.node,
-            "visits": self.visits,
-            "items": self.items,
-            **{name: getattr(self, name) for name in names},
-            **shares,
-            "failed_visits": self.failed_visits,
-            "attempts": self.attempts,
+            **found,
+            **{f"{name}_percent": _percent(found[name], self.total) for name in outcomes},
             "mean_attempts": self.mean_attempts,
             "problems": dict(self.problems),
             "exceptions": dict(self.exceptions),
-            "timeouts": self.timeouts,
-            "cached": self.cached,
             "seconds": self.seconds,
             "p50": self.percentile(0.5),
             "p95": self.percentile(0.95),
-            "rejected_seconds": self.rejected_seconds,
-            "lm_calls": self.lm_calls,
-            "lm_cached": self.lm_cached,
-            "fallbacks": self.fallbacks,
-            "tokens": self.tokens,
-            "rejected_tokens": self.rejected_tokens,
-            "cost": self.cost,
-            "rejected_cost": self.rejected_cost,
         }
 
 
