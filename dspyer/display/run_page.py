@@ -11,8 +11,7 @@ from typing import Any
 
 from dspyer.display.cut_values import VALUE, Places
 from dspyer.display.graph_svg import GraphDrawing
-from dspyer.display.stats import Used
-from dspyer.events import Commit, FieldShape, Question
+from dspyer.events import Commit, FieldShape, LMCall, Question
 from dspyer.failure import Failure
 
 _QUESTIONS = [{"text": VALUE}]
@@ -52,7 +51,7 @@ def run_answer(
     }
 
 
-def commit_row(commit: Commit, calls: Sequence[Used] | None = None) -> dict[str, Any]:
+def commit_row(commit: Commit, calls: Sequence[LMCall] | None = None) -> dict[str, Any]:
     """A commit as one row of a list, without values. `calls` are the LM calls of its execution; None for none."""
     return {
         "id": commit.id,
@@ -75,7 +74,7 @@ def commit_row(commit: Commit, calls: Sequence[Used] | None = None) -> dict[str,
     }
 
 
-def lm_figures(calls: Sequence[Used]) -> dict[str, Any]:
+def lm_figures(calls: Sequence[LMCall]) -> dict[str, Any]:
     """The sums of some LM calls; the cost is None if one of them has no known price."""
     costs = [call.cost for call in calls]
     cost = None if None in costs else sum(cost for cost in costs if cost is not None)

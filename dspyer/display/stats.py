@@ -6,13 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 from dspyer.display.amounts import cost_text
 from dspyer.display.redaction import HIDDEN
 from dspyer.display.tables import table_html, table_lines
 from dspyer.display.tokens import total_of
-from dspyer.events import Commit
+from dspyer.events import Commit, LMCall
 from dspyer.failure import Failure
 from dspyer.patch import Replace
 from dspyer.reducers import Updates
@@ -49,21 +49,6 @@ class ItemCounts(NamedTuple):
     items: int = 0
     completed: frozenset[int] = frozenset()
     failed: frozenset[int] = frozenset()
-
-
-class Used(Protocol):
-    """What one LM call has used."""
-
-    @property
-    def execution(self) -> str: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def cost(self) -> float | None: ...
-    @property
-    def cached(self) -> bool: ...
-    @property
-    def fallback(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -322,7 +307,7 @@ def count_stats(
     checks: Mapping[str, Checked],
     maps: Mapping[str, Mapped],
     items: Mapping[str, ItemCounts],
-    lm_calls: Iterable[Used] | None,
+    lm_calls: Iterable[LMCall] | None,
     usage: Mapping[str, Mapping[str, Any]],
     unknown: Iterable[str] = (),
     shown: Iterable[Commit] | None = None,
@@ -594,7 +579,7 @@ class VisitCounter:
         stats.first_try += len(known.completed) - retried
         stats.attempts += len(known.completed) + len(known.failed) + len(again)
 
-    def use(self, calls: Iterable[Used]) -> int:
+    def use(self, calls: Iterable[LMCall]) -> int:
         """Counts what LM calls have used; returns the tokens of visits that are not known to have ended."""
         unfinished = 0
         for call in calls:

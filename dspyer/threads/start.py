@@ -457,7 +457,7 @@ class RunStarter:
             found,
         )
 
-    def load_readable_head(self) -> ThreadHead:
+    def readable_head(self) -> ThreadHead:
         """The end of the thread's history; raises `StoreError` if its newest commits cannot be read."""
         head = self.load_head()
         if head.broken:
@@ -475,7 +475,7 @@ class RunStarter:
             raise busy(row)
         if row is not None and row.owner is not None:
             self.store.write(Change(self.thread, row.epoch, row.epoch + 1, lease=0.0))
-        return self.load_readable_head()
+        return self.readable_head()
 
     # --- acquire the thread
 
