@@ -53,25 +53,10 @@ def run_answer(
 
 def commit_row(commit: Commit, calls: Sequence[LMCall] | None = None) -> dict[str, Any]:
     """A commit as one row of a list, without values. `calls` are the LM calls of its execution; None for none."""
-    return {
-        "id": commit.id,
-        "version": commit.version,
-        "node": commit.node,
-        "branch": list(commit.branch),
-        "visit": commit.visit,
-        "step": commit.step,
-        "started": commit.started,
-        "duration": commit.duration,
-        "attempt": commit.attempt,
-        "failed_attempts": [failure.to_dict() for failure in commit.failed_attempts],
-        "failure": None if commit.failure is None else commit.failure.to_dict(),
-        "route": list(commit.route),
-        "reason": commit.reason,
-        "parents": list(commit.parents),
-        "cached": commit.cached,
-        "writes": [str(name) for name in commit.patch],
-        "lm": None if calls is None else lm_figures(calls),
-    }
+    found = commit._replace(patch={}).to_dict()
+    for name in ("patch", "live", "calls", "sizes", "size", "ended"):
+        del found[name]
+    return {**found, "writes": list(map(str, commit.patch)), "lm": None if calls is None else lm_figures(calls)}
 
 
 def lm_figures(calls: Sequence[LMCall]) -> dict[str, Any]:
