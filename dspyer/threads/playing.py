@@ -204,7 +204,7 @@ def stop_run(starter: RunStarter) -> None:
 
 
 def _write_stopped(starter: RunStarter, head: ThreadHead, epoch: int, next_epoch: int | None = None) -> None:
-    """Write that the last run of a thread was stopped; nobody owns the thread then."""
+    """Write that the last run of a thread was stopped; the thread has no owner then."""
     at = head.row.head
     assert at is not None
     run = read_run(starter.store, at)
