@@ -12,11 +12,14 @@ interpret what it keeps: headers are JSON values, contents are bytes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from dspyer.stores.content import Content
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Owner(NamedTuple):
@@ -581,3 +584,45 @@ class Store(ABC):
     def __deepcopy__(self, memo: object) -> Self:
         # Copies of a program share its store.
         return self
+
+
+def _passed_on(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Return the method of a `StoreAround` that passes a call of this one on."""
+    name = method.__name__
+    return lambda self, /, *args, **kwargs: self.pass_on(name, *args, **kwargs)
+
+
+class StoreAround(Store):
+    """A store around another one, to which it passes on every call that a subclass does not make itself.
+
+    Args:
+        store: the store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return self.store.address
+
+    def pass_on(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the store."""
+        return getattr(self.store, name)(*args, **kwargs)
+
+    write = _passed_on(Store.write)
+    write_now = _passed_on(Store.write_now)
+    thread = _passed_on(Store.thread)
+    threads = _passed_on(Store.threads)
+    run = _passed_on(Store.run)
+    runs = _passed_on(Store.runs)
+    list_runs = _passed_on(Store.list_runs)
+    rows = _passed_on(Store.rows)
+    blobs = _passed_on(Store.blobs)
+    snapshot = _passed_on(Store.snapshot)
+    delete = _passed_on(Store.delete)
+    delete_unreachable = _passed_on(Store.delete_unreachable)
+    drop_snapshots = _passed_on(Store.drop_snapshots)
+    vacuum = _passed_on(Store.vacuum)
+    close = _passed_on(Store.close)
