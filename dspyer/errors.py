@@ -47,8 +47,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from copy import copy
 from difflib import get_close_matches
-from typing import Any, Protocol
+from typing import Any
 
 
 class DspyerError(Exception):
@@ -68,9 +69,6 @@ class GraphError(DspyerError, ValueError):
         lines = "\n".join(f"  {i}. {problem}" for i, problem in enumerate(self.problems, 1))
         several = f"the graph has {len(self.problems)} problems:\n{lines}"
         super().__init__(self.problems[0] if len(self.problems) == 1 else several)
-
-    def __reduce__(self) -> tuple[type[GraphError], tuple[tuple[str, ...]]]:
-        return type(self), (self.problems,)
 
 
 class InputError(DspyerError, ValueError):
@@ -100,18 +98,6 @@ class UnsetFieldError(StateError, KeyError):
         return str(self.args[0]) if self.args else ""
 
 
-class RecordedCall(Protocol):
-    """What an error says of an LM call: an `LMCall`, which the layer above defines."""
-
-    @property
-    def node(self) -> str:
-        """The name of the node."""
-
-    @property
-    def execution(self) -> str:
-        """The id of the execution that made the call."""
-
-
 class LMCallError(StateError):
     """The function of `record_lm_calls=` has raised, or has returned what cannot be written.
 
@@ -122,7 +108,7 @@ class LMCallError(StateError):
         cause: what the function has raised.
     """
 
-    def __init__(self, call: RecordedCall, cause: Exception) -> None:
+    def __init__(self, call: Any, cause: Exception) -> None:
         super().__init__(
             f"the function given as record_lm_calls= failed with {type(cause).__name__} for an LM call of node "
             f"{call.node!r} (execution {call.execution}); the exception is the __cause__ of this one. Of the call, "
@@ -166,9 +152,6 @@ class MapError(DspyerError):
         super().__init__(text)
         self.failures = tuple(failures)
 
-    def __reduce__(self) -> tuple[type[MapError], tuple[object, ...]]:
-        return type(self), (str(self), self.failures)
-
 
 class SearchError(DspyerError):
     """Every trial of a search failed. The first error is its cause, in the process in which that was raised.
@@ -181,9 +164,6 @@ class SearchError(DspyerError):
         super().__init__(text)
         self.failures = tuple(failures)
 
-    def __reduce__(self) -> tuple[type[SearchError], tuple[object, ...]]:
-        return type(self), (str(self), self.failures)
-
 
 class CheckError(DspyerError, ValueError):
     """A check still finds problems after the last correction.
@@ -195,9 +175,6 @@ class CheckError(DspyerError, ValueError):
     def __init__(self, text: str, problems: Iterable[str] = ()) -> None:
         super().__init__(text)
         self.problems = tuple(problems)
-
-    def __reduce__(self) -> tuple[type[CheckError], tuple[object, ...]]:
-        return type(self), (str(self), self.problems)
 
 
 class AgentError(DspyerError):
@@ -214,9 +191,6 @@ class AgentError(DspyerError):
         self.reason = reason
         self.turns = turns
 
-    def __reduce__(self) -> tuple[type[AgentError], tuple[object, ...]]:
-        return type(self), (str(self), self.reason, self.turns)
-
 
 class MergeConflictError(DspyerError, ValueError):
     """Two sides of a merge changed one path, and its policy is `"raise"`.
@@ -230,9 +204,6 @@ class MergeConflictError(DspyerError, ValueError):
         super().__init__(text)
         self.path = path
         self.writers = writers
-
-    def __reduce__(self) -> tuple[type[MergeConflictError], tuple[object, ...]]:
-        return type(self), (str(self), self.path, self.writers)
 
 
 class AttemptError(DspyerError, ValueError):
@@ -270,9 +241,6 @@ class LimitError(DspyerError, RuntimeError):
         super().__init__(text)
         self.calls: dict[str, int] = dict(calls or {})
 
-    def __reduce__(self) -> tuple[type[LimitError], tuple[object, ...]]:
-        return type(self), (str(self), self.calls)
-
 
 class StepLimitError(LimitError):
     """The longest chain of commits passed `max_steps`."""
@@ -304,9 +272,6 @@ class RunStoppedError(DspyerError):
         """Return the error for a run of `graph`; `fix` says what to do next."""
         return cls(f"the run of graph {graph!r} was stopped: {reason}. {fix}", reason)
 
-    def __reduce__(self) -> tuple[type[RunStoppedError], tuple[Any, ...]]:
-        return type(self), (str(self), self.reason)
-
 
 class BudgetError(RunStoppedError):
     """A run reached a limit of its `Budget`.
@@ -328,31 +293,6 @@ class BudgetError(RunStoppedError):
         self.spent = dict(spent or {})
         self.limit = dict(limit or {})
 
-    def __reduce__(self) -> tuple[type[BudgetError], tuple[Any, ...]]:
-        return type(self), (str(self), self.reason, self.spent, self.limit)
-
-
-class AskedQuestion(Protocol):
-    """The attributes of a `dspyer.events.Question`, which this module cannot import: events depend on errors."""
-
-    @property
-    def id(self) -> str: ...
-    @property
-    def key(self) -> str: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def answer(self) -> Mapping[str, Any] | None: ...
-    @property
-    def node(self) -> str: ...
-    @property
-    def branch(self) -> tuple[int, ...]: ...
-    @property
-    def execution(self) -> str: ...
-    @property
-    def run(self) -> str: ...
-    def to_dict(self) -> dict[str, Any]: ...
-
 
 class Interrupt(BaseException):
     """Raised by `ctx.interrupt` in a node whose question has no answer yet. A node must let it pass.
@@ -361,7 +301,7 @@ class Interrupt(BaseException):
         questions: the questions, as `dspyer.events.Question`.
     """
 
-    def __init__(self, questions: Sequence[AskedQuestion]) -> None:
+    def __init__(self, questions: Sequence[Any]) -> None:
         super().__init__(", ".join(question.id for question in questions))
         self.questions = tuple(questions)
 
@@ -373,14 +313,14 @@ class Interrupted(DspyerError):  # noqa: N818 - named after the status "interrup
         questions: the questions without an answer, as `dspyer.events.Question`.
     """
 
-    def __init__(self, text: str, questions: Sequence[AskedQuestion] = ()) -> None:
+    def __init__(self, text: str, questions: Sequence[Any] = ()) -> None:
         super().__init__(text)
         self.questions = tuple(questions)
 
     @classmethod
     def of(
         cls,
-        questions: Sequence[AskedQuestion],
+        questions: Sequence[Any],
         graph: str,
         stored: bool,
         direct: bool = False,
@@ -411,9 +351,6 @@ class Interrupted(DspyerError):  # noqa: N818 - named after the status "interrup
             )
         count = f"{len(questions)} answer{'s' if len(questions) > 1 else ''}"
         return cls(f"graph {graph!r} waits for {count}: {asked}. What to do: {fix}", questions)
-
-    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, tuple[AskedQuestion, ...]]]:
-        return type(self), (str(self), self.questions)
 
 
 class StoreError(DspyerError):
@@ -446,9 +383,6 @@ class ChangedGraphError(ThreadError):
     def __init__(self, text: str, changes: Iterable[str] = ()) -> None:
         super().__init__(text)
         self.changes = tuple(changes)
-
-    def __reduce__(self) -> tuple[type[ChangedGraphError], tuple[str, tuple[str, ...]]]:
-        return type(self), (str(self), self.changes)
 
 
 # --- which errors are retried
@@ -762,8 +696,8 @@ def without_traceback(error: DspyerError) -> DspyerError:
         >>> error, error.__traceback__
         (InputError("missing inputs: 'question'"), None)
     """
-    reduced: tuple[Any, ...] = error.__reduce__()  # type: ignore[assignment]  # the classes above return a tuple, never the string that the base allows
-    found: DspyerError = reduced[0](*reduced[1])
+    found = copy(error)
+    vars(found).pop("__notes__", None)  # the list would be that of the error itself
     return found
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from functools import cache
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
@@ -699,6 +700,10 @@ def _converter(hint: Any) -> Convert:
         return record_dict
     if isinstance(hint, type) and issubclass(hint, BaseException):
         return error_dict
+    if isinstance(hint, type) and issubclass(hint, FrozenDict):
+        return lambda values: {name: encoding.encode(value) for name, value in values.raw_items()}
+    if hint is datetime:
+        return datetime.isoformat
     if hint is Failure:
         return Failure.to_dict
     if hint in (str, int, float, bool):

@@ -15,6 +15,7 @@ Any function of two arguments is a reducer. It gets frozen values, and must not 
 from __future__ import annotations
 
 import inspect
+import operator
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -317,16 +318,8 @@ def _update_type(annotation: Any) -> Any:
     return dict[key, value]  # type: ignore[valid-type]  # a type made at run time
 
 
-def _keys(update: FrozenDict[Any, Any]) -> Iterable[tuple[Any, Any]]:
-    return update.raw_items()
-
-
 def _find_key(value: FrozenDict[Any, Any], key: Any) -> Any:
     return value.raw(key, DELETE)
-
-
-def _without_key(value: FrozenDict[Any, Any], key: Any) -> FrozenDict[Any, Any]:
-    return value.discard(key)
 
 
 update = Reducer(
@@ -335,17 +328,13 @@ update = Reducer(
     FrozenDict(),
     _check_update,
     _update_type,
-    parts=_keys,
+    parts=FrozenDict.raw_items,
     kind="keys",
-    keyed=Keyed(_find_key, FrozenDict, _without_key),
+    keyed=Keyed(_find_key, FrozenDict, FrozenDict.discard),
 )
 
 
 # --- increment: numbers
-
-
-def _increment(current: Any, update: Any) -> Any:
-    return current + update
 
 
 def _check_increment(update: Any) -> None:
@@ -361,7 +350,7 @@ def _increment_type(annotation: Any) -> Any:
     return bare
 
 
-increment = Reducer("increment", _increment, 0, _check_increment, _increment_type, parts=_as_one_part, kind="amount")
+increment = Reducer("increment", operator.add, 0, _check_increment, _increment_type, parts=_as_one_part, kind="amount")
 
 
 # --- union: sets

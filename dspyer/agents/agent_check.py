@@ -80,7 +80,32 @@ class AgentCheckOptions(KindOptions):
 
     def build(self, options: NodeOptions) -> Built:
         """The node, and what is wrong with it."""
-        return build_agent_check(self, options)
+        options = options._replace(node=self.check)
+        if isinstance(self.check, str):
+            built = _reflection(self, options)
+        else:
+            built = build_finder(self.check, options, PROBLEMS)
+        finder = built.node
+        if finder is None:
+            return built
+        wrong = [text.replace(", into='...'", "") for text in into_problems(PROBLEMS, options)]  # it has no such option
+        own = (*self.outputs, "messages", PROBLEMS)
+        node = AgentCheckNode(
+            name=options.name,
+            reads=_reads_around(finder, options.schema),
+            optional=finder.optional | {MODE},
+            writes={name: name for name in own},
+            goto=(*self.modes, END),
+            resources=finder.resources,
+            whole_state=finder.whole_state,
+            templates=finder.templates,
+            finder=finder,
+            outputs=self.outputs,
+            max_fixes=self.max_fixes,
+            accept=self.accept,
+            modes=tuple(self.modes),
+        )
+        return built._replace(node=node, problems=(*built.problems, *wrong))
 
     def text(self, name: str, show: Callable[[object], str]) -> str:
         """The line of a program's source that adds the node."""
@@ -262,36 +287,6 @@ def corrections_of_task(messages: FrozenList[Any], check: str) -> int:
             break
         found += message.raw("name", None) == check
     return found
-
-
-def build_agent_check(check: AgentCheckOptions, options: NodeOptions) -> Built:
-    """The check of an agent, and what is wrong with it."""
-    options = options._replace(node=check.check)
-    if isinstance(check.check, str):
-        built = _reflection(check, options)
-    else:
-        built = build_finder(check.check, options, PROBLEMS)
-    finder = built.node
-    if finder is None:
-        return built
-    wrong = [text.replace(", into='...'", "") for text in into_problems(PROBLEMS, options)]  # it has no such option
-    own = (*check.outputs, "messages", PROBLEMS)
-    node = AgentCheckNode(
-        name=options.name,
-        reads=_reads_around(finder, options.schema),
-        optional=finder.optional | {MODE},
-        writes={name: name for name in own},
-        goto=(*check.modes, END),
-        resources=finder.resources,
-        whole_state=finder.whole_state,
-        templates=finder.templates,
-        finder=finder,
-        outputs=check.outputs,
-        max_fixes=check.max_fixes,
-        accept=check.accept,
-        modes=tuple(check.modes),
-    )
-    return built._replace(node=node, problems=(*built.problems, *wrong))
 
 
 def _reads_around(finder: Node, schema: Schema) -> dict[str, str] | None:

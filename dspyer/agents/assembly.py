@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_origin
 
 import dspy
 from dspy import Tool
@@ -52,6 +52,24 @@ OF_REACT = ("history", "tools", "termination_reason", "next_thought", "tool_call
 """The names in the signature of the predictor of `dspy.ReActV2`."""
 
 
+Selection: TypeAlias = View | Callable[..., Any] | None
+Check: TypeAlias = Callable[..., object] | type[BaseModel] | dspy.Module | Graph | str | None
+
+
+class AgentOptions(NamedTuple):
+    """The options of an agent, as `tool_loop` and `modes` take them."""
+
+    max_turns: int
+    context: Selection
+    config: Mapping[str, Any]
+    lm: dspy.BaseLM | None
+    schema: type[BaseModel] | None
+    check: Check
+    max_fixes: int
+    accept: bool
+    name: str
+
+
 class ModePlan(NamedTuple):
     """A mode of an agent, as the assembly needs it.
 
@@ -70,7 +88,7 @@ class ModePlan(NamedTuple):
     instructions: str
     tools: tuple[ToolSpec, ...]
     rules: ModeRules
-    context: View | Callable[..., Any] | None
+    context: Selection
     config: Mapping[str, Any]
     lm: dspy.BaseLM | None
     desc: str
@@ -85,12 +103,7 @@ class AgentPlan(NamedTuple):
 
     task: type[dspy.Signature]
     modes: tuple[ModePlan, ...]
-    name: str
-    max_turns: int
-    schema: type[BaseModel] | None
-    check: object
-    max_fixes: int
-    accept: bool
+    options: AgentOptions
     shows_mode: bool
 
 
@@ -101,7 +114,7 @@ def assemble(plan: AgentPlan) -> Graph:
     problems += _command_problems(plan, tools)
     if problems:
         raise GraphError(problems)
-    task, names = plan.task, tuple(mode.name for mode in plan.modes)
+    task, given, names = plan.task, plan.options, tuple(mode.name for mode in plan.modes)
     graph = _graph(plan, tools)
     graph.add_node(BEGIN, BeginOptions(tuple(task.input_fields), names))
     submit = None
@@ -114,18 +127,18 @@ def assemble(plan: AgentPlan) -> Graph:
         fn, reads = (None, {CONTEXT: mode.context}) if isinstance(mode.context, View) else (mode.context, None)
         renders = {tool.name: tool.render for tool in mode.tools if tool.render is not None}
         handoffs = frozenset(f"{HAND_OFF}{name}" for name in mode.rules.to)
-        options = ModeOptions(react.react, tuple(react.tools.values()), own, plan.max_turns, fn, renders, handoffs)
+        options = ModeOptions(react.react, tuple(react.tools.values()), own, given.max_turns, fn, renders, handoffs)
         graph.add_node(mode.name, options, reads=reads)
     assert submit is not None
     for tool in tools.values():
-        add_tool(graph, tool, () if plan.schema is None else tuple(plan.schema.model_fields), HANDOFFS)
+        add_tool(graph, tool, () if given.schema is None else tuple(given.schema.model_fields), HANDOFFS)
         graph.add_edge(tool.name, SETTLE)
-    checked = plan.check is not None
+    checked = given.check is not None
     graph.add_node(SETTLE, SettleOptions(submit, tuple(task.output_fields), rules, CHECK if checked else END))
     if checked:
         inputs, outputs = tuple(task.input_fields), tuple(task.output_fields)
-        check = compiled(plan.check, CHECK)
-        graph.add_node(CHECK, AgentCheckOptions(check, inputs, outputs, predictors, plan.max_fixes, plan.accept))
+        check = compiled(given.check, CHECK)
+        graph.add_node(CHECK, AgentCheckOptions(check, inputs, outputs, predictors, given.max_fixes, given.accept))
     graph._join_policies[SETTLE] = Policies((), FIRST_CALL, given=False)
     return graph.add_edge(START, BEGIN)
 
@@ -157,7 +170,8 @@ def _handoff_tool(mode: ModePlan) -> Tool:
 
 def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
     """A graph without nodes, with the fields of an agent."""
-    task, schema = plan.task, plan.schema
+    task, given = plan.task, plan.options
+    schema = given.schema
     fields: dict[str, Any] = {}
     for name, info in task.input_fields.items():
         default = info.default if info.default_factory is None else Field(default_factory=info.default_factory)
@@ -172,16 +186,16 @@ def _graph(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Graph:
         fields[SESSIONS] = (Sessions, {})
     fields[HANDOFFS] = (Annotated[list[dict[str, Any]], reducers.extend], ...)
     own = () if schema is None else tuple(schema.model_fields)
-    if plan.check is not None and PROBLEMS not in own:
+    if given.check is not None and PROBLEMS not in own:
         fields[PROBLEMS] = (list[str], [])
-    model = create_model(plan.name, __base__=schema or BaseModel, **fields)
+    model = create_model(given.name, __base__=schema or BaseModel, **fields)
     inputs = (*task.input_fields, *own)
     written = {field for tool in tools.values() if tool.writes is not None for field in _written(tool.writes)}
     required = [name for name in inputs if model.model_fields[name].is_required() and name not in written]
     kept = ("messages", *sessions, *((MODE,) if plan.shows_mode else ()), *own)
     graph = Graph(
         model,
-        name=plan.name,
+        name=given.name,
         inputs=inputs,
         required=required,
         outputs=(*task.output_fields, *own),
@@ -205,13 +219,13 @@ def _written(writes: Collection[str] | Mapping[str, str]) -> Iterable[str]:
 
 
 def _plan_problems(plan: AgentPlan) -> Iterator[str]:
-    given: Any = plan
+    given: Any = plan.options
     if not is_whole_number(given.max_turns) or given.max_turns < 0:
         yield f"max_turns={given.max_turns!r}: give the most turns of a run, 0 or more"
     if not is_whole_number(given.max_fixes) or given.max_fixes < 0:
         yield f"max_fixes={given.max_fixes!r}: give the most corrections of one output, 0 or more"
-    yield from flag_problems(accept=plan.accept)
-    if plan.check is None and plan.accept is True:
+    yield from flag_problems(accept=given.accept)
+    if given.check is None and given.accept is True:
         yield "accept=True says what happens to an output that a check refuses: give check= as well"
 
 
@@ -230,14 +244,14 @@ def _name_problems(plan: AgentPlan, tools: Mapping[str, ToolSpec]) -> Iterator[s
 
 
 def _field_problems(plan: AgentPlan) -> Iterator[str]:
+    task, given = plan.task, plan.options
     own = {
         "messages",
         HANDOFFS,
         *((MODE,) if plan.shows_mode else ()),
-        *((PROBLEMS,) if plan.check is not None else ()),
+        *((PROBLEMS,) if given.check is not None else ()),
         *((SESSIONS,) if any(_has_sessions(tool) for mode in plan.modes for tool in mode.tools) else ()),
     }
-    task = plan.task
     for name in task.fields:
         if name in own:
             yield f"{name!r} cannot be an input or output: the agent has a field of this name"
@@ -245,7 +259,7 @@ def _field_problems(plan: AgentPlan) -> Iterator[str]:
             yield f"{name!r} cannot be an input or output: the predictor of dspy.ReActV2 has a field of this name"
     if not task.output_fields:
         yield "the signature has no output that the agent could submit"
-    for name in () if plan.schema is None else plan.schema.model_fields:
+    for name in () if given.schema is None else given.schema.model_fields:
         if name in task.fields:
             yield f"{name!r} is a field of the signature and of the schema: leave it out of the schema"
         elif name in own and name != PROBLEMS:

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from types import MethodType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import dspy
 from pydantic import BaseModel
 
-from dspyer.agents.assembly import AgentPlan, ModePlan, assemble
+from dspyer.agents.assembly import AgentOptions, AgentPlan, Check, ModePlan, Selection, assemble
 from dspyer.agents.settle import ModeRules
 from dspyer.agents.tool_node import ToolSpec
 from dspyer.agents.tools import as_tools
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.graph.builder import Graph
-from dspyer.views import View
 
 AnyTool: TypeAlias = Callable[..., Any] | dspy.Tool | dspy.Module | ToolSpec
-Selection: TypeAlias = View | Callable[..., Any] | None
-Check: TypeAlias = Callable[..., object] | type[BaseModel] | dspy.Module | Graph | str | None
 
 REACT = "react"
 """The one mode of a `tool_loop`; `dspy.ReActV2` calls its predictor so."""
@@ -127,7 +124,7 @@ def tool_loop(
         3
     """
     modes = {REACT: Mode(tools=tools)}
-    common = _Common(max_turns, context, config, lm, schema, check, max_fixes, accept, name)
+    common = AgentOptions(max_turns, context, config, lm, schema, check, max_fixes, accept, name)
     return _agent(signature, modes, REACT, common, shows_mode=False)
 
 
@@ -181,29 +178,15 @@ def modes(
         >>> run.state["report"], run.state["mode"]
         ('done', 'work')
     """
-    common = _Common(max_turns, context, config, lm, schema, check, max_fixes, accept, name)
+    common = AgentOptions(max_turns, context, config, lm, schema, check, max_fixes, accept, name)
     return _agent(signature, modes, start, common, shows_mode=True)
-
-
-class _Common(NamedTuple):
-    """The parameters that `tool_loop` and `modes` have in common."""
-
-    max_turns: int
-    context: Selection
-    config: Mapping[str, Any]
-    lm: dspy.BaseLM | None
-    schema: type[BaseModel] | None
-    check: Check
-    max_fixes: int
-    accept: bool
-    name: str
 
 
 def _agent(
     signature: str | type[dspy.Signature],
     given: Mapping[str, Mode],
     start: str | None,
-    common: _Common,
+    common: AgentOptions,
     shows_mode: bool,
 ) -> Graph:
     found: Any = given
@@ -233,18 +216,7 @@ def _agent(
         )
         for name, mode in sorted(given.items(), key=lambda item: item[0] != first)
     ]
-    plan = AgentPlan(
-        dspy.ensure_signature(signature),
-        tuple(plans),
-        common.name,
-        common.max_turns,
-        common.schema,
-        common.check,
-        common.max_fixes,
-        common.accept,
-        shows_mode,
-    )
-    return assemble(plan)
+    return assemble(AgentPlan(dspy.ensure_signature(signature), tuple(plans), common, shows_mode))
 
 
 def _tool_list(tools: Any) -> tuple[Any, ...]:
@@ -254,7 +226,7 @@ def _tool_list(tools: Any) -> tuple[Any, ...]:
     return tuple(tools)
 
 
-def _check_types(signature: Any, modes: Mapping[str, Mode], common: _Common) -> None:
+def _check_types(signature: Any, modes: Mapping[str, Mode], common: AgentOptions) -> None:
     """Raise `GraphError` for options of another type, before anything is made of them."""
     problems = []
     if not isinstance(signature, str) and not _is_subclass(signature, dspy.Signature):

@@ -59,7 +59,28 @@ class ModeOptions(KindOptions):
 
     def build(self, options: NodeOptions) -> Built:
         """The node, and what is wrong with it."""
-        return build_mode(self, options)
+        own = self.predictor
+        rendering, reads, optional, problems = plan_rendering(self.context, own.signature, options, self.renders)
+        templates, wrong, missing = plan_templates([own], options, reads.values(), options.who)
+        handoffs = [tool for tool in self.tools if tool.name in self.handoffs and is_template(tool.desc or "")]
+        named = [name for tool in handoffs for name in names_in(tool.desc or "") if name in options.schema.fields]
+        templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
+        node = ModeNode(
+            name=options.name,
+            reads=templates.all_reads(reads),
+            optional=templates.optional_fields(reads, optional),
+            templates=templates,
+            writes={"messages": "messages"},
+            # In the order of the tools: that of a set differs between processes, and edges are in the fingerprint.
+            goto=(*(tool.name for tool in self.tools if tool.name in self.nodes), SETTLE),
+            sends=True,
+            tools=self.tools,
+            nodes=self.nodes,
+            max_turns=self.max_turns,
+            rendering=rendering,
+            filled=frozenset(tool.name or "" for tool in handoffs),
+        )
+        return Built(node, own, (*problems, *wrong), tuple(missing))
 
     def text(self, name: str, show: Callable[[object], str]) -> str:
         """The line of a program's source that adds the node."""
@@ -230,28 +251,3 @@ def with_ids(calls: Sequence[ToolCalls.ToolCall], messages: FrozenList[Any]) -> 
         call if call.id == known else call.model_copy(update={"id": known})
         for call, known in zip(calls, ids, strict=True)
     ]
-
-
-def build_mode(mode: ModeOptions, options: NodeOptions) -> Built:
-    """A node that takes turns, and what is wrong with it."""
-    rendering, reads, optional, problems = plan_rendering(mode.context, mode.predictor.signature, options, mode.renders)
-    templates, wrong, missing = plan_templates([mode.predictor], options, reads.values(), options.who)
-    handoffs = [tool for tool in mode.tools if tool.name in mode.handoffs and is_template(tool.desc or "")]
-    named = [name for tool in handoffs for name in names_in(tool.desc or "") if name in options.schema.fields]
-    templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
-    node = ModeNode(
-        name=options.name,
-        reads=templates.all_reads(reads),
-        optional=templates.optional_fields(reads, optional),
-        templates=templates,
-        writes={"messages": "messages"},
-        # In the order of the tools: that of a set differs between processes, and edges are a part of the fingerprint.
-        goto=(*(tool.name for tool in mode.tools if tool.name in mode.nodes), SETTLE),
-        sends=True,
-        tools=mode.tools,
-        nodes=mode.nodes,
-        max_turns=mode.max_turns,
-        rendering=rendering,
-        filled=frozenset(tool.name or "" for tool in handoffs),
-    )
-    return Built(node, mode.predictor, (*problems, *wrong), tuple(missing))

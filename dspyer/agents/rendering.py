@@ -22,6 +22,9 @@ from dspyer.views import Entry, View
 ContextFunction = Callable[..., Any]
 """A pure function of the conversation and other fields that returns the messages to show."""
 
+MESSAGES = "messages"
+"""The field of the conversation."""
+
 CONTEXT = "context"
 """The name under which a mode reads the view that selects the messages to show."""
 
@@ -31,7 +34,6 @@ class Rendering:
     """How a mode shows a conversation to its predictor.
 
     Attributes:
-        field: the field of the conversation.
         how: how messages are shown.
         who: how errors name the mode.
         view: the view that selects messages; None for another or no selection.
@@ -39,7 +41,6 @@ class Rendering:
         binding: what the function gets.
     """
 
-    field: str
     how: Shown
     who: str
     view: View | None = None
@@ -54,8 +55,8 @@ class Rendering:
         return shown(with_task(whole, self._selected(call)), self.how, whole.raw_items())
 
     def _whole(self, call: Call) -> FrozenList[Any]:
-        sent = None if call.overlay is None else call.overlay.raw(self.field, None)
-        found = call.state.raw(self.field, None) if sent is None else sent
+        sent = None if call.overlay is None else call.overlay.raw(MESSAGES, None)
+        found = call.state.raw(MESSAGES, None) if sent is None else sent
         return EMPTY if found is None else found
 
     def _selected(self, call: Call) -> list[Mapping[str, Any]]:
@@ -131,32 +132,31 @@ def plan_rendering(
     signature: type[dspy.Signature],
     options: NodeOptions,
     renders: Mapping[str, Render] = NOTHING,
-    field: str = "messages",
 ) -> PlannedRendering:
     """Decide how a mode shows a conversation. `options` are those of its node; `signature` that of its predictor.
 
     A context that is a view is not given here, but in `options`, as what the node reads under the name `CONTEXT`.
     """
-    rendering = Rendering(field, Shown(text_input_of(signature), dict(renders), options.name), options.who)
-    reads = {field: field}
+    rendering = Rendering(Shown(text_input_of(signature), dict(renders), options.name), options.who)
+    reads = {MESSAGES: MESSAGES}
     given: Any = options.views.get(CONTEXT, context)
     who = f"the context of {options.who}"
     if given is None:
         return PlannedRendering(rendering, reads)
     if isinstance(given, View):
-        if given.field != field:
-            problem = f"{who} is {given!r}, which is no view of the conversation: write view({field!r})"
+        if given.field != MESSAGES:
+            problem = f"{who} is {given!r}, which is no view of the conversation: write view({MESSAGES!r})"
             return PlannedRendering(rendering, reads, problems=(problem,))
         return PlannedRendering(replace(rendering, view=given), reads)
     if not callable(given) or is_async(given) or isinstance(given, (type, dspy.Module)):
-        problem = f"{who} is {brief(given)}: give view({field!r}) with its steps, or a function that is not async"
+        problem = f"{who} is {brief(given)}: give view({MESSAGES!r}) with its steps, or a function that is not async"
         return PlannedRendering(rendering, reads, problems=(problem,))
     plan = plan_binding(read_signature(given, who), NodeOptions(options.name, options.schema), who)
     names, optional = plan.binding.facts()
     problems = [*plan.problems, *plan.unknown]
     if plan.binding.contexts or plan.binding.resources or names is None:
         problems.append(f"{who} gets values only: name the fields that it reads as its parameters")
-    elif field not in names.values():
-        problems.append(f"{who} does not read {field!r}: take it as a parameter and return those to show")
+    elif MESSAGES not in names.values():
+        problems.append(f"{who} does not read {MESSAGES!r}: take it as a parameter and return those to show")
     reads |= dict(names or {})
     return PlannedRendering(replace(rendering, fn=given, binding=plan.binding), reads, optional, tuple(problems))

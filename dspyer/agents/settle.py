@@ -68,7 +68,17 @@ class BeginOptions(KindOptions):
 
     def build(self, options: NodeOptions) -> Built:
         """The node, and what is wrong with it."""
-        return build_begin(self, options)
+        reads = (*self.inputs, "messages", *((MODE,) if MODE in options.schema.fields else ()))
+        node = BeginNode(
+            name=options.name,
+            reads={name: name for name in reads},
+            optional=frozenset(reads),
+            writes={"messages": "messages"},
+            goto=self.modes,
+            inputs=self.inputs,
+            none_by_default=options.schema.none_by_default,
+        )
+        return Built(node)
 
     def text(self, name: str, show: Callable[[object], str]) -> str:
         """The line of a program's source that adds the node."""
@@ -104,21 +114,6 @@ class BeginNode(Node):
         given = {name: thaw(state.raw(name)) for name in self.inputs if name in state}
         given = {name: value for name, value in given.items() if value is not None or name not in self.none_by_default}
         return Reply({"messages": [*left, task_message(given)]}, (current_mode(state, self.goto),), True)
-
-
-def build_begin(begin: BeginOptions, options: NodeOptions) -> Built:
-    """The first node of an agent."""
-    reads = (*begin.inputs, "messages", *((MODE,) if MODE in options.schema.fields else ()))
-    node = BeginNode(
-        name=options.name,
-        reads={name: name for name in reads},
-        optional=frozenset(reads),
-        writes={"messages": "messages"},
-        goto=begin.modes,
-        inputs=begin.inputs,
-        none_by_default=options.schema.none_by_default,
-    )
-    return Built(node)
 
 
 # --- submit
@@ -218,7 +213,30 @@ class SettleOptions(KindOptions):
 
     def build(self, options: NodeOptions) -> Built:
         """The node, and what is wrong with it."""
-        return build_settle(self, options)
+        problems: list[str] = []
+        routes: dict[str, BoundRule] = {}
+        guards: dict[str, BoundRule] = {}
+        for mode, rules in self.rules.items():
+            for what, fn, found in (("route", rules.route, routes), ("guard", rules.guard, guards)):
+                rule = None if fn is None else plan_rule(fn, f"the {what} of mode {mode!r}", options, problems)
+                if rule is not None:
+                    found[mode] = rule
+        own = [name for name in (MODE, HANDOFFS) if name in options.schema.fields]
+        reads = _reads([*routes.values(), *guards.values()], ("messages", *own))
+        node = SettleNode(
+            name=options.name,
+            reads=reads,
+            optional=frozenset(reads or ()) - {"messages"},
+            writes={name: name for name in ("messages", *self.outputs, *(name for name in own if name == MODE))},
+            whole_state=reads is None,
+            goto=(*self.rules, self.after),
+            submit=self.submit,
+            rules=self.rules,
+            routes=routes,
+            guards=guards,
+            after=self.after,
+        )
+        return Built(node, None, tuple(problems))
 
     def text(self, name: str, show: Callable[[object], str]) -> str:
         """The line of a program's source that adds the node."""
@@ -363,34 +381,6 @@ def _handoff_message(call: RequestedCall, handoff: Handoff, refusal: str | None)
     elif value is None and handoff.target is not None:
         value = f"The next mode is {handoff.target}."
     return tool_message(call.id, call.name, value, error, handoff.message.get(ARGS))
-
-
-def build_settle(settle: SettleOptions, options: NodeOptions) -> Built:
-    """The last node of a turn, and what is wrong with the guards and routes that it calls."""
-    problems: list[str] = []
-    routes: dict[str, BoundRule] = {}
-    guards: dict[str, BoundRule] = {}
-    for mode, rules in settle.rules.items():
-        for what, fn, found in (("route", rules.route, routes), ("guard", rules.guard, guards)):
-            rule = None if fn is None else plan_rule(fn, f"the {what} of mode {mode!r}", options, problems)
-            if rule is not None:
-                found[mode] = rule
-    own = [name for name in (MODE, HANDOFFS) if name in options.schema.fields]
-    reads = _reads([*routes.values(), *guards.values()], ("messages", *own))
-    node = SettleNode(
-        name=options.name,
-        reads=reads,
-        optional=frozenset(reads or ()) - {"messages"},
-        writes={name: name for name in ("messages", *settle.outputs, *(name for name in own if name == MODE))},
-        whole_state=reads is None,
-        goto=(*settle.rules, settle.after),
-        submit=settle.submit,
-        rules=settle.rules,
-        routes=routes,
-        guards=guards,
-        after=settle.after,
-    )
-    return Built(node, None, tuple(problems))
 
 
 def _reads(rules: list[BoundRule], own: tuple[str, ...]) -> dict[str, str] | None:

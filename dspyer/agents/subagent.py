@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, NamedTuple, cast
+from operator import attrgetter
+from typing import Annotated, Any, Final, cast
 
 import dspy
 
 from dspyer import reducers
-from dspyer.agents.tool_action import ToolAction
+from dspyer.agents.tool_action import BuiltAction, ToolAction
 from dspyer.errors import list_names
 from dspyer.messages import last_turn
-from dspyer.nodes.field_names import FieldNames, check_names
+from dspyer.nodes.field_names import check_names
 from dspyer.nodes.module import Input, ModuleIO, frozen_input, gather_inputs, plan_inputs
 from dspyer.nodes.node import NOTHING, Call, Command
 from dspyer.nodes.options import NodeOptions
@@ -98,9 +99,7 @@ class ProgramAction(ToolAction):
 
     def _begun(self, call: Call, args: Mapping[str, Any]) -> tuple[SubgraphProgram, dict[str, Any], str]:
         """The program, its inputs, and the key of its session."""
-        program: Any = call.program
-        for name in self.path:
-            program = getattr(program, name)
+        program = attrgetter(".".join(self.path))(call.program)
         inputs = {**args, **gather_inputs(self.inputs, call, f"tool {self.tool!r}", frozen_input)}
         if not self.has_sessions:
             return program, inputs, ""
@@ -132,25 +131,7 @@ def _new_messages(changes: Mapping[str, object]) -> list[Any]:
     return [message for part in parts for message in (part.raw_items() if isinstance(part, FrozenList) else (part,))]
 
 
-class SubAgentPlan(NamedTuple):
-    """A program as a tool, with what the graph must know of it.
-
-    Attributes:
-        action: what the tool calls.
-        reads: the fields that it reads, by its own names.
-        optional: fields among them that may be unset.
-        writes: the fields that it writes, by its own names.
-        problems: what is wrong with it.
-    """
-
-    action: ProgramAction
-    reads: FieldNames
-    optional: frozenset[str]
-    writes: FieldNames
-    problems: tuple[str, ...]
-
-
-def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, ...], who: str) -> SubAgentPlan:
+def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, ...], who: str) -> BuiltAction:
     """Decide where the inputs of a program come from, and where its outputs go."""
     found = cast("SubgraphProgram", program)
     graph, schema = found.graph, options.schema
@@ -179,4 +160,4 @@ def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, .
         unset |= {SESSIONS}
     updates = SubgraphNode(name=options.name, inputs=planned.inputs, gives=same_names, folds=folds)
     action = ProgramAction(options.name, path, planned.inputs, updates, sessions)
-    return SubAgentPlan(action, reads, unset, writes, tuple(problems))
+    return BuiltAction(action, program, reads, unset, problems=tuple(problems), fields=writes)

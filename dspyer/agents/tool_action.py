@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, cast
 
 import dspy
@@ -16,12 +17,13 @@ from dspy import Tool as ModelTool
 from dspyer.dspy_module.not_public import serialize_for_json
 from dspyer.errors import NodeOutputError, RouteError, short_error
 from dspyer.nodes.binding import Binding
+from dspyer.nodes.field_names import FieldNames
 from dspyer.nodes.module import selected, values_of_prediction
-from dspyer.nodes.node import Call, Command
+from dspyer.nodes.node import NOTHING, Call, Command
 from dspyer.nodes.outputs import values_of
 from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, arun_script, run_script
 from dspyer.nodes.template_plans import filled
-from dspyer.templates import Templates
+from dspyer.templates import NO_TEMPLATES, Templates
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import thaw
 from dspyer.values.json import to_json
@@ -84,7 +86,7 @@ class ModuleAction(ToolAction):
     def script(self, call: Call, args: Mapping[str, Any]) -> Script[object]:
         """Call the module."""
         hidden = {name: thaw(value) for name, value in self.binding.bind(call).items()}
-        step = ModuleStep(part_of(call.program, self.path), {**args, **hidden})
+        step = ModuleStep(attrgetter(".".join(self.path))(call.program), {**args, **hidden})
         return (yield filled(step, self.templates), call)
 
     def result(self, returned: object) -> Command[Any]:
@@ -97,12 +99,28 @@ class ModuleAction(ToolAction):
         return Command(dspy.Prediction(**written) if written else None, result=found)
 
 
-def part_of(program: dspy.Module, path: tuple[str, ...]) -> Any:
-    """The module at a path of attributes of a program."""
-    found: Any = program
-    for name in path:
-        found = getattr(found, name)
-    return found
+class BuiltAction(NamedTuple):
+    """What a tool calls, with what the graph must know of it.
+
+    Attributes:
+        action: what is called.
+        module: the module of the program that it calls; None for none.
+        reads: the fields that it reads, by its own names.
+        optional: fields among them that may be unset.
+        resources: the types of the resources that it needs, by parameter.
+        templates: the templates in instructions of the module.
+        problems: what is wrong with it.
+        fields: the fields that it may write, by its own names; None for those of the options.
+    """
+
+    action: ToolAction
+    module: dspy.Module | None = None
+    reads: FieldNames = NOTHING
+    optional: frozenset[str] = frozenset()
+    resources: Mapping[str, type] = NOTHING
+    templates: Templates = NO_TEMPLATES
+    problems: tuple[str, ...] = ()
+    fields: FieldNames | None = None
 
 
 class BoundTool(ModelTool):

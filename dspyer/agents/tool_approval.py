@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, StrictBool
 from pydantic.config import JsonDict
@@ -74,25 +74,19 @@ class ApprovalRule:
         return bool(self.condition(**given, **self.binding.bind(call._replace(overlay=None))))
 
 
-class PlannedApproval(NamedTuple):
-    """A rule with what is wrong with it; the rule is None for a tool that needs no approval."""
-
-    rule: ApprovalRule | None
-    problems: tuple[str, ...] = ()
-
-
-def plan_approval(approve: Any, options: NodeOptions, arguments: Mapping[str, Any], who: str) -> PlannedApproval:
+def plan_approval(
+    approve: Any, options: NodeOptions, arguments: Mapping[str, Any], who: str, problems: list[str]
+) -> ApprovalRule | None:
     """The rule of a tool by its option `approve`; `arguments` are the JSON schemas of its arguments."""
     if approve is False:
-        return PlannedApproval(None)
-    problems = []
+        return None
     if options.name in RESERVED_KEYS:
         problems.append(
             f"{who}: its name is the key of its question, and compile(interrupt_{options.name}=) has this key: give it "
             "another name"
         )
     if approve is True:
-        return PlannedApproval(ApprovalRule(), tuple(problems))
+        return ApprovalRule()
     name = f"approve of {who}"
     signature = read_signature(approve, name)
     own = tuple([one.name for one in signature.parameters if one.name in arguments])
@@ -103,8 +97,7 @@ def plan_approval(approve: Any, options: NodeOptions, arguments: Mapping[str, An
     problems += [f"{text} Its arguments are {', '.join(arguments) or 'none'}." for text in plan.unknown]
     problems += [*plan.problems, *_refusals(approve, plan.binding, name)]
     defaults = {key: schema["default"] for key, schema in arguments.items() if "default" in schema}
-    rule = ApprovalRule(approve, own, signature.takes_all, plan.binding, defaults)
-    return PlannedApproval(rule, tuple(problems))
+    return ApprovalRule(approve, own, signature.takes_all, plan.binding, defaults)
 
 
 def _refusals(approve: Callable[..., object], binding: Binding, name: str) -> Iterator[str]:

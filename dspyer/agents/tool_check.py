@@ -100,17 +100,10 @@ class ToolCheck:
         return Verdict(problems, dict(args))
 
 
-class PlannedToolCheck(NamedTuple):
-    """A check with what is wrong with it; None if there is none, or none can be built."""
-
-    check: ToolCheck | None
-    problems: tuple[str, ...] = ()
-
-
-def plan_tool_check(check: Any, options: NodeOptions, who: str) -> PlannedToolCheck:
+def plan_tool_check(check: Any, options: NodeOptions, who: str, problems: list[str]) -> ToolCheck | None:
     """The check of a tool by its option `check`."""
     if check is None:
-        return PlannedToolCheck(None)
+        return None
     name = f"check of {who}"
     is_module = isinstance(check, dspy.Module)
     is_model = isinstance(check, type) and issubclass(check, BaseModel)
@@ -121,11 +114,11 @@ def plan_tool_check(check: Any, options: NodeOptions, who: str) -> PlannedToolCh
         check,
         overlay=frozenset(SEEN),
     )
-    problems = list(_unknown_inputs(check, name)) if is_module or is_model else []
+    problems += _unknown_inputs(check, name) if is_module or is_model else []
     built = build_finder(check, own, PROBLEMS, {ARGS: ARGS} if is_module and ARGS in _outputs(check) else {})
     texts = (*built.problems, *(f"{text} A check of a tool is given {list_names(SEEN)}" for text in built.unknown))
     problems += [text.replace(own.who, name, 1) for text in texts]
-    return PlannedToolCheck(None if built.node is None else ToolCheck(built.node, name, options.name), tuple(problems))
+    return None if built.node is None else ToolCheck(built.node, name, options.name)
 
 
 def _outputs(check: Any) -> Collection[str]:

@@ -26,8 +26,16 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, cast
 import dspy
 from pydantic import ValidationError
 
-from dspyer.agents.subagent import ProgramAction, plan_subagent
-from dspyer.agents.tool_action import FunctionAction, ModuleAction, ToolAction, ToolInvocation, ToolOutcome, storable
+from dspyer.agents.subagent import MESSAGES, ProgramAction, plan_subagent
+from dspyer.agents.tool_action import (
+    BuiltAction,
+    FunctionAction,
+    ModuleAction,
+    ToolAction,
+    ToolInvocation,
+    ToolOutcome,
+    storable,
+)
 from dspyer.agents.tool_approval import Approval, ApprovalRule, answer_type, call_text, plan_approval
 from dspyer.agents.tool_arguments import ArgumentParser, argument_parsers, invalid_argument
 from dspyer.agents.tool_check import CHECK, ToolCheck, plan_tool_check
@@ -51,7 +59,7 @@ from dspyer.nodes.field_names import FieldNames, check_names
 from dspyer.nodes.function import NodeModules
 from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.module import module_io
-from dspyer.nodes.node import NOTHING, Built, Call, Look, Node, Reply
+from dspyer.nodes.node import Built, Call, Look, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions, OfGraph
 from dspyer.nodes.outputs import permitted
 from dspyer.nodes.program_calls import is_program
@@ -59,7 +67,7 @@ from dspyer.nodes.steps import Script
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import plan_templates
 from dspyer.schema.schema import Schema
-from dspyer.templates import NO_TEMPLATES, Fill, Templates
+from dspyer.templates import Fill
 from dspyer.values.frozen import thaw
 from dspyer.views import View
 
@@ -126,18 +134,48 @@ class ToolOptions(KindOptions):
 
     Attributes:
         spec: the tool.
-        messages: the field for its results.
         handoffs: the field for results that are left to the end of the turn, each `{"message": the result, "goto": the
             mode, or None}`; None if the agent has none.
     """
 
     spec: ToolSpec
-    messages: str = "messages"
     handoffs: str | None = None
 
     def build(self, options: NodeOptions) -> Built:
         """The node, and what is wrong with it."""
-        return build_tool(self, options)
+        spec, who = self.spec, f"tool {options.name!r}"
+        built = build_action(spec, options, who)
+        problems = list(built.problems)
+        approval = plan_approval(spec.approve, options, spec.tool.args or {}, who, problems)
+        check = plan_tool_check(spec.check, options, who, problems)
+        fields = (options.writes or {}) if built.fields is None else built.fields
+        reads, optional = dict(built.reads), built.optional
+        for more, unset in _further_reads(approval, check):
+            reads |= {name: field for name, field in more.items() if field not in reads.values()}
+            optional |= unset
+        own = {name: name for name in (MESSAGES, self.handoffs) if name is not None}
+        node = ToolNode(
+            name=options.name,
+            reads=built.templates.all_reads(reads),
+            optional=built.templates.optional_fields(reads, optional),
+            writes={**fields, **own},
+            resources=built.resources,
+            templates=built.templates,
+            spec=spec,
+            parsers=argument_parsers(spec.tool),
+            action=built.action,
+            approval=approval,
+            answer=None,
+            check=check,
+            readable=frozenset((options.reads or {}).values()),
+            fields=fields,
+            handoffs=self.handoffs,
+            contested=frozenset((options.writes or {}).values()),
+        )
+        if approval is not None:
+            node = replace(node, answer=answer_type(node.parsed))
+        problems += _write_problems(fields, own, spec, options, who)
+        return Built(node, _held(options.name, built.module, spec.check), tuple(problems))
 
     def text(self, name: str, show: Callable[[object], str]) -> str:
         """The line of a program's source that adds the node."""
@@ -149,40 +187,28 @@ class ToolNode(Node):
     """A node that is a tool.
 
     Attributes:
-        tool: what the model is shown.
-        required: the arguments that a call must have.
+        spec: the tool.
         parsers: the parsers of the arguments.
         action: what is called.
         approval: whether to ask before a call; None for never.
         answer: the type of the answers to that question.
-        effect: whether the result is recorded.
-        takes_key: whether the function takes the idempotency key of its effect.
         check: finds problems in a result; None for none.
-        raises: the exceptions that fail the node.
-        timeout: the seconds of one attempt, for the error.
         readable: the fields that its code may read through `ctx`.
         fields: the fields that it may write, by its own names.
-        messages: the field for its results.
         handoffs: the field for results that are left to the end of the turn; None for none.
         contested: the fields on which calls of one turn may conflict: those that it may write, without its sessions.
     """
 
     kind: ClassVar[str] = "tool"
 
-    tool: dspy.Tool
-    required: frozenset[str]
+    spec: ToolSpec
     parsers: Mapping[str, ArgumentParser]
     action: ToolAction
     approval: ApprovalRule | None
     answer: Any
-    effect: bool
-    takes_key: bool
     check: ToolCheck | None
-    raises: tuple[type[Exception], ...]
-    timeout: float | None
     readable: frozenset[str]
     fields: FieldNames
-    messages: str
     handoffs: str | None
     contested: frozenset[str]
 
@@ -197,7 +223,7 @@ class ToolNode(Node):
     @property
     def reports_in(self) -> tuple[str, ...]:
         """The field by which it reports what a call raises: that of its results."""
-        return (self.messages,)
+        return (MESSAGES,)
 
     @property
     def look(self) -> Look:
@@ -212,7 +238,7 @@ class ToolNode(Node):
     @property
     def lasting(self) -> tuple[str, ...]:
         """Its options that say that a call is not undone. No search may contain one."""
-        options = {"approve": self.approval is not None, "effect": self.effect}
+        options = {"approve": self.approval is not None, "effect": self.spec.effect}
         return tuple(name for name, is_set in options.items() if is_set)
 
     @property
@@ -230,16 +256,16 @@ class ToolNode(Node):
         The function takes what it names of the arguments and of the hidden parameters.
         """
         fn = fake if callable(fake) else giving(fake)
-        signature, given = read_signature(fn, self.who), self.tool.args or {}
+        signature, given = read_signature(fn, self.who), self.spec.tool.args or {}
         shown = tuple(one.name for one in signature.parameters if one.name in given)
         others = tuple(one for one in signature.parameters if one.name not in shown)
         known = {name: field for name, field in (self.reads or {}).items() if field in self.readable}
         reads = {one.name: known[one.name] for one in others if one.name in known}
         plan = plan_binding(FunctionSignature(others), NodeOptions(self.name, schema, reads=reads), self.who)
-        taken = None if signature.takes_all or self.tool.has_kwargs else frozenset(shown)
+        taken = None if signature.takes_all or self.spec.tool.has_kwargs else frozenset(shown)
         action = FunctionAction(fn, plan.binding, is_async(fn), taken)
         resources = {one.name: one.kind for one in plan.binding.resources if not one.default}
-        node = replace(self, action=action, resources=resources, takes_key=False)
+        node = replace(self, action=action, resources=resources, spec=replace(self.spec, takes_key=False))
         return Built(node, None, (*signature.problems, *plan.problems, *plan.unknown))
 
     def script(self, call: Call) -> Script[Reply]:
@@ -277,9 +303,9 @@ class ToolNode(Node):
                 call.context.delegate.edited, parsed = edited, self._ready(call, edited)
         # The outcome of a call that is checked is recorded, too: a later attempt must not make it a third time. The run
         # of a program has records of its own.
-        records = (self.effect or self.check is not None) and not isinstance(self.action, ProgramAction)
+        records = (self.spec.effect or self.check is not None) and not isinstance(self.action, ProgramAction)
         recorded = EFFECT if records else None
-        made = ToolInvocation(self.tool, self.who, self.action, parsed, recorded, self.takes_key)
+        made = ToolInvocation(self.spec.tool, self.who, self.action, parsed, recorded, self.spec.takes_key)
         return (yield from made.script(call))
 
     def _repeated(self, call: Call, args: Mapping[str, Any], first: ToolOutcome) -> Script[ToolOutcome]:
@@ -309,9 +335,10 @@ class ToolNode(Node):
 
     def parsed(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call as values of their types; raises `ValueError` for wrong ones."""
-        known = self.tool.args or {}
-        missing = [name for name in known if name in self.required and name not in args]
-        unknown = [] if self.tool.has_kwargs else [name for name in args if name not in known]
+        tool = self.spec.tool
+        known = tool.args or {}
+        missing = [name for name in known if name in self.spec.required and name not in args]
+        unknown = [] if tool.has_kwargs else [name for name in args if name not in known]
         if missing or unknown:
             wrong = [f"the argument {name!r} is missing" for name in missing]
             wrong += [f"there is no argument {name!r}" for name in unknown]
@@ -321,7 +348,7 @@ class ToolNode(Node):
             try:
                 parser = self.parsers.get(name)
                 if parser is None:
-                    found |= self.tool._validate_and_parse_args(**{name: value})
+                    found |= tool._validate_and_parse_args(**{name: value})
                 else:
                     found[name] = parser.parse(name, value)
             except ValidationError as refusal:
@@ -337,19 +364,20 @@ class ToolNode(Node):
         of_author = isinstance(error, NodeOutputError) and not error.of_module
         if self.check is not None:
             of_author = of_author or f"in the {self.check.who}" in getattr(error, "__notes__", ())
-        if always_raised(error) or of_author or isinstance(error, self.raises):
+        if always_raised(error) or of_author or isinstance(error, self.spec.raises):
             return None
         return self._error(call, error)
 
     def _error(self, call: Call, error: Exception) -> Reply:
-        if isinstance(error, NodeTimeoutError) and call.context.delegate.timed_out and self.timeout is not None:
-            error = TimeoutError(f"no result within {self.timeout:g} s")
-        unsure = self.effect and isinstance(error, (TimeoutError, ConnectionError))
+        timeout = self.spec.timeout
+        if isinstance(error, NodeTimeoutError) and call.context.delegate.timed_out and timeout is not None:
+            error = TimeoutError(f"no result within {timeout:g} s")
+        unsure = self.spec.effect and isinstance(error, (TimeoutError, ConnectionError))
         action = "it may have happened: find out before you try again" if unsure else ""
         return self._result(call, short_error(error, step=self.name, action=action), True)
 
     def _result(self, call: Call, value: Any, error: bool = False) -> Reply:
-        return Reply({self.messages: self._message(call, value, error)})
+        return Reply({MESSAGES: self._message(call, value, error)})
 
     def _message(self, call: Call, value: Any, error: bool) -> dict[str, Any]:
         return tool_message(_call_of(call)["id"], self.name, value, error, call.context.delegate.edited)
@@ -360,7 +388,7 @@ class ToolNode(Node):
         posted = [field for field, _ in call.context.delegate.posts or ()]
         alone = _call_of(call).get("alone", True) or self.contested.isdisjoint([*posted, *updates])
         if outcome.goto is None and (alone or self.handoffs is None):
-            updates[self.messages] = message
+            updates[MESSAGES] = message
         elif self.handoffs is None:
             raise RouteError(f"{self.who} returned Command(goto={outcome.goto!r}), and the agent has no other mode")
         else:
@@ -389,77 +417,17 @@ def _call_of(call: Call) -> dict[str, Any]:
 # --- building
 
 
-class BuiltAction(NamedTuple):
-    """What a tool calls, with what the graph must know of it.
-
-    Attributes:
-        action: what is called.
-        module: the module of the program that it calls; None for none.
-        reads: the fields that it reads, by its own names.
-        optional: fields among them that may be unset.
-        resources: the types of the resources that it needs, by parameter.
-        templates: the templates in instructions of the module.
-        problems: what is wrong with it.
-        fields: the fields that it may write, by its own names; None for those of the options.
-    """
-
-    action: ToolAction
-    module: dspy.Module | None = None
-    reads: FieldNames = NOTHING
-    optional: frozenset[str] = frozenset()
-    resources: Mapping[str, type] = NOTHING
-    templates: Templates = NO_TEMPLATES
-    problems: tuple[str, ...] = ()
-    fields: FieldNames | None = None
-
-
-def build_tool(given: ToolOptions, options: NodeOptions) -> Built:
-    """A node of a tool, and what is wrong with it."""
-    spec, who = given.spec, f"tool {options.name!r}"
-    built = build_action(spec, options, who)
-    approval = plan_approval(spec.approve, options, spec.tool.args or {}, who)
-    check = plan_tool_check(spec.check, options, who)
-    fields = (options.writes or {}) if built.fields is None else built.fields
-    reads, optional = dict(built.reads), built.optional
-    for more, unset in _further_reads(approval.rule, check.check):
-        reads |= {name: field for name, field in more.items() if field not in reads.values()}
-        optional |= unset
-    own = {name: name for name in (given.messages, given.handoffs) if name is not None}
-    node = ToolNode(
-        name=options.name,
-        reads=built.templates.all_reads(reads),
-        optional=built.templates.optional_fields(reads, optional),
-        writes={**fields, **own},
-        resources=built.resources,
-        templates=built.templates,
-        tool=spec.tool,
-        required=spec.required,
-        parsers=argument_parsers(spec.tool),
-        action=built.action,
-        approval=approval.rule,
-        answer=None,
-        effect=spec.effect,
-        takes_key=spec.takes_key,
-        check=check.check,
-        raises=spec.raises,
-        timeout=spec.timeout,
-        readable=frozenset((options.reads or {}).values()),
-        fields=fields,
-        messages=given.messages,
-        handoffs=given.handoffs,
-        contested=frozenset((options.writes or {}).values()),
-    )
-    if approval.rule is not None:
-        node = replace(node, answer=answer_type(node.parsed))
-    problems = (*built.problems, *approval.problems, *check.problems, *_write_problems(fields, own, spec, options, who))
-    return Built(node, _held(options.name, built.module, spec.check), problems)
-
-
 def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
     """What a tool calls."""
     path = (options.name, MODULE) if isinstance(spec.check, dspy.Module) else (options.name,)
     if is_program(spec.target):
-        return _build_subagent(spec, options, path, who)
+        inner = options if spec.writes is not None else options._replace(writes={})  # it writes no other field
+        built = plan_subagent(spec.target, inner, path, who)
+        if not spec.effect:
+            return built
+        advice = "Leave it out here, and give it to the tools of the program"
+        problem = f"{who}: effect=True records a call, and a program has the records of its nodes. {advice}"
+        return built._replace(problems=(*built.problems, problem))
     plan = plan_binding(spec.hidden, options if options.reads is not None else options._replace(reads={}), who)
     binding, problems = plan.binding, [*plan.problems, *plan.unknown]
     reads, optional = binding.facts()
@@ -476,16 +444,6 @@ def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
     action = ModuleAction(path, who, outputs, writes, binding, templates)
     problems += [*wrong, *unknown]
     return BuiltAction(action, spec.target, reads or {}, optional, resources, templates, tuple(problems))
-
-
-def _build_subagent(spec: ToolSpec, options: NodeOptions, path: tuple[str, ...], who: str) -> BuiltAction:
-    """A program as what a tool calls. It writes no field that `writes=` does not name."""
-    plan = plan_subagent(spec.target, options if spec.writes is not None else options._replace(writes={}), path, who)
-    problems = plan.problems
-    if spec.effect:
-        advice = "Leave it out here, and give it to the tools of the program"
-        problems += (f"{who}: effect=True records a call, and a program has the records of its nodes. {advice}",)
-    return BuiltAction(plan.action, spec.target, plan.reads, plan.optional, problems=problems, fields=plan.writes)
 
 
 MODULE = "module"

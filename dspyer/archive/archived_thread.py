@@ -23,9 +23,8 @@ from dspyer.display.run_picture import draw_run
 from dspyer.display.stats import Stats
 from dspyer.display.timeline import Timeline
 from dspyer.errors import ThreadError
-from dspyer.events import Commit, LMCall, MergedConflict, Posted
+from dspyer.events import Commit, LMCall, MergedConflict, Posted, Update, record_dict
 from dspyer.failure import Failure
-from dspyer.patch import encode_update
 from dspyer.persistence.history_parts import runs_back
 from dspyer.persistence.leases import is_alive
 from dspyer.persistence.lm_call_reader import calls_by_commit
@@ -35,7 +34,6 @@ from dspyer.persistence.time_travel import Bounds, Moment, ThreadReader
 from dspyer.state import ImmutableState
 from dspyer.stores.base import ListedRun, Point, RunQuery, RunRow, ThreadRow, listed_run
 from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict
 from dspyer.worker_threads import run_in_thread
 
@@ -57,7 +55,7 @@ class CommitInfo(NamedTuple):
     commit: Commit
     before: ImmutableState
     after: ImmutableState
-    diff: Mapping[str, Any]
+    diff: Mapping[str, Update]
     blame: Mapping[str, Commit]
     lm_calls: tuple[LMCall, ...] = ()
     conflicts: tuple[MergedConflict, ...] = ()
@@ -65,16 +63,7 @@ class CommitInfo(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; of the commits that have written the fields, node and id."""
-        return {
-            "commit": self.commit.to_dict(),
-            "before": state_dict(self.before),
-            "after": state_dict(self.after),
-            "diff": {name: encode_update(update) for name, update in self.diff.items()},
-            "blame": blame_dict(self.blame),
-            "lm_calls": [call.to_dict() for call in self.lm_calls],
-            "conflicts": [conflict.to_dict() for conflict in self.conflicts],
-            "sent": values_dict(self.sent),
-        }
+        return {**record_dict(self._replace(blame={})), "blame": blame_dict(self.blame)}
 
 
 class ExecutionInfo(NamedTuple):
@@ -100,25 +89,12 @@ class ExecutionInfo(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; of the commits that have written the fields, node and id."""
-        return {
-            "execution": self.execution,
-            "node": self.node,
-            "parents": list(self.parents),
-            "state": state_dict(self.state),
-            "blame": blame_dict(self.blame),
-            "lm_calls": [call.to_dict() for call in self.lm_calls],
-            "sent": values_dict(self.sent),
-        }
+        return {**record_dict(self._replace(blame={})), "blame": blame_dict(self.blame)}
 
 
 def blame_dict(blame: Mapping[str, Commit]) -> dict[str, Any]:
     """The JSON form of who has written each field: node and id of the commit."""
     return {name: {"node": found.node, "commit": found.id} for name, found in blame.items()}
-
-
-def values_dict(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON form of some values, by name."""
-    return {name: encoding.encode(freeze(value)) for name, value in values.items()}
 
 
 def state_dict(state: ImmutableState) -> dict[str, Any]:

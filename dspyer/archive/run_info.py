@@ -8,7 +8,7 @@ from time import time
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from dspyer.errors import StoreError
-from dspyer.events import Question
+from dspyer.events import Question, record_dict
 from dspyer.failure import Failure
 from dspyer.persistence.leases import MARK, is_alive, is_marked_alive
 from dspyer.persistence.lm_usage import sum_usage, total_cost
@@ -56,14 +56,7 @@ class RunInfo(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; times as ISO 8601, in UTC."""
-        return {
-            **self._asdict(),
-            "started": self.started.isoformat(),
-            "ended": None if self.ended is None else self.ended.isoformat(),
-            "usage": {name: dict(used) for name, used in self.usage.items()},
-            "questions": [question.to_dict() for question in self.questions],
-            "failure": None if self.failure is None else self.failure.to_dict(),
-        }
+        return record_dict(self)
 
 
 class Page(Sequence[T], Generic[T]):
@@ -126,9 +119,6 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
     end = headers[-1] if ending and headers else EndHeader(ending)
     usage = sum_usage(used for header in headers for used in (header.before, header.usage))
     steps = read(lambda: count_steps(store, at), 0) if end.steps is None else end.steps
-    ended = None
-    if ending:
-        ended = read(lambda: last_time(store, at, started), started) if end.ended is None else end.ended
     questions: tuple[Question, ...] = ()
     if status != "completed" and last >= 0:
         questions = read(lambda: questions_at(reader, at), questions)
@@ -142,7 +132,7 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
         status,
         steps,
         datetime.fromtimestamp(started, UTC),
-        None if ended is None else datetime.fromtimestamp(ended, UTC),
+        None if end.ended is None else datetime.fromtimestamp(end.ended, UTC),
         usage,
         total_cost(usage) if ending and headers else None,
         questions,
@@ -200,7 +190,7 @@ def count_steps(store: Store, at: Point) -> int:
 
 
 def last_time(store: Store, at: Point, started: float) -> float:
-    """When the last commit of a run ended: the end of a run in a file of dspyer 0.5 or earlier has no time."""
+    """When the last commit of a run ended."""
     for row in reversed(store.rows(at.run, max(at.seq - 8, 0), at.seq)):
         if row.kind in COMMITS:
             header = CommitHeader.parse(row.header)

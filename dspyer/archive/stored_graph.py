@@ -29,9 +29,9 @@ class StoredGraph:
     """The graph that made a run, as far as the run has stored it.
 
     Attributes:
-        picture: its nodes and edges. The label of a node is `"unknown"` if dspyer 0.5 or earlier has made the run.
+        picture: its nodes and edges.
         fields: the fields of its schema; empty without one.
-        text: the graph in words; empty if dspyer 0.5 or earlier has made the run.
+        text: the graph in words.
         checks: its checks by name, as its figures count them.
         maps: its maps by name, as its figures count them.
     """
@@ -49,13 +49,7 @@ class StoredGraph:
 
     def explain(self) -> str:
         """The graph in words, as `program.graph.explain()` said when the run was made."""
-        if self.text:
-            return self.text
-        topology = self.picture.topology
-        lines = [f"graph {self.name}: {len(topology.nodes)} nodes"]
-        ways = {node: ", ".join(topology.targets(node)) for node in self.picture.nodes}
-        lines += [f"  {node}: -> {targets}" for node, targets in ways.items() if targets]
-        return "\n".join(lines)
+        return self.text
 
     def to_mermaid(self) -> str:
         """The graph as Mermaid text."""
@@ -81,22 +75,21 @@ class StoredGraph:
 
 
 def stored_graph(store: Store, run: RunRow) -> StoredGraph | None:
-    """The graph that made a run; None if the run has stored none, as runs of the first versions of dspyer.
+    """The graph that made a run; None if the run has stored none.
 
     Raises:
         StoreError: if it has stored one that cannot be read.
     """
-    names = [name for name in (fingerprint_id(run), drawing_id(run)) if name]
-    blobs = store.blobs(names) if names else {}
-    if not names:
+    names = fingerprint_id(run), drawing_id(run)
+    if not all(names):
         return None
-    facts, drawn = (blobs.get(name, b"{}") for name in (fingerprint_id(run), drawing_id(run)))
-    if facts == b"{}":
+    blobs = store.blobs(names)
+    if len(blobs) < len(names):
         raise StoreError(
             f"the graph of run {run.id!r} is not in the store {store.address!r}: it was removed, or encrypted with "
             "another key"
         )
-    return _graph_of(str(run.header.get("graph", "")), facts, drawn)
+    return _graph_of(run.header["graph"], *[blobs[name] for name in names])
 
 
 @lru_cache(KEPT)

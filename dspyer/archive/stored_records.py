@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display.stats import Checked, FinalFailure, Mapped, Stats, count_stats, parent_of
-from dspyer.events import Commit, MergedConflict, Posted
+from dspyer.events import Commit, MergedConflict, Posted, record_dict
 from dspyer.failure import Failure
 from dspyer.patch import update_size
 from dspyer.persistence.history import CommitListing
@@ -30,7 +30,7 @@ class JoinConflict(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return {"commit": self.commit, "conflict": self.conflict.to_dict()}
+        return record_dict(self)
 
 
 def stored_posts(reader: HistoryReader, run: RunRows, graph: StoredGraph | None) -> list[Posted]:

@@ -23,7 +23,7 @@ from dspyer.errors import DspyerError, StoreError, error_text
 class ExitCode(IntEnum):
     """What the shell gets."""
 
-    SUCCESS = 0
+    COMPLETED = 0
     FAILED = 1
     USAGE = 2
     INTERRUPTED = 3
@@ -35,12 +35,6 @@ class ExitCode(IntEnum):
     """Ctrl-C while nothing ran; a run that it stops is `STOPPED`."""
 
 
-STATUS_CODES = {
-    "completed": ExitCode.SUCCESS,
-    "failed": ExitCode.FAILED,
-    "interrupted": ExitCode.INTERRUPTED,
-    "stopped": ExitCode.STOPPED,
-}
 EXIT_CODES = (
     "Exit codes: 0 success, 1 the run failed, 2 refused: nothing was changed, 3 the run waits for answers, "
     "4 the run was stopped, 5 the store failed."
@@ -50,7 +44,7 @@ REFUSALS = (DspyerError, LookupError, ValueError, TypeError, OSError, ImportErro
 """What a command raises for a bad name, limit, version or file, or for an extra that is not installed."""
 
 Function = Callable[..., str | None]
-"""A command. If it made a run, it returns how that ended: a key of `STATUS_CODES`."""
+"""A command. If it made a run, it returns how that ended: the name of an `ExitCode`."""
 
 COMMANDS: dict[str, dict[str, Function]] = {
     "Look at stored runs": {
@@ -150,8 +144,7 @@ def _guarded(function: Function) -> Callable[..., None]:
 def _code_of(function: Function, args: Sequence[Any], options: Mapping[str, Any]) -> ExitCode:
     """Run a command; return how it ended."""
     try:
-        status = function(*args, **options)
-        return STATUS_CODES[status] if status is not None else ExitCode.SUCCESS
+        return ExitCode[(function(*args, **options) or "completed").upper()]
     except OutputError:
         raise
     except KeyboardInterrupt:

@@ -7,12 +7,11 @@ The forms are listed in `dspyer/inspector/README.md`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dspyer.display.cut_values import VALUE, Places
 from dspyer.display.graph_svg import GraphDrawing
-from dspyer.display.stats import Used
-from dspyer.events import Commit, FieldShape, Question
+from dspyer.events import Commit, FieldShape, LMCall, Question
 from dspyer.failure import Failure
 
 _QUESTIONS = [{"text": VALUE}]
@@ -33,14 +32,8 @@ RECORD: Places = {
 """Where a run, a step, an execution, an LM call, a post or a conflict holds values, and texts of any length."""
 
 
-class HasDict(Protocol):
-    """A record with a JSON form."""
-
-    def to_dict(self) -> dict[str, Any]: ...
-
-
 def run_answer(
-    info: HasDict,
+    info: Any,
     drawing: GraphDrawing | None,
     fields: Iterable[FieldShape],
     questions: Iterable[Question],
@@ -58,30 +51,15 @@ def run_answer(
     }
 
 
-def commit_row(commit: Commit, calls: Sequence[Used] | None = None) -> dict[str, Any]:
+def commit_row(commit: Commit, calls: Sequence[LMCall] | None = None) -> dict[str, Any]:
     """A commit as one row of a list, without values. `calls` are the LM calls of its execution; None for none."""
-    return {
-        "id": commit.id,
-        "version": commit.version,
-        "node": commit.node,
-        "branch": list(commit.branch),
-        "visit": commit.visit,
-        "step": commit.step,
-        "started": commit.started,
-        "duration": commit.duration,
-        "attempt": commit.attempt,
-        "failed_attempts": [failure.to_dict() for failure in commit.failed_attempts],
-        "failure": None if commit.failure is None else commit.failure.to_dict(),
-        "route": list(commit.route),
-        "reason": commit.reason,
-        "parents": list(commit.parents),
-        "cached": commit.cached,
-        "writes": [str(name) for name in commit.patch],
-        "lm": None if calls is None else lm_figures(calls),
-    }
+    found = commit._replace(patch={}).to_dict()
+    for name in ("patch", "live", "calls", "sizes", "size", "ended"):
+        del found[name]
+    return {**found, "writes": list(map(str, commit.patch)), "lm": None if calls is None else lm_figures(calls)}
 
 
-def lm_figures(calls: Sequence[Used]) -> dict[str, Any]:
+def lm_figures(calls: Sequence[LMCall]) -> dict[str, Any]:
     """The sums of some LM calls; the cost is None if one of them has no known price."""
     costs = [call.cost for call in calls]
     cost = None if None in costs else sum(cost for cost in costs if cost is not None)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, Self
 
 from dspyer.display.amounts import cost_text
 from dspyer.display.redaction import HIDDEN
 from dspyer.display.tables import table_html, table_lines
 from dspyer.display.tokens import total_of
-from dspyer.events import Commit
+from dspyer.events import Commit, LMCall
 from dspyer.failure import Failure
 from dspyer.patch import Replace
 from dspyer.reducers import Updates
@@ -49,21 +49,6 @@ class ItemCounts(NamedTuple):
     items: int = 0
     completed: frozenset[int] = frozenset()
     failed: frozenset[int] = frozenset()
-
-
-class Used(Protocol):
-    """What one LM call has used."""
-
-    @property
-    def execution(self) -> str: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def cost(self) -> float | None: ...
-    @property
-    def cached(self) -> bool: ...
-    @property
-    def fallback(self) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -145,32 +130,17 @@ class NodeStats:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        names = ("first_try", "retried", "corrected", "accepted", "failed")
-        shares = {f"{name}_percent": _percent(getattr(self, name), self.total) for name in names}
+        found = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "durations"}
+        outcomes = ("first_try", "retried", "corrected", "accepted", "failed")
         return {
-            "node": self.node,
-            "visits": self.visits,
-            "items": self.items,
-            **{name: getattr(self, name) for name in names},
-            **shares,
-            "failed_visits": self.failed_visits,
-            "attempts": self.attempts,
+            **found,
+            **{f"{name}_percent": _percent(found[name], self.total) for name in outcomes},
             "mean_attempts": self.mean_attempts,
             "problems": dict(self.problems),
             "exceptions": dict(self.exceptions),
-            "timeouts": self.timeouts,
-            "cached": self.cached,
             "seconds": self.seconds,
             "p50": self.percentile(0.5),
             "p95": self.percentile(0.95),
-            "rejected_seconds": self.rejected_seconds,
-            "lm_calls": self.lm_calls,
-            "lm_cached": self.lm_cached,
-            "fallbacks": self.fallbacks,
-            "tokens": self.tokens,
-            "rejected_tokens": self.rejected_tokens,
-            "cost": self.cost,
-            "rejected_cost": self.rejected_cost,
         }
 
 
@@ -337,7 +307,7 @@ def count_stats(
     checks: Mapping[str, Checked],
     maps: Mapping[str, Mapped],
     items: Mapping[str, ItemCounts],
-    lm_calls: Iterable[Used] | None,
+    lm_calls: Iterable[LMCall] | None,
     usage: Mapping[str, Mapping[str, Any]],
     unknown: Iterable[str] = (),
     shown: Iterable[Commit] | None = None,
@@ -609,7 +579,7 @@ class VisitCounter:
         stats.first_try += len(known.completed) - retried
         stats.attempts += len(known.completed) + len(known.failed) + len(again)
 
-    def use(self, calls: Iterable[Used]) -> int:
+    def use(self, calls: Iterable[LMCall]) -> int:
         """Counts what LM calls have used; returns the tokens of visits that are not known to have ended."""
         unfinished = 0
         for call in calls:

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from dspyer.archive.archive import Archive
 from dspyer.archive.archived_thread import ArchivedThread, overview
 from dspyer.display.cut_values import cut_within, part_of
-from dspyer.display.run_page import RECORD, HasDict, commit_row
+from dspyer.display.run_page import RECORD, commit_row
 from dspyer.errors import ThreadError
 from dspyer.events import Commit
 from dspyer.inspector.json_answers import RefusedError, number, read_in_thread, text_of
@@ -175,7 +175,7 @@ class Reading:
         return thread
 
 
-def _items(records: Iterable[HasDict]) -> dict[str, Any]:
+def _items(records: Iterable[Any]) -> dict[str, Any]:
     return {"items": [record.to_dict() for record in records]}
 
 

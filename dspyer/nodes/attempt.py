@@ -17,7 +17,7 @@ from contextvars import Context as ContextVars
 from functools import partial
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import dspy
 
@@ -27,7 +27,6 @@ from dspyer.dspy_module.request_gate import raise_if_refused
 from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import (
     AnswerError,
-    AskedQuestion,
     AttemptError,
     AttemptOverError,
     InputError,
@@ -547,9 +546,9 @@ class Attempt:
                 self.calls = OpenCalls()
         return self.calls
 
-    def note_questions(self, questions: Sequence[AskedQuestion]) -> None:
+    def note_questions(self, questions: Sequence[Question]) -> None:
         """Keep the questions of a program that the node has called: the node must not commit without the answers."""
-        self._open += cast("Sequence[Question]", questions)
+        self._open += questions
 
     def finish(self) -> None:
         """Raise what keeps a node from committing although it has returned: a question without a valid answer.

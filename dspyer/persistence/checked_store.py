@@ -7,50 +7,17 @@ works with a `CheckedStore`, so that users catch one exception, with the origina
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Any
 
 from dspyer.ctrl_c import held_back
 from dspyer.errors import DspyerError, StoreError
-from dspyer.stores.base import Change, Store, thread_names
-
-P = ParamSpec("P")
-T = TypeVar("T")
+from dspyer.stores.base import Change, Store, StoreAround
 
 CheckChange = Callable[[Change], None]
 """Raises for a change that must not be written."""
 
 
-def _delegated(
-    method: Callable[Concatenate[Any, P], T],
-    work: Callable[Concatenate[Store, P], T] | None = None,
-    checked: bool = False,
-) -> Callable[Concatenate[Any, P], T]:
-    """Return the method of a `CheckedStore` that calls this one of its store, and converts what it raises.
-
-    If `work` is given, that is called with the store instead.
-    """
-    name = method.__name__
-
-    def call(self: CheckedStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            if checked and self.check is not None:
-                self.check(cast("Change", args[0]))
-            with held_back():
-                found: T = (getattr(self.store, name) if work is None else partial(work, self.store))(*args, **kwargs)
-        except DspyerError:
-            raise
-        except Exception as error:
-            raise StoreError(
-                f"the store {self.store.address!r} failed: {type(error).__name__}: {error}. What was reported before "
-                "is kept; repair the store, then call resume() on the thread"
-            ) from error
-        return found
-
-    return call
-
-
-class CheckedStore(Store):
+class CheckedStore(StoreAround):
     """Delegates to a store, raises its failures as `StoreError`, and checks changes before they are written.
 
     Args:
@@ -59,26 +26,20 @@ class CheckedStore(Store):
     """
 
     def __init__(self, store: Store, check: CheckChange | None = None) -> None:
-        self.store = store
+        super().__init__(store)
         self.check = check
 
-    @property
-    def address(self) -> str:
-        """Where it is."""
-        return self.store.address
-
-    write = _delegated(Store.write, checked=True)
-    write_now = _delegated(Store.write_now, checked=True)
-    thread = _delegated(Store.thread)
-    threads = _delegated(Store.threads, thread_names)
-    run = _delegated(Store.run)
-    runs = _delegated(Store.runs)
-    list_runs = _delegated(Store.list_runs)
-    rows = _delegated(Store.rows)
-    blobs = _delegated(Store.blobs)
-    snapshot = _delegated(Store.snapshot)
-    delete = _delegated(Store.delete)
-    delete_unreachable = _delegated(Store.delete_unreachable)
-    drop_snapshots = _delegated(Store.drop_snapshots)
-    vacuum = _delegated(Store.vacuum)
-    close = _delegated(Store.close)
+    def pass_on(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the store, and convert what it raises."""
+        try:
+            if self.check is not None and name in ("write", "write_now"):
+                self.check(args[0])
+            with held_back():
+                return getattr(self.store, name)(*args, **kwargs)
+        except DspyerError:
+            raise
+        except Exception as error:
+            raise StoreError(
+                f"the store {self.store.address!r} failed: {type(error).__name__}: {error}. What was reported before "
+                "is kept; repair the store, then call resume() on the thread"
+            ) from error

@@ -155,9 +155,9 @@ class ExecutionRecords:
                 self._commits.setdefault(head.scope, []).append(row)
                 self._ended.add("/".join((*head.scope, head.id)))
             elif kind == RowKind.ASK:
-                execution, key, node, branch, *run = row.header  # earlier versions did not write the run
+                execution, key, node, branch, run = row.header
                 text, answer = ("", None) if content is None else content.value(fetch, lambda encoded: encoded)
-                self._add_question(Question(key, text, answer, node, tuple(branch), execution, *run))
+                self._add_question(Question(key, text, answer, node, tuple(branch), execution, run))
             elif kind == RowKind.POST:
                 self._read_post(row, fetch, decode)
             elif kind == RowKind.RESUME:

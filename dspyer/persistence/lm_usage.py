@@ -37,9 +37,8 @@ def add_usage(total: dict[str, LMUsage], more: Mapping[str, Mapping[str, Any]]) 
         {'lm': {'total_tokens': 2, 'requests': 2, 'cost': None}}
     """
     for model, used in more.items():
-        known = total.get(model)
-        costs = [used.get("cost"), *(() if known is None else (known.get("cost"),))]  # dspyer 0.4 has written none
-        into = total.setdefault(model, {})
+        into = total.setdefault(model, {"cost": 0.0})
+        costs = into["cost"], used.get("cost")
         add_tokens(into, {name: value for name, value in used.items() if name != "cost"})
         into["cost"] = None if None in costs else sum(costs)
 

@@ -413,7 +413,7 @@ class EndHeader(NamedTuple):
         status: how it ended.
         fingerprint: that of the final state; None if it was not completed.
         usage: what it used by language model, since it was started or resumed.
-        ended: seconds since the Unix epoch; None in rows of dspyer 0.5 or earlier, as the number of commits.
+        ended: seconds since the Unix epoch; None for a run that has not ended.
         steps: how many commits it has; None if that is not known.
         before: what processes have used that were killed since the end before this one: lists read no other rows.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dspyer.display.redaction import Redaction, Redactor
 from dspyer.events import Question
@@ -54,21 +54,14 @@ def last_end(store: Store, at: Point) -> Row | None:
     return ending_row(row for _, row in newest_rows(store, at))
 
 
-class HasState(Protocol):
-    """The head of a thread, as far as redaction needs it."""
-
-    @property
-    def state(self) -> ImmutableState: ...
-
-
 def shown_questions(
-    reader: HistoryReader, thread: str, redaction: Redaction | None, load: Callable[[], HasState]
+    reader: HistoryReader, thread: str, redaction: Redaction | None, load: Callable[[], ImmutableState]
 ) -> tuple[Question, ...]:
-    """The open questions, without the values of the state that are hidden; `load` returns the head of the thread."""
+    """The open questions, without the values of the state that are hidden; `load` returns that state."""
     questions = open_questions(reader, thread)
     if not questions or redaction is None:
         return questions
-    redacted: tuple[Question, ...] = Redactor(redaction, dict(load().state.raw_items())).redact(questions)
+    redacted: tuple[Question, ...] = Redactor(redaction, dict(load().raw_items())).redact(questions)
     return redacted
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from traceback import format_exception_only
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dspyer.dspy_module.executing import executing_id
 from dspyer.dspy_module.tracing import Steps, is_apart
@@ -287,7 +287,7 @@ class Session(NotLive):
         found: Transition | Suspended | BaseException = outcome
         failed: tuple[Failure, ...] = ()
         if isinstance(outcome, Interrupt):
-            found = Suspended(cast("tuple[Question, ...]", outcome.questions))  # a protocol in `errors`
+            found = Suspended(outcome.questions)
         elif isinstance(outcome, BaseException):
             found = unwrap_stop_iteration(outcome)
             failed = self.take_failed_attempts(execution)

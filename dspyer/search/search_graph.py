@@ -391,7 +391,11 @@ def _search(
     if bounds.depth != 1 and fields.given is not None:
         lost = [name for name in fields.given if name not in fields.inputs]
         if lost:
-            raise GraphError(_deeper_text(fields, lost))
+            raise GraphError(
+                f"a search of more than one level continues what its module gave, and {list_names(lost)} is none of "
+                f"its inputs ({list_names(fields.inputs)}): map it to one, for example writes={{{lost[0]!r}: "
+                f"{(fields.inputs or ['a field'])[0]!r}}}"
+            )
     schema = _schema(fields, options.name)
     known = [name for name in fields.types if name not in (TREE, BEST)]
     graph = Graph(
@@ -614,14 +618,6 @@ def _schema(fields: _Fields, name: str) -> Any:
     except Exception as error:
         annotate(error, "these are the fields of the module of a search")
         raise
-
-
-def _deeper_text(fields: _Fields, lost: Sequence[str]) -> str:
-    return (
-        f"a search of more than one level continues what its module gave, and {list_names(lost)} is none of its inputs "
-        f"({list_names(fields.inputs)}): map it to one, for example writes={{{lost[0]!r}: "
-        f"{(fields.inputs or ['a field'])[0]!r}}}"
-    )
 
 
 # --- the nodes

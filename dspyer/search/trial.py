@@ -91,7 +91,36 @@ class TrialOptions(KindOptions):
 
     def build(self, options: NodeOptions) -> Built:
         """The node, and what is wrong with it."""
-        return build_trial(self, options)
+        module = _build_part(self.module, options, {})
+        reward = build_reward(self.reward, options._replace(name=REWARD, reads=None, writes=None))
+        done = None
+        if self.done is not None:
+            done = _build_function(self.done, options._replace(name="done", reads=None, writes=None), "done")
+        parts = [module, reward, *([] if done is None else [done])]
+        problems = tuple(problem for part in parts for problem in (*part.problems, *part.unknown))
+        more = {} if reward.module is None else {REWARD: reward.module}
+        if module.node is None or reward.node is None or (done is not None and done.node is None):
+            return Built(None, module.module, problems, more=more)
+        inner = module.node
+        nodes = [part.node for part in parts if part.node is not None]
+        reads = {field: field for node in nodes for field in (node.reads or {}).values()}
+        node = TrialNode(
+            name=options.name,
+            reads=reads | {TREE: TREE},
+            # A reward reads what the module writes.
+            optional=frozenset(reads) - (frozenset((inner.reads or {}).values()) - inner.optional),
+            writes={TRIALS: TRIALS},
+            resources={name: kind for node in nodes for name, kind in node.resources.items()},
+            templates=inner.templates,
+            inner=inner,
+            reward=reward.node,
+            done=None if done is None else done.node,
+            judged=reward.module is not None,
+            schema=options.schema,
+            rollout_id=self.rollout_id,
+            temperature=self.temperature,
+        )
+        return Built(node, module.module, problems, more=more)
 
     def text(self, name: str, show: Callable[[object], str]) -> str:
         """The line of a program's source that adds the node."""
@@ -197,9 +226,14 @@ class Place(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Trial:
-    """One trial of one call; `recorded` is its result of an earlier attempt, `MISSING` if there is none."""
+    """One trial of one call.
+
+    Attributes:
+        recorded: its result of an earlier attempt, `MISSING` if there is none.
+        steps: how many steps of the DSPy trace the module made.
+    """
 
     node: TrialNode
     call: Call
@@ -207,17 +241,17 @@ class _Trial:
     index: int
     count: int
     recorded: Any
+    steps: int = 0
 
     def script(self) -> Script[object]:
         """The entry of the trial in the tree, frozen."""
         attempt = self.call.context.delegate
         execute_item(self.index)
         publish_start(attempt, self.index, self.count)
-        tried = _Tried(self)
         steps = step_count()
         try:
             attempt.raise_if_unanswered()
-            entry = yield from tried.script()
+            entry = yield from self._tried()
             result = freeze(entry, (TRIALS, self.index))
         except BaseException as error:  # no other local may refer to it: its traceback refers to this frame
             number = attempt.last.number
@@ -230,72 +264,53 @@ class _Trial:
             attempt.host.hold_error(self.place.number, raised)
             failure = attempt.failure(raised, number)
             del raised
-            entry = self._entry({}, {}, None, True) | {"failure": failure}
+            entry = self._entry(TrialChange({}, {}), None, True) | {"failure": failure}
             result = freeze(entry, (TRIALS, self.index))
         else:
             publish_end(attempt, self.index, self.count)
-            judged = take_steps(steps + tried.steps)
+            judged = take_steps(steps + self.steps)
             attempt.host.lose_steps(attempt, attempt.last.number, judged)
             attempt.host.hold_steps(attempt, take_steps(steps))
         yield from recorded(self.call, attempt, result)
         return result
 
-    def _entry(
-        self, patch: Mapping[str, Any], whole: Mapping[str, Any], reward: float | None, done: bool
-    ) -> dict[str, Any]:
+    def _entry(self, change: TrialChange, reward: float | None, done: bool) -> dict[str, Any]:
         found = {
             "name": self.place.name,
             "parent": self.place.parent,
-            "patch": patch,
+            "patch": change.patch,
             "reward": reward,
             "value": reward or 0.0,
             "visits": 1,
             "done": done,
             "failure": None,
         }
-        return found | {"whole": whole} if whole else found
-
-    def finished(self, change: TrialChange, reward: float, done: bool) -> dict[str, Any]:
-        """The entry of a trial that did not fail."""
-        return self._entry(change.patch, change.whole, reward, done)
+        return found | {"whole": change.whole} if change.whole else found
 
     def _note_failure(self, error: BaseException, number: int) -> None:
         publish_end(self.call.context.delegate, self.index, self.count, error)
         annotate(error, f"in the trial {self.place.name!r} of the search {self.node.name!r}, attempt {number}")
 
-
-class _Tried:
-    """The attempts of one trial.
-
-    Attributes:
-        steps: how many steps of the DSPy trace the module made.
-    """
-
-    def __init__(self, trial: _Trial) -> None:
-        self._trial = trial
-        self._node = trial.node
-        self.steps = 0
-
-    def script(self) -> Script[dict[str, Any]]:
+    def _tried(self) -> Script[dict[str, Any]]:
         """Run the module, rate what it gave, and return the entry."""
-        trial, node = self._trial, self._node
+        node = self.node
         begun, change = step_count(), self._recorded()
         if change is None:
-            number = trial.place.number + node.rollout_id
+            number = self.place.number + node.rollout_id
             wrap = partial(Within, context=lambda _: in_rollout(number, node.temperature))
-            output: Output = yield from item_script(node.inner, trial.call._replace(made=self._made), wrap)
+            output: Output = yield from item_script(node.inner, self.call._replace(made=self._made), wrap)
             change = TrialChange.of(output.patch, output.after, node.schema)
             yield from self._record(change)
         self.steps = step_count() - begun
-        after = trial.call._replace(state=change.applied(trial.call.state, node.schema))
-        judge = _within(after, trial.call.context.delegate.of_part(REWARD))
+        after = self.call._replace(state=change.applied(self.call.state, node.schema))
+        judge = _within(after, self.call.context.delegate.of_part(REWARD))
         reward = yield from part_script(judge, self._judge)
         done = False if node.done is None else (yield from self._done(after))
-        return trial.finished(change, reward, done)
+        return self._entry(change, reward, done)
 
     def _made(self, call: Call, reply: Reply) -> Output:
         """What the module has changed."""
-        node = self._node
+        node = self.node
         if reply.goto is not None:
             raise NodeOutputError(f"{node.who}: its module returned Command(goto=...), and a trial goes nowhere")
         patch, after = node.schema.commit(
@@ -305,39 +320,39 @@ class _Tried:
         return Output(patch, after, None, None, False, None, call, reply.updates, reply.completions)
 
     def _judge(self, call: Call) -> Script[float]:
-        rated = self._node.reward
+        rated = self.node.reward
         try:
             reply = yield from rated.script(call)
-            reward = _number(thaw(reply.updates.get(REWARD)), self._node.who)
+            reward = _number(thaw(reply.updates.get(REWARD)), self.node.who)
         except NodeOutputError as error:
-            error.of_module = error.of_module or self._node.judged
+            error.of_module = error.of_module or self.node.judged
             raise
         call.context.delegate.finish()
         return reward
 
     def _done(self, call: Call) -> Script[bool]:
-        assert self._node.done is not None
-        reply = yield from self._node.done.script(_within(call, call.context.delegate.of_part("done")))
+        assert self.node.done is not None
+        reply = yield from self.node.done.script(_within(call, call.context.delegate.of_part("done")))
         found: Any = without_class(reply.updates.get("done"))
         if not isinstance(found, bool):
-            raise NodeOutputError(f"{self._node.who}: done gave {brief(found)}: it says True or False")
+            raise NodeOutputError(f"{self.node.who}: done gave {brief(found)}: it says True or False")
         return found
 
     # What a module gave was paid for. It is recorded before a judge is called, which may be the call that fails.
 
     def _recorded(self) -> TrialChange | None:
-        if not self._node.judged:
+        if not self.node.judged:
             return None
-        attempt = self._trial.call.context.delegate.of_part("module")
+        attempt = self.call.context.delegate.of_part("module")
         found = attempt.recorded_result()
         return None if found is MISSING else TrialChange(found.raw("patch"), found.raw("whole"))
 
     def _record(self, change: TrialChange) -> Script[None]:
-        attempt = self._trial.call.context.delegate
-        if self._node.judged and attempt.host.records.journal is not None:
+        attempt = self.call.context.delegate
+        if self.node.judged and attempt.host.records.journal is not None:
             part = attempt.of_part("module")
-            frozen = freeze(change._asdict(), (TRIALS, self._trial.index))
-            yield from recorded(self._trial.call, part, frozen)
+            frozen = freeze(change._asdict(), (TRIALS, self.index))
+            yield from recorded(self.call, part, frozen)
 
 
 def _raw_items(values: Any) -> Sequence[Any]:
@@ -438,40 +453,6 @@ def state_of(root: ImmutableState, tree: Any, name: str, schema: Schema) -> Immu
 
 
 # --- building the node
-
-
-def build_trial(asked: TrialOptions, options: NodeOptions) -> Built:
-    """The node that makes trials, and what is wrong with it."""
-    module = _build_part(asked.module, options, {})
-    reward = build_reward(asked.reward, options._replace(name=REWARD, reads=None, writes=None))
-    done = None
-    if asked.done is not None:
-        done = _build_function(asked.done, options._replace(name="done", reads=None, writes=None), "done")
-    parts = [module, reward, *([] if done is None else [done])]
-    problems = tuple(problem for part in parts for problem in (*part.problems, *part.unknown))
-    more = {} if reward.module is None else {REWARD: reward.module}
-    if module.node is None or reward.node is None or (done is not None and done.node is None):
-        return Built(None, module.module, problems, more=more)
-    inner = module.node
-    nodes = [part.node for part in parts if part.node is not None]
-    reads = {field: field for node in nodes for field in (node.reads or {}).values()}
-    node = TrialNode(
-        name=options.name,
-        reads=reads | {TREE: TREE},
-        # A reward reads what the module writes.
-        optional=frozenset(reads) - (frozenset((inner.reads or {}).values()) - inner.optional),
-        writes={TRIALS: TRIALS},
-        resources={name: kind for node in nodes for name, kind in node.resources.items()},
-        templates=inner.templates,
-        inner=inner,
-        reward=reward.node,
-        done=None if done is None else done.node,
-        judged=reward.module is not None,
-        schema=options.schema,
-        rollout_id=asked.rollout_id,
-        temperature=asked.temperature,
-    )
-    return Built(node, module.module, problems, more=more)
 
 
 def _build_part(module: Any, options: NodeOptions, changes: Mapping[str, Any]) -> Built:

@@ -12,12 +12,14 @@ interpret what it keeps: headers are JSON values, contents are bytes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
-from inspect import signature
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from dspyer.stores.content import Content
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Owner(NamedTuple):
@@ -236,7 +238,7 @@ def listed_run(thread: ThreadRow, run: RunRow, rows: Sequence[Row]) -> ListedRun
     ends = tuple([row for row in rows if row.kind == END])
     resumed = any(row.kind == RESUME for row in rows if ends and row.seq > ends[-1].seq)
     status = "" if resumed or not ends else ending_of(ends[-1])
-    return ListedRun(thread, run, start_of(run, rows), status, rows[-1].seq if rows else -1, ends)
+    return ListedRun(thread, run, start_of(run), status, rows[-1].seq if rows else -1, ends)
 
 
 def ending_of(row: Row) -> str:
@@ -244,12 +246,9 @@ def ending_of(row: Row) -> str:
     return row.header[0] if row.header and isinstance(row.header[0], str) else ""
 
 
-def start_of(run: RunRow, rows: Sequence[Row]) -> float:
-    """When a run was started. A run of dspyer 0.5 or earlier has its time only in the header of its first commit."""
-    if "started" in run.header:
-        return float(run.header["started"])
-    header = next((row.header for row in rows if row.kind == COMMIT), ())
-    return (1_700_000_000_000 + header[4]) / 1_000 if len(header) > 4 and isinstance(header[4], int) else 0.0
+def start_of(run: RunRow) -> float:
+    """When a run was started; 0 if that is not known."""
+    return float(run.header.get("started", 0.0))
 
 
 def is_listed(listed: ListedRun, query: RunQuery) -> bool:
@@ -262,15 +261,6 @@ def is_listed(listed: ListedRun, query: RunQuery) -> bool:
         and (query.until is None or listed.started < query.until)
         and (query.after is None or listed.place < query.after)
     )
-
-
-def thread_names(store: Store, after: str = "", limit: int | None = None) -> list[str]:
-    """A page of the names in a store; cut from all names if the store is a user's own and knows no pages yet."""
-    try:
-        signature(store.threads).bind(after, limit)
-    except TypeError:
-        return [name for name in store.threads() if name > after][:limit]
-    return store.threads(after, limit)
 
 
 END, RESUME, COMMIT = "end", "resume", "commit"
@@ -594,3 +584,45 @@ class Store(ABC):
     def __deepcopy__(self, memo: object) -> Self:
         # Copies of a program share its store.
         return self
+
+
+def _passed_on(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Return the method of a `StoreAround` that passes a call of this one on."""
+    name = method.__name__
+    return lambda self, /, *args, **kwargs: self.pass_on(name, *args, **kwargs)
+
+
+class StoreAround(Store):
+    """A store around another one, to which it passes on every call that a subclass does not make itself.
+
+    Args:
+        store: the store.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    @property
+    def address(self) -> str:
+        """Where it is."""
+        return self.store.address
+
+    def pass_on(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the store."""
+        return getattr(self.store, name)(*args, **kwargs)
+
+    write = _passed_on(Store.write)
+    write_now = _passed_on(Store.write_now)
+    thread = _passed_on(Store.thread)
+    threads = _passed_on(Store.threads)
+    run = _passed_on(Store.run)
+    runs = _passed_on(Store.runs)
+    list_runs = _passed_on(Store.list_runs)
+    rows = _passed_on(Store.rows)
+    blobs = _passed_on(Store.blobs)
+    snapshot = _passed_on(Store.snapshot)
+    delete = _passed_on(Store.delete)
+    delete_unreachable = _passed_on(Store.delete_unreachable)
+    drop_snapshots = _passed_on(Store.drop_snapshots)
+    vacuum = _passed_on(Store.vacuum)
+    close = _passed_on(Store.close)

@@ -16,7 +16,7 @@ import base64
 import hashlib
 import hmac
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from cryptography.exceptions import InvalidTag
@@ -25,18 +25,14 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 from dspyer.errors import StoreError
 from dspyer.stores.address import open_store
 from dspyer.stores.base import (
-    NO_EPOCHS,
     Change,
-    DeletionReport,
     ListedRun,
     Point,
     Row,
     RunQuery,
-    RunRow,
     Snapshot,
     Store,
-    ThreadRow,
-    thread_names,
+    StoreAround,
 )
 from dspyer.stores.content import Content, Fetch
 
@@ -49,7 +45,7 @@ MARK = b"\x00sealed1"
 CipherKey = str | bytes
 
 
-class Encrypted(Store):
+class Encrypted(StoreAround):
     """A store that encrypts contents before another store writes them.
 
     A pickle of it contains no key: once loaded, it takes the key from the environment.
@@ -76,7 +72,7 @@ class Encrypted(Store):
     def __init__(
         self, store: Store | str | os.PathLike[str], key: CipherKey | Sequence[CipherKey] | None = None
     ) -> None:
-        self.store = open_store(store)
+        super().__init__(open_store(store))
         self._keys = _keys_of(key)
 
     @staticmethod
@@ -92,10 +88,6 @@ class Encrypted(Store):
         """
         return base64.urlsafe_b64encode(os.urandom(32)).decode()
 
-    @property
-    def address(self) -> str:
-        return self.store.address
-
     def __repr__(self) -> str:
         return f"Encrypted({self.store!r})"
 
@@ -107,18 +99,6 @@ class Encrypted(Store):
 
     def write_now(self, change: Change) -> bool:
         return self.store.write_now(self._encrypted(change))
-
-    def thread(self, name: str) -> ThreadRow | None:
-        return self.store.thread(name)
-
-    def threads(self, after: str = "", limit: int | None = None) -> list[str]:
-        return thread_names(self.store, after, limit)
-
-    def run(self, run: str) -> RunRow | None:
-        return self.store.run(run)
-
-    def runs(self, thread: str) -> list[RunRow]:
-        return self.store.runs(thread)
 
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
         return [
@@ -152,21 +132,6 @@ class Encrypted(Store):
             return None
         location = _location(found.at.run, found.at.seq, "snapshot")
         return Snapshot(found.at, self._decrypting(found.content, location))
-
-    def delete(self, threads: Collection[str] = (), epochs: Mapping[str, int] = NO_EPOCHS) -> DeletionReport:
-        return self.store.delete(threads, epochs)
-
-    def delete_unreachable(self, thread: str) -> DeletionReport:
-        return self.store.delete_unreachable(thread)
-
-    def drop_snapshots(self) -> None:
-        self.store.drop_snapshots()
-
-    def vacuum(self) -> None:
-        self.store.vacuum()
-
-    def close(self) -> None:
-        self.store.close()
 
     def _ciphers(self) -> tuple[Cipher, ...]:
         if not self._keys:

@@ -113,7 +113,7 @@ class Postgres(Store):
 
     Raises:
         ValueError: the address does not start with `postgresql://`.
-        StoreError: (on first use) the tables were made by a later version of dspyer.
+        StoreError: (on first use) the tables were made by another version of dspyer.
 
     Example:
         >>> Postgres("postgresql://ada:secret@db.example.org/runs?schema=team")
@@ -466,7 +466,7 @@ class ChangeWriter:
         if plan.new_run and change.run is not None:
             run = change.run
             columns = run.id, encode_text(run.thread), encode_json(run.parents), encode_json(dict(run.header))
-            execute(_INSERT_RUN, (*columns, start_of(run, change.rows), graph_column(run)))
+            execute(_INSERT_RUN, (*columns, start_of(run), graph_column(run)))
             if run.parents:
                 execute(_INSERT_LINKS, (sorted({parent.run for parent in run.parents}), run.id))
             held.add(run.id)

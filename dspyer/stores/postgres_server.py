@@ -1,4 +1,4 @@
-"""The server of a PostgreSQL store: its connections, its address, its tables and their versions.
+"""The server of a PostgreSQL store: its connections, its address and its tables.
 
 Connections are kept open between uses and shared by the threads of a process, but never by processes: two that use one
 connection would mix their messages to the server.
@@ -23,7 +23,7 @@ from psycopg.pq import TransactionStatus
 from dspyer import clock
 from dspyer.ctrl_c import at_fork
 from dspyer.errors import StoreError
-from dspyer.stores.base import COMMIT, END, Row, RunRow, ending_of, start_of
+from dspyer.stores.base import END, Row, RunRow, ending_of
 from dspyer.stores.columns import decode_json, encode_text
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -255,30 +255,7 @@ def _join_address(scheme: str, host: str, path: str, options: list[str]) -> str:
     return f"{scheme}://{host}{path}{'?' if options else ''}{'&'.join(options)}"
 
 
-# --- tables and their versions
-
-Migration = str | Callable[[Connection, str], None]
-"""A statement in which `{s}` is the schema, or a function of a connection and the schema."""
-
-
-def add_lists(connection: Connection, schema: str) -> None:
-    """Add what lists of runs are ordered and chosen by: start, graph, and how the run ended (null if it has not)."""
-
-    def execute(statement: str, *values: Any) -> psycopg.Cursor[tuple[Any, ...]]:
-        return connection.execute(sql.SQL(statement).format(s=sql.Identifier(schema)), values, binary=True)
-
-    for column in ("started float8 NOT NULL DEFAULT 0", "graph bytea", "ended bytea"):
-        execute(f"ALTER TABLE {{s}}.run ADD COLUMN {column}")
-    for run_id, header in execute("SELECT id, header FROM {s}.run").fetchall():
-        run = RunRow(run_id, "", (), decode_json(header))
-        first = execute("SELECT head FROM {s}.entry WHERE run = %b AND kind = 'commit' ORDER BY seq LIMIT 1", run_id)
-        rows = [Row(0, COMMIT, tuple(decode_json(head))) for (head,) in first]
-        marks = execute(LAST_ENDING, run_id, MAX_SEQ).fetchall()
-        columns = start_of(run, rows), graph_column(run), next((ending_column(*mark) for mark in marks), None)
-        execute("UPDATE {s}.run SET started = %b, graph = %b, ended = %b WHERE id = %b", *columns, run_id)
-    execute("CREATE INDEX run_started ON {s}.run (started, id, ended)")
-    execute("CREATE INDEX entry_end ON {s}.entry (run, seq) WHERE kind = 'end'")
-
+# --- tables
 
 LAST_ENDING = """
     SELECT kind, head FROM {s}.entry WHERE run = %b AND seq <= %b AND kind IN ('end', 'resume')
@@ -298,11 +275,17 @@ def graph_column(run: RunRow) -> bytes | None:
     return encode_text(name) if isinstance(name, str) else None
 
 
-MIGRATIONS: list[Migration] = [
-    """
+VERSION = 4
+"""The version of the tables, which is in the table `version`."""
+
+# `fencing` is the epoch of a thread, and `fence` has the largest of those that were deleted. The parents of runs
+# (`link`) and the uses of blobs (`ref`) are there so that a deletion searches nothing. `place` is the number of a row,
+# or -1 less the number of a snapshot: all runs of a graph refer to the same description of it, and an index of arrays
+# would collect all of them to say that there is one.
+TABLES = """
     CREATE TABLE {s}.thread (
         name bytea PRIMARY KEY,
-        epoch bigint NOT NULL,
+        fencing bigint NOT NULL,
         head_run text COLLATE "C",
         head_seq bigint,
         root_run text COLLATE "C",
@@ -311,103 +294,75 @@ MIGRATIONS: list[Migration] = [
         lease_until timestamptz,
         runs bigint NOT NULL DEFAULT 0
     ) WITH (fillfactor = 50);
+    CREATE INDEX thread_head ON {s}.thread (head_run) WHERE head_run IS NOT NULL;
+    CREATE TABLE {s}.fence (largest bigint NOT NULL);
+    INSERT INTO {s}.fence VALUES (0);
     CREATE TABLE {s}.run (
         id text COLLATE "C" PRIMARY KEY,
         number bigint GENERATED ALWAYS AS IDENTITY,
         thread bytea NOT NULL,
         parents bytea NOT NULL,
-        header bytea NOT NULL
+        header bytea NOT NULL,
+        started float8 NOT NULL,
+        graph bytea,
+        ended bytea
     );
     CREATE INDEX run_of_thread ON {s}.run (thread, number);
-    CREATE TABLE {s}.entry (
-        run text COLLATE "C",
-        seq bigint,
-        kind text NOT NULL,
-        head bytea NOT NULL,
-        data bytea,
-        refs text[],
-        PRIMARY KEY (run, seq)
-    );
-    CREATE INDEX entry_refs ON {s}.entry USING gin (refs) WHERE refs IS NOT NULL;
-    CREATE TABLE {s}.snapshot (
-        run text COLLATE "C",
-        seq bigint,
-        data bytea NOT NULL,
-        refs text[],
-        PRIMARY KEY (run, seq)
-    );
-    CREATE INDEX snapshot_refs ON {s}.snapshot USING gin (refs) WHERE refs IS NOT NULL;
-    CREATE TABLE {s}.blob (
-        id text COLLATE "C" PRIMARY KEY,
-        data bytea NOT NULL
-    );
-    """,
-    # The references between runs, so that a deletion searches nothing, and the last epochs. The column of epochs gets a
-    # new name on purpose: a running program of version 1 would write no links, and now fails instead.
-    """
-    ALTER TABLE {s}.thread RENAME COLUMN epoch TO fencing;
-    CREATE TABLE {s}.fence (largest bigint NOT NULL);
-    INSERT INTO {s}.fence SELECT coalesce(max(fencing), 0) FROM {s}.thread;
-    CREATE INDEX thread_head ON {s}.thread (head_run) WHERE head_run IS NOT NULL;
+    CREATE INDEX run_started ON {s}.run (started, id, ended);
     CREATE TABLE {s}.link (
         parent text COLLATE "C",
         child text COLLATE "C",
         PRIMARY KEY (parent, child)
     );
     CREATE INDEX link_child ON {s}.link (child);
-    INSERT INTO {s}.link SELECT DISTINCT parent ->> 0, id
-        FROM {s}.run, json_array_elements(convert_from(parents, 'UTF8')::json) AS parent;
-    """,
-    add_lists,
-    # Which rows refer to a blob; `place` is the number of a row, or -1 less the number of a snapshot. All runs of a
-    # graph refer to the same description of it, and an index of arrays collects all of them to say that there is one.
-    # The column gets a new name on purpose, as above; its lock keeps writers out until the references are there.
-    """
-    ALTER TABLE {s}.entry RENAME COLUMN refs TO blob_ids;
-    ALTER TABLE {s}.snapshot RENAME COLUMN refs TO blob_ids;
+    CREATE TABLE {s}.entry (
+        run text COLLATE "C",
+        seq bigint,
+        kind text NOT NULL,
+        head bytea NOT NULL,
+        data bytea,
+        blob_ids text[],
+        PRIMARY KEY (run, seq)
+    );
+    CREATE INDEX entry_end ON {s}.entry (run, seq) WHERE kind = 'end';
+    CREATE TABLE {s}.snapshot (
+        run text COLLATE "C",
+        seq bigint,
+        data bytea NOT NULL,
+        blob_ids text[],
+        PRIMARY KEY (run, seq)
+    );
+    CREATE TABLE {s}.blob (
+        id text COLLATE "C" PRIMARY KEY,
+        data bytea NOT NULL
+    );
     CREATE TABLE {s}.ref (
         blob text COLLATE "C",
         run text COLLATE "C",
         place bigint,
         PRIMARY KEY (blob, run, place)
     );
-    INSERT INTO {s}.ref
-        SELECT unnest(blob_ids), run, seq FROM {s}.entry WHERE blob_ids IS NOT NULL
-        UNION SELECT unnest(blob_ids), run, -1 - seq FROM {s}.snapshot WHERE blob_ids IS NOT NULL;
-    DROP INDEX {s}.entry_refs;
-    DROP INDEX {s}.snapshot_refs;
-    """,
-]
-"""By n, what turns tables of version n into those of version n + 1. Released steps are never changed."""
+    CREATE TABLE {s}.version (number int PRIMARY KEY, since timestamptz DEFAULT clock_timestamp());
+    """
 
 
 def prepare(connection: Connection, schema: str) -> None:
-    """Create the tables, or migrate them to the current version; raise `StoreError` if they have a later one."""
-    if version_of(connection, schema) == len(MIGRATIONS):
+    """Create the tables if there are none; raise `StoreError` if they have another version."""
+    if version_of(connection, schema) == VERSION:
         return
     names = {"s": sql.Identifier(schema)}
     with connection.transaction():
         # Held until the transaction ends: of many processes that start at once, one creates the tables.
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('dspyer ' || %s, 0))", [schema])
         version = version_of(connection, schema)
-        if version > len(MIGRATIONS):
-            raise StoreError(
-                f"the tables in schema {schema!r} are of version {version}, and this dspyer knows {len(MIGRATIONS)}: "
-                f"use the later dspyer that made them, or another schema"
-            )
+        if version:
+            check_version(version, schema)
+            return
         if not connection.execute("SELECT FROM pg_namespace WHERE nspname = %s", [schema]).rowcount:
             # Asked first: CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema exists.
             connection.execute(sql.SQL("CREATE SCHEMA {s}").format(**names))
-        if not version:
-            table = "CREATE TABLE {s}.version (number int PRIMARY KEY, since timestamptz DEFAULT clock_timestamp())"
-            connection.execute(sql.SQL(table).format(**names))
-        for number in range(version, len(MIGRATIONS)):
-            step = MIGRATIONS[number]
-            if isinstance(step, str):
-                connection.execute(sql.SQL(step).format(**names))
-            else:
-                step(connection, schema)
-            connection.execute(sql.SQL("INSERT INTO {s}.version (number) VALUES (%s)").format(**names), [number + 1])
+        connection.execute(sql.SQL(TABLES).format(**names))
+        connection.execute(sql.SQL("INSERT INTO {s}.version (number) VALUES (%s)").format(**names), [VERSION])
 
 
 def check_tables(connection: Connection, schema: str) -> None:
@@ -415,12 +370,15 @@ def check_tables(connection: Connection, schema: str) -> None:
     version = version_of(connection, schema)
     if not version:
         raise StoreError(f"there are no tables of a store in schema {schema!r}: name the database of a store")
-    if version != len(MIGRATIONS):
-        older = version < len(MIGRATIONS)
-        remedy = "open it once to write, open_store(address).threads()" if older else "install that"
+    check_version(version, schema)
+
+
+def check_version(version: int, schema: str) -> None:
+    """Raise `StoreError` for tables that another version of dspyer has made."""
+    if version != VERSION:
         raise StoreError(
-            f"the tables in schema {schema!r} are of version {version}, and this dspyer reads those of version "
-            f"{len(MIGRATIONS)}: {'an older' if older else 'a newer'} dspyer has made them; {remedy}"
+            f"the tables in schema {schema!r} are of version {version}, and this dspyer knows version {VERSION}: use "
+            "the dspyer that made them, or another schema"
         )
 
 

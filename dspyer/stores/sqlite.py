@@ -74,7 +74,7 @@ class SQLite(Store):
         read_only: reads the file and writes nothing: it is not created, and no file is made next to it.
 
     Raises:
-        StoreError: (on first use) the file is not a store, was made by a later version of dspyer, or is on a network
+        StoreError: (on first use) the file is not a store, was made by another version of dspyer, or is on a network
             file system; or it does not exist, with `read_only`.
 
     Example:
@@ -143,13 +143,7 @@ class SQLite(Store):
         return self._connections.read(lambda connection: read_runs(connection, thread))
 
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
-        def read(connection: sqlite3.Connection) -> list[ListedRun] | None:
-            if isinstance(self._connections, ReadOnlyFile) and not self._connections.is_current:
-                return None  # its tables lack the columns
-            return list_runs(connection, query, self._clock())
-
-        found = self._connections.read(read)
-        return super().list_runs(query) if found is None else found
+        return self._connections.read(lambda connection: list_runs(connection, query, self._clock()))
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         return self._connections.read(lambda connection: read_rows(connection, run, first, last))
@@ -262,7 +256,7 @@ def write(connection: sqlite3.Connection, change: Change, encoded: SQLiteChange,
     if plan is None:
         return current.thread.epoch if current.thread is not None else 0
     if plan.new_run and change.run is not None:
-        new_key = _insert_run(connection, change.run, start_of(change.run, change.rows))
+        new_key = _insert_run(connection, change.run, start_of(change.run))
         key = new_key if change.run.id == change.rows_of else key
     if encoded.blobs:
         connection.executemany(_INSERT_BLOBS, encoded.blobs)

@@ -37,7 +37,7 @@ from typing import TypeVar
 from dspyer.clock import now
 from dspyer.ctrl_c import at_fork, gives_up, held_back
 from dspyer.errors import StoreError
-from dspyer.stores.sqlite_tables import APPLICATION, application_and_version, check_version, migrate
+from dspyer.stores.sqlite_tables import APPLICATION, application_and_version, check_version, create_tables
 
 if sys.platform != "win32":
     import fcntl
@@ -471,7 +471,7 @@ at_fork(_after_fork_in_child, _before_fork, _HELD_FOR_FORK.close)
 
 
 class ConnectionOpener:
-    """Opens connections to a file; the first one checks the file and brings its tables up to date."""
+    """Opens connections to a file; the first one checks the file and makes its tables."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -483,13 +483,13 @@ class ConnectionOpener:
             return None
         check_path(self.path)
         connection = sqlite3.connect(":memory:", isolation_level=None)
-        migrate(connection, self.path)
+        create_tables(connection, self.path)
         return connection
 
     def __call__(self) -> sqlite3.Connection:
         """Open a connection that may be used by any thread, waits for no lock and begins no transaction itself.
 
-        Raise `StoreError` if the file is not a store, has tables of a later version, or was removed or replaced.
+        Raise `StoreError` if the file is not a store, has tables of another version, or was removed or replaced.
         """
         if self._first_seen is None:
             check_path(self.path)
@@ -526,7 +526,7 @@ class ConnectionOpener:
         connection.execute("PRAGMA secure_delete=ON")  # deleted rows are overwritten with zeros
         connection.execute("PRAGMA wal_autocheckpoint=0")
         connection.execute(f"PRAGMA journal_size_limit={KEPT_LOG}")
-        migrate(connection, self.path)
+        create_tables(connection, self.path)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -597,7 +597,7 @@ def file_system(path: Path, mounts: Path = MOUNTS) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Raise `StoreError` if a file is not a store, or one of a later version; nothing in it is changed."""
+    """Raise `StoreError` if a file is not a store, or one of another version; nothing in it is changed."""
     if not path.exists() or not path.stat().st_size:
         return
     try:

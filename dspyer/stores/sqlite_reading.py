@@ -1,4 +1,4 @@
-"""An SQLite file that is only read: nothing is created, changed or brought up to date.
+"""An SQLite file that is only read: nothing is created or changed.
 
 SQLite itself makes two files next to a file with a write-ahead log, even for a connection that may not write. So:
 
@@ -19,7 +19,7 @@ from typing import NoReturn, TypeVar
 
 from dspyer.errors import StoreError
 from dspyer.stores.sqlite_file import StoreClosedError, is_busy
-from dspyer.stores.sqlite_tables import APPLICATION, MIGRATIONS, application_and_version, check_version
+from dspyer.stores.sqlite_tables import APPLICATION, application_and_version, check_version
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], T]
@@ -30,12 +30,6 @@ FileFacts = tuple[int, int, int, bool]
 ATTEMPTS = 20
 """How often a read is done again because the file was changed meanwhile."""
 
-# What a file of an older version lacks, as views of its tables, which only this connection has.
-OLDER: dict[int, str] = {
-    1: "CREATE TEMP VIEW thread AS SELECT *, epoch AS fencing FROM main.thread",
-}
-"""By version, the view that makes a file of that version one of the next version for who reads it."""
-
 
 class ReadOnlyFile:
     """The connection of this process to a file that it only reads. Its methods are those of `FileConnections`.
@@ -43,13 +37,11 @@ class ReadOnlyFile:
     Attributes:
         path: the file.
         closed: whether `close` was called.
-        is_current: whether the tables are of the current version; known after the first read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.closed = False
-        self.is_current = False
         self._lock = RLock()
         self._connection: sqlite3.Connection | None = None
         self._facts: FileFacts | None = None
@@ -123,10 +115,6 @@ class ReadOnlyFile:
         if application != APPLICATION:
             raise StoreError(f"{str(self.path)!r} is no store of dspyer: name the file of a store")
         check_version(self.path, version)
-        self.is_current = version == len(MIGRATIONS)
-        for older, view in OLDER.items():
-            if version <= older:
-                connection.execute(view)
 
     def _facts_now(self) -> FileFacts:
         try:

@@ -1,15 +1,15 @@
-"""The tables of an SQLite store, their versions, and how ids are written in them."""
+"""The tables of an SQLite store, and how ids are written in them."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from dspyer.errors import StoreError
-from dspyer.stores.base import COMMIT, END, RESUME, Row, RunRow, ending_of, start_of
-from dspyer.stores.columns import decode_json, decode_points, encode_text
+from dspyer.stores.base import END, RESUME, Row, RunRow, ending_of
+from dspyer.stores.columns import decode_json, encode_text
 
 APPLICATION = 0x64737079
 """The application id in the header of the file, which marks it as a store: the bytes of "dspy" in ASCII."""
@@ -24,71 +24,32 @@ MASK = (1 << SHIFT) - 1
 # and large ones side by side without gaps. The columns of ids have no type, since they hold bytes or text: see pack_id.
 TABLES = """
 CREATE TABLE thread (
-    name TEXT PRIMARY KEY NOT NULL, epoch INTEGER NOT NULL, runs INTEGER NOT NULL, head_run INTEGER, head_seq INTEGER,
+    name TEXT PRIMARY KEY NOT NULL, fencing INTEGER NOT NULL, runs INTEGER NOT NULL, head_run INTEGER, head_seq INTEGER,
     root_run INTEGER, root_seq INTEGER, owner TEXT, ends REAL
 ) WITHOUT ROWID;
-CREATE TABLE run (key INTEGER PRIMARY KEY, id UNIQUE NOT NULL, thread TEXT, parents BLOB, header BLOB);
+CREATE INDEX thread_head ON thread (head_run) WHERE head_run IS NOT NULL;
+CREATE TABLE fence (largest INTEGER NOT NULL);
+INSERT INTO fence VALUES (0);
+CREATE TABLE run (
+    key INTEGER PRIMARY KEY, id UNIQUE NOT NULL, thread TEXT, parents BLOB, header BLOB, started REAL NOT NULL,
+    graph BLOB, ended BLOB
+);
 CREATE INDEX run_thread ON run (thread) WHERE thread IS NOT NULL;
+CREATE INDEX run_started ON run (started, id, ended);
+CREATE TABLE link (parent NOT NULL, child INTEGER NOT NULL, PRIMARY KEY (parent, child)) WITHOUT ROWID;
 CREATE TABLE entry (id INTEGER PRIMARY KEY, kind TEXT NOT NULL, head BLOB, content BLOB, refs BLOB);
-CREATE INDEX entry_refs ON entry (refs) WHERE refs IS NOT NULL;
+CREATE INDEX entry_end ON entry (id) WHERE kind = 'end';
 CREATE TABLE snapshot (id INTEGER PRIMARY KEY, content BLOB NOT NULL, refs BLOB);
 CREATE TABLE blob (id UNIQUE NOT NULL, data BLOB NOT NULL);
+CREATE TABLE ref (blob NOT NULL, place INTEGER NOT NULL, PRIMARY KEY (blob, place)) WITHOUT ROWID;
+"""
+"""The tables. `fencing` is the epoch of a thread, and `fence` the largest of those that were deleted; `link` has the
+parents of runs and `ref` the uses of blobs, so that a deletion searches nothing; `ended` of a run is null until it has.
 """
 
+VERSION = 3
+"""The version of the tables, `user_version` of the file."""
 
-def _create_tables(connection: sqlite3.Connection) -> None:
-    for statement in TABLES.split(";"):
-        connection.execute(statement)
-
-
-def _add_references(connection: sqlite3.Connection) -> None:
-    """Record the references between runs, threads and blobs, so that a deletion searches nothing, and the last epochs.
-
-    The column of epochs gets a new name on purpose: a program of version 1 that has the file open would record no
-    references, and now fails with "no such column" instead.
-    """
-    for statement in (
-        "ALTER TABLE thread RENAME COLUMN epoch TO fencing",
-        "CREATE TABLE fence (largest INTEGER NOT NULL)",
-        "INSERT INTO fence SELECT coalesce(max(fencing), 0) FROM thread",
-        "CREATE INDEX thread_head ON thread (head_run) WHERE head_run IS NOT NULL",
-        "CREATE TABLE link (parent NOT NULL, child INTEGER NOT NULL, PRIMARY KEY (parent, child)) WITHOUT ROWID",
-        "CREATE TABLE ref (blob NOT NULL, place INTEGER NOT NULL, PRIMARY KEY (blob, place)) WITHOUT ROWID",
-        "DROP INDEX entry_refs",
-    ):
-        connection.execute(statement)
-    for key, parents in connection.execute("SELECT key, parents FROM run WHERE parents IS NOT NULL").fetchall():
-        links = [(pack_id(parent.run), key) for parent in decode_points(parents)]
-        connection.executemany("INSERT OR IGNORE INTO link VALUES (?, ?)", links)
-    for table in ("entry", "snapshot"):
-        for row_id, refs in connection.execute(f"SELECT id, refs FROM {table} WHERE refs IS NOT NULL").fetchall():
-            pairs = [(pack_id(name), location(row_id, table)) for name in unpack_refs(refs)]
-            connection.executemany("INSERT OR IGNORE INTO ref VALUES (?, ?)", pairs)
-
-
-def _add_lists(connection: sqlite3.Connection) -> None:
-    """Add what lists of runs are ordered and chosen by: start, graph, and how the run ended (null if it has not)."""
-    for statement in (
-        "ALTER TABLE run ADD COLUMN started REAL NOT NULL DEFAULT 0",
-        "ALTER TABLE run ADD COLUMN graph BLOB",
-        "ALTER TABLE run ADD COLUMN ended BLOB",
-    ):
-        connection.execute(statement)
-    columns = []
-    for key, header in connection.execute("SELECT key, header FROM run").fetchall():
-        run = RunRow("", "", (), decode_json(header))
-        first = connection.execute(_FIRST_COMMIT, (key << SHIFT, (key << SHIFT) + MASK)).fetchone()
-        rows = [Row(0, COMMIT, tuple(decode_json(first[0])))] if first is not None else []
-        columns.append((start_of(run, rows), graph_of(run), ending_in(connection, key), key))
-    connection.executemany("UPDATE run SET started = ?, graph = ?, ended = ? WHERE key = ?", columns)
-    for statement in (
-        "CREATE INDEX run_started ON run (started, id, ended)",
-        "CREATE INDEX entry_end ON entry (id) WHERE kind = 'end'",
-    ):
-        connection.execute(statement)
-
-
-_FIRST_COMMIT = "SELECT head FROM entry WHERE id BETWEEN ? AND ? AND kind = '' ORDER BY id LIMIT 1"
 _LAST_MARK = f"""
     SELECT kind, head FROM entry WHERE id BETWEEN ? AND ? AND kind IN ('{END}', '{RESUME}') ORDER BY id DESC LIMIT 1"""
 
@@ -110,27 +71,20 @@ def graph_of(run: RunRow) -> bytes | None:
     return encode_text(name) if isinstance(name, str) else None
 
 
-MIGRATIONS: tuple[Callable[[sqlite3.Connection], None], ...] = (
-    _create_tables,
-    _add_references,
-    _add_lists,
-)
-"""By n, what turns a file of version n into one of version n + 1; the version is the file's `user_version`. Released
-steps are never changed."""
-
-
-def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the tables to the current version in one transaction; only read if they have it."""
-    if application_and_version(connection) == (APPLICATION, len(MIGRATIONS)):
+def create_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables in one transaction; only read if they are there."""
+    if application_and_version(connection) == (APPLICATION, VERSION):
         return
     connection.execute("BEGIN IMMEDIATE")
     try:
         _, version = application_and_version(connection)  # again: another process may have been faster
-        check_version(path, version)
-        for step in MIGRATIONS[version:]:
-            step(connection)
+        if version:
+            check_version(path, version)
+            return
+        for statement in TABLES.split(";"):
+            connection.execute(statement)
         connection.execute(f"PRAGMA application_id={APPLICATION}")
-        connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
+        connection.execute(f"PRAGMA user_version={VERSION}")
         connection.execute("COMMIT")
     finally:
         if connection.in_transaction:
@@ -138,11 +92,11 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def check_version(path: Path, version: int) -> None:
-    """Raise `StoreError` for a file that a later version of dspyer has written."""
-    if version > len(MIGRATIONS):
+    """Raise `StoreError` for a file that another version of dspyer has written."""
+    if version != VERSION:
         raise StoreError(
-            f"the store {str(path)!r} has version {version} and this dspyer knows versions up to {len(MIGRATIONS)}: "
-            "a newer dspyer has written it, install that"
+            f"the store {str(path)!r} has version {version}, and this dspyer knows version {VERSION}: use the dspyer "
+            "that wrote it, or another file"
         )
 
 

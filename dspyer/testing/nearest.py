@@ -58,7 +58,7 @@ class NearestLM(TextLM):
     """
 
     def __init__(self, model: str = "nearest", **kwargs: Any) -> None:
-        super().__init__(model, NearestWriter(), **kwargs)
+        super().__init__(model, nearest_answer, **kwargs)
 
     def dump_state(self) -> dict[str, Any]:
         """The state to save, for `load_state`: the model's name and the settings.
@@ -90,21 +90,16 @@ class NearestLM(TextLM):
         return cls(**state)
 
 
-class NearestWriter:
-    """Writes the answers of a `NearestLM`. It has no state."""
-
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> LMAnswer:
-        """The answer to one prompt."""
-        varies = sampling.temperature > 0 and (sampling.rollout is not None or sampling.candidate > 0)
-        seed = f"{sampling.rollout}|{sampling.candidate}" if varies else ""
-        noise = _NOISE * sampling.temperature if varies else 0.0
-        answer = _Answer(prompt, noise, seed)
-        calls = (answer.tool_call(),) if prompt.tools else ()
-        if prompt.output_fields:
-            return LMAnswer(write_answer(prompt, answer.values()), calls)
-        return LMAnswer(
-            "" if calls else extract(prompt, PromptField("answer", "str", "", "text"), 1)[0] or "Yes.", calls
-        )
+def nearest_answer(prompt: Prompt, sampling: Sampling) -> LMAnswer:
+    """The answer of a `NearestLM` to one prompt."""
+    varies = sampling.temperature > 0 and (sampling.rollout is not None or sampling.candidate > 0)
+    seed = f"{sampling.rollout}|{sampling.candidate}" if varies else ""
+    noise = _NOISE * sampling.temperature if varies else 0.0
+    answer = _Answer(prompt, noise, seed)
+    calls = (answer.tool_call(),) if prompt.tools else ()
+    if prompt.output_fields:
+        return LMAnswer(write_answer(prompt, answer.values()), calls)
+    return LMAnswer("" if calls else extract(prompt, PromptField("answer", "str", "", "text"), 1)[0] or "Yes.", calls)
 
 
 class _Answer:

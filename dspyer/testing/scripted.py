@@ -67,7 +67,7 @@ class ScriptedLM(TextLM):
         **kwargs: Any,
     ) -> None:
         self._script = AnswerScript(rules_of(script))
-        super().__init__(model, self._script, **kwargs)
+        super().__init__(model, self._script.write, **kwargs)
 
     @property
     def calls(self) -> list[ScriptedCall]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any
 
 import dspy
 
@@ -46,13 +46,8 @@ class Sampling:
         self.candidate = candidate
 
 
-class AnswerWriter(Protocol):
-    """Writes the answers of an engine."""
-
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str | LMAnswer:
-        """The answer to one prompt: a text, or an `LMAnswer` with tool calls."""
-        ...
-
+AnswerWriter = Callable[[Prompt, Sampling], str | LMAnswer]
+"""Writes the answer to one prompt: a text, or an `LMAnswer` with tool calls."""
 
 _current_sampling: ContextVar[Sampling | None] = ContextVar("dspyer_testing_sampling", default=None)
 
@@ -67,7 +62,7 @@ class TextEngine:
 
     def complete(self, request: Request) -> Response:
         """The response to a request."""
-        written = self.writer.write(prompt_of(request), _next_sampling(request))
+        written = self.writer(prompt_of(request), _next_sampling(request))
         answer = LMAnswer(written) if isinstance(written, str) else written
         # Calls are numbered through the whole conversation, so that no two of them share an id.
         before = sum(part.type == "tool_call" for message in request.messages for part in message.parts)

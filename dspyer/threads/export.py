@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from hashlib import blake2b
 from pathlib import Path
 from secrets import token_hex
@@ -118,13 +119,11 @@ def _blob_lines(store: Store, content: Content, written: set[str]) -> Iterator[d
 def _content_line(content: Content) -> dict[str, Any]:
     """Content as JSON where that restores the same bytes, else as base64: its hash must not change."""
     refs = {"refs": content.refs} if content.refs else {}
-    try:
+    with suppress(ValueError, RecursionError, StateError):
         plain = json.loads(ReadBudget().spend(content.data))
-    except (ValueError, RecursionError, StateError):
-        return {"base64": base64.b64encode(content.data).decode(), **refs}
-    if dump(plain) != content.data:
-        return {"base64": base64.b64encode(content.data).decode(), **refs}
-    return {"content": plain, **refs}
+        if dump(plain) == content.data:
+            return {"content": plain, **refs}
+    return {"base64": base64.b64encode(content.data).decode(), **refs}
 
 
 def _bytes_line(data: bytes) -> dict[str, str]:
@@ -181,25 +180,11 @@ def reached_runs(store: Store, row: ThreadRow) -> list[ReachedRun]:
         )
         for name, found in spans.items()
     }
-    return [kept[name] for name in _parents_first(store, kept)]
-
-
-def _parents_first(store: Store, kept: Mapping[str, ReachedRun]) -> list[str]:
-    """The ids of runs in topological order: a depth-first search that adds a run after its parents."""
-    done: dict[str, None] = {}
-    begun: set[str] = set()
-    stack = [(name, False) for name in reversed(list(kept))]
-    while stack:
-        name, ready = stack.pop()
-        if ready:
-            done[name] = None
-        elif name in begun and name not in done:
-            raise cyclic_history(store, name)
-        elif name in kept and name not in done:
-            begun.add(name)
-            stack.append((name, True))
-            stack += [(parent.run, False) for parent in kept[name].run.parents]
-    return list(done)
+    parents = {name: [parent.run for parent in run.run.parents if parent.run in kept] for name, run in kept.items()}
+    try:
+        return [kept[name] for name in TopologicalSorter(parents).static_order()]
+    except CycleError as error:
+        raise cyclic_history(store, error.args[1][0]) from None
 
 
 # --- load

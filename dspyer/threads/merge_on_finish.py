@@ -137,7 +137,7 @@ class MergeOnFinish:
         The thread keeps this commit whatever becomes of the owner's run, so that all runs have it in common.
         """
         starter = self._starter
-        head = starter.load_readable_head()
+        head = starter.readable_head()
         if not head.open or head.row.head is None:
             return head
         if not is_alive(head.row):

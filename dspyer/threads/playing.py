@@ -32,8 +32,8 @@ from dspyer.threads.changes import first_write_of_rerun
 from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.keyed_runs import KeyedRuns, RunKey
 from dspyer.threads.merge_on_finish import MergeOnFinish
-from dspyer.threads.ownership import StoredRun, ThreadLock
-from dspyer.threads.start import RunStarter
+from dspyer.threads.ownership import WAIT_OR_REPLACE, StoredRun, ThreadLock
+from dspyer.threads.start import RunStarter, ThreadHead
 from dspyer.threads.thread_program import AnswersByKey, Resources, ThreadProgram
 from dspyer.values.scalars import check_flags
 from dspyer.worker_threads import run_in_thread
@@ -102,7 +102,8 @@ class RunPlayer:
         """The play of a new run, or of the run that a key identifies."""
         check_flags(abandon=abandon, take_over=take_over)
         self._program._check_resources(request)
-        acquire = partial(self._starter.start_new, inputs, request, abandon=abandon, take_over=take_over)
+        first = partial(self._starter.first_of_new, inputs=inputs, request=request, abandon=abandon)
+        acquire = partial(self._starter.acquire, first, request, take_over=take_over, remedy=WAIT_OR_REPLACE)
         if key is not None:
             run_key = RunKey.of(key, inputs, on_conflict, self._starter.graph)
             acquire = partial(self._keyed_runs.start, inputs, run_key, request, abandon=abandon, take_over=take_over)
@@ -116,8 +117,9 @@ class RunPlayer:
         """The play of the last run, to be resumed."""
         check_flags(take_over=take_over)
         self._program._check_resources(request)
-        resume = self._starter.resume_last
-        acquire = partial(resume, answers, request, take_over=take_over, max_resumes=max_resumes, allow=allow)
+        resume = self._starter.first_of_last
+        first = partial(resume, answers=answers, request=request, max_resumes=max_resumes, allow=allow)
+        acquire = partial(self._starter.acquire, first, request, take_over=take_over)
         return Play(self, {}, ThreadLock(acquire, request, "raise", 0.0), request)
 
     def rerun(self, version: int | str, request: Request, take_over: bool) -> Play:
@@ -188,7 +190,9 @@ def stop_run(starter: RunStarter) -> None:
             # First the fence, then the head: the owner may commit until then, and all of that is kept.
             journal = starter.replace_owner(row, owner)
             fenced = True
-            _write_stopped(starter, journal)
+            head = starter.load_head()
+            if head.last_run is not None and head.last_run.status is None:
+                _write_stopped(starter, head, journal.epoch)
         except ConcurrentRunError:
             continue  # another process was faster
         finally:
@@ -200,19 +204,18 @@ def stop_run(starter: RunStarter) -> None:
         return
 
 
-def _write_stopped(starter: RunStarter, journal: Journal) -> None:
-    """Write the end of the last run of a thread, unless it has ended."""
-    head = starter.load_head()
+def _write_stopped(starter: RunStarter, head: ThreadHead, epoch: int, next_epoch: int | None = None) -> None:
+    """Write that the last run of a thread was stopped; the thread has no owner then."""
     at = head.row.head
-    if head.last_run is None or at is None or head.last_run.status is not None:
-        return
+    assert at is not None
     run = read_run(starter.store, at)
     before, used = usage_without_end(run.rows_of_newest_part())
     steps = sum(1 for _ in run.own_commits())
     end = end_row("stopped", None, (), used, steps, before).numbered(at.seq + 1)
     point = Point(at.run, end.seq)
-    change = Change(starter.thread, journal.epoch, lease=0.0, head=point, rows_of=at.run, rows=[end], flush=True)
-    starter.store.write(change)
+    starter.store.write(
+        Change(starter.thread, epoch, next_epoch, lease=0.0, head=point, rows_of=at.run, rows=[end], flush=True)
+    )
 
 
 def stop_waiting(thread: Thread) -> None:
@@ -222,13 +225,5 @@ def stop_waiting(thread: Thread) -> None:
     """
     starter = thread._starter
     head = starter.load_head_without_owner()
-    at = head.row.head
-    if head.last_run is None or at is None or head.last_run.status != "interrupted":
-        return
-    run = read_run(starter.store, at)
-    before, used = usage_without_end(run.rows_of_newest_part())
-    end = end_row("stopped", None, (), used, sum(1 for _ in run.own_commits()), before).numbered(at.seq + 1)
-    epoch, point = head.row.epoch, Point(at.run, end.seq)
-    starter.store.write(
-        Change(starter.thread, epoch, epoch + 1, lease=0.0, head=point, rows_of=at.run, rows=[end], flush=True)
-    )
+    if head.last_run is not None and head.last_run.status == "interrupted":
+        _write_stopped(starter, head, head.row.epoch, head.row.epoch + 1)

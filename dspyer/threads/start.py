@@ -53,7 +53,6 @@ from dspyer.threads.graph_changes import AllowChanged, GraphCompatibility
 from dspyer.threads.graph_fingerprint import GraphFingerprint
 from dspyer.threads.ownership import (
     REPLACE,
-    WAIT_OR_REPLACE,
     HandOver,
     OwnedRun,
     StoredRun,
@@ -159,16 +158,6 @@ class RunStarter:
 
     # --- start and resume
 
-    def start_new(
-        self, inputs: Mapping[str, Any], request: Request, hand_over: HandOver, *, abandon: bool, take_over: bool
-    ) -> None:
-        """Check the inputs, make a new run and acquire the thread for it."""
-
-        def first_write(head: ThreadHead) -> FirstWrite:
-            return self.first_of_new(head, inputs, request, abandon)
-
-        self.acquire(first_write, request, hand_over, take_over, WAIT_OR_REPLACE)
-
     def first_of_new(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, abandon: bool) -> FirstWrite:
         """A new run at the head of the thread; with `abandon` also after one that was not finished."""
         if head.open and not abandon:
@@ -177,22 +166,16 @@ class RunStarter:
             raise head.broken_error()  # with a wrong key nothing can be read: that must not start an empty thread
         return self.new_run(head, inputs, request, self.next_label(head))
 
-    def resume_last(
+    def first_of_last(
         self,
+        head: ThreadHead,
         answers: Mapping[str, Any] | None,
         request: Request,
-        hand_over: HandOver,
-        *,
-        take_over: bool,
         max_resumes: int,
-        allow: AllowChanged = False,
-    ) -> None:
-        """Check the answers, rebuild the last run from its log and acquire the thread for it."""
-
-        def first_write(head: ThreadHead) -> FirstWrite | StoredRun:
-            return self.repeated(head, answers, request) or self.resumed_run(head, answers or {}, max_resumes, allow)
-
-        self.acquire(first_write, request, hand_over, take_over)
+        allow: AllowChanged,
+    ) -> FirstWrite | StoredRun:
+        """The last run as it goes on with these answers; as it is stored if it had them before, and nothing is left."""
+        return self.repeated(head, answers, request) or self.resumed_run(head, answers or {}, max_resumes, allow)
 
     def new_run(self, head: ThreadHead, inputs: Mapping[str, Any], request: Request, label: str) -> FirstWrite:
         """A new run that begins with the state at the head and folds the inputs in; `label` begins its commits' ids."""
@@ -458,7 +441,7 @@ class RunStarter:
             found,
         )
 
-    def load_readable_head(self) -> ThreadHead:
+    def readable_head(self) -> ThreadHead:
         """The end of the thread's history; raises `StoreError` if its newest commits cannot be read."""
         head = self.load_head()
         if head.broken:
@@ -476,7 +459,7 @@ class RunStarter:
             raise busy(row)
         if row is not None and row.owner is not None:
             self.store.write(Change(self.thread, row.epoch, row.epoch + 1, lease=0.0))
-        return self.load_readable_head()
+        return self.readable_head()
 
     # --- acquire the thread
 

@@ -328,7 +328,7 @@ class Thread:
         Raises:
             StoreError: if the newest commits cannot be read; it names the last version that can, for `t.at(version)`.
         """
-        head = self._starter.load_readable_head()
+        head = self._starter.readable_head()
         return self._starter.compatibility.without_removed_fields(head.state, head.last_run)
 
     @property
@@ -339,7 +339,7 @@ class Thread:
     @property
     def questions(self) -> tuple[Question, ...]:
         """The questions of the last run that have no answer."""
-        return shown_questions(self._reader, self.name, self._redaction, self._starter.load_readable_head)
+        return shown_questions(self._reader, self.name, self._redaction, lambda: self._starter.readable_head().state)
 
     @property
     def failures(self) -> tuple[Failure, ...]:

@@ -27,7 +27,6 @@ from dspyer.testing import ScriptedLM
 from tests.children import run_python
 from tests.persistence.failing import Crash, FailingMemory, crash
 from tests.persistence.processes import end_of, fork
-from tests.stores.older_versions import V1, V2, make_old
 from tests.threads.owned_runs import BackgroundRun, Gate, gated
 
 
@@ -239,7 +238,7 @@ def killed(path: Path) -> None:
 
 
 def test_a_file_is_read_as_it_is_and_its_folder_stays_as_it_is(tmp_path: Path) -> None:
-    """A killed process, a closed file, files of earlier versions, a folder that cannot be written to."""
+    """A killed process, a closed file, a folder that cannot be written to."""
     path = tmp_path / "runs.db"
     killed(path)  # its log is still there
     with SQLite(path) as store:
@@ -252,24 +251,14 @@ def test_a_file_is_read_as_it_is_and_its_folder_stays_as_it_is(tmp_path: Path) -
         ("a", "completed", 3),
         ("killed", "crashed", 2),
     ]
-    here = path
-    for script in (None, V2, V1):
-        if script is not None:
-            here = tmp_path / f"old{len(script)}.db"
-            here.write_bytes(path.read_bytes())
-            make_old(here, script)
-        before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
-        with Archive(here) as archive:
-            assert [(info.thread, info.status, info.steps) for info in archive.runs()] == expected, script
-            assert {info.started.date() for info in archive.runs()} <= {datetime.now(UTC).date()}
-            assert [info.ended is None for info in archive.runs()] == [False] * 5 + [True]
-            assert [commit.node for commit in archive.thread("b").history()] == ["START", "START", "read", "check"]
-            assert archive.thread("a").commit(1).to_dict()["after"]["reading"]["value"] == {"text": "goodgood"}
-            graph = archive.thread("a").graph()
-            assert graph is not None
-            looks = {(node.shape, node.word) for node in graph.drawing().nodes}
-            assert looks == {("end", ""), ("function", "" if script is None else "unknown")}
-        assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
+    before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    with Archive(path) as archive:
+        assert [(info.thread, info.status, info.steps) for info in archive.runs()] == expected
+        assert {info.started.date() for info in archive.runs()} <= {datetime.now(UTC).date()}
+        assert [info.ended is None for info in archive.runs()] == [False] * 5 + [True]
+        assert [commit.node for commit in archive.thread("b").history()] == ["START", "START", "read", "check"]
+        assert archive.thread("a").commit(1).to_dict()["after"]["reading"]["value"] == {"text": "goodgood"}
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
 
 
 def test_a_program_at_work_is_read_and_nothing_is_written(tmp_path: Path) -> None:

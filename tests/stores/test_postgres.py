@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from threading import Barrier
-from typing import Any, LiteralString
+from typing import Any
 
 import psycopg
 import pytest
@@ -23,14 +23,12 @@ from psycopg import sql
 from dspyer.errors import ConcurrentRunError, StoreError
 from dspyer.stores import open_store
 from dspyer.stores import postgres as postgres_write
-from dspyer.stores import postgres_server as postgres_schema
 from dspyer.stores.base import Change, Point, Snapshot
 from dspyer.stores.postgres import Postgres
 from dspyer.stores.postgres_server import split_address
-from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, copy_thread, dump, owner, row, rows
+from dspyer.testing.store_samples import BLOB, OTHER_BLOB, append, begin, content, copy_thread, owner, row, rows
 from tests.children import Child
 from tests.rows import each
-from tests.stores.older_versions import V1_POSTGRES, V3_POSTGRES
 from tests.stores.proxy import AFTER, BEFORE, Proxy, proxy
 
 
@@ -365,44 +363,6 @@ def test_concurrent_threads_create_the_tables_once(postgres: str) -> None:
         store.close()
 
 
-def test_tables_of_version_1_are_migrated(postgres: str) -> None:
-    """References are recorded, and new epochs are above the existing ones."""
-    with Postgres(postgres) as store:
-        store.write(begin("t", "r", 2))
-        store.write(Change("t", 1, 7))
-        store.write(begin("u", "s", 1, Point("r", 0)))
-        before = dump(store)
-    _execute_all(postgres, V1_POSTGRES)
-    with Postgres(postgres) as store:
-        assert dump(store) == before
-        assert store.delete(["t"]).kept == {"u": ("r",)}
-        assert store.write(Change("t")) == 8
-        assert store.delete(["u"]).runs == 2
-
-
-def test_references_of_version_3_are_migrated(postgres: str) -> None:
-    """Blobs of rows and of snapshots stay until the last row that refers to them is deleted, and not longer."""
-    with Postgres(postgres) as store:
-        for name in "tu":
-            store.write(begin(name, f"r-{name}", 1))
-            store.write(append(name, f"r-{name}", 1, value=[BLOB, OTHER_BLOB]))
-        snapshot = Snapshot(Point("r-u", 1), content(f"a state {BLOB}"))
-        store.write(Change("u", 1, snapshot=snapshot))
-        ids = {*_refs(store, "r-t"), *snapshot.content.refs}
-        assert len(ids) == 3
-        before = dump(store)
-    _execute_all(postgres, V3_POSTGRES)
-    with Postgres(postgres) as store:
-        assert dump(store) == before
-        store.delete(["t"])
-        assert store.blobs(ids).keys() == ids
-        store.drop_snapshots()
-        assert store.blobs(ids).keys() == {*_refs(store, "r-u")}
-        store.delete(["u"])
-        assert store.blobs(ids) == {}
-        assert _execute(postgres, sql.SQL("SELECT count(*) FROM {}.ref").format(_schema(postgres))) == [(0,)]
-
-
 def test_concurrent_deletions_around_one_run_do_not_deadlock(store: Postgres) -> None:
     """All at once, while others copy: exactly the reached rows remain."""
     for turn in range(5):
@@ -439,28 +399,15 @@ def test_a_deletion_does_not_wait_for_unrelated_threads(store: Postgres, postgre
     assert len(store.rows("s")) == 2
 
 
-def test_older_tables_are_migrated_once(postgres: str, store: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.write(begin("t", "r", 2))
-    later = [*postgres_schema.MIGRATIONS, "ALTER TABLE {s}.thread ADD COLUMN note text DEFAULT 'new'"]
-    monkeypatch.setattr(postgres_schema, "MIGRATIONS", later)
-    stores = [Postgres(postgres) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(lambda store: store.rows("r"), stores)) == [rows(2)] * 4
-    for other in stores:
-        other.close()
-    schema = _schema(postgres)
-    assert _execute(postgres, sql.SQL("SELECT note FROM {}.thread").format(schema)) == [("new",)]
-    assert _execute(postgres, sql.SQL("SELECT number FROM {}.version ORDER BY 1").format(schema)) == [
-        (number + 1,) for number in range(len(later))
-    ]
-
-
-def test_tables_of_a_later_version_are_refused(postgres: str, store: Postgres) -> None:
+@pytest.mark.parametrize("version", [3, 99])
+@pytest.mark.parametrize("read_only", [False, True])
+def test_tables_of_another_version_are_refused(postgres: str, store: Postgres, version: int, read_only: bool) -> None:
     store.write(begin("t", "r", 1))
     schema = _schema(postgres)
-    _execute(postgres, sql.SQL("INSERT INTO {}.version (number) VALUES (99)").format(schema))
-    with Postgres(postgres) as late, pytest.raises(StoreError, match="version 99"):
-        late.threads()
+    _execute(postgres, sql.SQL("UPDATE {}.version SET number = {}").format(schema, sql.Literal(version)))
+    text = f"version {version}, and this dspyer knows version 4"
+    with Postgres(postgres, read_only=read_only) as other, pytest.raises(StoreError, match=text):
+        other.threads()
 
 
 def test_a_role_without_create_rights_can_use_the_tables(store: Postgres, postgres: str) -> None:
@@ -582,11 +529,6 @@ def test_a_forked_process_opens_its_own_connections(postgres: str) -> None:
         check=False,
     )
     assert (done.stdout, done.stderr) == ("[0, 1, 2, 3, 4]\n", "")
-
-
-def _execute_all(postgres: str, script: LiteralString) -> None:
-    for statement in script.split(";"):
-        _execute(postgres, sql.SQL(statement).format(s=_schema(postgres)))
 
 
 def _schema(postgres: str) -> sql.Identifier:

@@ -24,12 +24,9 @@ from dspyer.stores import SQLite, sqlite_file, sqlite_tables
 from dspyer.stores import postgres_server as postgres_connections
 from dspyer.stores import sqlite_file as sqlite_connections
 from dspyer.stores.base import Change, Point
-from dspyer.stores.content import blob_id
 from dspyer.stores.sqlite import PATIENCE
 from dspyer.stores.sqlite_file import FileConnections, checkpoint
-from dspyer.testing.store_samples import BLOB, dump
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
-from tests.stores.older_versions import V1
 
 
 @pytest.fixture
@@ -442,11 +439,11 @@ def foreign(path: Path, mode: str) -> None:
     other.close()
 
 
-def newer(path: Path) -> None:
+def of_version(path: Path, version: int) -> None:
     with SQLite(path) as made:
         begin(made, "t", "r", 1)
     other = sqlite3.connect(path)
-    other.execute("PRAGMA user_version=99")
+    other.execute(f"PRAGMA user_version={version}")
     other.close()
 
 
@@ -455,7 +452,8 @@ OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a short file": (lambda path: path.write_bytes(b"cat"), "is no SQLite file"),
     "another's tables": (lambda path: foreign(path, "DELETE"), "of something else than dspyer"),
     "with a log": (lambda path: foreign(path, "WAL"), "of something else than dspyer"),
-    "a later version": (newer, "has version 99"),
+    "a later version": (lambda path: of_version(path, 99), "has version 99, and this dspyer knows version 3"),
+    "an earlier version": (lambda path: of_version(path, 2), "has version 2, and this dspyer knows version 3"),
     "a folder": (lambda path: path.mkdir(), "is a folder"),
 }
 
@@ -495,60 +493,13 @@ def test_an_empty_file_becomes_a_store(path: Path) -> None:
         begin(store, "t", "r", 1)
 
 
-def test_a_file_of_version_1_is_migrated(path: Path) -> None:
-    """References are recorded, and new epochs are above the existing ones."""
-    with SQLite(path) as store:
-        head = begin(store, "t", "r", 2)
-        store.write(append("t", "r", 2, BLOB))
-        store.write(Change("t", 1, 7, snapshot=snapshot("r", 2, BLOB)))
-        begin(store, "u", "s", 1, head)
-        before = dump(store)
-    connection = sqlite3.connect(path)
-    connection.executescript(V1)
-    connection.close()
-    with SQLite(path) as store:
-        assert dump(store) == before
-        assert store.delete(["t"]).kept == {"u": ("r",)}
-        assert numbers(store, "r") == [0, 1]
-        assert store.blobs([blob_id(BLOB.encode())]) == {}
-        assert store.write(Change("t")) == 8
-        assert store.delete(["u"]).runs == 2
-
-
-def test_a_program_of_version_1_cannot_write_a_migrated_file(path: Path) -> None:
-    """It may have the file open during the migration, and would record no references."""
-    with SQLite(path) as store:
-        begin(store, "t", "r", 1)
-        old = sqlite3.connect(path)
-        with pytest.raises(sqlite3.OperationalError, match="no such column: epoch"):
-            old.execute("SELECT epoch, key FROM thread, run WHERE name = 't'")
-        old.close()
-
-
-def test_new_migrations_are_applied(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with SQLite(path) as store:
-        begin(store, "t", "r", 1)
-    steps = (*sqlite_tables.MIGRATIONS, lambda connection: connection.execute("ALTER TABLE run ADD COLUMN note TEXT"))
-    monkeypatch.setattr(sqlite_tables, "MIGRATIONS", steps)
-    with SQLite(path) as store:
-        assert store.threads() == ["t"]
-        columns = connections(store).read(lambda connection: connection.execute("PRAGMA table_info(run)").fetchall())
-        assert columns[-1][1] == "note"
-
-
-def test_a_failed_migration_is_rolled_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with SQLite(path) as store:
-        begin(store, "t", "r", 1)
-
-    def fail(connection: sqlite3.Connection) -> None:
-        connection.execute("DROP TABLE entry")
-        raise RuntimeError("half way")
-
+def test_tables_that_cannot_be_made_are_rolled_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(sqlite_tables, "MIGRATIONS", (*sqlite_tables.MIGRATIONS, fail))
-        with pytest.raises(RuntimeError):
-            SQLite(path).threads()
+        patched.setattr(sqlite_tables, "TABLES", f"{sqlite_tables.TABLES}; CREATE TABLE thread (name)")
+        with pytest.raises(sqlite3.OperationalError, match="already exists"):
+            begin(SQLite(path), "t", "r", 1)
     with SQLite(path) as store:
+        begin(store, "t", "r", 1)
         assert numbers(store, "r") == [0]
 
 

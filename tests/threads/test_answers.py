@@ -11,8 +11,7 @@ import pytest
 from pydantic import Field
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Run, Thread, errors
-from dspyer.stores import Memory
-from dspyer.stores.base import Row, Store
+from dspyer.stores.base import Store
 from tests.rows import each
 
 
@@ -130,23 +129,6 @@ def test_ids_of_questions_before_and_after_nodes_and_in_graphs_inside_name_the_r
     run = thread.resume({"a/b.1/trunk:1/trunk:1/approve": True})
     assert [question.id for question in run.questions] == ["a/b.1/trunk:1/after"]
     assert thread.resume({"a/b.1/trunk:1/after": None}).status == "completed"
-
-
-class OfEarlierVersion(Memory):
-    """The row of a question names no run."""
-
-    def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
-        found = super().rows(run, first, last)
-        return [row._replace(header=row.header[:4]) if row.kind == "ask" else row for row in found]
-
-
-def test_a_question_stored_by_an_earlier_version_keeps_its_id() -> None:
-    """An answer by the id of then is still accepted."""
-    store = OfEarlierVersion()
-    approving(store).thread("t").run({"n": 1})
-    thread = approving(store).thread("t")
-    assert [question.id for question in thread.questions] == ["trunk:1/approve"]
-    assert thread.resume({"trunk:1/approve": True}).state["ok"] is True
 
 
 # --- an answer that is delivered twice

@@ -375,7 +375,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def is_of_the_opening(code: CodeType) -> bool:
     """Whether a function belongs to what acquires a thread and starts a run on it."""
     name = Path(code.co_filename).name
-    return name == "ownership.py" or (name == "start.py" and code.co_name in ("start_new", "acquire", "_write_first"))
+    return name == "ownership.py" or (name == "start.py" and code.co_name in ("acquire", "_write_first"))
 
 
 @pytest.mark.parametrize("on_conflict", ["raise", "wait"])

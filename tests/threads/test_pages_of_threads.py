@@ -1,4 +1,4 @@
-"""`program.threads(after=, limit=)`: pages of names, in every store, and in users' stores that know no pages."""
+"""`program.threads(after=, limit=)`: pages of names, in every store."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ from dspyer.stores.encrypted import Encrypted
 GRAPH = Graph(name="Pages").add_node("a", lambda state: {"n": 1}, writes=["n"]).add_path(START, "a", END)
 
 
-class WithoutPages(Memory):
-    """A user's store from before `threads` had parameters."""
-
-    asked = 0
-
-    def threads(self) -> list[str]:  # type: ignore[override]
-        self.asked += 1
-        return super().threads()
-
-
 def program(store: Store | str, *names: str) -> CompiledGraph:
     compiled = GRAPH.compile(store=store)
     for name in names:
@@ -35,7 +25,7 @@ def program(store: Store | str, *names: str) -> CompiledGraph:
     return compiled
 
 
-@pytest.mark.parametrize("make", [Memory, WithoutPages, lambda: Encrypted(Memory()), lambda: Encrypted(WithoutPages())])
+@pytest.mark.parametrize("make", [Memory, lambda: Encrypted(Memory())])
 def test_pages_hold_every_name_once(make: Any) -> None:
     store = make()
     names = sorted(f"t-{number}" for number in range(11))
@@ -88,15 +78,6 @@ def test_a_page_has_names_and_comes_after_a_text() -> None:
     for after in names:
         with pytest.raises(ThreadError, match=r"is no name of a thread.*after='' for the first page"):
             compiled.threads(after=after)
-
-
-def test_a_store_without_pages_is_asked_for_all_names() -> None:
-    """Also where a name is searched for one that is similar."""
-    store = WithoutPages()
-    program(store, "t-42", "t-43")
-    with pytest.raises(ThreadError, match="Did you mean 't-42'"):
-        Archive(store).thread("t-422")
-    assert store.asked
 
 
 def test_a_missing_thread_of_a_large_store_is_compared_with_few_names() -> None:
