@@ -31,6 +31,7 @@ from dspyer.dspy_module.tracing import append_to_trace, is_rejected
 from dspyer.errors import InputError, Interrupted, ThreadError, is_lost_work
 from dspyer.event_queue import EventQueue
 from dspyer.events import Asked, Event
+from dspyer.executors.call import ExecutorCall, check_executor, check_sent, lost, refused
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.layers.streaming import Streaming
@@ -43,7 +44,6 @@ from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.replay import replay
 from dspyer.persistence.time_travel import check_thread_name
 from dspyer.runtime.drivers import adrive, drive
-from dspyer.runtime.executor_call import ExecutorCall, check_executor, check_sent, lost, refused
 from dspyer.runtime.inner_runs import check_same_inputs, completed_inside, part_of_run, request_inside
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Request, RunStart
@@ -52,11 +52,11 @@ from dspyer.runtime.run_link import ATTRIBUTE as LINK
 from dspyer.runtime.run_link import RunLink
 from dspyer.runtime.session import Session
 from dspyer.runtime.session_events import lm_watchers
-from dspyer.runtime.spans import continued_trace, span_layers
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores import Store
 from dspyer.threads.thread import Thread
+from dspyer.tracing.spans import continued_trace, span_layers
 from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
 from dspyer.values.scalars import check_flags

@@ -74,7 +74,7 @@ def progress() -> Iterator[None]:
         2
     """
     try:
-        from dspyer.runtime.progress_screen import screen_of_process
+        from dspyer.display.progress_screen import screen_of_process
     except ImportError as error:
         raise ImportError("dspyer.progress() needs rich: pip install rich") from error
     _shared.enter(screen_of_process)

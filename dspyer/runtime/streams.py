@@ -27,13 +27,13 @@ from anyio.lowlevel import EventLoopToken
 
 from dspyer.blocking import end_of, join_loop, loop_of_worker
 from dspyer.ctrl_c import at_fork, held_back, may_raise
+from dspyer.display.server_sent import HEARTBEAT, OPENING, checked_heartbeat, last_of_refusal, last_of_run, message
 from dspyer.dspy_module.not_public import SEND_STREAM
 from dspyer.errors import RunStoppedError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Request
 from dspyer.runtime.run import Run
-from dspyer.runtime.server_sent import HEARTBEAT, OPENING, checked_heartbeat, last_of_refusal, last_of_run, message
 
 if TYPE_CHECKING:
     from dspyer.runtime.session import Session
@@ -446,7 +446,10 @@ class AsyncEvents(AsyncIterator[Event]):
                 number += 1
                 yield message(number, event.to_dict())
             end = await self._end_of_run()
-            yield message(number + 1, last_of_run(end) if isinstance(end, Run) else last_of_refusal(end))
+            if isinstance(end, Run):
+                yield message(number + 1, last_of_run(end.run_id, end.status, end.error))
+            else:
+                yield message(number + 1, last_of_refusal(end))
 
     async def _paced(self, patience: float | None) -> AsyncGenerator[Event | None, None]:
         """The events, and None after so many seconds without one. Why the run failed or was refused is not raised."""

@@ -23,11 +23,11 @@ from dspyer.dspy_module.tap import subscriber, subscribers
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.events import LMCall
+from dspyer.executors.pickling import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
+from dspyer.executors.task import CACHES, Returned, SentCall, SentProgram, result_parts, work
 from dspyer.layers.layer import layers_around
 from dspyer.nodes.binding import find_resource
 from dspyer.persistence.execution_records import no_answer
-from dspyer.runtime.executor_bytes import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
-from dspyer.runtime.executor_task import CACHES, Returned, SentCall, SentProgram, result_parts, work
 from dspyer.runtime.request import FAILED_RUNS, Request
 from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.run import Run

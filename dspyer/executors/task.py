@@ -31,10 +31,10 @@ from dspyer.dspy_module.tap import subscribing
 from dspyer.dspy_module.tracing import REJECTED, Steps
 from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
+from dspyer.executors.pickling import Parts, decode, encode_returned, large_inputs, parts_of
 from dspyer.failure import Failure
 from dspyer.layers.layer import Layer, using
 from dspyer.persistence.execution_records import AnswerSource
-from dspyer.runtime.executor_bytes import Parts, decode, encode_returned, large_inputs, parts_of
 from dspyer.runtime.request import FAILED_RUNS, REQUEST, CallCount, Request
 from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.run import Run

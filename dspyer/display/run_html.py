@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import dspy
-
 from dspyer.display.redaction import Redaction, Redactor
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row
@@ -101,7 +99,7 @@ class RunWriter:
         rows: Iterable[DisplayRow],
         calls: Iterable[LMCall],
         events: Iterable[Event],
-        repairs: Iterable[dspy.Example],
+        repairs: Iterable[Any],
     ) -> Path:
         """Write the file: the answer to `api/run` with its `stats`, the steps, and what belongs to no step.
 
