@@ -9,6 +9,7 @@ program, takes inputs only.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -56,7 +57,7 @@ from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
 from dspyer.stores import Store
 from dspyer.threads.thread import Thread
-from dspyer.tracing.spans import continued_trace, span_layers
+from dspyer.tracing.spans import OPENTELEMETRY, UNTRACED, continued_trace, span_layers
 from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
 from dspyer.values.scalars import check_flags
@@ -578,7 +579,7 @@ class CompiledGraph(dspy.Module):
         request, outcome = request.read_from(queue), request.outcome
         with dspy.context(**{REQUEST: request}), request.recording(self._graph) as recorder:
             try:
-                with continued_trace(request):
+                with continued_trace(request) if OPENTELEMETRY in sys.modules else UNTRACED:
                     self(**inputs)
             except Exception as error:
                 if not outcome.ended_with(error):
@@ -590,7 +591,7 @@ class CompiledGraph(dspy.Module):
         request, outcome = request.read_from(queue), request.outcome
         with dspy.context(**{REQUEST: request}), request.recording(self._graph) as recorder:
             try:
-                with continued_trace(request):
+                with continued_trace(request) if OPENTELEMETRY in sys.modules else UNTRACED:
                     await self.acall(**inputs)
             except asyncio.CancelledError:
                 if outcome.ended is not None:
@@ -634,8 +635,8 @@ class CompiledGraph(dspy.Module):
         graph = self._graph
         request = asked.with_spending(graph.budget)
         run_start = request.run_start or self._run_start(inputs, request)
-        if not request.inside and (layers := span_layers()):
-            request = replace(request, layers=(*request.layers, *layers))
+        if OPENTELEMETRY in sys.modules and not request.inside:
+            request = replace(request, layers=(*request.layers, *span_layers()))
         return request, self._session(request, run_start)
 
     def _session(self, request: Request, run_start: RunStart) -> Session:

@@ -1,7 +1,7 @@
 """Spans of OpenTelemetry: one for each run, one for each execution of a node in it, one for each further attempt.
 
-There is nothing to switch on. A run asks once whether the program has set a tracer provider; without one there is no
-`RunSpans`, and OpenTelemetry is not even imported. dspyer makes no spans for LM calls: those of DSPy's instrumentations
+There is nothing to switch on. Where the program has imported OpenTelemetry, a run asks once whether it has set a tracer
+provider; without one there is no `RunSpans`. In any other program nothing here is called. dspyer makes no spans for LM calls: those of DSPy's instrumentations
 become children of the node's span, since it is the current one while the node runs.
 
 - A span that is current belongs to a thread or a task: it is made current, and no longer is, by a generator around the
@@ -47,6 +47,10 @@ from dspyer.scheduler.run_state import RunState, path_text
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import thaw
+
+UNTRACED: Final[AbstractContextManager[None]] = nullcontext()
+OPENTELEMETRY: Final = "opentelemetry.trace"
+"""The module that a program which traces has imported."""
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -139,8 +143,6 @@ def _opentelemetry() -> _OpenTelemetry:
 
 def _tracing() -> tuple[_OpenTelemetry, Tracer] | None:
     """OpenTelemetry with the tracer of the program; None if the program does not trace."""
-    if "opentelemetry.trace" not in sys.modules:
-        return None
     try:
         api = _opentelemetry()
         tracer = api.tracer()
@@ -172,23 +174,23 @@ def continued_trace(request: Any) -> AbstractContextManager[None]:
     """
     records, journal = request.records, request.journal
     if records is None or records.trace is None or not records.resumes or journal is None:
-        return _UNTRACED
+        return UNTRACED
     trace, found = records.trace, _tracing()
     if found is None or trace.thread != journal.thread or time.time() - trace.started > CONTINUED_FOR:
-        return _UNTRACED
+        return UNTRACED
     if _takes_traces_whole():
-        return _UNTRACED
+        return UNTRACED
     api = found[0]
     try:
         stored = api.stored(trace)
         there, caller = (api.trace.get_current_span(one).get_span_context() for one in (stored, None))
         if not there.is_valid or there.trace_id == caller.trace_id:
-            return _UNTRACED
+            return UNTRACED
         around = api.trace.set_span_in_context(api.trace.get_current_span(stored))
         return _Current(api, api.context.set_value(api.caller_key, caller if caller.is_valid else None, around))
     except Exception as error:  # noqa: BLE001 - the run counts, not its trace
         logger.warning("a resumed run does not continue its trace: %s", _said(error))
-        return _UNTRACED
+        return UNTRACED
 
 
 class _Current:
@@ -209,6 +211,27 @@ class _Current:
     def __exit__(self, *raised: object) -> None:
         with suppress(ValueError):
             self._token.var.reset(self._token)
+
+
+class _Guard:
+    """A block in which what the tracer raises is logged, once: the run counts, not its trace."""
+
+    __slots__ = ("_graph", "_has_logged")
+
+    def __init__(self, graph: str) -> None:
+        self._graph = graph
+        self._has_logged = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if not self._has_logged:
+            self._has_logged = True
+            logger.warning("graph %r: OpenTelemetry could not record a span: %s", self._graph, _said(error))
+        return True
 
 
 class _Running:
@@ -255,7 +278,7 @@ class RunSpans:
         self._context = api.context.get_current()
         self._prefix = ""
         self._common: dict[str, Any] = {}
-        self._lost = False
+        self._guard = _Guard(run.graph.name)
 
     # --- the run
 
@@ -275,7 +298,7 @@ class RunSpans:
             **self._common,
         }
         trace = session.records.trace if self._stored else None
-        try:
+        with self._guard:
             if self._captures:
                 given = [name for name in (*graph.inputs, *graph.also) if name in session.run_start.patch]
                 attributes |= {INPUT: self._shown(session.inputs, given), INPUT_TYPE: _JSON}
@@ -292,8 +315,6 @@ class RunSpans:
             self._context = inside
             if self._stored and not continues:
                 self._keep_trace(session)
-        except Exception as error:  # noqa: BLE001 - the run counts, not its trace
-            self._lose(error)
         return _Current(api, self._context)
 
     def _links(self, trace: StoredTrace | None, around: Any, current: Context) -> tuple[list[Link], bool]:
@@ -326,7 +347,7 @@ class RunSpans:
         for execution in list(self._running):
             self._finish(execution, "stopped")
         span = self._span
-        try:
+        with self._guard:
             if span.is_recording():
                 status = session.status
                 span.set_attribute(STATUS, status)
@@ -334,8 +355,6 @@ class RunSpans:
                     self._run_failed(span, session.error())
                 if status == "completed" and self._captures:
                     span.set_attributes({OUTPUT: self._outputs(session.run, session.inputs), OUTPUT_TYPE: _JSON})
-        except Exception as error:  # noqa: BLE001 - the run counts, not its trace
-            self._lose(error)
         self._end_span(span)
 
     def _run_failed(self, span: Span, error: BaseException) -> None:
@@ -354,32 +373,27 @@ class RunSpans:
 
     def node(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an execution, whose span is current while it runs."""
-        running = self._begin_node(call)
-        if running is None:
-            return (yield from inner(call))
-        try:
-            with self._current_node(call.node, running.span):
-                return (yield from inner(call))
-        except BaseException as error:
-            self._left_with(call.context.delegate.execution, error)
-            raise
-        finally:
-            running.ended = running.ended or time.time_ns()
+        return self._within(call, call.context.delegate.execution, self._begin_node(call), inner)
 
     def part(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of a part of an execution after its node, such as a router, which belongs to the node's span."""
-        running = self._running.get(call.context.delegate.outer_execution)
+        execution = call.context.delegate.outer_execution
+        running = self._running.get(execution)
+        if running is not None:
+            running.ended = None
+        return self._within(call, execution, running, inner)
+
+    def _within(self, call: Call, execution: str, running: _Running | None, inner: Inner) -> Script[Any]:
         if running is None:
             return (yield from inner(call))
-        running.ended = None
         try:
             with self._current_node(call.node, running.span):
                 return (yield from inner(call))
         except BaseException as error:
-            self._left_with(call.context.delegate.outer_execution, error)
+            self._left_with(execution, error)
             raise
         finally:
-            running.ended = time.time_ns()
+            running.ended = running.ended or time.time_ns()
 
     def _current_node(self, name: str, span: Span) -> _Current:
         context = self._api.trace.set_span_in_context(span, self._context)
@@ -398,7 +412,8 @@ class RunSpans:
             EXECUTION: attempt.local_id,
             **self._common,
         }
-        try:
+        running = None
+        with self._guard:
             before = "" if position is None else _node_before(call.runner.session.run, position.head)
             if before:
                 attributes[NODE_PARENT] = self._prefix + before
@@ -412,9 +427,6 @@ class RunSpans:
                     names = values if node.reads is None else dict.fromkeys(node.reads.values())
                     shown = self._shown(values, [name for name in names if name in values])
                     running.span.set_attributes({INPUT: shown, INPUT_TYPE: _JSON})
-        except Exception as error:  # noqa: BLE001 - the run counts, not its trace
-            self._lose(error)
-            return self._running.get(attempt.execution)
         return running
 
     def item(self, call: Call, inner: Inner) -> Script[Any]:
@@ -434,10 +446,10 @@ class RunSpans:
     def _part(self, name: str, key: str, attributes: dict[str, Any], script: Script[Any]) -> Script[Any]:
         """A script with a span below the current one. `key` is the execution whose events it gets; "" for none."""
         kind = {SPAN_KIND: "CHAIN", OPERATION: INVOKE_NODE}
-        try:
+        span = None
+        with self._guard:
             span = self._tracer.start_span(name, attributes={**kind, **attributes, **self._common})
-        except Exception as error:  # noqa: BLE001 - the run counts, not its trace
-            self._lose(error)
+        if span is None:
             return (yield from script)
         if key and span.is_recording():
             self._running[key] = _Running(span)
@@ -452,7 +464,7 @@ class RunSpans:
             self._end_span(span)
 
     def _part_raised(self, span: Span, error: BaseException) -> None:
-        try:
+        with self._guard:
             if isinstance(error, Interrupt):
                 self._asked(span, error)
             elif not isinstance(error, Exception):
@@ -461,8 +473,6 @@ class RunSpans:
                 self._set_failed(span, type(error).__name__)
             else:
                 self._failed(span, unwrap_stop_iteration(error))
-        except Exception as broken:  # noqa: BLE001 - the run counts, not its trace
-            self._lose(broken)
 
     def _left_with(self, execution: str, error: BaseException) -> None:
         """Ends the span of an execution that has asked, or was cancelled; a failure is recorded by its event."""
@@ -470,10 +480,8 @@ class RunSpans:
             return
         running = self._running.get(execution)
         if running is not None and isinstance(error, Interrupt):
-            try:
+            with self._guard:
                 self._asked(running.span, error)
-            except Exception as broken:  # noqa: BLE001 - the run counts, not its trace
-                self._lose(broken)
         self._finish(execution, "interrupted" if isinstance(error, Interrupt) else "stopped")
 
     def _finish(self, execution: str, status: str = "") -> None:
@@ -483,12 +491,10 @@ class RunSpans:
             self._end_span(running.span, running.ended, status)
 
     def _end_span(self, span: Span, ended: int | None = None, status: str = "") -> None:
-        try:
+        with self._guard:
             if status:
                 span.set_attribute(STATUS, status)
             span.end(ended)
-        except Exception as error:  # noqa: BLE001 - of a processor: the run counts, not its trace
-            self._lose(error)
 
     # --- what events add to spans
 
@@ -496,10 +502,8 @@ class RunSpans:
         """Adds an event of the run to its spans, as the outermost run shows it."""
         add = _ADDERS.get(type(event))
         if add is not None and self._span.is_recording():
-            try:
+            with self._guard:
                 add(self, event)
-            except Exception as error:  # noqa: BLE001 - the run counts, not its trace
-                self._lose(error)
 
     def _span_of(self, execution: str) -> Span:
         """The span of an execution or an item that runs; that of the run for any other."""
@@ -603,12 +607,6 @@ class RunSpans:
     def _set_failed(self, span: Span, text: str) -> None:
         span.set_status(self._api.trace.Status(self._api.trace.StatusCode.ERROR, text))
 
-    def _lose(self, error: Exception) -> None:
-        """Logs once what keeps a span from being recorded."""
-        if not self._lost:
-            self._lost = True
-            logger.warning("graph %r: OpenTelemetry could not record a span: %s", self._graph.name, _said(error))
-
 
 _ADDERS: Final[Mapping[type, Callable[[RunSpans, Any], None]]] = {
     Committed: RunSpans._add_commit,
@@ -620,8 +618,6 @@ _ADDERS: Final[Mapping[type, Callable[[RunSpans, Any], None]]] = {
     Asked: RunSpans._add_question,
     Posted: RunSpans._add_post,
 }
-
-_UNTRACED: AbstractContextManager[None] = nullcontext()
 
 
 # --- the layers
@@ -704,45 +700,40 @@ class NodeSpans(Layer):
         return event
 
 
-class ItemSpans(Layer):
-    """Makes the spans of items of maps, and of trials of searches."""
+class _WithinNodes(Layer):
+    """Makes the spans of parts of executions."""
 
     __slots__ = ("_open_runs", "_spans")
-    place: ClassVar[Place] = "retry"
     around_parts: ClassVar[bool] = True
 
     def __init__(self, open_runs: _OpenRuns, spans: RunSpans | None = None) -> None:
         self._open_runs = open_runs
         self._spans = spans
 
-    def of(self, run: Any) -> ItemSpans:
+    def of(self, run: Any) -> Layer:
         """Its part in one run."""
-        return ItemSpans(self._open_runs, self._open_runs.last(run.scope))
+        return type(self)(self._open_runs, self._open_runs.last(run.scope))
+
+
+class ItemSpans(_WithinNodes):
+    """Makes the spans of items of maps, and of trials of searches."""
+
+    __slots__ = ()
+    place: ClassVar[Place] = "retry"
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an item, within its span; a router, or what condenses, is in the span of its node."""
         attempt, spans = call.context.delegate, self._spans
-        if spans is None:
+        if spans is None or bool(attempt.part) is (attempt.index is not None):
             return inner(call)
-        if attempt.part:
-            return inner(call) if attempt.index is not None else spans.part(call, inner)
-        return inner(call) if attempt.index is None else spans.item(call, inner)
+        return spans.part(call, inner) if attempt.part else spans.item(call, inner)
 
 
-class AttemptSpans(Layer):
+class AttemptSpans(_WithinNodes):
     """Makes the span of each attempt after the first one."""
 
-    __slots__ = ("_open_runs", "_spans")
+    __slots__ = ()
     place: ClassVar[Place] = "attempt"
-    around_parts: ClassVar[bool] = True
-
-    def __init__(self, open_runs: _OpenRuns, spans: RunSpans | None = None) -> None:
-        self._open_runs = open_runs
-        self._spans = spans
-
-    def of(self, run: Any) -> AttemptSpans:
-        """Its part in one run."""
-        return AttemptSpans(self._open_runs, self._open_runs.last(run.scope))
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an attempt."""
