@@ -1,8 +1,9 @@
 """Spans of OpenTelemetry: one for each run, one for each execution of a node in it, one for each further attempt.
 
 There is nothing to switch on. Where the program has imported OpenTelemetry, a run asks once whether it has set a tracer
-provider; without one there is no `RunSpans`. In any other program nothing here is called. dspyer makes no spans for LM calls: those of DSPy's instrumentations
-become children of the node's span, since it is the current one while the node runs.
+provider; without one there is no `RunSpans`. In any other program nothing here is called. dspyer makes no spans for LM
+calls: those of DSPy's instrumentations become children of the node's span, since it is the current one while the node
+runs.
 
 - A span that is current belongs to a thread or a task: it is made current, and no longer is, by a generator around the
   script of an execution (`nodes.steps`), so on every path, and in every mode.
