@@ -29,7 +29,6 @@ from dspyer.layers.layer import layers_around
 from dspyer.nodes.binding import find_resource
 from dspyer.persistence.execution_records import no_answer
 from dspyer.runtime.request import FAILED_RUNS, Request
-from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_link import ATTRIBUTE as LINK
 from dspyer.runtime.run_link import KeptPrediction, RunLink
@@ -300,9 +299,9 @@ class ExecutorCall:
         failures = dspy.settings.get(FAILED_RUNS)
         if failures is not None:  # of a program that is a node there are none
             failures += returned.failures
-        again = [layer.rollouts for layer in self._layers if isinstance(layer, AskedAgain)]
-        for rollouts, asked in zip(again, returned.asked, strict=True):
-            rollouts.asked += asked
+        again = [layer.asked_again for layer in self._layers if hasattr(layer, "asked_again")]
+        for known, asked in zip(again, returned.asked, strict=True):
+            known.extend(asked)
         if link is not None and prediction is not None:
             vars(prediction)[LINK] = link
         return prediction, error

@@ -36,7 +36,6 @@ from dspyer.failure import Failure
 from dspyer.layers.layer import Layer, using
 from dspyer.persistence.execution_records import AnswerSource
 from dspyer.runtime.request import FAILED_RUNS, REQUEST, CallCount, Request
-from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.run import Run
 
 KEPT_PROGRAMS = 8
@@ -194,8 +193,8 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
     outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
     calls_before = [one.count for one in call.call_counts]
     prediction, error = None, None
-    again = [layer.rollouts for layer in call.layers if isinstance(layer, AskedAgain)]
-    asked_before = [len(one.asked) for one in again]
+    again = [layer.asked_again for layer in call.layers if hasattr(layer, "asked_again")]
+    asked_before = [len(one) for one in again]
     kind = type(program)  # `__call__` of the program was called by the caller, with its callbacks
     settings = {
         **sent.settings,
@@ -241,7 +240,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         recorder.with_texts if call.wants_texts else tuple(recorder.usages),
         failures,
         _nodes(run) if recorder.usages and run is not None else {},
-        [one.asked[before:] for one, before in zip(again, asked_before, strict=True)],
+        [one[before:] for one, before in zip(again, asked_before, strict=True)],
         tuple([one.count - before for one, before in zip(call.call_counts, calls_before, strict=True)]),
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()]) if call.inside else (),
     )
