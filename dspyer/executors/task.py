@@ -14,14 +14,13 @@ from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import ExitStack, suppress
 from contextvars import Context
 from hashlib import blake2b
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import dspy
 
-from dspyer.blocking import Outcome, result_of
+from dspyer.blocking import DaemonLoop, Outcome, result_of
 from dspyer.budget import Budget
-from dspyer.ctrl_c import at_fork
 from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import record_lm_calls
@@ -220,7 +219,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
             executing.set(Executing(execution, node, program, attempt))
         try:
             if call.is_async:
-                prediction = _loop.run(lambda: kind.aforward(program, **call.inputs))
+                prediction = _on_loop(lambda: kind.aforward(program, **call.inputs))
             else:
                 prediction = kind.forward(program, **call.inputs)
         except BaseException as raised:  # noqa: BLE001 - the caller raises it
@@ -270,55 +269,31 @@ def _limit_cache() -> None:
         cache.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, _CACHES_OFF: True})
 
 
-class _WorkerLoop:
-    """The event loop of a worker, in a daemon thread that is started when it is first needed.
+_loop = DaemonLoop("dspyer-worker")  # one for all calls: clients of async LMs keep their connections per loop
 
-    One loop for all calls: clients of async LMs keep their connections per loop.
-    """
 
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+def _on_loop(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What an async call returns on the loop of the worker."""
 
-    def run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What an async call returns."""
-
-        async def ended() -> Outcome:
-            try:
-                return await call(), None
-            except asyncio.CancelledError:
-                raise
-            except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop
-                return None, error
-
-        future = asyncio.run_coroutine_threadsafe(ended(), self._started())
+    async def ended() -> Outcome:
         try:
-            outcome = future.result()
-        except FutureCancelledError:
-            raise asyncio.CancelledError from None
-        except BaseException:  # Ctrl-C
-            future.cancel()
+            return await call(), None
+        except asyncio.CancelledError:
             raise
-        found: T = result_of(outcome)
-        return found
+        except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop
+            return None, error
 
-    def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                Thread(target=self._serve, args=(self._loop,), name="dspyer-worker", daemon=True).start()
-            return self._loop
-
-    @staticmethod
-    def _serve(loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        while True:
-            with suppress(KeyboardInterrupt, SystemExit):  # of a task that a node has left behind
-                loop.run_forever()
-
-
-_loop = _WorkerLoop()
-at_fork(_loop.__init__)  # type: ignore[misc]  # the thread is in the parent only
+    loop: Any = _loop.start().native_token
+    future = asyncio.run_coroutine_threadsafe(ended(), loop)
+    try:
+        outcome = future.result()
+    except FutureCancelledError:
+        raise asyncio.CancelledError from None
+    except BaseException:  # Ctrl-C
+        future.cancel()
+        raise
+    found: T = result_of(outcome)
+    return found
 
 
 def _nodes(run: Run) -> dict[str, str]:
