@@ -21,7 +21,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
-from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic_core import to_json
@@ -624,37 +623,16 @@ _ADDERS: Final[Mapping[type, Callable[[RunSpans, Any], None]]] = {
 # --- the layers
 
 
-class _OpenRuns:
-    """The spans of the runs of a call that have not ended, by scope: an event names its run by that."""
+class _OpenRuns(list["RunSpans"]):
+    """The spans of the runs of a call that have not ended. Each operation is atomic: threads need no lock."""
 
-    def __init__(self) -> None:
-        self._runs: dict[tuple[str, ...], list[RunSpans]] = {}
-        self._lock = Lock()
+    def last(self, scope: tuple[str, ...], execution: str = "") -> RunSpans | None:
+        """The spans of a run by its scope, which is how an event names its run.
 
-    def begin(self, spans: RunSpans) -> None:
-        with self._lock:
-            self._runs.setdefault(spans.scope, []).append(spans)
-
-    def end(self, spans: RunSpans) -> None:
-        with self._lock:
-            left = [one for one in self._runs.get(spans.scope, ()) if one is not spans]
-            if left:
-                self._runs[spans.scope] = left
-            else:
-                self._runs.pop(spans.scope, None)
-
-    def last(self, scope: tuple[str, ...]) -> RunSpans | None:
-        """The spans of a run, or of the last one that began, where code of a node makes several runs of one scope."""
-        with self._lock:
-            found = self._runs.get(scope)
-            return found[-1] if found else None
-
-    def of(self, event: Any) -> RunSpans | None:
-        """The spans of the run that an event is of."""
-        with self._lock:
-            found = self._runs.get(event.scope) or ()
-            execution = event.commit.id if isinstance(event, Committed) else getattr(event, "execution", "")
-            return next((one for one in found if execution in one._running), found[-1] if found else None)
+        Code of a node may make several runs of one scope: of these, the one in which `execution` runs, else the last.
+        """
+        found = [one for one in self if one.scope == scope]
+        return next((one for one in found if execution in one._running), found[-1] if found else None)
 
 
 class NodeSpans(Layer):
@@ -673,7 +651,7 @@ class NodeSpans(Layer):
     def of(self, run: Any) -> NodeSpans:
         """Its part in one run; that of a run inside of a node is made by the part of the run around it."""
         spans = RunSpans(*self._tracing, run, self._spans)
-        self._open_runs.begin(spans)
+        self._open_runs.append(spans)
         return NodeSpans(self._tracing, self._open_runs, spans)
 
     @contextmanager
@@ -685,7 +663,7 @@ class NodeSpans(Layer):
                 yield
         finally:
             self._spans.end(run)
-            self._open_runs.end(self._spans)
+            self._open_runs.remove(self._spans)
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an execution, within its span."""
@@ -695,7 +673,8 @@ class NodeSpans(Layer):
     def event(self, event: Event) -> Event:
         """Adds an event to the span that it is of, once the outermost run shows it."""
         if self._spans is not None and not self._spans.scope and type(event) in _ADDERS:
-            spans = self._open_runs.of(event)
+            execution = event.commit.id if isinstance(event, Committed) else getattr(event, "execution", "")
+            spans = self._open_runs.last(event.scope, execution)
             if spans is not None:
                 spans.add(event)
         return event
