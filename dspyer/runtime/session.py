@@ -64,11 +64,10 @@ from dspyer.persistence.execution_records import (
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
-from dspyer.runtime.lineage_order import unfinished_branches
+from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
 from dspyer.runtime.pending_rows import PendingRows, item_results
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, CallCount, Request, RunStart
-from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of, uncredited
 from dspyer.runtime.session_events import SessionEvents
 from dspyer.runtime.session_views import Fields, RunViews
 from dspyer.scheduler.run_state import (
