@@ -26,7 +26,7 @@ import dspy
 from bench.machine import calibrate, describe, spread
 from bench.report import markdown, put_section
 from dspyer import END, START, CompiledGraph, Graph
-from dspyer.runtime.executor_bytes import encode_sent
+from dspyer.executors.pickling import encode_sent
 
 SECTION = "Executors"
 ABOUT = """\

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import Event, Lock, Thread
+from threading import Lock, Thread
 from typing import Any, TypeVar
 
 import anyio.from_thread
@@ -107,13 +107,14 @@ def lend_loop() -> bool:
     """
     if hasattr(_threadlocals, "current_token"):
         return False
-    _threadlocals.current_token = _lent_loop.token()
+    _threadlocals.current_token = _lent_loop.start()
     return True
 
 
 def has_lent_loop() -> bool:
     """Whether the loop of this thread is lent: then it is for chunks alone, and no other code may run on it."""
-    return _lent_loop.lent and getattr(_threadlocals, "current_token", None) is _lent_loop.token()
+    token = _lent_loop.token
+    return token is not None and getattr(_threadlocals, "current_token", None) is token
 
 
 def take_back_loop() -> None:
@@ -121,36 +122,44 @@ def take_back_loop() -> None:
     del _threadlocals.current_token
 
 
-class _LentLoop:
-    """An event loop in a daemon thread, one for the process, started when it is first needed."""
+class DaemonLoop:
+    """An event loop in a daemon thread, one for the process, started when it is first needed.
 
-    def __init__(self) -> None:
+    Attributes:
+        token: what AnyIO needs to know of the loop; None until it is started.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._forget()
+        at_fork(self._forget)  # the thread is in the parent only
+
+    def _forget(self) -> None:
         self._lock = Lock()
-        self._token: anyio.lowlevel.EventLoopToken | None = None
+        self.token: anyio.lowlevel.EventLoopToken | None = None
 
-    @property
-    def lent(self) -> bool:
-        """Whether it was needed already."""
-        return self._token is not None
-
-    def token(self) -> anyio.lowlevel.EventLoopToken:
-        """What AnyIO needs to know of the loop."""
+    def start(self) -> anyio.lowlevel.EventLoopToken:
+        """The token of the loop, which runs from now on."""
         with self._lock:
-            if self._token is None:
-                started = Event()
-                Thread(target=asyncio.run, args=(self._serve(started),), name="dspyer-loop", daemon=True).start()
-                started.wait()
-            assert self._token is not None
-            return self._token
+            if self.token is None:
+                loop = asyncio.new_event_loop()
+                Thread(target=self._serve, args=(loop,), name=self._name, daemon=True).start()
+                self.token = asyncio.run_coroutine_threadsafe(_token(), loop).result()
+            return self.token
 
-    async def _serve(self, started: Event) -> None:
-        self._token = anyio.lowlevel.current_token()
-        started.set()
-        await asyncio.get_running_loop().create_future()
+    @staticmethod
+    def _serve(loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.set_event_loop(loop)
+        while True:
+            with suppress(KeyboardInterrupt, SystemExit):  # of a task that a node has left behind
+                loop.run_forever()
 
 
-_lent_loop = _LentLoop()
-at_fork(_lent_loop.__init__)  # type: ignore[misc]  # the thread is in the parent only
+async def _token() -> anyio.lowlevel.EventLoopToken:
+    return anyio.lowlevel.current_token()
+
+
+_lent_loop = DaemonLoop("dspyer-loop")
 
 
 def _complete(ended: asyncio.Future[None]) -> None:

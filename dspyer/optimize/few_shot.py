@@ -19,10 +19,10 @@ from dspyer.layers.layer import using
 from dspyer.optimize.examples import validate_examples
 from dspyer.optimize.field_functions import FieldJudge
 from dspyer.optimize.field_metric import FieldMetric
+from dspyer.optimize.rollouts import AskedAgain
 from dspyer.optimize.run_judge import Culprits, FieldNote, RunJudge, author_of
 from dspyer.optimize.written_values import WrittenValues
 from dspyer.runtime.request import REQUEST, Request
-from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.run import Run, internals_of, take_run
 from dspyer.scheduler.run_state import outermost_execution
 from dspyer.state import ImmutableState
@@ -294,7 +294,7 @@ class _Found(NamedTuple):
 
 
 class StepJudge:
-    """Judges the steps of a run against an example, also while it runs (`runtime.rollouts.Rollouts`).
+    """Judges the steps of a run against an example, also while it runs (`rollouts.AskedAgain`).
 
     Attributes:
         most: how many rollouts an output has at most.

@@ -9,6 +9,7 @@ program, takes inputs only.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,6 +25,7 @@ from dspyer.dspy_module.source import reduce_program, source_class
 from dspyer.errors import ThreadError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Asked, Event
+from dspyer.executors.call import ExecutorCall, check_executor, check_sent, refused
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
 from dspyer.layers.streaming import Streaming
@@ -33,17 +35,16 @@ from dspyer.nodes.binding import resources_of
 from dspyer.nodes.program_calls import InsideRun
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.time_travel import check_thread_name
-from dspyer.runtime.call import ProgramCall, settings_inside
 from dspyer.runtime.drivers import adrive, drive
-from dspyer.runtime.executor_call import ExecutorCall, check_executor, check_sent, refused
 from dspyer.runtime.inner_runs import completed_inside, part_of_run, request_inside
+from dspyer.runtime.program_call import ProgramCall, settings_inside
 from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import Run, take_run
 from dspyer.runtime.run_start import CallOptions
-from dspyer.runtime.spans import continued_trace
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores import Store
 from dspyer.threads.thread import Thread
+from dspyer.tracing.spans import OPENTELEMETRY, UNTRACED, continued_trace
 from dspyer.values.scalars import check_flags
 
 _NAMES_ELSEWHERE = {
@@ -564,7 +565,7 @@ class CompiledGraph(dspy.Module):
         request, outcome = request.read_from(queue), request.outcome
         with dspy.context(**{REQUEST: request}), request.recording(self._graph) as recorder:
             try:
-                with continued_trace(request):
+                with continued_trace(request) if OPENTELEMETRY in sys.modules else UNTRACED:
                     self(**inputs)
             except Exception as error:
                 if not outcome.ended_with(error):
@@ -576,7 +577,7 @@ class CompiledGraph(dspy.Module):
         request, outcome = request.read_from(queue), request.outcome
         with dspy.context(**{REQUEST: request}), request.recording(self._graph) as recorder:
             try:
-                with continued_trace(request):
+                with continued_trace(request) if OPENTELEMETRY in sys.modules else UNTRACED:
                     await self.acall(**inputs)
             except asyncio.CancelledError:
                 if outcome.ended is not None:

@@ -17,36 +17,23 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from threading import Event as Flag
 from threading import Lock, Thread
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dspyer.ctrl_c import at_fork
 from dspyer.display.running import LMUse, RunningRuns
 from dspyer.events import Emitted, Event, Forked, Heard, Joined, LiveConflict, Posted, Token
 from dspyer.runtime.session_events import watching
 
+if TYPE_CHECKING:
+    from dspyer.display.progress_screen import NotebookScreen, TerminalScreen
+
 logger = logging.getLogger("dspyer")
 
 REFRESH = 0.25  # seconds between two pictures
 _NOT_SHOWN = frozenset((Token, Emitted, Posted, Heard, LiveConflict, Forked, Joined))
-
-
-class Screen(Protocol):
-    """Where the display is drawn. One thread at a time calls it."""
-
-    def open(self) -> None:
-        """Begins the display."""
-
-    def show(self, runs: RunningRuns, now: float) -> None:
-        """Draws what runs."""
-
-    def close(self, runs: RunningRuns, now: float) -> None:
-        """Ends the display, and leaves the last lines."""
-
-    def release(self, *, forked: bool = False) -> None:
-        """Gives back the streams of the process, whatever has failed, and draws nothing more."""
 
 
 @contextmanager
@@ -74,7 +61,7 @@ def progress() -> Iterator[None]:
         2
     """
     try:
-        from dspyer.runtime.progress_screen import screen_of_process
+        from dspyer.display.progress_screen import screen_of_process
     except ImportError as error:
         raise ImportError("dspyer.progress() needs rich: pip install rich") from error
     _shared.enter(screen_of_process)
@@ -84,63 +71,51 @@ def progress() -> Iterator[None]:
         _shared.leave()
 
 
-@contextmanager
-def shown_on(
-    screen: Screen, clock: Callable[[], float] = time.monotonic, refresh: float = REFRESH
-) -> Iterator[Display]:
-    """A block during which the runs of the process are shown on a screen."""
-    display = Display(screen, clock, refresh)
-    display.start()
-    try:
-        with watching(display.see, display.see):
-            yield display
-    finally:
-        display.stop()
-
-
 class Display:
     """Counts the events of all runs, and has them drawn by a thread of its own."""
 
-    def __init__(self, screen: Screen, clock: Callable[[], float], refresh: float) -> None:
+    def __init__(self, screen: TerminalScreen | NotebookScreen) -> None:
         self._screen = screen
-        self._clock = clock
-        self._refresh = refresh
         self._arrived: deque[tuple[float, str, Event | LMUse]] = deque()
-        self._runs = RunningRuns(clock())
+        self._runs = RunningRuns(time.monotonic())
         self._stop = Flag()
         self._over = False
+        self._watching = watching(self.see, self.see)
         self._thread = Thread(target=self._draw, name="dspyer-progress", daemon=True)
 
     def see(self, run_id: str, event: Event | LMUse) -> None:
         """Takes an event of a run. Called by the thread of the run: it does nothing that could fail."""
         if type(event) not in _NOT_SHOWN and not self._over:
-            self._arrived.append((self._clock(), run_id, event))
+            self._arrived.append((time.monotonic(), run_id, event))
 
     def start(self) -> None:
         """Begins to draw."""
         with self._ending_on_error():
             self._screen.open()
         self._thread.start()
+        self._watching.__enter__()
 
     def stop(self) -> None:
         """Draws the last lines, and ends."""
+        self._watching.__exit__(None, None, None)
         self._stop.set()
         self._thread.join()
         if not self._over:
             with self._ending_on_error():
-                self._screen.close(self._counted(), self._clock())
+                self._screen.close(self._counted(), time.monotonic())
         self._over = True
 
     def forget(self) -> None:
         """Ends without drawing: in a forked process, which does not have the thread."""
         self._over = True
+        self._watching.__exit__(None, None, None)
         self._arrived.clear()
         self._screen.release(forked=True)
 
     def _draw(self) -> None:
-        while not self._over and not self._stop.wait(self._refresh):
+        while not self._over and not self._stop.wait(REFRESH):
             with self._ending_on_error():
-                self._screen.show(self._counted(), self._clock())
+                self._screen.show(self._counted(), time.monotonic())
 
     def _counted(self) -> RunningRuns:
         while self._arrived:
@@ -165,31 +140,30 @@ class _SharedDisplay:
         self._lock = Lock()
         self._blocks = 0
         self._display: Display | None = None
-        self._shown: AbstractContextManager[Display] | None = None
 
-    def enter(self, screen_of: Callable[[], Screen | None]) -> None:
+    def enter(self, screen_of: Callable[[], TerminalScreen | NotebookScreen | None]) -> None:
         """Opens the display for the first block."""
         with self._lock:
             screen = None if self._blocks else screen_of()
             if screen is not None:
-                self._shown = shown_on(screen)
-                self._display = self._shown.__enter__()
+                self._display = Display(screen)
+                self._display.start()
             self._blocks += 1
 
     def leave(self) -> None:
         """Closes it after the last one."""
         with self._lock:
             self._blocks = max(0, self._blocks - 1)  # a forked process leaves blocks that it has not entered
-            if not self._blocks and self._shown is not None:
-                shown, self._shown, self._display = self._shown, None, None
-                shown.__exit__(None, None, None)
+            if not self._blocks and self._display is not None:
+                display, self._display = self._display, None
+                display.stop()
 
     def forget(self) -> None:
         """Drops the display in a forked process, where another thread may have held the lock."""
         self._lock = Lock()
         if self._display is not None:
             self._display.forget()
-        self._blocks, self._shown, self._display = 0, None, None
+        self._blocks, self._display = 0, None
 
 
 _shared = _SharedDisplay()

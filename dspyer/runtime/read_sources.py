@@ -204,7 +204,7 @@ class ReadSources:
         found = self._writers.get(field)
         if found is None:
             found = self._writers[field] = []
-            follow = _Plain(self._log, field) if self._schema.reducer(field) is None else _Folded(self._log, field)
+            follow = _Follower(self._log, field, self._schema.reducer(field) is not None)
             for at, entry in enumerate(self._log):
                 found.append(follow.after(at, entry, found))
         return found
@@ -256,24 +256,32 @@ def _leaves(written: _Written) -> Iterator[int]:
             stack.extend(one.before)
 
 
-class _Plain:
-    """Follows a field without a reducer."""
+class _Follower:
+    """Follows a field from commit to commit.
 
-    def __init__(self, log: PersistentVector[LogEntry], field: str) -> None:
+    Of one that `folds`, the reducer keeps no parts apart: all updates since it was last replaced are behind it.
+    """
+
+    def __init__(self, log: PersistentVector[LogEntry], field: str, folds: bool) -> None:
         self._log = log
         self._field = field
+        self._folds = folds
 
     def after(self, at: int, entry: LogEntry, earlier: list[_Written]) -> _Written:
         """The writers after a commit, given those after each commit before it."""
-        parents = [earlier[parent] for parent in entry.parents]
         field, value = self._field, entry.state.raw(self._field, DELETE)
-        if len(parents) > 1:
-            values = [self._log[parent].state.raw(field, DELETE) for parent in entry.parents]
-            return self._joined(at, entry, (field,), parents, values, value)
+        sides = [earlier[parent] for parent in entry.parents]
+        values = [self._log[parent].state.raw(field, DELETE) for parent in entry.parents]
+        if len(sides) > 1:
+            if self._folds:
+                return self._folded(entry, sides, values, value, earlier)
+            return self._joined(at, entry, (field,), sides, values, value)
+        old, before = (sides[0], values[0]) if sides else (NOT_WRITTEN, DELETE)
         if field not in entry.commit.patch:
-            return parents[0] if parents else NOT_WRITTEN
-        before = self._log[entry.parents[0]].state.raw(field, DELETE) if parents else DELETE
-        return _updated(parents[0] if parents else NOT_WRITTEN, entry.commit.patch[field], before, value, at)
+            return old
+        if not self._folds:
+            return _updated(old, entry.commit.patch[field], before, value, at)
+        return _Written((at,), None, () if old is NOT_WRITTEN or resets(entry.commit.patch[field]) else (old,))
 
     def _joined(
         self, at: int, entry: LogEntry, path: tuple[Any, ...], sides: list[_Written], values: list[Any], value: Any
@@ -298,6 +306,17 @@ class _Plain:
             keys[key] = self._joined(at, entry, (*path, key), [side.at(key) for side in sides], held, below)
         return _Written((at,), PersistentMap(keys))
 
+    def _folded(
+        self, entry: LogEntry, sides: list[_Written], values: list[Any], value: Any, earlier: list[_Written]
+    ) -> _Written:
+        """The writers of a joined value: those of the branches that hold it, or of all if it was folded."""
+        holding = [side for side, held in zip(sides, values, strict=True) if same(held, value)]
+        if not holding and (self._field,) in entry.winners:
+            return _Written((entry.winners[self._field,],))
+        base = earlier[merge_base(self._log, entry.parents)[0]]
+        changed = list({id(side): side for side in holding or sides if side is not base}.values())
+        return base if not changed else changed[0] if len(changed) == 1 else _Written((), None, tuple(changed))
+
 
 def _updated(old: _Written, update: Any, before: Any, value: Any, at: int) -> _Written:
     """The writers after an update: by key where it was merged into a mapping."""
@@ -314,33 +333,3 @@ def _updated(old: _Written, update: Any, before: Any, value: Any, at: int) -> _W
         else:
             keys = keys.set(key, _updated(keys.get(key, NOT_WRITTEN), part, before.raw(key, DELETE), after, at))
     return _Written((at,), keys)
-
-
-class _Folded:
-    """Follows a field whose reducer keeps no parts apart: all updates since it was last replaced are behind it."""
-
-    def __init__(self, log: PersistentVector[LogEntry], field: str) -> None:
-        self._log = log
-        self._field = field
-
-    def after(self, at: int, entry: LogEntry, earlier: list[_Written]) -> _Written:
-        """The writers after a commit, given those after each commit before it."""
-        parents = [earlier[parent] for parent in entry.parents]
-        if len(parents) > 1:
-            return self._joined(entry, parents, earlier)
-        old = parents[0] if parents else NOT_WRITTEN
-        if self._field not in entry.commit.patch:
-            return old
-        starts = not parents or resets(entry.commit.patch[self._field])
-        return _Written((at,), None, () if starts or old is NOT_WRITTEN else (old,))
-
-    def _joined(self, entry: LogEntry, sides: list[_Written], before: list[_Written]) -> _Written:
-        """The writers of a joined value: those of the branches that hold it, or of all if it was folded."""
-        field, value = self._field, entry.state.raw(self._field, DELETE)
-        values = [self._log[parent].state.raw(field, DELETE) for parent in entry.parents]
-        holding = [side for side, held in zip(sides, values, strict=True) if same(held, value)]
-        if not holding and (field,) in entry.winners:
-            return _Written((entry.winners[field,],))
-        base = before[merge_base(self._log, entry.parents)[0]]
-        changed = list({id(side): side for side in holding or sides if side is not base}.values())
-        return base if not changed else changed[0] if len(changed) == 1 else _Written((), None, tuple(changed))

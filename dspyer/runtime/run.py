@@ -13,6 +13,7 @@ import dspy
 from dspyer.archive.run_info import RunInfo
 from dspyer.display.lanes import Lanes
 from dspyer.display.report import RunFacts, describe_run, facts_of_events
+from dspyer.display.run_html import RunWriter
 from dspyer.display.run_page import run_answer
 from dspyer.display.run_picture import draw_run
 from dspyer.display.run_rows import DisplayRow, ErrorText, FailedAt, display_rows
@@ -29,7 +30,6 @@ from dspyer.persistence.lm_usage import total_cost
 from dspyer.runtime.read_sources import ReadSources, Sources
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 from dspyer.runtime.request import Outcome
-from dspyer.runtime.run_html import RunWriter
 from dspyer.runtime.run_link import KeptPrediction, has_no_run, link_of
 from dspyer.runtime.run_stats import counted_parts, items_in
 from dspyer.runtime.session import SessionEnd

@@ -72,7 +72,7 @@ class KeptPrediction:
         return prediction
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _kept, (self._parts,)
+        return KeptPrediction, (_prediction_of(self._parts),)
 
 
 def without_run(prediction: dspy.Prediction) -> dspy.Prediction:
@@ -91,10 +91,6 @@ def _prediction_of(parts: dict[str, Any]) -> dspy.Prediction:
     prediction: dspy.Prediction = object.__new__(dspy.Prediction)
     vars(prediction).update(parts)
     return prediction
-
-
-def _kept(parts: dict[str, Any]) -> KeptPrediction:
-    return KeptPrediction(_prediction_of(parts))
 
 
 def link_of(prediction: dspy.Prediction) -> RunLink | None:

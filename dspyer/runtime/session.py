@@ -57,14 +57,13 @@ from dspyer.persistence.execution_records import (
     RecordKey,
 )
 from dspyer.persistence.rows import NewRow
-from dspyer.runtime.lineage_order import unfinished_branches
+from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, uncredited, unfinished_branches
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Request
 from dspyer.runtime.run_log import KeptCommits, RunLog
 from dspyer.runtime.run_start import CallCount, Inside, RunIds, RunStart
-from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of, uncredited
 from dspyer.runtime.session_events import SessionEvents
-from dspyer.runtime.session_views import Fields, SessionViews
+from dspyer.runtime.session_views import Fields, RunViews
 from dspyer.scheduler.run_state import (
     Branch,
     Execution,
@@ -477,9 +476,9 @@ class Session(NotLive):
     # --- what a node asks of its run (as `AttemptHost`)
 
     @property
-    def views(self) -> SessionViews:
-        """The source of the nodes' views. A new object each time: stored here, it would form a reference cycle."""
-        return SessionViews(self)
+    def views(self) -> RunViews:
+        """The source of the nodes' views, as of now."""
+        return RunViews(self.graph, self.fields, self.run.log, self.notes.view_reads)
 
     def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
         """Records an attempt that another one follows after `pause` seconds. May be called from any thread."""

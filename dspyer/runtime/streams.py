@@ -15,25 +15,23 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 import anyio
 import dspy
-from anyio.lowlevel import EventLoopToken
 
 from dspyer.blocking import end_of, join_loop, loop_of_worker
 from dspyer.ctrl_c import at_fork, held_back, may_raise
+from dspyer.display.server_sent import HEARTBEAT, OPENING, checked_heartbeat, last_of_refusal, last_of_run, message
 from dspyer.dspy_module.not_public import SEND_STREAM
 from dspyer.errors import RunStoppedError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.runtime.request import CANCELLED, CLOSED, DROPPED, EXITING, Request
 from dspyer.runtime.run import Run
-from dspyer.runtime.server_sent import HEARTBEAT, OPENING, checked_heartbeat, last_of_refusal, last_of_run, message
 
 if TYPE_CHECKING:
     from dspyer.runtime.session import Session
@@ -176,9 +174,7 @@ class Events(Iterator[Event]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -202,42 +198,35 @@ def _start(work: Work, request: Request, queue: EventQueue[Event], future: Futur
     """Begins the run in a thread that does not refer to the stream."""
     # Under `dspy.streamify` the LMs send their chunks to its stream, on the loop of its worker thread.
     loop = None if dspy.settings.get(SEND_STREAM) is None else loop_of_worker()
+    context = copy_context()
+
+    def drive() -> None:
+        nonlocal future, queue
+        join_loop(loop)
+        try:
+            with request.stop_signal.on_stop(queue.stop_waiting_for):
+                future.set_result(context.run(work, queue))
+        except BaseException as error:  # noqa: BLE001 - raised by `Events.run`
+            future.set_exception(error)
+        finally:
+            del _open[future]
+            queue.end()
+            del future, queue  # the traceback of an exception refers to this frame
+
     _open[future] = request
     try:
         _dropped.serve()
-        threading.Thread(
-            target=_drive, args=(copy_context(), loop, work, request, queue, future), name="dspyer-stream", daemon=True
-        ).start()
+        threading.Thread(target=drive, name="dspyer-stream", daemon=True).start()
     except RuntimeError as error:  # the system has no thread left: the run cannot begin
         del _open[future]
         future.set_exception(error)
         queue.end()
-        del future, queue  # the traceback of an exception refers to this frame
+        del future, queue
 
 
 def _is_elsewhere(future: Future[Run]) -> bool:
     """Whether a run goes on in the process that this one was forked from, whose threads are not in this one."""
     return future not in _open and not future.done()  # in this order: it leaves `_open` once it is done
-
-
-def _drive(
-    context: Context,
-    loop: EventLoopToken | None,
-    work: Work,
-    request: Request,
-    queue: EventQueue[Event],
-    future: Future[Run],
-) -> None:
-    join_loop(loop)
-    try:
-        with request.stop_signal.on_stop(queue.stop_waiting_for):
-            future.set_result(context.run(work, queue))
-    except BaseException as error:  # noqa: BLE001 - raised by `Events.run`
-        future.set_exception(error)
-    finally:
-        del _open[future]
-        queue.end()
-        del future, queue  # the traceback of an exception refers to this frame
 
 
 _open: dict[Future[Run], Request] = {}
@@ -446,7 +435,10 @@ class AsyncEvents(AsyncIterator[Event]):
                 number += 1
                 yield message(number, event.to_dict())
             end = await self._end_of_run()
-            yield message(number + 1, last_of_run(end) if isinstance(end, Run) else last_of_refusal(end))
+            if isinstance(end, Run):
+                yield message(number + 1, last_of_run(end.run_id, end.status, end.error))
+            else:
+                yield message(number + 1, last_of_refusal(end))
 
     async def _paced(self, patience: float | None) -> AsyncGenerator[Event | None, None]:
         """The events, and None after so many seconds without one. Why the run failed or was refused is not raised."""
@@ -516,9 +508,7 @@ class AsyncEvents(AsyncIterator[Event]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         await self.aclose()
 
     def __del__(self) -> None:

@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Self, cast
 
 import anyio
@@ -103,9 +102,7 @@ class ThreadWorkers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         while self.busy and not gives_up():  # else it is left running
             self.next()
 
@@ -209,9 +206,7 @@ class TaskWorkers:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *raised: object) -> None:
         if not self._tasks:
             return  # without entering a scope, which most runs do not need
         self.cancel()

@@ -192,28 +192,38 @@ def last_writer(log: Log, commits: Iterable[int], heads: Iterable[int], path: Ke
     joined, those count that hold the joined value: one that wrote a value and later put the old one back has changed
     nothing. A value that a conflict decided is credited to the commit that won.
     """
-    found: dict[int, tuple[int, int]] = {}  # by log index: (position in lineage order, writer) of the last write so far
+    last = _last_write(log, writes_until(log, commits, path), heads, path, value)
+    return None if last is None else last[1]
 
-    def latest(branches: Iterable[int], value: Any) -> tuple[int, int] | None:
-        wrote = [index for index in branches if index in found]
-        hold = [index for index in wrote if len(wrote) == 1 or same(value_at(log[index].state, path), value)]
-        return max([found[index] for index in hold or wrote], default=None)
 
+def writes_until(log: Log, commits: Iterable[int], path: KeyPath) -> dict[int, tuple[int, int]]:
+    """For each of `commits` until which the path was written, the last write: its position in their order, its writer.
+
+    Commits are given and returned by log index.
+    """
+    found: dict[int, tuple[int, int]] = {}
     for order, index in enumerate(commits):
         entry = log[index]
-        value_here = value_at(entry.state, path)
+        value = value_at(entry.state, path)
         last: tuple[int, int] | None = (order, index)
         if not touches(entry.commit.patch, path):
-            last = latest(entry.parents, value_here)
+            last = _last_write(log, found, entry.parents, path, value)
         elif len(entry.parents) > 1:
             known = [path[:length] for length in range(len(path), 0, -1) if path[:length] in entry.winners]
             winner = entry.winners[known[0]] if known else index
-            kept = winner == index or same(value_at(log[winner].state, path), value_here)
-            last = (order, winner) if kept else latest(entry.parents, value_here) or last
+            kept = winner == index or same(value_at(log[winner].state, path), value)
+            last = (order, winner) if kept else _last_write(log, found, entry.parents, path, value) or last
         if last is not None:
             found[index] = last
-    last = latest(heads, value)
-    return None if last is None else last[1]
+    return found
+
+
+def _last_write(
+    log: Log, writes: Mapping[int, tuple[int, int]], heads: Iterable[int], path: KeyPath, value: Any
+) -> tuple[int, int] | None:
+    wrote = [index for index in heads if index in writes]
+    hold = [index for index in wrote if len(wrote) == 1 or same(value_at(log[index].state, path), value)]
+    return max([writes[index] for index in hold or wrote], default=None)
 
 
 # --- counts of a lineage

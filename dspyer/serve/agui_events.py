@@ -51,6 +51,7 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 from dspyer.agents.conversation import THOUGHT
 from dspyer.agents.tool_approval import call_text
 from dspyer.display.redaction import Redactor
+from dspyer.display.server_sent import last_of_refusal, last_of_run
 from dspyer.errors import BudgetError, OpenRunError
 from dspyer.events import (
     Asked,
@@ -67,7 +68,6 @@ from dspyer.events import (
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.redacted import redacted
 from dspyer.runtime.run import Run
-from dspyer.runtime.server_sent import last_of_refusal, last_of_run
 from dspyer.runtime.session import Session
 from dspyer.scheduler.topology import START
 from dspyer.serve.agui_messages import Said, ToolUse, said
@@ -223,7 +223,7 @@ class EventTranslator:
         if run.status == "interrupted":
             outcome = RunFinishedInterruptOutcome(interrupts=[self._interrupt(one) for one in run.questions])
         elif run.status == "failed":
-            last_of_run(run)  # writes the log
+            last_of_run(run.run_id, run.status, run.error)  # writes the log
             failures = ", ".join(f"node {one.node!r} failed ({one.type})" for one in run.failures) or "the run failed"
             return RunErrorEvent(message=f"{failures}; the log of the server says why", code="failed")
         elif isinstance(run.error, BudgetError):

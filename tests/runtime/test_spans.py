@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -147,6 +148,20 @@ def test_without_a_provider_no_span_object_is_made(monkeypatch: pytest.MonkeyPat
             run = play(everything(), {})
         assert run.status == "completed"
     assert made == []
+
+
+def test_a_program_without_opentelemetry_enters_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "opentelemetry.trace")
+    program, entered = inner(), set[str]()
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, argument: entered.add(frame.f_code.co_filename))
+    try:
+        program()
+        program.run({})
+    finally:
+        sys.setprofile(before)
+    assert any("/dspyer/runtime/" in name for name in entered)
+    assert not [name for name in entered if "/dspyer/tracing/" in name]
 
 
 def test_a_program_that_suppresses_instrumentation_is_not_traced(traces: Traces) -> None:

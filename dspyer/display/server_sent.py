@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from dspyer.errors import ConcurrentRunError, InputError, RunStoppedError, ThreadError
 from dspyer.events import error_dict
-from dspyer.runtime.run import Run
 
 logger = logging.getLogger("dspyer")
 
@@ -41,11 +40,11 @@ def message(number: int, data: Mapping[str, Any]) -> bytes:
     return f"event: {data['event']}\nid: {number}\ndata: {text}\n\n".encode("ascii")
 
 
-def last_of_run(run: Run) -> dict[str, Any]:
+def last_of_run(run_id: str, status: str, error: BaseException | None) -> dict[str, Any]:
     """The last message of a run: how it ended, and why it is not completed. The error is redacted, as events are."""
-    if run.status == "failed":
-        logger.error("run %s failed; its reader was told: %r", run.run_id, run.error, exc_info=run.error)
-    return _last(run.run_id, run.status, None if run.error is None else error_dict(run.error))
+    if status == "failed":
+        logger.error("run %s failed; its reader was told: %r", run_id, error, exc_info=error)
+    return _last(run_id, status, None if error is None else error_dict(error))
 
 
 def last_of_refusal(error: BaseException) -> dict[str, Any]:

@@ -11,11 +11,9 @@ they are left as they are.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from dspyer.dspy_module.executing import execute_attempt
 from dspyer.dspy_module.tracing import Steps, append_to_trace, step_count, take_steps
@@ -26,41 +24,12 @@ from dspyer.layers.retry import apart_from_earlier
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script, wrapped
-from dspyer.runtime.live import LiveSession
 from dspyer.runtime.run import Run
 from dspyer.runtime.session import Session, SessionEnd
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.state import ImmutableState
 
 ROLLOUT_STRIDE = 10**6
 """Times that of later attempts (`lm_requests.STRIDE`): so that rollouts have other rollout ids than attempts."""
-
-
-class Rollouts(Protocol):
-    """Decides which outputs are asked for again. May be asked from several threads.
-
-    Attributes:
-        most: how many rollouts an output has at most.
-        asked: the executions that were asked again.
-    """
-
-    most: int
-    asked: list[str]
-
-    def shared(self, execution: str, run: Callable[[], Run]) -> AbstractSet[str]:
-        """The fields of which an output on a branch is a part, to be judged with those of its siblings."""
-
-    def wants_another(
-        self, execution: str, fields: Iterable[str], after: ImmutableState, run: Callable[[], Run]
-    ) -> bool:
-        """Whether an output is wrong through the fault of its node, which is then asked again.
-
-        `run` gives the run as far as this commit. `fields` are those that it has written, also
-        with the value that they had.
-        """
-
-    def is_right(self, fields: Iterable[str], after: ImmutableState) -> bool:
-        """Whether the output of a rollout is right."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,17 +37,23 @@ class AskedAgain(Layer):
     """Asks nodes again whose output is wrong.
 
     Attributes:
-        rollouts: decides which outputs are asked for again.
+        rollouts: decides which outputs are asked for again (`few_shot.StepJudge`), maybe from several threads.
     """
 
     place: ClassVar[Place] = "outside"
 
-    rollouts: Rollouts
+    rollouts: Any
+
+    @property
+    def asked_again(self) -> list[str]:
+        """The executions that it has asked again; an executor adds those that a worker has asked."""
+        asked: list[str] = self.rollouts.asked
+        return asked
 
     def of(self, run: Any) -> AskedAgain | None:
         """Its part in an outermost run that is not stored: a stored map has recorded its items."""
-        outermost = not run.scope and not run.ids.called_in
-        return self if outermost and run.log is None and not isinstance(run, LiveSession) else None
+        outermost, live = not run.scope and not run.ids.called_in, run.graph.topology.schema.live_fields
+        return self if outermost and run.log is None and not live else None
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The first right output of a node: that of its call, or of a rollout; if none is right, that of its call."""

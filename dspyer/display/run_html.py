@@ -7,18 +7,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import dspy
-
 from dspyer.display.redaction import Redactor
 from dspyer.display.run_file import RunFile, shown_places
 from dspyer.display.run_page import commit_row
 from dspyer.display.run_rows import DisplayRow
 from dspyer.events import BranchPath, Commit, Event, LMCall, MergedConflict, Posted
-from dspyer.scheduler.lineage import LogEntry, sent_to, value_at
+from dspyer.scheduler.lineage import LogEntry, sent_to, writes_until
 from dspyer.scheduler.run_state import outermost_execution
 from dspyer.state import ImmutableState
 from dspyer.values import json as encoding
-from dspyer.values.freezing import freeze, same
+from dspyer.values.freezing import freeze
 
 Writers = Mapping[str, int]
 """By field, the index of the commit that last wrote it."""
@@ -44,36 +42,14 @@ class ShownStates:
         return self._known[key][1]
 
 
-def field_writers(log: Sequence[LogEntry]) -> list[Writers]:
-    """For each commit, who had last written each field of the state after it.
-
-    As `last_writer`, for all fields and commits in one pass: at a join, of the branches that hold the joined value the
-    one that wrote last, and of a conflict the winner.
-    """
-    found: list[Writers] = []
-    for index, entry in enumerate(log):
-        parents = entry.parents
-        writers: dict[str, int] = {}
-        if len(parents) == 1:
-            writers = {**found[parents[0]], **dict.fromkeys(entry.commit.patch, index)}
-        elif not parents:
-            writers = dict.fromkeys(entry.commit.patch, index)
-        else:
-            for name in {name for parent in parents for name in found[parent]} | set(entry.commit.patch):
-                writers[name] = _at_join(log, found, index, name)
-        found.append({name: writer for name, writer in writers.items() if name in entry.state})
+def field_writers(log: Sequence[LogEntry]) -> Sequence[Writers]:
+    """For each commit, who had last written each field of the state after it."""
+    found: list[dict[str, int]] = [{} for _ in log]
+    for name in dict.fromkeys([name for entry in log for name in entry.commit.patch]):
+        for index, (_, writer) in writes_until(log, range(len(log)), (name,)).items():
+            if name in log[index].state:
+                found[index][name] = writer
     return found
-
-
-def _at_join(log: Sequence[LogEntry], found: Sequence[Writers], index: int, name: str) -> int:
-    entry = log[index]
-    value = value_at(entry.state, (name,))
-    winner = entry.winners.get((name,), index)
-    if name in entry.commit.patch and (winner == index or same(value_at(log[winner].state, (name,)), value)):
-        return winner
-    wrote = [parent for parent in entry.parents if name in found[parent]]
-    hold = [parent for parent in wrote if same(value_at(log[parent].state, (name,)), value)]
-    return max([found[parent][name] for parent in hold or wrote], default=index)
 
 
 class RunWriter:
@@ -98,7 +74,7 @@ class RunWriter:
         rows: Iterable[DisplayRow],
         calls: Iterable[LMCall],
         events: Iterable[Event],
-        repairs: Iterable[dspy.Example],
+        repairs: Iterable[Any],
     ) -> Path:
         """Write the file: the answer to `api/run` with its `stats`, the steps, and what belongs to no step.
 
@@ -128,7 +104,7 @@ class RunWriter:
                 for entry in log
                 for conflict in entry.conflicts
             ],
-            posts=self._hide(posts_of(events)),
+            posts=self._hide([event.to_dict() for event in events if isinstance(event, Posted)]),
             repairs=self._hide([encoding.encode(freeze(dict(repair.items()))) for repair in repairs]),
         )
         return file.write(path)
@@ -181,8 +157,3 @@ class RunWriter:
 def _blame(log: Sequence[LogEntry], writers: Writers) -> dict[str, Any]:
     authors = {name: log[writer].commit for name, writer in writers.items()}
     return {name: {"node": author.node, "commit": author.id} for name, author in authors.items()}
-
-
-def posts_of(events: Iterable[Event]) -> list[dict[str, Any]]:
-    """The posts to live fields in order."""
-    return [event.to_dict() for event in events if isinstance(event, Posted)]

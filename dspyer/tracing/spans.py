@@ -1,8 +1,9 @@
 """Spans of OpenTelemetry: one for each run, one for each execution of a node in it, one for each further attempt.
 
-There is nothing to switch on. A run asks once whether the program has set a tracer provider; without one there is no
-`RunSpans`, and OpenTelemetry is not even imported. dspyer makes no spans for LM calls: those of DSPy's instrumentations
-become children of the node's span, since it is the current one while the node runs.
+There is nothing to switch on. Where the program has imported OpenTelemetry, a run asks once whether it has set a tracer
+provider; without one there is no `RunSpans`. In any other program nothing here is called. dspyer makes no spans for LM
+calls: those of DSPy's instrumentations become children of the node's span, since it is the current one while the node
+runs.
 
 - A span that is current belongs to a thread or a task: it is made current, and no longer is, by a generator around the
   script of an execution (`nodes.steps`), so on every path, and in every mode.
@@ -20,7 +21,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
-from threading import Lock
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from pydantic_core import to_json
@@ -47,6 +47,10 @@ from dspyer.scheduler.run_state import RunState, path_text
 from dspyer.scheduler.topology import START
 from dspyer.state import ImmutableState
 from dspyer.values.frozen import thaw
+
+UNTRACED: Final[AbstractContextManager[None]] = nullcontext()
+OPENTELEMETRY: Final = "opentelemetry.trace"
+"""The module that a program which traces has imported."""
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -139,8 +143,6 @@ def _opentelemetry() -> _OpenTelemetry:
 
 def _tracing() -> tuple[_OpenTelemetry, Tracer] | None:
     """OpenTelemetry with the tracer of the program; None if the program does not trace."""
-    if "opentelemetry.trace" not in sys.modules:
-        return None
     try:
         api = _opentelemetry()
         tracer = api.tracer()
@@ -173,23 +175,23 @@ def continued_trace(request: Any) -> AbstractContextManager[None]:
     records = request.records
     journal = None if records is None else records.journal
     if records is None or records.trace is None or not records.resumes or journal is None:
-        return _UNTRACED
+        return UNTRACED
     trace, found = records.trace, _tracing()
     if found is None or trace.thread != journal.thread or time.time() - trace.started > CONTINUED_FOR:
-        return _UNTRACED
+        return UNTRACED
     if _takes_traces_whole():
-        return _UNTRACED
+        return UNTRACED
     api = found[0]
     try:
         stored = api.stored(trace)
         there, caller = (api.trace.get_current_span(one).get_span_context() for one in (stored, None))
         if not there.is_valid or there.trace_id == caller.trace_id:
-            return _UNTRACED
+            return UNTRACED
         around = api.trace.set_span_in_context(api.trace.get_current_span(stored))
         return _Current(api, api.context.set_value(api.caller_key, caller if caller.is_valid else None, around))
     except Exception as error:  # noqa: BLE001 - the run counts, not its trace
         logger.warning("a resumed run does not continue its trace: %s", _said(error))
-        return _UNTRACED
+        return UNTRACED
 
 
 class _Current:
@@ -210,6 +212,27 @@ class _Current:
     def __exit__(self, *raised: object) -> None:
         with suppress(ValueError):
             self._token.var.reset(self._token)
+
+
+class _Guard:
+    """A block in which what the tracer raises is logged, once: the run counts, not its trace."""
+
+    __slots__ = ("_graph", "_has_logged")
+
+    def __init__(self, graph: str) -> None:
+        self._graph = graph
+        self._has_logged = False
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if not self._has_logged:
+            self._has_logged = True
+            logger.warning("graph %r: OpenTelemetry could not record a span: %s", self._graph, _said(error))
+        return True
 
 
 class _Running:
@@ -253,7 +276,7 @@ class RunSpans:
         self._context = api.context.get_current()
         self._prefix = ""
         self._common: dict[str, Any] = {}
-        self._lost = False
+        self._guard = _Guard(run.graph.name)
 
     # --- the run
 
@@ -274,7 +297,7 @@ class RunSpans:
             **self._common,
         }
         trace = session.records.trace if self._stored else None
-        try:
+        with self._guard:
             if self._captures:
                 given = [name for name in (*graph.inputs, *graph.also) if name in session.run_start.patch]
                 attributes |= {INPUT: self._shown(session.inputs, given), INPUT_TYPE: _JSON}
@@ -291,8 +314,6 @@ class RunSpans:
             self._context = inside
             if self._stored and not continues:
                 self._keep_trace(session)
-        except Exception as error:  # noqa: BLE001 - the run counts, not its trace
-            self._lose(error)
         return _Current(api, self._context)
 
     def _links(self, trace: StoredTrace | None, around: Any, current: Context) -> tuple[list[Link], bool]:
@@ -325,7 +346,7 @@ class RunSpans:
         for execution in list(self._running):
             self._finish(execution, "stopped")
         span = self._span
-        try:
+        with self._guard:
             if span.is_recording():
                 status = session.status
                 span.set_attribute(STATUS, status)
@@ -333,8 +354,6 @@ class RunSpans:
                     self._run_failed(span, session)
                 if status == "completed" and self._captures:
                     span.set_attributes({OUTPUT: self._outputs(session.run, session.inputs), OUTPUT_TYPE: _JSON})
-        except Exception as error:  # noqa: BLE001 - the run counts, not its trace
-            self._lose(error)
         self._end_span(span)
 
     def _run_failed(self, span: Span, session: Any) -> None:
@@ -352,32 +371,27 @@ class RunSpans:
 
     def node(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an execution, whose span is current while it runs."""
-        running = self._begin_node(call)
-        if running is None:
-            return (yield from inner(call))
-        try:
-            with self._current_node(call.node, running.span):
-                return (yield from inner(call))
-        except BaseException as error:
-            self._left_with(call.context.delegate.execution, error)
-            raise
-        finally:
-            running.ended = running.ended or time.time_ns()
+        return self._within(call, call.context.delegate.execution, self._begin_node(call), inner)
 
     def part(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of a part of an execution after its node, such as a router, which belongs to the node's span."""
-        running = self._running.get(call.context.delegate.outer_execution)
+        execution = call.context.delegate.outer_execution
+        running = self._running.get(execution)
+        if running is not None:
+            running.ended = None
+        return self._within(call, execution, running, inner)
+
+    def _within(self, call: Call, execution: str, running: _Running | None, inner: Inner) -> Script[Any]:
         if running is None:
             return (yield from inner(call))
-        running.ended = None
         try:
             with self._current_node(call.node, running.span):
                 return (yield from inner(call))
         except BaseException as error:
-            self._left_with(call.context.delegate.outer_execution, error)
+            self._left_with(execution, error)
             raise
         finally:
-            running.ended = time.time_ns()
+            running.ended = running.ended or time.time_ns()
 
     def _current_node(self, name: str, span: Span) -> _Current:
         context = self._api.trace.set_span_in_context(span, self._context)
@@ -396,7 +410,8 @@ class RunSpans:
             EXECUTION: attempt.local_id,
             **self._common,
         }
-        try:
+        running = None
+        with self._guard:
             before = "" if position is None else _node_before(call.runner.session.run, position.head)
             if before:
                 attributes[NODE_PARENT] = self._prefix + before
@@ -410,9 +425,6 @@ class RunSpans:
                     names = values if node.reads is None else dict.fromkeys(node.reads.values())
                     shown = self._shown(values, [name for name in names if name in values])
                     running.span.set_attributes({INPUT: shown, INPUT_TYPE: _JSON})
-        except Exception as error:  # noqa: BLE001 - the run counts, not its trace
-            self._lose(error)
-            return self._running.get(attempt.execution)
         return running
 
     def item(self, call: Call, inner: Inner) -> Script[Any]:
@@ -432,10 +444,10 @@ class RunSpans:
     def _part(self, name: str, key: str, attributes: dict[str, Any], script: Script[Any]) -> Script[Any]:
         """A script with a span below the current one. `key` is the execution whose events it gets; "" for none."""
         kind = {SPAN_KIND: "CHAIN", OPERATION: INVOKE_NODE}
-        try:
+        span = None
+        with self._guard:
             span = self._tracer.start_span(name, attributes={**kind, **attributes, **self._common})
-        except Exception as error:  # noqa: BLE001 - the run counts, not its trace
-            self._lose(error)
+        if span is None:
             return (yield from script)
         if key and span.is_recording():
             self._running[key] = _Running(span)
@@ -450,7 +462,7 @@ class RunSpans:
             self._end_span(span)
 
     def _part_raised(self, span: Span, error: BaseException) -> None:
-        try:
+        with self._guard:
             if isinstance(error, Interrupt):
                 self._asked(span, error)
             elif not isinstance(error, Exception):
@@ -459,8 +471,6 @@ class RunSpans:
                 self._set_failed(span, type(error).__name__)
             else:
                 self._failed(span, unwrap_stop_iteration(error))
-        except Exception as broken:  # noqa: BLE001 - the run counts, not its trace
-            self._lose(broken)
 
     def _left_with(self, execution: str, error: BaseException) -> None:
         """Ends the span of an execution that has asked, or was cancelled; a failure is recorded by its event."""
@@ -468,10 +478,8 @@ class RunSpans:
             return
         running = self._running.get(execution)
         if running is not None and isinstance(error, Interrupt):
-            try:
+            with self._guard:
                 self._asked(running.span, error)
-            except Exception as broken:  # noqa: BLE001 - the run counts, not its trace
-                self._lose(broken)
         self._finish(execution, "interrupted" if isinstance(error, Interrupt) else "stopped")
 
     def _finish(self, execution: str, status: str = "") -> None:
@@ -481,12 +489,10 @@ class RunSpans:
             self._end_span(running.span, running.ended, status)
 
     def _end_span(self, span: Span, ended: int | None = None, status: str = "") -> None:
-        try:
+        with self._guard:
             if status:
                 span.set_attribute(STATUS, status)
             span.end(ended)
-        except Exception as error:  # noqa: BLE001 - of a processor: the run counts, not its trace
-            self._lose(error)
 
     # --- what events add to spans
 
@@ -494,10 +500,8 @@ class RunSpans:
         """Adds an event of the run to its spans, as the outermost run shows it."""
         add = _ADDERS.get(type(event))
         if add is not None and self._span.is_recording():
-            try:
+            with self._guard:
                 add(self, event)
-            except Exception as error:  # noqa: BLE001 - the run counts, not its trace
-                self._lose(error)
 
     def _span_of(self, execution: str) -> Span:
         """The span of an execution or an item that runs; that of the run for any other."""
@@ -596,12 +600,6 @@ class RunSpans:
     def _set_failed(self, span: Span, text: str) -> None:
         span.set_status(self._api.trace.Status(self._api.trace.StatusCode.ERROR, text))
 
-    def _lose(self, error: Exception) -> None:
-        """Logs once what keeps a span from being recorded."""
-        if not self._lost:
-            self._lost = True
-            logger.warning("graph %r: OpenTelemetry could not record a span: %s", self._graph.name, _said(error))
-
 
 _ADDERS: Final[Mapping[type, Callable[[RunSpans, Any], None]]] = {
     Committed: RunSpans._add_commit,
@@ -614,43 +612,20 @@ _ADDERS: Final[Mapping[type, Callable[[RunSpans, Any], None]]] = {
     Posted: RunSpans._add_post,
 }
 
-_UNTRACED: AbstractContextManager[None] = nullcontext()
-
 
 # --- the layers
 
 
-class _OpenRuns:
-    """The spans of the runs of a call that have not ended, by scope: an event names its run by that."""
+class _OpenRuns(list["RunSpans"]):
+    """The spans of the runs of a call that have not ended. Each operation is atomic: threads need no lock."""
 
-    def __init__(self) -> None:
-        self._runs: dict[tuple[str, ...], list[RunSpans]] = {}
-        self._lock = Lock()
+    def last(self, scope: tuple[str, ...], execution: str = "") -> RunSpans | None:
+        """The spans of a run by its scope, which is how an event names its run.
 
-    def begin(self, spans: RunSpans) -> None:
-        with self._lock:
-            self._runs.setdefault(spans.scope, []).append(spans)
-
-    def end(self, spans: RunSpans) -> None:
-        with self._lock:
-            left = [one for one in self._runs.get(spans.scope, ()) if one is not spans]
-            if left:
-                self._runs[spans.scope] = left
-            else:
-                self._runs.pop(spans.scope, None)
-
-    def last(self, scope: tuple[str, ...]) -> RunSpans | None:
-        """The spans of a run, or of the last one that began, where code of a node makes several runs of one scope."""
-        with self._lock:
-            found = self._runs.get(scope)
-            return found[-1] if found else None
-
-    def of(self, event: Any) -> RunSpans | None:
-        """The spans of the run that an event is of."""
-        with self._lock:
-            found = self._runs.get(event.scope) or ()
-            execution = event.commit.id if isinstance(event, Committed) else getattr(event, "execution", "")
-            return next((one for one in found if execution in one._running), found[-1] if found else None)
+        Code of a node may make several runs of one scope: of these, the one in which `execution` runs, else the last.
+        """
+        found = [one for one in self if one.scope == scope]
+        return next((one for one in found if execution in one._running), found[-1] if found else None)
 
 
 class NodeSpans(Layer):
@@ -669,7 +644,7 @@ class NodeSpans(Layer):
     def of(self, run: Any) -> NodeSpans:
         """Its part in one run; that of a run inside of a node is made by the part of the run around it."""
         spans = RunSpans(*self._tracing, run, self._spans)
-        self._open_runs.begin(spans)
+        self._open_runs.append(spans)
         return NodeSpans(self._tracing, self._open_runs, spans)
 
     @contextmanager
@@ -681,7 +656,7 @@ class NodeSpans(Layer):
                 yield
         finally:
             self._spans.end(run)
-            self._open_runs.end(self._spans)
+            self._open_runs.remove(self._spans)
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an execution, within its span."""
@@ -691,51 +666,47 @@ class NodeSpans(Layer):
     def event(self, event: Event) -> Event:
         """Adds an event to the span that it is of, once the outermost run shows it."""
         if self._spans is not None and not self._spans.scope and type(event) in _ADDERS:
-            spans = self._open_runs.of(event)
+            execution = event.commit.id if isinstance(event, Committed) else getattr(event, "execution", "")
+            spans = self._open_runs.last(event.scope, execution)
             if spans is not None:
                 spans.add(event)
         return event
 
 
-class ItemSpans(Layer):
-    """Makes the spans of items of maps, and of trials of searches."""
+class _WithinNodes(Layer):
+    """Makes the spans of parts of executions."""
 
     __slots__ = ("_open_runs", "_spans")
-    place: ClassVar[Place] = "retry"
     around_parts: ClassVar[bool] = True
 
     def __init__(self, open_runs: _OpenRuns, spans: RunSpans | None = None) -> None:
         self._open_runs = open_runs
         self._spans = spans
 
-    def of(self, run: Any) -> ItemSpans:
+    def of(self, run: Any) -> Layer:
         """Its part in one run."""
-        return ItemSpans(self._open_runs, self._open_runs.last(run.scope))
+        return type(self)(self._open_runs, self._open_runs.last(run.scope))
+
+
+class ItemSpans(_WithinNodes):
+    """Makes the spans of items of maps, and of trials of searches."""
+
+    __slots__ = ()
+    place: ClassVar[Place] = "retry"
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an item, within its span; a router, or what condenses, is in the span of its node."""
         attempt, spans = call.context.delegate, self._spans
-        if spans is None:
+        if spans is None or bool(attempt.part) is (attempt.index is not None):
             return inner(call)
-        if attempt.part:
-            return inner(call) if attempt.index is not None else spans.part(call, inner)
-        return inner(call) if attempt.index is None else spans.item(call, inner)
+        return spans.part(call, inner) if attempt.part else spans.item(call, inner)
 
 
-class AttemptSpans(Layer):
+class AttemptSpans(_WithinNodes):
     """Makes the span of each attempt after the first one."""
 
-    __slots__ = ("_open_runs", "_spans")
+    __slots__ = ()
     place: ClassVar[Place] = "attempt"
-    around_parts: ClassVar[bool] = True
-
-    def __init__(self, open_runs: _OpenRuns, spans: RunSpans | None = None) -> None:
-        self._open_runs = open_runs
-        self._spans = spans
-
-    def of(self, run: Any) -> AttemptSpans:
-        """Its part in one run."""
-        return AttemptSpans(self._open_runs, self._open_runs.last(run.scope))
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an attempt."""

@@ -17,6 +17,7 @@ from dspyer.dspy_module.tap import Subscriber, subscriber, subscribing
 from dspyer.dspy_module.token_stream import apart_from_tokens
 from dspyer.dspy_module.tracing import append_to_trace, is_rejected
 from dspyer.errors import InputError, Interrupted, is_lost_work
+from dspyer.executors.call import lost
 from dspyer.graph.spec import GraphSpec, check_inputs
 from dspyer.layers.layer import Layer
 from dspyer.layers.streaming import Streaming
@@ -25,7 +26,6 @@ from dspyer.nodes.binding import check_resources
 from dspyer.patch import DELETE, diff_value, seal
 from dspyer.persistence.execution_records import no_answer
 from dspyer.persistence.replay import replay
-from dspyer.runtime.executor_call import lost
 from dspyer.runtime.inner_runs import check_same_inputs
 from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Request
@@ -35,10 +35,10 @@ from dspyer.runtime.run_link import RunLink
 from dspyer.runtime.run_start import CALLED, RunStart
 from dspyer.runtime.session import Session
 from dspyer.runtime.session_events import lm_watchers
-from dspyer.runtime.spans import span_layers
 from dspyer.scheduler.schedule import start
 from dspyer.scheduler.topology import Topology
 from dspyer.state import ImmutableState
+from dspyer.tracing.spans import OPENTELEMETRY, span_layers
 from dspyer.values.freezing import same
 from dspyer.values.frozen import thaw
 
@@ -69,7 +69,7 @@ class ProgramCall:
         """Checks the inputs, and makes the session."""
         request, layers = self.request, self.request.options.layers
         run_start = request.run_start or self._run_start(inputs)
-        if request.inside is None and "opentelemetry.trace" in sys.modules:
+        if request.inside is None and OPENTELEMETRY in sys.modules:
             layers = (*layers, *span_layers())
         return self.session(run_start, layers)
 

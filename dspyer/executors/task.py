@@ -14,13 +14,12 @@ from concurrent.futures import CancelledError as FutureCancelledError
 from contextlib import ExitStack, suppress
 from contextvars import Context
 from hashlib import blake2b
-from threading import Lock, Thread
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import dspy
 
-from dspyer.blocking import Outcome, result_of
-from dspyer.ctrl_c import at_fork
+from dspyer.blocking import DaemonLoop, Outcome, result_of
 from dspyer.dspy_module.executing import Executing, executing
 from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import record_lm_calls
@@ -30,11 +29,10 @@ from dspyer.dspy_module.tap import subscribing
 from dspyer.dspy_module.tracing import REJECTED, Steps
 from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
+from dspyer.executors.pickling import Parts, decode, encode_returned, large_inputs, parts_of
 from dspyer.failure import Failure
 from dspyer.layers.layer import Layer, using
-from dspyer.runtime.executor_bytes import Parts, decode, encode_returned, large_inputs, parts_of
 from dspyer.runtime.request import FAILED_RUNS, REQUEST, Request
-from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_start import CallOptions, Inside
 
@@ -170,8 +168,8 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
     outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
     calls_before = [one.count for one in counts]
     prediction, error = None, None
-    again = [layer.rollouts for layer in call.layers if isinstance(layer, AskedAgain)]
-    asked_before = [len(one.asked) for one in again]
+    again = [layer.asked_again for layer in call.layers if hasattr(layer, "asked_again")]
+    asked_before = [len(one) for one in again]
     kind = type(program)  # `__call__` of the program was called by the caller, with its callbacks
     settings = {
         **sent.settings,
@@ -197,7 +195,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
             executing.set(Executing(execution, node, program, attempt))
         try:
             if call.is_async:
-                prediction = _loop.run(lambda: kind.aforward(program, **call.inputs))
+                prediction = _on_loop(lambda: kind.aforward(program, **call.inputs))
             else:
                 prediction = kind.forward(program, **call.inputs)
         except BaseException as raised:  # noqa: BLE001 - the caller raises it
@@ -217,7 +215,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         recorder.with_texts if call.wants_texts else tuple(recorder.usages),
         failures,
         _nodes(run) if recorder.usages and run is not None else {},
-        [one.asked[before:] for one, before in zip(again, asked_before, strict=True)],
+        [one[before:] for one, before in zip(again, asked_before, strict=True)],
         tuple([one.count - before for one, before in zip(counts, calls_before, strict=True)]),
         tuple([steps for session in outcome.sessions for steps in session.lost_steps()])
         if call.inside is not None
@@ -249,55 +247,31 @@ def _limit_cache() -> None:
         cache.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, _CACHES_OFF: True})
 
 
-class _WorkerLoop:
-    """The event loop of a worker, in a daemon thread that is started when it is first needed.
+_loop = DaemonLoop("dspyer-worker")  # one for all calls: clients of async LMs keep their connections per loop
 
-    One loop for all calls: clients of async LMs keep their connections per loop.
-    """
 
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
+def _on_loop(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """What an async call returns on the loop of the worker."""
 
-    def run(self, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """What an async call returns."""
-
-        async def ended() -> Outcome:
-            try:
-                return await call(), None
-            except asyncio.CancelledError:
-                raise
-            except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop
-                return None, error
-
-        future = asyncio.run_coroutine_threadsafe(ended(), self._started())
+    async def ended() -> Outcome:
         try:
-            outcome = future.result()
-        except FutureCancelledError:
-            raise asyncio.CancelledError from None
-        except BaseException:  # Ctrl-C
-            future.cancel()
+            return await call(), None
+        except asyncio.CancelledError:
             raise
-        found: T = result_of(outcome)
-        return found
+        except BaseException as error:  # noqa: BLE001 - SystemExit would end the loop
+            return None, error
 
-    def _started(self) -> asyncio.AbstractEventLoop:
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                Thread(target=self._serve, args=(self._loop,), name="dspyer-worker", daemon=True).start()
-            return self._loop
-
-    @staticmethod
-    def _serve(loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        while True:
-            with suppress(KeyboardInterrupt, SystemExit):  # of a task that a node has left behind
-                loop.run_forever()
-
-
-_loop = _WorkerLoop()
-at_fork(_loop.__init__)  # type: ignore[misc]  # the thread is in the parent only
+    loop: Any = _loop.start().native_token
+    future = asyncio.run_coroutine_threadsafe(ended(), loop)
+    try:
+        outcome = future.result()
+    except FutureCancelledError:
+        raise asyncio.CancelledError from None
+    except BaseException:  # Ctrl-C
+        future.cancel()
+        raise
+    found: T = result_of(outcome)
+    return found
 
 
 def _nodes(run: Run) -> dict[str, str]:

@@ -23,12 +23,11 @@ from dspyer.dspy_module.tap import subscriber, subscribers
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.events import LMCall
+from dspyer.executors.pickling import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
+from dspyer.executors.task import CACHES, Returned, SentCall, SentProgram, result_parts, work
 from dspyer.layers.layer import layers_around
 from dspyer.nodes.binding import find_resource
-from dspyer.runtime.executor_bytes import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
-from dspyer.runtime.executor_task import CACHES, Returned, SentCall, SentProgram, result_parts, work
 from dspyer.runtime.request import FAILED_RUNS, Request
-from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_link import ATTRIBUTE as LINK
 from dspyer.runtime.run_link import KeptPrediction, RunLink
@@ -306,9 +305,9 @@ class ExecutorCall:
         failures = dspy.settings.get(FAILED_RUNS)
         if failures is not None:  # of a program that is a node there are none
             failures += returned.failures
-        again = [layer.rollouts for layer in self._layers if isinstance(layer, AskedAgain)]
-        for rollouts, asked in zip(again, returned.asked, strict=True):
-            rollouts.asked += asked
+        again = [layer.asked_again for layer in self._layers if hasattr(layer, "asked_again")]
+        for known, asked in zip(again, returned.asked, strict=True):
+            known.extend(asked)
         if link is not None and prediction is not None:
             vars(prediction)[LINK] = link
         return prediction, error

@@ -1,0 +1,1 @@
+"""Traces that leave the process: the spans of OpenTelemetry, made by layers."""
