@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.errors import list_names, suggestion
+from dspyer.graph.correction import checked_node_problems, finished_fix, fix_name, plan_fix
 from dspyer.graph.spec import Exit
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.nodes.build import build_node
 from dspyer.nodes.check import CheckNode, CheckOptions, checks_of, into_problems
-from dspyer.nodes.correction import checked_node_problems, finished_fix, fix_name, plan_fix
 from dspyer.nodes.node import Built, Node
 from dspyer.nodes.options import NodeOptions
 from dspyer.scheduler.topology import END

@@ -31,15 +31,15 @@ from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_c
 from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, attribute_problems
 from dspyer.graph.error_edges import by_source, error_edge_problems, no_node_hints, unfilled_problems
 from dspyer.graph.spec import Exit, GraphSpec
+from dspyer.layers.cache_key import plan_cache
+from dspyer.layers.condense import Condenser, Condensers, plan_condenser
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.node_cache import NodeCache
 from dspyer.layers.retry import Retry
 from dspyer.layers.timeout import Timeout
 from dspyer.nodes.build import build_node
-from dspyer.nodes.cache_key import plan_cache
 from dspyer.nodes.check import CheckOptions, checks_of
-from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
 from dspyer.nodes.function import may_return_command
 from dspyer.nodes.interrupt import interrupts_of
 from dspyer.nodes.node import Node

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from dspyer.errors import NodeOutputError
+from dspyer.layers.condense import Condenser, condensed
 from dspyer.layers.layer import Inner, Layer, Place, of_part
-from dspyer.nodes.condense import Condenser, condensed
 from dspyer.nodes.node import Call, Output, Reply
 from dspyer.nodes.steps import Script
 

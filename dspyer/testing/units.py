@@ -13,12 +13,12 @@ from dspyer.dspy_module.executing import executing_here
 from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
 from dspyer.graph.spec import GraphSpec, check_send
 from dspyer.hints import signature_of
+from dspyer.layers.condense import condensed
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt, NoRun
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
 from dspyer.nodes.callables import giving
-from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Built, Call, Node, Send
 from dspyer.nodes.options import node_options
