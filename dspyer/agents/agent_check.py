@@ -173,7 +173,6 @@ class AgentCheckNode(FinderNode):
             reads=_reads_around(finder, schema),
             optional=finder.optional | {MODE},
             resources=finder.resources,
-            whole_state=finder.whole_state,
             templates=finder.templates,
         )
         return built._replace(node=node)
@@ -283,7 +282,6 @@ def build_agent_check(check: AgentCheckOptions, options: NodeOptions) -> Built:
         writes={name: name for name in own},
         goto=(*check.modes, END),
         resources=finder.resources,
-        whole_state=finder.whole_state,
         templates=finder.templates,
         finder=finder,
         outputs=check.outputs,
@@ -313,7 +311,7 @@ def _reflection(check: AgentCheckOptions, options: NodeOptions) -> Built:
     names = (*check.inputs, *check.outputs)
     reads = {name: name for name in (*names, "messages")}
     # What is wrong with its templates is said of the mode itself.
-    templates = plan_templates([check.modes[name]], options, reads.values(), options.who).templates
+    templates = plan_templates([check.modes[name]], options, reads, options.who).templates
     finder = ReflectionFinder(
         name=options.name,
         reads=templates.all_reads(reads),

@@ -235,7 +235,7 @@ def with_ids(calls: Sequence[ToolCalls.ToolCall], messages: FrozenList[Any]) -> 
 def build_mode(mode: ModeOptions, options: NodeOptions) -> Built:
     """A node that takes turns, and what is wrong with it."""
     rendering, reads, optional, problems = plan_rendering(mode.context, mode.predictor.signature, options, mode.renders)
-    templates, wrong, missing = plan_templates([mode.predictor], options, reads.values(), options.who)
+    templates, wrong, missing = plan_templates([mode.predictor], options, reads, options.who)
     handoffs = [tool for tool in mode.tools if tool.name in mode.handoffs and is_template(tool.desc or "")]
     named = [name for tool in handoffs for name in names_in(tool.desc or "") if name in options.schema.fields]
     templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))

@@ -16,8 +16,9 @@ from dspyer import reducers
 from dspyer.agents.tool_action import ToolAction
 from dspyer.errors import list_names
 from dspyer.messages import last_turn
+from dspyer.nodes.binding import Binding
 from dspyer.nodes.field_names import FieldNames, check_names
-from dspyer.nodes.module import Input, ModuleIO, frozen_input, gather_inputs, plan_inputs
+from dspyer.nodes.module import ModuleIO, plan_inputs
 from dspyer.nodes.node import NOTHING, Call, Command
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import InsideRun, SubgraphProgram
@@ -62,14 +63,14 @@ class ProgramAction(ToolAction):
     Attributes:
         tool: the name of the tool.
         path: the attributes that lead from the caller's program to the program.
-        inputs: where the inputs come from that the model does not see.
+        binding: what the inputs get that the model does not see.
         updates: makes updates, by the program's own names, of what the program has changed.
         has_sessions: whether each call continues a conversation.
     """
 
     tool: str
     path: tuple[str, ...]
-    inputs: tuple[Input, ...]
+    binding: Binding
     updates: SubgraphNode
     has_sessions: bool
 
@@ -101,7 +102,7 @@ class ProgramAction(ToolAction):
         program: Any = call.program
         for name in self.path:
             program = getattr(program, name)
-        inputs = {**args, **gather_inputs(self.inputs, call, f"tool {self.tool!r}", frozen_input)}
+        inputs = {**args, **self.binding.bind(call)}
         if not self.has_sessions:
             return program, inputs, ""
         session = f"{self.tool}/{inputs.pop(SESSION)}"
@@ -157,7 +158,7 @@ def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, .
     hidden = options.reads if options.reads is not None else NOTHING
     inputs = (*graph.inputs, *sorted(graph.also))
     own = ModuleIO(inputs={name: Any for name in inputs if name in hidden}, optional=frozenset(hidden))
-    planned = plan_inputs(own, options._replace(reads=hidden), who)
+    planned = plan_inputs(own, options._replace(reads=hidden), who, copy=False)
     wrong = [name for name in hidden if name not in inputs and graph.closed]
     problems = planned.problems if not wrong else []
     if wrong:
@@ -172,11 +173,11 @@ def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, .
     folds = frozenset(name for name, field in writes.items() if schema.reducer(field) is not None)
     same_names = {name: name for name in writes}
     sessions = has_sessions(found, hidden)
-    reads, unset = planned.facts()
+    reads, unset = planned.binding.reading()
     if sessions:
-        reads = {**reads, MESSAGES: MESSAGES, SESSIONS: SESSIONS}
+        reads = {**(reads or {}), MESSAGES: MESSAGES, SESSIONS: SESSIONS}
         writes = {**writes, SESSIONS: SESSIONS}
         unset |= {SESSIONS}
-    updates = SubgraphNode(name=options.name, inputs=planned.inputs, gives=same_names, folds=folds)
-    action = ProgramAction(options.name, path, planned.inputs, updates, sessions)
-    return SubAgentPlan(action, reads, unset, writes, tuple(problems))
+    updates = SubgraphNode(name=options.name, binding=planned.binding, gives=same_names, folds=folds)
+    action = ProgramAction(options.name, path, planned.binding, updates, sessions)
+    return SubAgentPlan(action, reads or {}, unset, writes, tuple(problems))

@@ -462,7 +462,7 @@ def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
         return _build_subagent(spec, options, path, who)
     plan = plan_binding(spec.hidden, options if options.reads is not None else options._replace(reads={}), who)
     binding, problems = plan.binding, [*plan.problems, *plan.unknown]
-    reads, optional = binding.facts()
+    reads, optional = binding.reading()
     resources = {resource.name: resource.kind for resource in binding.resources if not resource.default}
     if not isinstance(spec.target, dspy.Module):
         fix = "make the module itself a tool, agents.tool({name}, name='...')"
@@ -470,7 +470,7 @@ def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
         action: ToolAction = FunctionAction(spec.target, binding, is_async(spec.target))
         return BuiltAction(action, None, reads or {}, optional, resources, problems=tuple(problems))
     found = module_io(spec.target)
-    templates, wrong, unknown = plan_templates([spec.target], options, (reads or {}).values(), who)
+    templates, wrong, unknown = plan_templates([spec.target], options, reads or {}, who)
     writes = () if spec.writes is None else tuple(options.writes or ())
     outputs = None if found.outputs is None else tuple(found.outputs)
     action = ModuleAction(path, who, outputs, writes, binding, templates)
@@ -503,7 +503,7 @@ def _held(name: str, module: dspy.Module | None, check: object) -> dspy.Module |
 def _further_reads(rule: ApprovalRule | None, check: ToolCheck | None) -> Iterator[tuple[FieldNames, frozenset[str]]]:
     """The fields that the approval and the check read, and those of them that may be unset."""
     if rule is not None:
-        reads, optional = rule.binding.facts()
+        reads, optional = rule.binding.reading()
         yield reads or {}, optional
     if check is not None:
         yield check.finder.reads or {}, check.finder.optional

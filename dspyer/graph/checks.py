@@ -146,7 +146,6 @@ def _build_check(
             goto=() if check.fix is None else (check.fix,),
             sends=check.fix is not None,
             resources=finder.resources,
-            whole_state=finder.whole_state,
             templates=finder.templates,
             of=of.name,
             finder=finder,
@@ -202,4 +201,4 @@ def handler_problems(nodes: Mapping[str, Node], edges: Iterable[ErrorEdge]) -> I
 
 
 def _targets(way: Exit) -> tuple[str, ...]:
-    return (way,) if isinstance(way, str) else way.targets
+    return (way,) if isinstance(way, str) else way.goto

@@ -199,7 +199,7 @@ class GraphParts(NamedTuple):
         found: dict[tuple[str, str], Edge] = {}
         for source, ways in self.exits.items():
             for way in ways:
-                for target in (way,) if isinstance(way, str) else way.targets:
+                for target in (way,) if isinstance(way, str) else way.goto:
                     known = found.get((source, target))
                     conditional = not isinstance(way, str) and (known is None or known.conditional)
                     found[source, target] = Edge(source, target, conditional)
@@ -246,7 +246,7 @@ class GraphParts(NamedTuple):
     def unsent_problems(self) -> list[str]:
         """Missing values of the nodes that no `Send` starts."""
         sent = self.sent()
-        routed = {target for _, router in self.routers() for target in router.targets}
+        routed = {target for _, router in self.routers() for target in router.goto}
         routed |= {target for node in self.nodes.values() for target in node.goto}
         return [
             f"{text}{_DECLARE_SEND if name in routed else ''}"
@@ -404,8 +404,7 @@ def _complete_facts(
     """The facts with forks, reads, writes and the fields that are set from the start."""
     schema, nodes, sent = options.schema, parts.nodes, parts.sent()
     forks = {
-        source: [(way,) if isinstance(way, str) else way.targets for way in ways]
-        for source, ways in parts.exits.items()
+        source: [(way,) if isinstance(way, str) else way.goto for way in ways] for source, ways in parts.exits.items()
     }
     reads = {
         name: [field for field in (node.reads or {}).values() if field not in node.optional]

@@ -142,7 +142,7 @@ def plan_condenser(
     outputs = None if found.outputs is None else dict.fromkeys(found.outputs, field)
     name = f"{node}_condense_{field}"
     options = NodeOptions(name, schema, overlay=frozenset({inputs[0]}))
-    templates, problems, unknown = plan_templates([module], options, (), f"{who} of {field!r}")
+    templates, problems, unknown = plan_templates([module], options, {}, f"{who} of {field!r}")
     condenser = Condenser(
         name=name,
         node=node,

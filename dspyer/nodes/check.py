@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from dspyer.errors import CheckError, NodeOutputError, annotate, brief, list_names, with_article
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, plan_binding
 from dspyer.nodes.build import refused_class
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import FieldNames, unknown_field_text
@@ -76,25 +76,18 @@ class CheckOptions(KindOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FunctionFinder(Node):
+class FunctionFinder(BoundNode):
     """A function that finds problems, or a pydantic model that validates.
 
     Attributes:
         fn: the function.
-        binding: which parameter gets what.
         asynchronous: whether it is an async function.
         into: the field that gets the problems.
     """
 
     fn: Callable[..., object]
-    binding: Binding
     asynchronous: bool = False
     into: str
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        return self.binding.takes
 
     def script(self, call: Call) -> Script[Reply]:
         """Call the function."""
@@ -171,19 +164,8 @@ def function_finder(
     unknown: tuple[str, ...] = (),
 ) -> Built:
     """A node that calls a bound function, and what is wrong with it. Its reply has the result at `into`."""
-    reads, optional = binding.facts()
-    node = FunctionFinder(
-        name=options.name,
-        reads=reads,
-        optional=optional,
-        writes={into: into},
-        resources={resource.name: resource.kind for resource in binding.resources if not resource.default},
-        whole_state=binding.whole_state,
-        fn=fn,
-        binding=binding,
-        asynchronous=is_async(fn),
-        into=into,
-    )
+    facts, writes = binding.facts(), {into: into}
+    node = FunctionFinder(name=options.name, **facts, writes=writes, fn=fn, asynchronous=is_async(fn), into=into)
     return Built(node, None, problems, unknown)
 
 

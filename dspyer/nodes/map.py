@@ -485,7 +485,6 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
         optional=node.optional - {over},
         writes={into: into} if failures is None else {into: into, failures: failures},
         resources=node.resources,
-        whole_state=node.whole_state,
         templates=node.templates,
         inner=node,
         over=over,

@@ -405,7 +405,6 @@ class Node:
         goto: the targets that a `Command` may name; empty if it returns none.
         sends: whether a `Command` of it may hold `Send`s.
         resources: the types of the resources that it needs, by parameter.
-        whole_state: whether it has a parameter for the state as a whole.
         templates: the templates in its inputs and in the instructions of its predictors.
         modules: the modules that a node was given which is not in a graph yet.
         layers: the `Layer`s of its kind.
@@ -423,7 +422,6 @@ class Node:
     goto: tuple[str, ...] = ()
     sends: bool = False
     resources: Mapping[str, type] = field(default_factory=dict)
-    whole_state: bool = False
     templates: Templates = NO_TEMPLATES
     modules: Mapping[str, dspy.Module] | None = None
     layers: Iterable[Any] = ()
@@ -546,7 +544,7 @@ class Node:
         del fake, schema
         return None
 
-    def script(self, call: Call) -> Script[Reply]:
+    def script(self, call: Call) -> Script[Any]:
         """What a call of the node does, as a generator of leaf steps: the same code serves sync and async runs."""
         raise NotImplementedError
 

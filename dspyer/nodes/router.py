@@ -15,11 +15,11 @@ from typing import Any, NamedTuple, TypeAlias
 import dspy
 
 from dspyer.errors import RouteError, annotate, brief, list_names, suggestion
-from dspyer.nodes.binding import Binding, plan_binding, unset
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, plan_binding, unset
 from dspyer.nodes.callables import gives_literals_alone, literals, members, read_signature
 from dspyer.nodes.field_names import FieldNames, NamesSpec, check_names, name_map, unknown_field_text
 from dspyer.nodes.hidden_modules import hidden_problems, mentions
-from dspyer.nodes.module import Input, gather_inputs, module_io, plan_inputs, selected, taken, values_of_prediction
+from dspyer.nodes.module import module_io, plan_inputs, selected, values_of_prediction
 from dspyer.nodes.node import Call, Command, Decision, Goto, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import check_target
@@ -27,57 +27,28 @@ from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import filled, plan_templates
 from dspyer.schema.schema import Schema
-from dspyer.templates import NO_TEMPLATES, Templates
 
 Route: TypeAlias = Callable[..., object] | str | dspy.Module
 REASONS = ("reasoning", "rationale", "final_reasoning")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Router:
-    """The declared facts of a router. The subclasses decide; none of them holds a `dspy.Module`.
+class Router(BoundNode):
+    """What decides where a branch goes: of the name of the node that it follows, and with its targets as `goto`.
 
     Attributes:
-        name: the node that it follows.
-        routes: its targets.
-        reads: fields of the state by its own names; None for the whole state.
-        optional: fields among `reads` that may be unset.
+        routes: its targets by label.
         writes: fields that it commits in the same transition, by its own names.
-        sends: whether it may return `Send`s.
-        resources: the types of the resources that it needs, by parameter.
         module_name: the attribute of the program that holds its module; None if it has none.
-        templates: the templates in the instructions of its predictors.
-        who: how problems and errors name it.
     """
 
-    name: str
     routes: Routes
-    reads: FieldNames | None = None
-    optional: frozenset[str] = frozenset()
     writes: FieldNames = field(default_factory=dict)
-    sends: bool = False
-    resources: Mapping[str, type] = field(default_factory=dict)
     module_name: str | None = None
-    templates: Templates = NO_TEMPLATES
-    who: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "who", f"the router of {self.name!r}")
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """The names of all targets."""
-        return self.routes.targets
-
-    @property
-    def send_targets(self) -> tuple[str, ...]:
-        """The nodes that it may start by a `Send`."""
-        return self.targets if self.sends else ()
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to the node that it follows may bring for it; None for any."""
-        return self.templates.takes
+        object.__setattr__(self, "goto", self.routes.targets)
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -109,16 +80,9 @@ class FunctionRouter(Router):
 
     Attributes:
         fn: the function.
-        binding: which parameter gets what.
     """
 
     fn: Callable[..., object]
-    binding: Binding
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to the node that it follows may bring for it; None for any."""
-        return self.binding.takes
 
     def call(self, call: Call) -> Decision:
         """The targets that the function returns."""
@@ -135,7 +99,7 @@ class FunctionRouter(Router):
         if result is None or isinstance(result, Command):
             raise RouteError(
                 f"{self.who} returned {brief(result)}: a router returns a label, a name, a Send or a list of them; "
-                f"its targets are {list_names(self.targets)}"
+                f"its targets are {list_names(self.goto)}"
             )
         return self.routes.resolve(result, self.who)
 
@@ -168,22 +132,15 @@ class ModuleRouter(Router):
     """A router that is a DSPy module with one `Literal` output. The module itself is an attribute of the program.
 
     Attributes:
-        inputs: where each input of the module comes from.
         label: its output that names the label.
     """
 
-    inputs: tuple[Input, ...]
     label: str
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to the node that it follows may bring for it."""
-        return self.templates.takes | taken(self.inputs)
 
     def script(self, call: Call) -> Script[Decision]:
         """The targets of the module's output."""
         assert self.module_name is not None
-        inputs = gather_inputs(self.inputs, call, self.who)
+        inputs = self.binding.bind(call)
         try:
             result = yield filled(ModuleStep(getattr(call.program, self.module_name), inputs), self.templates), call
         except Exception as error:
@@ -413,9 +370,8 @@ def _build_field_router(field: str, options: RouterOptions, schema: Schema) -> B
     routes, problems = routes_of(options.path_map, literals(kind), by, complete, unset)
     if routes is None:
         return BuiltRouter(None, None, tuple(problems))
-    return BuiltRouter(
-        FieldRouter(name=options.source, routes=routes, reads={field: field}, field=field), None, tuple(problems)
-    )
+    facts = Binding(by, (FieldParameter(field, field, copy=False, default=False),)).facts()
+    return BuiltRouter(FieldRouter(name=options.source, **facts, routes=routes, field=field), None, tuple(problems))
 
 
 def _build_function_router(fn: Callable[..., object], options: RouterOptions, schema: Schema) -> BuiltRouter:
@@ -437,17 +393,7 @@ def _build_function_router(fn: Callable[..., object], options: RouterOptions, sc
     problems += hidden_problems(fn, who, fix.format(source=options.source))
     if routes is None:
         return BuiltRouter(None, None, tuple(problems))
-    reads, optional = plan.binding.facts()
-    router = FunctionRouter(
-        name=options.source,
-        routes=routes,
-        reads=reads,
-        optional=optional,
-        sends=mentions(fn, Send),
-        resources={resource.name: resource.kind for resource in plan.binding.resources if not resource.default},
-        fn=fn,
-        binding=plan.binding,
-    )
+    router = FunctionRouter(name=options.source, **plan.binding.facts(), routes=routes, sends=mentions(fn, Send), fn=fn)
     return BuiltRouter(router, None, tuple(problems))
 
 
@@ -471,20 +417,17 @@ def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Sc
     own = (*(found.outputs or {}), *found.by_products)
     problems += [*more, *check_names(written, "writes", who, own=own, schema=schema)]
     planned = plan_inputs(found, NodeOptions(name, schema), who)
-    reads, optional = planned.facts()
-    templates, wrong, missing = plan_templates([module], NodeOptions(name, schema), reads.values(), who)
+    reads, _ = planned.binding.reading()
+    templates, wrong, missing = plan_templates([module], NodeOptions(name, schema), reads, who)
     problems += [*flaws, *planned.problems, *planned.unknown, *wrong, *missing]
     if routes is None:
         return BuiltRouter(None, module, tuple(problems))
     router = ModuleRouter(
         name=options.source,
+        **planned.binding.facts(templates),
         routes=routes,
-        reads=templates.all_reads(reads),
-        optional=templates.optional_fields(reads, optional),
-        templates=templates,
         writes=written,
         module_name=name,
-        inputs=planned.inputs,
         label=label,
     )
     return BuiltRouter(router, module, tuple(problems))

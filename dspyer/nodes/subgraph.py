@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 import dspy
 
 from dspyer.errors import list_names
+from dspyer.nodes.binding import BoundNode, FieldParameter
 from dspyer.nodes.field_names import FieldNames, check_names
-from dspyer.nodes.module import (
-    Input,
-    ModuleIO,
-    completions_by_field,
-    frozen_input,
-    gather_inputs,
-    plan_inputs,
-    taken,
-    whole_inputs,
-    with_rest,
-)
-from dspyer.nodes.node import SENT, Built, Call, Look, Node, Reply
+from dspyer.nodes.module import ModuleIO, completions_by_field, plan_inputs
+from dspyer.nodes.node import SENT, Built, Call, Look, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.program_calls import GraphView, InsideRun, SubgraphProgram
 from dspyer.nodes.steps import ProgramStep, Script
@@ -29,38 +20,27 @@ from dspyer.nodes.template_plans import plan_templates
 from dspyer.patch import DELETE
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import misfit, update_type, value_type
-from dspyer.state import ImmutableState
-from dspyer.values.frozen import FrozenDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SubgraphNode(Node):
+class SubgraphNode(BoundNode):
     """A node that is a compiled graph. The program itself is an attribute of the outer one.
 
     Attributes:
-        inputs: where each input of the graph comes from.
         gives: the fields of the outer state that get its changed fields, by its own names; None for all of them. This
             may be more than `writes` declares: an input that an inner node may change without declaring it.
         folds: own names of the fields whose updates the outer state folds; for the others it gets the new value.
         per_item: whether it runs inside a map, which needs all values and not the changes.
-        takes_all: whether an inner node reads the state as a whole, so that it gets all that a `Send` brings.
         same_types: the inputs that come from fields whose values are valid inside too, each as its name and the field.
     """
 
     kind: ClassVar[str] = "subgraph"
     look = Look("subgraph", "subgraph", inner=True)
 
-    inputs: tuple[Input, ...] = ()
     gives: FieldNames | None = None
     folds: frozenset[str] = frozenset()
     per_item: bool = False
-    takes_all: bool = False
     same_types: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        return None if self.takes_all else self.templates.takes | taken(self.inputs)
 
     @property
     def may_write(self) -> frozenset[str] | None:
@@ -68,10 +48,6 @@ class SubgraphNode(Node):
         if self.writes is None or self.gives is None:
             return None
         return frozenset((*self.writes.values(), *self.gives.values()))
-
-    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
-        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
-        return whole_inputs(self.inputs, state)
 
     def script(self, call: Call) -> Script[Reply]:
         """Run the graph as a part of the run."""
@@ -81,15 +57,10 @@ class SubgraphNode(Node):
         return self.reply(program, inside, inputs, _is_sent(call))
 
     def _inputs(self, call: Call) -> dict[str, Any]:
-        if call.overlay is not None and SENT in call.overlay:
-            return self._sent_inputs(call.overlay.raw(SENT))
-        inputs = gather_inputs(self.inputs, call, self.who, frozen_input)
-        return with_rest(inputs, self.inputs, call, frozen_input) if self.takes_all else inputs
-
-    def _sent_inputs(self, sent: FrozenDict[str, Any]) -> dict[str, Any]:
-        """The inputs of a graph that gets nothing but the value of a `Send`: further keys are for others."""
-        known = {one.name for one in self.inputs}
-        return {name: frozen_input(sent.raw(name)) for name in sent if name in known}
+        if call.overlay is None or SENT not in call.overlay:
+            return self.binding.bind(call)
+        sent, known = call.overlay.raw(SENT), self.input_names  # nothing else; further keys are for others
+        return {name: sent[name] for name in sent if name in known}
 
     def _valid(self, call: Call) -> dict[str, Any]:
         """The values that the graph need not validate, since they are those of a field of the same type."""
@@ -133,9 +104,10 @@ def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
     graph = cast(SubgraphProgram, module).graph
     optional = frozenset(graph.inputs) - graph.required
     found = ModuleIO(dict.fromkeys(graph.inputs, Any), optional, tuple(sorted(graph.also)))
-    planned = plan_inputs(found, options, options.who)
+    planned = plan_inputs(found, options, options.who, copy=False)
+    binding = planned.binding if graph.closed else replace(planned.binding, rest=False)
     writes, problems = _plan_writes(graph, options)
-    reads, unset = planned.facts()
+    reads = binding.reading()[0] or {}
     gives = writes
     if options.writes is None and writes is not None and options.map is None:
         # A view without a reducer shows a part of its field: writing that part back would lose the rest.
@@ -143,25 +115,21 @@ def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
         changed = [name for name in _changed_inputs(graph, reads) if name not in partial]
         gives = {**_fields(changed, options.schema), **writes}
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
-    templates, wrong, missing = plan_templates((), options, reads.values(), options.who)
+    templates, wrong, missing = plan_templates((), options, reads, options.who)
     node = SubgraphNode(
         name=options.name,
-        reads=templates.all_reads(reads),
-        optional=templates.optional_fields(reads, unset),
-        templates=templates,
+        **binding.facts(templates),
         writes=writes,
-        inputs=planned.inputs,
         gives=gives,
         folds=_folded(gives, options.schema) if options.map is None else frozenset(),
         per_item=options.map is not None,
-        takes_all=not graph.closed,
-        same_types=_same_types(planned.inputs, graph.topology.schema, options.schema),
+        same_types=_same_types(binding.fields, graph.topology.schema, options.schema),
     )
     problems += _type_problems(graph.topology.schema, gives, node.folds, options)
     return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing))
 
 
-def _same_types(inputs: Iterable[Input], inner: Schema, outer: Schema) -> tuple[tuple[str, str], ...]:
+def _same_types(inputs: Iterable[FieldParameter], inner: Schema, outer: Schema) -> tuple[tuple[str, str], ...]:
     """The inputs that come from fields whose values are valid inside too, each as its name and the field."""
     return tuple(
         [

@@ -512,4 +512,4 @@ def _leads_past(graph: GraphSpec, name: str, avoids: set[str]) -> bool:
     if not avoids.isdisjoint([edge.target for edge in graph.error_edges.get(name, ())]):
         return True
     routers = [exit_ for exit_ in exits if isinstance(exit_, Router)]
-    return bool(exits) and avoids.issuperset(edges) and not any(avoids.isdisjoint(way.targets) for way in routers)
+    return bool(exits) and avoids.issuperset(edges) and not any(avoids.isdisjoint(way.goto) for way in routers)
