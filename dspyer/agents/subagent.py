@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, NamedTuple, cast
 
-import dspy
-
 from dspyer import reducers
 from dspyer.agents.tool_action import ToolAction
 from dspyer.errors import list_names
@@ -21,7 +19,7 @@ from dspyer.nodes.field_names import FieldNames, check_names
 from dspyer.nodes.module import ModuleIO, plan_inputs
 from dspyer.nodes.node import NOTHING, Call, Command
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.program_calls import InsideRun, SubgraphProgram
+from dspyer.nodes.program_calls import InsideRun
 from dspyer.nodes.steps import ProgramStep, Script
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.patch import DELETE, Replace, Updates
@@ -40,7 +38,7 @@ Sessions = Annotated[dict[str, list[dict[str, Any]]], reducers.each(reducers.con
 """The type of the field `sessions`."""
 
 
-def has_sessions(program: SubgraphProgram, reads: object = None) -> bool:
+def has_sessions(program: Any, reads: object = None) -> bool:
     """Whether each call of a program continues a conversation: it takes one, and the caller does not map one to it."""
     graph = program.graph
     reducer = graph.topology.schema.reducer(MESSAGES)
@@ -49,7 +47,7 @@ def has_sessions(program: SubgraphProgram, reads: object = None) -> bool:
     return takes_one and reducer is not None and reducer.name == "conversation" and not given
 
 
-def arguments_of(program: SubgraphProgram, reads: object = None) -> tuple[str, ...]:
+def arguments_of(program: Any, reads: object = None) -> tuple[str, ...]:
     """The inputs that a model gives: those that are required, but for those that the fields of the caller give."""
     graph = program.graph
     given = reads if isinstance(reads, (Mapping, list, tuple, set, frozenset)) else ()
@@ -97,7 +95,7 @@ class ProgramAction(ToolAction):
         program, inputs, session = self._begun(call, args)
         return self._ended(program, inputs, session, (yield ProgramStep(program, inputs), call))
 
-    def _begun(self, call: Call, args: Mapping[str, Any]) -> tuple[SubgraphProgram, dict[str, Any], str]:
+    def _begun(self, call: Call, args: Mapping[str, Any]) -> tuple[Any, dict[str, Any], str]:
         """The program, its inputs, and the key of its session."""
         program: Any = call.program
         for name in self.path:
@@ -113,7 +111,7 @@ class ProgramAction(ToolAction):
                 inputs[MODE] = last_turn(known).mode
         return program, inputs, session
 
-    def _ended(self, program: SubgraphProgram, inputs: dict[str, Any], session: str, inside: InsideRun) -> Command[Any]:
+    def _ended(self, program: Any, inputs: dict[str, Any], session: str, inside: InsideRun) -> Command[Any]:
         changes = inside.changes()
         updates: dict[str, object] = {
             name: value if name in self.updates.folds or value is DELETE else Replace(value)
@@ -151,10 +149,9 @@ class SubAgentPlan(NamedTuple):
     problems: tuple[str, ...]
 
 
-def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, ...], who: str) -> SubAgentPlan:
+def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who: str) -> SubAgentPlan:
     """Decide where the inputs of a program come from, and where its outputs go."""
-    found = cast("SubgraphProgram", program)
-    graph, schema = found.graph, options.schema
+    graph, schema = program.graph, options.schema
     hidden = options.reads if options.reads is not None else NOTHING
     inputs = (*graph.inputs, *sorted(graph.also))
     own = ModuleIO(inputs={name: Any for name in inputs if name in hidden}, optional=frozenset(hidden))
@@ -172,7 +169,7 @@ def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, .
     problems += check_names(writes, "writes", who, own=known, schema=schema)
     folds = frozenset(name for name, field in writes.items() if schema.reducer(field) is not None)
     same_names = {name: name for name in writes}
-    sessions = has_sessions(found, hidden)
+    sessions = has_sessions(program, hidden)
     reads, unset = planned.binding.reading()
     if sessions:
         reads = {**(reads or {}), MESSAGES: MESSAGES, SESSIONS: SESSIONS}

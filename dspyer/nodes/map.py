@@ -37,7 +37,6 @@ from dspyer.nodes.module import ModuleNode, module_io
 from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply, StartRule
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT
-from dspyer.nodes.program_calls import SubgraphProgram
 from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.persistence.execution_records import MISSING
@@ -554,7 +553,7 @@ def _item_problems(inner: Built, options: NodeOptions, into: str) -> list[str]:
         found = module_io(inner.module)
         given = _result_type([found.type_of(name) for name in inner.node.gives])
     elif isinstance(inner.node, SubgraphNode) and inner.module is not None and inner.node.gives is not None:
-        schema = cast(SubgraphProgram, inner.module).graph.topology.schema
+        schema = cast(Any, inner.module).graph.topology.schema
         given = _result_type([value_type(schema, name) for name in inner.node.gives])
     wrong = misfit(options.schema, into, list[given])
     advice = "declare the type in the signature, or change the field"

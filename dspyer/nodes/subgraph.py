@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, cast
-
-import dspy
+from typing import Any, ClassVar
 
 from dspyer.errors import list_names
 from dspyer.nodes.binding import BoundNode, FieldParameter
@@ -14,7 +12,7 @@ from dspyer.nodes.field_names import FieldNames, check_names
 from dspyer.nodes.module import ModuleIO, completions_by_field, plan_inputs
 from dspyer.nodes.node import SENT, Built, Call, Look, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.program_calls import GraphView, InsideRun, SubgraphProgram
+from dspyer.nodes.program_calls import InsideRun
 from dspyer.nodes.steps import ProgramStep, Script
 from dspyer.nodes.template_plans import plan_templates
 from dspyer.patch import DELETE
@@ -51,7 +49,7 @@ class SubgraphNode(BoundNode):
 
     def script(self, call: Call) -> Script[Reply]:
         """Run the graph as a part of the run."""
-        program: SubgraphProgram = getattr(call.program, self.name)
+        program = getattr(call.program, self.name)
         inputs = self._inputs(call)
         inside = yield ProgramStep(program, inputs, self._valid(call)), call
         return self.reply(program, inside, inputs, _is_sent(call))
@@ -70,7 +68,7 @@ class SubgraphNode(BoundNode):
         found = [(name, field) for name, field in self.same_types if field not in sent and field in call.state]
         return {name: call.state.raw(field) for name, field in found}
 
-    def reply(self, program: SubgraphProgram, inside: InsideRun, inputs: Collection[str], sent: bool = False) -> Reply:
+    def reply(self, program: Any, inside: InsideRun, inputs: Collection[str], sent: bool = False) -> Reply:
         """What changed in the inner graph, as updates of the outer state; other values stay inside.
 
         If its whole state was sent, the outer state has none of it, and gets all.
@@ -99,9 +97,9 @@ def _is_sent(call: Call) -> bool:
     return call.overlay is not None and SENT in call.overlay
 
 
-def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
+def build_subgraph(module: Any, options: NodeOptions) -> Built:
     """A node of a compiled graph, and what is wrong with it."""
-    graph = cast(SubgraphProgram, module).graph
+    graph = module.graph
     optional = frozenset(graph.inputs) - graph.required
     found = ModuleIO(dict.fromkeys(graph.inputs, Any), optional, tuple(sorted(graph.also)))
     planned = plan_inputs(found, options, options.who, copy=False)
@@ -142,7 +140,7 @@ def _same_types(inputs: Iterable[FieldParameter], inner: Schema, outer: Schema) 
     )
 
 
-def _plan_writes(graph: GraphView, options: NodeOptions) -> tuple[FieldNames | None, list[str]]:
+def _plan_writes(graph: Any, options: NodeOptions) -> tuple[FieldNames | None, list[str]]:
     """The fields that it declares to write: by `writes=`, or else its outputs that are fields of the outer state."""
     schema = options.output_schema
     own = graph.writes if graph.outputs is None else graph.outputs
@@ -181,7 +179,7 @@ def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:
     return {name: name for name in names if schema.accepts_any_key or name in schema.fields}
 
 
-def _changed_inputs(graph: GraphView, reads: FieldNames) -> list[str]:
+def _changed_inputs(graph: Any, reads: FieldNames) -> list[str]:
     """The inputs that the graph may change and that come from the field of their name."""
     changed = graph.inputs if graph.writes is None else graph.writes
     return [name for name in (*graph.inputs, *graph.also) if name in changed and reads.get(name) == name]
