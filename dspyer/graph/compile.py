@@ -32,7 +32,7 @@ from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, att
 from dspyer.graph.error_edges import by_source, error_edge_problems, no_node_hints, unfilled_problems
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.layers.cache_key import plan_cache
-from dspyer.layers.condense import Condenser, Condensers, plan_condenser
+from dspyer.layers.condensers import Condenser, Condensers, plan_condenser
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.node_cache import NodeCache

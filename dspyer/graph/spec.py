@@ -17,8 +17,7 @@ from dspyer.errors import InputError, RouteError, list_names, suggestion, with_a
 from dspyer.graph.declarations import check_redacted_paths, fields_of_items, inner_schemas
 from dspyer.graph.text import edge_labels, explain
 from dspyer.layers.breakpoints import Breakpoints
-from dspyer.layers.condense import Condensers
-from dspyer.layers.condensers import Condense
+from dspyer.layers.condensers import Condense, Condensers
 from dspyer.layers.handlers import ErrorEdge, ErrorEdges
 from dspyer.layers.layer import Layer, ordered
 from dspyer.layers.reports import Reports

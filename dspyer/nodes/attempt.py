@@ -10,6 +10,7 @@ before.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -43,7 +44,7 @@ from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.nodes.answer_types import schema_of, validated
 from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, latest_value
-from dspyer.nodes.program_calls import OpenCalls
+from dspyer.nodes.program_calls import OpenCalls, not_cancelled
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.view_access import (
     NoRunViews,
@@ -212,6 +213,7 @@ class NoRun(NotLive):
         return None
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Attempt:
     """One attempt of one execution.
 
@@ -237,61 +239,26 @@ class Attempt:
         home: the context of the node's function, if programs are bound to it.
     """
 
-    __slots__ = (
-        "_open",
-        "_refusal",
-        "_used",
-        "branch",
-        "calls",
-        "edited",
-        "execution",
-        "following",
-        "home",
-        "host",
-        "index",
-        "limit",
-        "live_cursor",
-        "local_id",
-        "node",
-        "number",
-        "over",
-        "part",
-        "position",
-        "posts",
-    )
-
-    def __init__(
-        self,
-        host: AttemptHost | None = None,
-        node: str = "",
-        branch: BranchPath = (),
-        execution: str = "",
-        local_id: str = "",
-        position: Branch | None = None,
-        index: int | None = None,
-        number: int = 1,
-        part: str = "",
-    ) -> None:
-        self.host: AttemptHost = host or NoRun()
-        self.node = node
-        self.branch = branch
-        self.execution = execution
-        self.local_id = local_id
-        self.position = position
-        self.index = index
-        self.number = number
-        self.posts: list[tuple[str, Any]] | None = None
-        self.live_cursor: Any = None
-        self.over = False
-        self.part = part
-        self.following: Attempt | None = None
-        self.limit: TimeLimit | None = None
-        self.calls: OpenCalls | None = None
-        self.edited: Mapping[str, Any] | None = None
-        self.home: ContextVars | None = None
-        self._used: dict[tuple[str, str], object] | None = None
-        self._open: list[Question] = []
-        self._refusal: tuple[type[Exception], str] | None = None
+    host: AttemptHost = dataclasses.field(default_factory=NoRun)
+    node: str = ""
+    branch: BranchPath = ()
+    execution: str = ""
+    local_id: str = ""
+    position: Branch | None = None
+    index: int | None = None
+    number: int = 1
+    part: str = ""
+    posts: list[tuple[str, Any]] | None = None
+    live_cursor: Any = None
+    over: bool = False
+    following: Attempt | None = None
+    limit: TimeLimit | None = None
+    calls: OpenCalls | None = None
+    edited: Mapping[str, Any] | None = None
+    home: ContextVars | None = None
+    _used: dict[tuple[str, str], object] | None = None
+    _open: list[Question] = dataclasses.field(default_factory=list)
+    _refusal: tuple[type[Exception], str] | None = None
 
     @property
     def who(self) -> str:
@@ -776,16 +743,13 @@ class Attempt:
             )
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _Effect:
     """An effect that an attempt has begun; `ended` is done when it is recorded, or has failed."""
 
-    __slots__ = ("attempt", "ended", "is_async")
-
-    def __init__(self, attempt: Attempt, is_async: bool) -> None:
-        self.attempt = attempt
-        self.is_async = is_async
-        self.ended: Future[None] = Future()
-        self.ended.set_running_or_notify_cancel()  # a task that waits for it and is cancelled must not cancel it
+    attempt: Attempt
+    is_async: bool
+    ended: Future[None] = dataclasses.field(default_factory=not_cancelled)
 
 
 def _read_field(overlay: FrozenDict[str, Any] | None, state: FrozenDict[str, Any] | None, field: str) -> Any:

@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -137,6 +139,14 @@ def _bound_name(attempt: Attempt, program: object) -> str:
 # --- all calls of one attempt
 
 
+def not_cancelled() -> Future[None]:
+    """A future for what is going on: a task that waits for it and is cancelled does not cancel it."""
+    found: Future[None] = Future()
+    found.set_running_or_notify_cancel()
+    return found
+
+
+@dataclass(slots=True, eq=False)
 class OpenCall:
     """A call in progress.
 
@@ -147,14 +157,10 @@ class OpenCall:
         steps: its own steps, once it has ended.
     """
 
-    __slots__ = ("ended", "steps", "stop_signal", "trace")
-
-    def __init__(self) -> None:
-        self.ended: Future[None] = Future()
-        self.ended.set_running_or_notify_cancel()  # a task that waits for it and is cancelled must not cancel it
-        self.stop_signal = StopSignal()
-        self.trace: list[Any] | None = dspy.settings.get(TRACE)
-        self.steps: Steps = ()
+    ended: Future[None] = field(default_factory=not_cancelled)
+    stop_signal: StopSignal = field(default_factory=StopSignal)
+    trace: list[Any] | None = field(default_factory=partial(dspy.settings.get, TRACE))
+    steps: Steps = ()
 
 
 class OpenCalls:

@@ -13,7 +13,7 @@ from dspyer.dspy_module.executing import executing_here
 from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
 from dspyer.graph.spec import GraphSpec, check_send
 from dspyer.hints import signature_of
-from dspyer.layers.condense import condensed
+from dspyer.layers.condensers import condensed
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt, NoRun
 from dspyer.nodes.binding import check_resources, resources_of
