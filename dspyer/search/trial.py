@@ -30,7 +30,6 @@ from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.map import (
     Gather,
     ItemsNode,
-    MapFields,
     item_script,
     part_script,
     publish_end,
@@ -134,11 +133,6 @@ class TrialNode(ItemsNode):
     def look(self) -> Look:
         """How pictures show it."""
         return Look("map", self.kind, inner=self.inner.look.inner)
-
-    @property
-    def map_fields(self) -> MapFields:
-        """The names of the chosen trials, of one of them, and of the results."""
-        return MapFields(CHOSEN, "trial", TRIALS)
 
     @property
     def frozen_modules(self) -> tuple[str, ...]:
@@ -464,6 +458,7 @@ def build_trial(asked: TrialOptions, options: NodeOptions) -> Built:
         resources={name: kind for node in nodes for name, kind in node.resources.items()},
         templates=inner.templates,
         inner=inner,
+        mapped=MapOptions(CHOSEN, "trial", TRIALS),
         reward=reward.node,
         done=None if done is None else done.node,
         judged=reward.module is not None,
