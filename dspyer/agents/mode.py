@@ -87,11 +87,6 @@ class ModeNode(Node):
     rendering: Rendering
     filled: frozenset[str]
 
-    @property
-    def conversations(self) -> tuple[str, ...]:
-        """The message fields to which each call adds its turn."""
-        return ("messages",)
-
     def script(self, call: Call) -> Script[Reply]:
         """Take a turn."""
         warning = warning_of(call)
@@ -245,6 +240,7 @@ def build_mode(mode: ModeOptions, options: NodeOptions) -> Built:
         optional=templates.optional_fields(reads, optional),
         templates=templates,
         writes={"messages": "messages"},
+        conversations=("messages",),
         # In the order of the tools: that of a set differs between processes, and edges are a part of the fingerprint.
         goto=(*(tool.name for tool in mode.tools if tool.name in mode.nodes), SETTLE),
         sends=True,

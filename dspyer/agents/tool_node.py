@@ -154,7 +154,6 @@ class ToolNode(Node):
         parsers: the parsers of the arguments.
         action: what is called.
         approval: whether to ask before a call; None for never.
-        answer: the type of the answers to that question.
         effect: whether the result is recorded.
         takes_key: whether the function takes the idempotency key of its effect.
         check: finds problems in a result; None for none.
@@ -174,7 +173,6 @@ class ToolNode(Node):
     parsers: Mapping[str, ArgumentParser]
     action: ToolAction
     approval: ApprovalRule | None
-    answer: Any
     effect: bool
     takes_key: bool
     check: ToolCheck | None
@@ -195,30 +193,9 @@ class ToolNode(Node):
         return frozenset([CALL])
 
     @property
-    def reports_in(self) -> tuple[str, ...]:
-        """The field by which it reports what a call raises: that of its results."""
-        return (self.messages,)
-
-    @property
     def look(self) -> Look:
         """How pictures show it; `inner` says whether what the program holds for it is a compiled graph."""
         return Look("tool", self.kind, inner=isinstance(self.action, ProgramAction) and len(self.action.path) == 1)
-
-    @property
-    def programs(self) -> tuple[str, ...]:
-        """The attribute of its own module with the program that it runs, if it has a check as well."""
-        return self.action.path[1:] if isinstance(self.action, ProgramAction) else ()
-
-    @property
-    def lasting(self) -> tuple[str, ...]:
-        """Its options that say that a call is not undone. No search may contain one."""
-        options = {"approve": self.approval is not None, "effect": self.effect}
-        return tuple(name for name, is_set in options.items() if is_set)
-
-    @property
-    def answer_types(self) -> Mapping[str, Any]:
-        """The type of the answer to the question for approval, whose key is the name of the tool."""
-        return {} if self.approval is None else {self.name: self.answer}
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`: not those of its node."""
@@ -239,7 +216,7 @@ class ToolNode(Node):
         taken = None if signature.takes_all or self.tool.has_kwargs else frozenset(shown)
         action = FunctionAction(fn, plan.binding, is_async(fn), taken)
         resources = {one.name: one.kind for one in plan.binding.resources if not one.default}
-        node = replace(self, action=action, resources=resources, takes_key=False)
+        node = replace(self, action=action, resources=resources, programs=(), takes_key=False)
         return Built(node, None, (*signature.problems, *plan.problems, *plan.unknown))
 
     def script(self, call: Call) -> Script[Reply]:
@@ -269,7 +246,7 @@ class ToolNode(Node):
     def _made(self, call: Call, args: Mapping[str, Any], parsed: Mapping[str, Any]) -> Script[ToolOutcome | Refusal]:
         """Ask, if the call needs approval, and make it."""
         if self.approval is not None and self.approval.asks(call, parsed):
-            given = call.context.delegate.interrupt(self.name, call_text(self.name, args), self.answer)
+            given = call.context.delegate.interrupt(self.name, call_text(self.name, args), self.answer_types[self.name])
             answer = given if isinstance(given, Approval) else Approval(given)
             if not answer.ok:
                 return Refusal(answer.reason)
@@ -425,6 +402,7 @@ def build_tool(given: ToolOptions, options: NodeOptions) -> Built:
         reads |= {name: field for name, field in more.items() if field not in reads.values()}
         optional |= unset
     own = {name: name for name in (given.messages, given.handoffs) if name is not None}
+    lasting = {"approve": approval.rule is not None, "effect": spec.effect}
     node = ToolNode(
         name=options.name,
         reads=built.templates.all_reads(reads),
@@ -432,12 +410,14 @@ def build_tool(given: ToolOptions, options: NodeOptions) -> Built:
         writes={**fields, **own},
         resources=built.resources,
         templates=built.templates,
+        reports_in=(given.messages,),
+        programs=built.action.path[1:] if isinstance(built.action, ProgramAction) else (),  # with a check as well
+        lasting=tuple([option for option, is_set in lasting.items() if is_set]),
         tool=spec.tool,
         required=spec.required,
         parsers=argument_parsers(spec.tool),
         action=built.action,
         approval=approval.rule,
-        answer=None,
         effect=spec.effect,
         takes_key=spec.takes_key,
         check=check.check,
@@ -450,7 +430,7 @@ def build_tool(given: ToolOptions, options: NodeOptions) -> Built:
         contested=frozenset((options.writes or {}).values()),
     )
     if approval.rule is not None:
-        node = replace(node, answer=answer_type(node.parsed))
+        node = replace(node, answer_types={options.name: answer_type(node.parsed)})
     problems = (*built.problems, *approval.problems, *check.problems, *_write_problems(fields, own, spec, options, who))
     return Built(node, _held(options.name, built.module, spec.check), problems)
 

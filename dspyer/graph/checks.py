@@ -149,6 +149,7 @@ def _build_check(
             templates=finder.templates,
             of=of.name,
             finder=finder,
+            what=f"the output of {of.name!r}",
             into=given.into,
             fix=check.fix,
             max_fixes=given.max_fixes,

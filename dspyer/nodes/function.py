@@ -35,13 +35,11 @@ class FunctionNode(BoundNode):
         fn: the function.
         asynchronous: whether it is an async function.
         per_item: whether it runs inside a map, where a result that is no patch is the result of the item.
-        programs: the parameters that get a program, if the function may call it with `ctx.call`.
     """
 
     fn: Callable[..., Any]
     asynchronous: bool = False
     per_item: bool = False
-    programs: tuple[str, ...] = ()
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all.

@@ -7,6 +7,7 @@ functions of the same file only: further calls end in the code of other packages
 from __future__ import annotations
 
 import dis
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -47,8 +48,15 @@ def find_hidden(fn: Callable[..., Any]) -> list[Hidden]:
 
 
 class _Search:
+    """What a callable leads to.
+
+    Attributes:
+        functions: the functions that were followed.
+    """
+
     def __init__(self) -> None:
         self.seen: set[int] = set()
+        self.functions: list[FunctionType] = []
 
     def visit(self, fn: Any, inside: str = "") -> Iterator[tuple[Hidden, dspy.Module]]:
         """The modules that a callable holds; `inside` names the function that uses it."""
@@ -71,6 +79,7 @@ class _Search:
             yield from self.visit(getattr(fn, "__wrapped__", None), inside)
 
     def function(self, fn: FunctionType, inside: str) -> Iterator[tuple[Hidden, dspy.Module]]:
+        self.functions.append(fn)
         names = fn.__code__.co_varnames
         defaults = dict(zip(reversed(names[: fn.__code__.co_argcount]), reversed(fn.__defaults__ or ()), strict=False))
         for name, value in {**defaults, **(fn.__kwdefaults__ or {})}.items():
@@ -149,20 +158,6 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
             yield from code_objects(constant)
 
 
-def _functions(fn: Any) -> Iterator[FunctionType]:
-    """The functions behind partials, methods, decorators and callable objects."""
-    while isinstance(fn, partial):
-        fn = fn.func
-    if isinstance(fn, MethodType):
-        fn = fn.__func__
-    if not isinstance(fn, FunctionType) and not hasattr(fn, "__wrapped__"):
-        fn = own_call(fn)
-    fn = fn if isinstance(fn, FunctionType) else getattr(fn, "__wrapped__", None)
-    while isinstance(fn, FunctionType):
-        yield fn
-        fn = getattr(fn, "__wrapped__", None)
-
-
 def _is_near(name: str, used: FunctionType, by: FunctionType) -> bool:
     """Whether a function is followed: one of the same file, or from the closure."""
     return name.partition(".")[0] in by.__code__.co_freevars or used.__globals__ is by.__globals__
@@ -176,20 +171,12 @@ def mentions(fn: Callable[..., Any], target: type) -> bool:
 
     It may be in its code, in that of functions of the same file that it calls, or in its return annotation.
     """
-    seen: set[int] = set()
-    work = list(_functions(fn))
-    while work:
-        function = work.pop()
-        if id(function) in seen:
-            continue
-        seen.add(id(function))
-        used = used_objects(function)
-        if any(value is target for value in used.values()) or _returns(function, target):
-            return True
-        for name, value in used.items():
-            if isinstance(value, FunctionType) and _is_near(name, value, function):
-                work += _functions(value)
-    return False
+    search = _Search()
+    deque(search.visit(fn), maxlen=0)
+    return any(
+        any(value is target for value in used_objects(found).values()) or _returns(found, target)
+        for found in search.functions
+    )
 
 
 def _returns(fn: FunctionType, target: type) -> bool:

@@ -54,7 +54,6 @@ class InterruptNode(BoundNode):
 
     Attributes:
         text: makes the text of the question, from arguments by name.
-        answer: the type of the answer; None for none.
         into: the field for the answer; None if there is none.
     """
 
@@ -62,13 +61,7 @@ class InterruptNode(BoundNode):
     look = Look("interrupt", "interrupt")
 
     text: Callable[..., object]
-    answer: Any
     into: str | None
-
-    @property
-    def answer_types(self) -> Mapping[str, Any]:
-        """The type of the answer to its question, whose key is the name of the node."""
-        return {self.name: self.answer}
 
     def script(self, call: Call) -> Script[Reply]:
         """Commit the answer, or ask."""
@@ -76,7 +69,8 @@ class InterruptNode(BoundNode):
         attempt = call.context.delegate
         # The text stays as it was when the question was asked, even if the state of a rerun would make another one.
         earlier = attempt.earlier_question(self.name)
-        value = attempt.interrupt(self.name, self._text(call) if earlier is None else earlier.text, self.answer)
+        text, answer = self._text(call) if earlier is None else earlier.text, self.answer_types[self.name]
+        value = attempt.interrupt(self.name, text, answer)
         return Reply({} if self.into is None else {self.into: value}, None, True)
 
     def _text(self, call: Call) -> str:
@@ -132,7 +126,7 @@ def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
         **binding.facts(Templates(typed=tuple(fields))),
         writes={} if asked.into is None else {asked.into: asked.into},
         text=text,
-        answer=asked.answer,
+        answer_types={options.name: asked.answer},
         into=asked.into,
     )
     return Built(node, None, tuple(problems), tuple(unknown))

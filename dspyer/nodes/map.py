@@ -102,11 +102,6 @@ class MapNode(ItemsNode):
         note += f", at least {100 * self.mapped.min_success:g} % must succeed" if self.mapped.min_success else ""
         return Look("map", self.kind, note, self.inner.look.inner)
 
-    @property
-    def programs(self) -> tuple[str, ...]:
-        """The attributes, of its own module, with the programs that the function of the inner node may call."""
-        return self.inner.programs
-
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that all calls of the inner node read whole."""
         items = state.raw(self.mapped.over, None)
@@ -452,6 +447,7 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
         writes={into: into} if failures is None else {into: into, failures: failures},
         resources=node.resources,
         templates=node.templates,
+        programs=node.programs,
         inner=node,
         mapped=mapped,
         check=item_check(

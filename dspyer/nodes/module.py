@@ -53,16 +53,6 @@ class ModuleNode(BoundNode):
     gives: FieldNames | None = None
     turns: Turns
 
-    @property
-    def conversations(self) -> tuple[str, ...]:
-        """The message fields to which each call adds its turn."""
-        return self.turns.fields
-
-    @property
-    def always_writes(self) -> tuple[str, ...]:
-        """The fields that get its outputs: a module gives all of them."""
-        return tuple((self.gives or {}).values())
-
     def script(self, call: Call) -> Script[Reply]:
         """Call the program's module with its inputs."""
         # The warning near the step limit of the run is part of the prompt and of the conversation.
@@ -101,6 +91,8 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
         writes=gives if gives is None else {**gives, **{field: field for field in turns.fields}},
         known=found.outputs is not None,
         gives=gives,
+        always_writes=tuple((gives or {}).values()),  # a module gives all its outputs
+        conversations=turns.fields,
         turns=turns,
     )
     problems += _type_problems(found, gives, options)

@@ -408,6 +408,15 @@ class Node:
         templates: the templates in its inputs and in the instructions of its predictors.
         modules: the modules that a node was given which is not in a graph yet.
         layers: the `Layer`s of its kind.
+        conversations: the message fields to which each call adds its turn.
+        always_writes: the fields that every call that returns has written; those with the value that they had are in no
+            patch.
+        reports_in: the fields by which it reports what its last attempt raised (`error_reply`); empty if it fails.
+        programs: the attributes, of its own module, with the programs that its function may call.
+        frozen_modules: the attributes of the program with modules for it that optimizers leave alone, whatever the
+            options say.
+        lasting: its options by which a call may do what is not undone, as a search must know.
+        answer_types: the types of the answers to its questions, by key, where they are known before it runs.
         who: the name of the node in errors.
     """
 
@@ -425,6 +434,13 @@ class Node:
     templates: Templates = NO_TEMPLATES
     modules: Mapping[str, dspy.Module] | None = None
     layers: Iterable[Any] = ()
+    conversations: tuple[str, ...] = ()
+    always_writes: tuple[str, ...] = ()
+    reports_in: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    frozen_modules: tuple[str, ...] = ()
+    lasting: tuple[str, ...] = ()
+    answer_types: Mapping[str, Any] = field(default_factory=dict)
     who: str = field(init=False, repr=False)
 
     def __init__(
@@ -438,7 +454,7 @@ class Node:
         modules: Mapping[str, dspy.Module] | None = None,
         layers: Iterable[Any] = (),
     ) -> None:
-        facts = {**locals(), "resources": resources or {}}
+        facts = {**locals(), "resources": resources or {}, "answer_types": {}}
         for fact in fields(Node):
             object.__setattr__(self, fact.name, facts.get(fact.name, fact.default))
         self.__post_init__()
@@ -461,55 +477,15 @@ class Node:
         """The names that a `Send` to it may bring; None for any."""
         return self.templates.takes
 
-    @property
-    def conversations(self) -> tuple[str, ...]:
-        """The message fields to which each call adds its turn."""
-        return ()
-
-    @property
-    def reports_in(self) -> tuple[str, ...]:
-        """The fields by which it reports what its last attempt raised (`error_reply`); empty if it fails with it."""
-        return ()
-
-    @property
-    def programs(self) -> tuple[str, ...]:
-        """The attributes, of its own module, with the programs that its function may call."""
-        return ()
-
-    @property
-    def lasting(self) -> tuple[str, ...]:
-        """The options of it by which a call may do what is not undone, as a search must know."""
-        return ()
-
-    @property
-    def answer_types(self) -> Mapping[str, Any]:
-        """The types of the answers to its questions, by key, where they are known before it runs."""
-        return NOTHING
-
-    @property
-    def frozen_modules(self) -> tuple[str, ...]:
-        """The attributes of the program with modules for it that optimizers leave alone, whatever the options say."""
-        return ()
-
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all."""
         names = self.reads if option == "reads" else self.writes
         return None if names is None else frozenset(names.values())
 
     @property
-    def may_write(self) -> frozenset[str] | None:
-        """The fields that a call may change; None for any."""
-        return None if self.writes is None else frozenset(self.writes.values())
-
-    @property
-    def always_writes(self) -> tuple[str, ...]:
-        """The fields that every call that returns has written; those with the value that they had are in no patch."""
-        return ()
-
-    @property
     def may_give(self) -> frozenset[str] | None:
         """The fields of the state that its outputs are meant for, which may be written later; None for any."""
-        return self.may_write
+        return None if self.writes is None else frozenset(self.writes.values())
 
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""

@@ -41,7 +41,7 @@ class SubgraphNode(BoundNode):
     same_types: tuple[tuple[str, str], ...] = ()
 
     @property
-    def may_write(self) -> frozenset[str] | None:
+    def may_give(self) -> frozenset[str] | None:
         """The fields that a call may change; None for any."""
         if self.writes is None or self.gives is None:
             return None

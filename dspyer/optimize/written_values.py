@@ -445,7 +445,7 @@ def _rejections(
         if failure is not None and failure.type == CheckError.__name__:
             problems: tuple[str, ...] = (failure.message,)
         elif check.rejects(entry.commit.route):
-            problems = tuple(thaw(entry.state.raw(check.checking.into)))
+            problems = tuple(thaw(entry.state.raw(check.into)))
         else:
             continue
         refused = check.output_before(entries, entry.parents[0])

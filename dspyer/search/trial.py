@@ -121,7 +121,7 @@ class TrialNode(ItemsNode):
     @property
     def may_give(self) -> frozenset[str] | None:
         """The fields of the state that its outputs are meant for: those of the module, which the best trial writes."""
-        given = self.inner.may_write
+        given = self.inner.may_give
         return None if given is None else given | frozenset(self.writes or ())
 
     @property
@@ -133,11 +133,6 @@ class TrialNode(ItemsNode):
     def look(self) -> Look:
         """How pictures show it."""
         return Look("map", self.kind, inner=self.inner.look.inner)
-
-    @property
-    def frozen_modules(self) -> tuple[str, ...]:
-        """The judge: optimizers tune what is rated, not what rates it."""
-        return (REWARD,) if self.judged else ()
 
     def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
         """The trials of each of its executions: the execution of each, and whether it led to the best trial."""
@@ -462,6 +457,7 @@ def build_trial(asked: TrialOptions, options: NodeOptions) -> Built:
         reward=reward.node,
         done=None if done is None else done.node,
         judged=reward.module is not None,
+        frozen_modules=tuple(more),  # optimizers tune what is rated, not what rates it
         schema=options.schema,
         rollout_id=asked.rollout_id,
         temperature=asked.temperature,
