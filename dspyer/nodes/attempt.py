@@ -47,7 +47,6 @@ from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEn
 from dspyer.nodes.program_calls import OpenCalls, not_cancelled
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.view_access import (
-    NoRunViews,
     ViewSource,
     author_problems,
     chosen_plainly,
@@ -61,6 +60,7 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import NewRow, effect_row, item_row
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import Branch
+from dspyer.scheduler.topology import START
 from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
@@ -181,7 +181,7 @@ class NoRun(NotLive):
     """The host of a node that is called without a run, by tests and by `dspyer.testing`."""
 
     def __init__(self, answer: AnswerSource = no_answer) -> None:
-        self.views: ViewSource = NoRunViews()
+        self.views = ViewSource()
         self.records = ExecutionRecords()
         self.journal: Journal | None = None
         self.answer = answer
@@ -564,7 +564,7 @@ class Attempt:
                     f"({list_names(sorted(allowed))}): add it there"
                 )
         problems = view_problems(view, "ctx.view", schema, self.who)
-        problems += author_problems(view, "ctx.view", views.authors, self.who)
+        problems += author_problems(view, "ctx.view", (START, *views.nodes), self.who)
         if not schema.accepts_any_key and view.field not in schema.fields:
             hint = suggestion(view.field, schema.fields)
             problems.append(f"{self.who} looks at {view!r}: that is no field of the state.{hint}")

@@ -23,7 +23,8 @@ _CONTAINERS = (list, tuple, set, frozenset)
 def hidden_problems(fn: Callable[..., Any], who: str, fix: str) -> list[str]:
     """One problem per hidden module. `fix` is the code to write instead, with `{local}` and `{name}` in it."""
     problems = []
-    for name, place in find_hidden(fn):
+    found = {id(module): hidden for hidden, module in _Search().visit(fn)}  # each once, in the order of the search
+    for name, place in found.values():
         local = "".join(c if c.isalnum() else "_" for c in name.rpartition(".")[2]).strip("_").lower() or "module"
         problems.append(
             f"{who} uses the dspy.Module {name!r} ({place}), which the graph does not see, so that it would be neither "
@@ -39,16 +40,8 @@ class Hidden(NamedTuple):
     place: str
 
 
-def find_hidden(fn: Callable[..., Any]) -> list[Hidden]:
-    """The modules that a function holds, each once, in the order in which they were found.
-
-    They are looked for in globals that it uses, closures, defaults, partials, `__self__` and attributes.
-    """
-    return list({id(module): hidden for hidden, module in _Search().visit(fn)}.values())
-
-
 class _Search:
-    """What a callable leads to.
+    """What a callable leads to: by globals that it uses, closures, defaults, partials, `__self__` and attributes.
 
     Attributes:
         functions: the functions that were followed.

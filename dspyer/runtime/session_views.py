@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dspyer.display.tokens import Count, Read, Sizes
 from dspyer.errors import ThreadError
 from dspyer.nodes.node import Node
-from dspyer.nodes.view_access import Changed, chosen_plainly, kind_of_parts
+from dspyer.nodes.view_access import Changed, ViewSource, chosen_plainly, kind_of_parts
 from dspyer.patch import DELETE
 from dspyer.scheduler.lineage import Log, LogEntry
 from dspyer.scheduler.provenance import (
@@ -67,24 +67,16 @@ class ViewedSession(Protocol):
         """The views that were read."""
 
 
-class SessionViews:
-    """Computes the views of the nodes of a run (a `ViewSource`).
+class SessionViews(ViewSource):
+    """Computes the views of the nodes of a run.
 
     The session must not refer to this object: its states would wait for the cyclic garbage collector.
     """
 
     def __init__(self, session: ViewedSession) -> None:
         self._session = session
-
-    @property
-    def schema(self) -> Schema:
-        """The fields of the state."""
-        return self._session.fields.schema
-
-    @property
-    def authors(self) -> tuple[str, ...]:
-        """The nodes, and `START`."""
-        return (START, *self._session.graph.nodes)
+        self.schema = session.fields.schema
+        self.nodes = session.graph.nodes
 
     def index(self, field: str, branch: Branch) -> FieldIndex | None:
         """The parts of a field with their authors, in a branch; None if the field has no parts."""
@@ -115,11 +107,6 @@ class SessionViews:
                 found.append(Changed(name, before, after, parts))
         return found
 
-    def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that a node `"reads"` or `"writes"`; None for all."""
-        known = self._session.graph.nodes.get(node)
-        return None if known is None else known.permitted_fields(option)
-
     def record_read(self, read: ViewRead) -> None:
         """Notes that a view was read. May be called from any thread."""
         self._session.view_reads.append(read)
@@ -134,14 +121,13 @@ class SessionViews:
         return f"{left} left of {topology.max_steps}: come to an end."
 
 
-class StateViews:
+class StateViews(ViewSource):
     """Computes the views of a node that is called with a state alone: all of it is unseen, written by `START`."""
 
     def __init__(self, graph: GraphSpec, state: ImmutableState) -> None:
-        self.authors = (START, *graph.nodes)
+        self.nodes = graph.nodes
         self._fields = Fields(graph.topology.schema, False)
         self.schema = self._fields.schema
-        self._nodes = graph.nodes
         self._state = state
         self._log = PriorHistory.of_state(state, START).log
 
@@ -164,18 +150,6 @@ class StateViews:
             parts = of and FieldParts(of.reducer.kind, tuple(self._fields.news(name, self._log, 0, reader).parts))
             found.append(Changed(name, DELETE, self._state.raw(name), parts))
         return found
-
-    def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that a node `"reads"` or `"writes"`; None for all."""
-        return self._nodes[node].permitted_fields(option)
-
-    def record_read(self, read: ViewRead) -> None:
-        """Does nothing: there is no run to count tokens for."""
-
-    def warning(self, branch: Branch) -> str:
-        """No warning: without a run there is no limit."""
-        del branch
-        return ""
 
 
 class Fields:
