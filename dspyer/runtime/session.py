@@ -70,7 +70,7 @@ from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, CallCount, Request, RunStart
 from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of, uncredited
 from dspyer.runtime.session_events import SessionEvents
-from dspyer.runtime.session_views import Fields, SessionViews
+from dspyer.runtime.session_views import Fields, RunViews
 from dspyer.scheduler.run_state import (
     Branch,
     Execution,
@@ -455,9 +455,9 @@ class Session(NotLive):
     # --- what a node asks of its run (as `AttemptHost`)
 
     @property
-    def views(self) -> SessionViews:
-        """The source of the nodes' views. A new object each time: stored here, it would form a reference cycle."""
-        return SessionViews(self)
+    def views(self) -> RunViews:
+        """The source of the nodes' views, as of now."""
+        return RunViews(self.graph, self.fields, self.run.log, self.view_reads)
 
     def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
         """Records an attempt that another one follows after `pause` seconds. May be called from any thread."""

@@ -1,8 +1,8 @@
 """What nodes see through views: the parts of each field at each commit, with their authors, and which are unseen.
 
-A part is an item of a list, the value of a key, or an amount (see `scheduler.provenance`). `SessionViews` serves the
-nodes of a run, `StateViews` a node that is called with a state alone, and `TokenReads` counts afterwards what the nodes
-have read. All of them derive the parts from the log: during the run, only the reads of views are recorded.
+A part is an item of a list, the value of a key, or an amount (see `scheduler.provenance`). `RunViews` serves the
+nodes, and `TokenReads` counts afterwards what they have read. Both derive the parts from the log: during the run, only
+the reads of views are recorded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from dspyer.display.tokens import Count, Read, Sizes
 from dspyer.errors import ThreadError
@@ -31,9 +31,8 @@ from dspyer.scheduler.provenance import (
     unseen_commits,
     unseen_parts,
 )
-from dspyer.scheduler.run_state import Branch, RunState
+from dspyer.scheduler.run_state import Branch
 from dspyer.scheduler.run_values import run_value
-from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
@@ -47,48 +46,35 @@ EarlierCommits = Callable[[str], PriorHistory]
 """Loads the commits of the thread before a run, for a field. Called when a view first needs them."""
 
 
-class ViewedSession(Protocol):
-    """The part of a session that views read."""
+class RunViews(ViewSource):
+    """Computes the views of the nodes of a run, or of a node that is called without one.
 
-    @property
-    def graph(self) -> GraphSpec:
-        """The graph."""
-
-    @property
-    def run(self) -> RunState:
-        """The run."""
-
-    @property
-    def fields(self) -> Fields:
-        """The parts of the fields of the run."""
-
-    @property
-    def view_reads(self) -> list[ViewRead]:
-        """The views that were read."""
-
-
-class SessionViews(ViewSource):
-    """Computes the views of the nodes of a run.
-
-    The session must not refer to this object: its states would wait for the cyclic garbage collector.
+    Args:
+        graph: the graph.
+        fields: the parts of its fields.
+        log: the commits that the nodes may see.
+        reads: gets the views that are read; None without a run, which has no limit of steps either.
     """
 
-    def __init__(self, session: ViewedSession) -> None:
-        self._session = session
-        self.schema = session.fields.schema
-        self.nodes = session.graph.nodes
+    def __init__(self, graph: GraphSpec, fields: Fields, log: Log, reads: list[ViewRead] | None) -> None:
+        self._graph = graph
+        self._fields = fields
+        self._log = log
+        self._reads = reads
+        self.schema = fields.schema
+        self.nodes = graph.nodes
 
     def index(self, field: str, branch: Branch) -> FieldIndex | None:
         """The parts of a field with their authors, in a branch; None if the field has no parts."""
-        return self._session.fields.index(field, self._session.run.log, branch.head)
+        return self._fields.index(field, self._log, branch.head)
 
     def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
         """The parts of a field that a node has not seen; the field must have parts."""
-        return self._session.fields.news(field, self._session.run.log, branch.head, reader)
+        return self._fields.news(field, self._log, branch.head, reader)
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
         """The changes of fields (None for all) since a node last ran in the lineage of a branch."""
-        log = self._session.fields.log(self._session.run.log, "")
+        log = self._fields.log(self._log, "")
         unseen = unseen_commits(log, [branch.head], reader)
         touched = {name for log_index in unseen for name in log[log_index].commit.patch}
         visits = last_visits(log, unseen, [branch.head], reader)
@@ -101,7 +87,7 @@ class SessionViews(ViewSource):
             if name not in touched or (fields is not None and name not in fields):
                 continue
             before, after = base.raw(name, DELETE), branch.state.raw(name, DELETE)
-            of = self._session.fields.indexed(name)
+            of = self._fields.indexed(name)
             parts = None if of is None else FieldParts(of.reducer.kind, tuple(self.news(name, branch, reader).parts))
             if not same(before, after) if parts is None else _has_changed(parts, before, after):
                 found.append(Changed(name, before, after, parts))
@@ -109,47 +95,17 @@ class SessionViews(ViewSource):
 
     def record_read(self, read: ViewRead) -> None:
         """Notes that a view was read. May be called from any thread."""
-        self._session.view_reads.append(read)
+        if self._reads is not None:
+            self._reads.append(read)
 
     def warning(self, branch: Branch) -> str:
         """The text that warns a node of the limit on steps; "" if the limit is far."""
-        warn_at, topology = self._session.graph.warn_at, self._session.graph.topology
+        warn_at, topology = self._graph.warn_at, self._graph.topology
         remaining = run_value("run.remaining", topology, branch)
-        if warn_at is None or not isinstance(remaining, int) or remaining > warn_at:
+        if self._reads is None or warn_at is None or not isinstance(remaining, int) or remaining > warn_at:
             return ""
         left = "No step is" if not remaining else "1 step is" if remaining == 1 else f"{remaining} steps are"
         return f"{left} left of {topology.max_steps}: come to an end."
-
-
-class StateViews(ViewSource):
-    """Computes the views of a node that is called with a state alone: all of it is unseen, written by `START`."""
-
-    def __init__(self, graph: GraphSpec, state: ImmutableState) -> None:
-        self.nodes = graph.nodes
-        self._fields = Fields(graph.topology.schema, False)
-        self.schema = self._fields.schema
-        self._state = state
-        self._log = PriorHistory.of_state(state, START).log
-
-    def index(self, field: str, branch: Branch) -> FieldIndex | None:
-        """The parts of a field; None if the field has no parts."""
-        del branch
-        return self._fields.index(field, self._log, 0)
-
-    def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
-        """The parts of a field that a node has not seen; the field must have parts."""
-        del branch
-        return self._fields.news(field, self._log, 0, reader)
-
-    def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
-        """The fields that are set."""
-        del branch
-        found = []
-        for name in [name for name in self._state if fields is None or name in fields]:
-            of = self._fields.indexed(name)
-            parts = of and FieldParts(of.reducer.kind, tuple(self._fields.news(name, self._log, 0, reader).parts))
-            found.append(Changed(name, DELETE, self._state.raw(name), parts))
-        return found
 
 
 class Fields:

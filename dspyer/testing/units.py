@@ -27,7 +27,8 @@ from dspyer.nodes.router import Router
 from dspyer.nodes.steps import run_script
 from dspyer.patch import plain_patch
 from dspyer.runtime.program import CompiledGraph
-from dspyer.runtime.session_views import StateViews
+from dspyer.runtime.session_views import Fields, RunViews
+from dspyer.scheduler.provenance import PriorHistory
 from dspyer.scheduler.run_state import Branch
 from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
@@ -216,7 +217,8 @@ def _call(
     host = NoRun(first_of(answer_source(answers), program.graph.answer))
     host.program, host.resources = program, given
     current = ImmutableState(state)
-    host.views = StateViews(program.graph, current)
+    log = PriorHistory.of_state(current, START).log
+    host.views = RunViews(program.graph, Fields(schema, whole_values=False), log, None)
     attempt = Attempt(host, node, position=Branch((), ((),), current, 0, "", 0, PersistentMap()))
     return Call(current, Context("test", node, delegate=attempt), program, None, given)
 
