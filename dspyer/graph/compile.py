@@ -766,7 +766,8 @@ def prepare_modules(graph: GraphSpec, modules: Mapping[str, dspy.Module]) -> Non
     named += [(part.name, part.templates) for parts in graph.condensers.values() for part in parts.values()]
     run_values = [f"{RUN}{name}" for name in RUN_VALUES]
     run_values += [f"{RUN}{node}.{name}" for node in graph.nodes for name in NODE_VALUES]
-    run_values = [name for name in run_values if graph.counts or not is_counted(name)]
+    if not any(is_counted(name) for _, templates in named for name in templates.names):  # they are many
+        run_values = [name for name in run_values if not is_counted(name)]
     for attribute, templates in named:
         if templates.in_instructions and attribute in modules:
             allowed = None if templates.allowed is None else templates.allowed.union(run_values)
