@@ -18,7 +18,7 @@ from contextvars import Context as ContextVars
 from functools import partial
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import dspy
 
@@ -555,14 +555,9 @@ class Attempt:
         """The entries of a view, for `ctx.view`: checked here, since no graph build has seen it."""
         self.check_running("looks at a view")
         views = self.host.views
-        allowed = views.permitted_fields(self.node, "reads")
         schema = views.schema
         for field in (view.field, *fields_of_then(view, schema)):
-            if allowed is not None and field not in allowed:
-                raise InputError(
-                    f"{self.who} looks at {view!r}, and {field!r} is not among its reads "
-                    f"({list_names(sorted(allowed))}): add it there"
-                )
+            self._check_permitted("reads", field, f"looks at {view!r}, and {field!r}", InputError)
         problems = view_problems(view, "ctx.view", schema, self.who)
         problems += author_problems(view, "ctx.view", (START, *views.nodes), self.who)
         if not schema.accepts_any_key and view.field not in schema.fields:
@@ -641,14 +636,8 @@ class Attempt:
                 f"{self.who} posts to {field!r} from an item of a map: return it in the item's result"
             )
         self.check_running(f"posts to {field!r}")
-        views = self.host.views
-        allowed = views.permitted_fields(self.node, "writes")
-        if allowed is not None and field not in allowed:
-            raise NodeOutputError(
-                f"{self.who} posts to {field!r}, which is not among its writes ({list_names(sorted(allowed))}): add it "
-                "there"
-            )
-        schema = views.schema
+        self._check_permitted("writes", field, f"posts to {field!r}, which", NodeOutputError)
+        schema = self.host.views.schema
         if not schema.accepts_any_key and field not in schema.fields:
             hint = suggestion(field, schema.fields)
             raise NodeOutputError(f"{self.who} posts to {field!r}, which is no field of the schema.{hint}")
@@ -671,12 +660,7 @@ class Attempt:
         self.check_time()
         if self.index is not None:
             raise AttemptError(f"{self.who}: an item of a map cannot wait for the live field {field!r}")
-        allowed = self.host.views.permitted_fields(self.node, "reads")
-        if allowed is not None and field not in allowed:
-            raise InputError(
-                f"{self.who} listens to {field!r}, which is not among its reads ({list_names(sorted(allowed))}): "
-                "add it there"
-            )
+        self._check_permitted("reads", field, f"listens to {field!r}, which", InputError)
         return Entries(self.host.live_entries(self, field), field, timeout, self.limit or self.host.limit)
 
     def set_doing(self, text: str) -> None:
@@ -684,6 +668,14 @@ class Attempt:
         self.check_time()
         self.host.publish(Doing(self.node, self.branch, self.execution, text))
         self.host.set_doing(self, text)
+
+    def _check_permitted(
+        self, option: Literal["reads", "writes"], field: str, what: str, error: type[Exception]
+    ) -> None:
+        """Refuse a field that the node may not read or write."""
+        allowed = self.host.views.permitted_fields(self.node, option)
+        if allowed is not None and field not in allowed:
+            raise error(f"{self.who} {what} is not among its {option} ({list_names(sorted(allowed))}): add it there")
 
     def check_running(self, what: str) -> None:
         self.check_time()

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple, get_args
+from typing import Any, TypeAlias, get_args
 
 import dspy
 
@@ -33,11 +33,8 @@ def hidden_problems(fn: Callable[..., Any], who: str, fix: str) -> list[str]:
     return problems
 
 
-class Hidden(NamedTuple):
-    """A module that was found: its name in the code, and where it was found."""
-
-    name: str
-    place: str
+Found: TypeAlias = tuple[tuple[str, str], dspy.Module]
+"""A module, with its name in the code and where it was found."""
 
 
 class _Search:
@@ -51,7 +48,7 @@ class _Search:
         self.seen: set[int] = set()
         self.functions: list[FunctionType] = []
 
-    def visit(self, fn: Any, inside: str = "") -> Iterator[tuple[Hidden, dspy.Module]]:
+    def visit(self, fn: Any, inside: str = "") -> Iterator[Found]:
         """The modules that a callable holds; `inside` names the function that uses it."""
         if id(fn) in self.seen:
             return
@@ -71,7 +68,7 @@ class _Search:
             yield from self.visit(own_call(fn), inside)
             yield from self.visit(getattr(fn, "__wrapped__", None), inside)
 
-    def function(self, fn: FunctionType, inside: str) -> Iterator[tuple[Hidden, dspy.Module]]:
+    def function(self, fn: FunctionType, inside: str) -> Iterator[Found]:
         self.functions.append(fn)
         names = fn.__code__.co_varnames
         defaults = dict(zip(reversed(names[: fn.__code__.co_argcount]), reversed(fn.__defaults__ or ()), strict=False))
@@ -84,26 +81,26 @@ class _Search:
                 yield from self.visit(value, f", used by {value.__name__}")
         yield from self.visit(getattr(fn, "__wrapped__", None), inside)
 
-    def owner(self, owner: object) -> Iterator[tuple[Hidden, dspy.Module]]:
+    def owner(self, owner: object) -> Iterator[Found]:
         if isinstance(owner, dspy.Module):
-            yield Hidden(type(owner).__name__, "the object of the method"), owner
+            yield (type(owner).__name__, "the object of the method"), owner
             return
         if isinstance(owner, (FunctionType, ModuleType)):
             return
         for name, value in attributes_of(owner).items():
             yield from self.value(name, value, f"an attribute of {type(owner).__name__}")
 
-    def value(self, name: str, value: object, place: str) -> Iterator[tuple[Hidden, dspy.Module]]:
+    def value(self, name: str, value: object, place: str) -> Iterator[Found]:
         if isinstance(value, dspy.Module):
-            yield Hidden(name, place), value
+            yield (name, place), value
         elif isinstance(value, Mapping):
             for key, item in value.items():
                 if isinstance(item, dspy.Module):
-                    yield Hidden(f"{name}[{key!r}]", place), item
+                    yield (f"{name}[{key!r}]", place), item
         elif isinstance(value, _CONTAINERS):
             for index, item in enumerate(value):
                 if isinstance(item, dspy.Module):
-                    yield Hidden(f"{name}[{index}]", place), item
+                    yield (f"{name}[{index}]", place), item
         elif isinstance(value, (partial, MethodType)):
             yield from self.visit(value)
 

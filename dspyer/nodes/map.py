@@ -10,7 +10,7 @@ items alone, and not on their order in time (`Tolerance`).
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
@@ -112,7 +112,7 @@ class MapNode(ItemsNode):
         items = self._items(call)
         fresh = [item for item in items if item.recorded is MISSING]
         tolerance = None if self.mapped.failures is None else Tolerance(self, items, fresh)
-        found = iter((yield Gather([item.script for item in fresh], self.mapped.max_concurrency, tolerance), call))
+        found = iter((yield Gather([item.script() for item in fresh], self.mapped.max_concurrency, tolerance), call))
         if tolerance is not None:
             tolerance.raise_if_lost()
         return self._reply([next(found) if item.recorded is MISSING else item.recorded for item in items])
@@ -201,25 +201,17 @@ def part_script(call: Call, script: Callable[[Call], Script[Any]]) -> Script[Any
 class Gather(NamedTuple):
     """The step of a map: runs the scripts of its items; gives their results."""
 
-    scripts: Sequence[Callable[[], Script[object]]]
+    scripts: Sequence[Script[object]]
     max_concurrency: int | None = None
     rule: StartRule | None = None
 
     def call(self, call: Call) -> list[object]:
-        calls = [partial(_run, script) for script in self.scripts]
+        calls = [partial(run_script, script) for script in self.scripts]
         return call.runner.gather(calls, self.max_concurrency, self.rule)
 
     async def acall(self, call: Call) -> list[object]:
-        calls: list[Callable[[], Awaitable[object]]] = [partial(_arun, script) for script in self.scripts]
+        calls = [partial(arun_script, script) for script in self.scripts]
         return await call.runner.agather(calls, self.max_concurrency, self.rule)
-
-
-def _run(script: Callable[[], Script[object]]) -> object:
-    return run_script(script())
-
-
-async def _arun(script: Callable[[], Script[object]]) -> object:
-    return await arun_script(script())
 
 
 def recorded(call: Call, attempt: Attempt, frozen: Any) -> Script[None]:

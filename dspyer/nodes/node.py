@@ -41,6 +41,7 @@ SENT = "_sent"
 """In the overlay of a `Send` to a graph, or to a node of a converted graph: what it gets in place of the state."""
 
 
+@dataclass(init=False, repr=False, unsafe_hash=True, slots=True)
 class Send:
     """One branch of a node, with values that this branch alone sees.
 
@@ -58,7 +59,6 @@ class Send:
         Send('worker', overlay of ['doc'])
     """
 
-    __slots__ = ("node", "overlay")
     node: str
     overlay: FrozenDict[str, Any]
 
@@ -72,14 +72,6 @@ class Send:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Send cannot be changed: make a new one instead of setting {name!r}")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Send):
-            return NotImplemented
-        return self.node == other.node and self.overlay == other.overlay
-
-    def __hash__(self) -> int:
-        return hash((self.node, self.overlay))
 
     def __repr__(self) -> str:
         return f"Send({self.node!r}, overlay of {list(self.overlay)})"
@@ -135,42 +127,28 @@ class StartRule(Protocol):
         """Count the result of a call, by its index. Results come in the order in which the calls end."""
 
 
-class Runner(Protocol):
+class Runner:
     """How a node makes several calls at once, for the items of a map; a driver gives one with each `Call`.
 
     Calls start in their order, and results come in that order. After a call has raised, no new one is started and those
     that run are finished; then the first failure in the order of the calls is raised unchanged. A call that asks a
     question stops no other call. If a rule ends the calls, the results are those of the calls that started.
 
+    This class makes one sync call after the other, for a node that is called without a run.
+
     Attributes:
         session: the run that the node belongs to (a `Session` of the runtime, which lies above the nodes); None for a
             node that is called without a run.
     """
 
-    session: Any
+    __slots__ = ()
+    session: Any = None
 
     def gather(
         self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: StartRule | None = None
     ) -> list[T]:
         """The results of sync calls."""
-
-    async def agather(
-        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: StartRule | None = None
-    ) -> list[T]:
-        """The results of async calls."""
-
-
-class OneByOne:
-    """A `Runner` that makes one call after the other, for a node that is called without a run, in sync code."""
-
-    session = None
-
-    def gather(
-        self,
-        calls: Sequence[Callable[[], T]],
-        max_concurrency: int | None,  # noqa: ARG002 - there is no concurrency
-        rule: StartRule | None = None,
-    ) -> list[T]:
+        del max_concurrency
         results: list[T] = []
         for index, call in enumerate(calls):
             if rule is not None and not rule.may_start:
@@ -180,8 +158,14 @@ class OneByOne:
                 rule.note(index, results[-1])
         return results
 
+    async def agather(
+        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: StartRule | None = None
+    ) -> list[T]:
+        """The results of async calls."""
+        raise NotImplementedError
 
-IN_ORDER: Any = OneByOne()
+
+IN_ORDER = Runner()
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 

@@ -59,13 +59,8 @@ class Router(BoundNode):
                 found.setdefault(target, []).append(str(label))
         return {target: ", ".join(labels) for target, labels in found.items() if labels != [target]}
 
-    @property
-    def inline(self) -> bool:
-        """Whether async code may call `call` directly: without a module, a router is sync and cheap."""
-        return self.module_name is None
-
     def call(self, call: Call) -> Decision:
-        """The targets of a router that is `inline`, given the state after the node."""
+        """The targets of a router without a module, which is sync and cheap, given the state after the node."""
         raise NotImplementedError
 
     def script(self, call: Call) -> Script[Decision]:

@@ -159,7 +159,7 @@ class TrialNode(ItemsNode):
         chosen = () if call.overlay is None else call.overlay.raw(CHOSEN, ())
         trials = [self._trial(call, entry, index, len(chosen)) for index, entry in enumerate(_raw_items(chosen))]
         fresh = [trial for trial in trials if trial.recorded is MISSING]
-        made = iter((yield Gather([trial.script for trial in fresh]), call))
+        made = iter((yield Gather([trial.script() for trial in fresh]), call))
         results = [next(made) if trial.recorded is MISSING else trial.recorded for trial in trials]
         return Reply({TRIALS: freeze(results, (TRIALS,))})
 
