@@ -230,8 +230,8 @@ class GraphParts(NamedTuple):
 
     def sent(self) -> set[str]:
         """The nodes that a `Send` may start, whose inputs may come with it."""
-        found = {target for node in self.nodes.values() for target in node.send_targets}
-        found.update(target for _, router in self.routers() for target in router.send_targets)
+        found = {target for node in self.nodes.values() if node.sends for target in node.goto}
+        found.update(target for _, router in self.routers() if router.sends for target in router.goto)
         found.update(name for router in self.lost if router.may_send for name in router.known_targets or self.names)
         # A check sees what was sent to the node that it checks.
         found.update([name for name, node in checks_of(self.nodes).items() if node.of in found])

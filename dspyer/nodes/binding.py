@@ -514,7 +514,7 @@ def check_resources(nodes: Collection[Node], resources: Mapping[type, object]) -
 
     A model or dataclass that a node asks for may also come with a `Send`, and is looked up when the node is called.
     """
-    sent = {target for node in nodes for target in node.send_targets}
+    sent = {target for node in nodes if node.sends for target in node.goto}
     missing = [
         str(missing_resource(node.who, parameter, kind))
         for node in nodes

@@ -33,16 +33,14 @@ from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import unknown_field_text
-from dspyer.nodes.module import ModuleNode, module_io
 from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply, StartRule
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT
 from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
-from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.persistence.execution_records import MISSING
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import NewRow
-from dspyer.schema.type_fit import item_check, misfit, value_type
+from dspyer.schema.type_fit import item_check, misfit
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList
@@ -498,18 +496,8 @@ def _ids(options: NodeOptions, into: str) -> Callable[[Any], Iterable[tuple[Any,
 
 def _item_problems(inner: Built, options: NodeOptions, into: str) -> list[str]:
     """Why the declared results of the inner node can never be items of the field."""
-    given: Any = Any
-    if isinstance(inner.node, ModuleNode) and inner.module is not None and inner.node.gives is not None:
-        found = module_io(inner.module)
-        given = _result_type([found.type_of(name) for name in inner.node.gives])
-    elif isinstance(inner.node, SubgraphNode) and inner.module is not None and inner.node.gives is not None:
-        schema = cast(Any, inner.module).graph.topology.schema
-        given = _result_type([value_type(schema, name) for name in inner.node.gives])
+    types = inner.types
+    given: Any = Any if not types else types[0] if len(types) == 1 else dict[str, Any]
     wrong = misfit(options.schema, into, list[given])
     advice = "declare the type in the signature, or change the field"
     return [f"{options.who}: the list of its results {wrong}: {advice}"] if wrong else []
-
-
-def _result_type(outputs: list[Any]) -> Any:
-    """The type of an item's result: that of the only output, or a dict of several."""
-    return outputs[0] if len(outputs) == 1 else dict[str, Any] if outputs else Any

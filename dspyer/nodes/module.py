@@ -109,7 +109,8 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
         problems.append(
             f"{options.who}: goto=[...] is for functions that return Command; give a module edges or a router"
         )
-    return Built(node, module, tuple(problems), (*planned.unknown, *missing))
+    types = None if gives is None else [found.type_of(name) for name in gives]
+    return Built(node, module, tuple(problems), (*planned.unknown, *missing), types=types)
 
 
 def plan_writes(found: ModuleIO, options: NodeOptions, who: str, kind: str) -> tuple[FieldNames | None, list[str]]:

@@ -452,11 +452,6 @@ class Node:
         return Look(label=self.kind)
 
     @property
-    def send_targets(self) -> tuple[str, ...]:
-        """The nodes that it may start by a `Send`."""
-        return self.goto if self.sends else ()
-
-    @property
     def takes(self) -> frozenset[str] | None:
         """The names that a `Send` to it may bring; None for any."""
         return self.templates.takes
@@ -533,6 +528,7 @@ class Built(NamedTuple):
         problems: what is wrong with it, each with its fix.
         unknown: what is wrong with it unless a `Send` brings the missing values.
         more: further modules that the program holds for it, by attribute.
+        types: the types of its outputs that are written; None if they are not known.
     """
 
     node: Node | None
@@ -540,3 +536,4 @@ class Built(NamedTuple):
     problems: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     more: Mapping[str, dspy.Module] = NOTHING
+    types: Sequence[Any] | None = None

@@ -124,7 +124,8 @@ def build_subgraph(module: Any, options: NodeOptions) -> Built:
         same_types=_same_types(binding.fields, graph.topology.schema, options.schema),
     )
     problems += _type_problems(graph.topology.schema, gives, node.folds, options)
-    return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing))
+    types = [value_type(graph.topology.schema, name) for name in gives or ()]
+    return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing), types=types)
 
 
 def _same_types(inputs: Iterable[FieldParameter], inner: Schema, outer: Schema) -> tuple[tuple[str, str], ...]:

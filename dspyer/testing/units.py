@@ -156,7 +156,7 @@ def stub(program: CompiledGraph, /, **fakes: object) -> CompiledGraph:
     graph = program.graph
     nodes = dict(graph.nodes)
     senders: list[Node | Router] = [*nodes.values(), *graph.routers]
-    sent = {target for sender in senders for target in sender.send_targets}
+    sent = {target for sender in senders if sender.sends for target in sender.goto}
     problems: list[str] = []
     for name, fake in fakes.items():
         node = _node(graph, name)
