@@ -73,16 +73,18 @@ def build_kind(given: Node, options: NodeOptions) -> Built:
         problems.append(f"{who}: {kind} reads fields by their own names, call.read('field'): give {kind}(reads=[...])")
     problems += check_names(options.writes or {}, "writes", who, own=None, schema=options.output_schema)
     unknown = check_names(reads or {}, "reads", who, own=None, schema=options.schema, overlay=options.overlay)
-    fields = [FieldParameter(name, name, True, False, name not in options.overlay) for name in reads or ()]
+    # A script may leave out what is not set, and yet the graph must set it.
+    fields = [FieldParameter(name, name, True, True, name not in options.overlay) for name in reads or ()]
     binding = Binding(who, tuple(fields), takes_all=reads is None, schema=options.schema)
     own, _ = binding.reading()
     templates, wrong, missing = plan_templates(options.modules.values(), options, own, who)
+    unset = {} if own is None else {"optional": templates.optional_fields(own, frozenset())}
     made = copy.copy(given)
     for fact, value in (("name", options.name), ("who", who), ("modules", None)):
         object.__setattr__(made, fact, value)  # they are frozen for others
     node = KindNode(
         name=options.name,
-        **binding.facts(templates) | {"resources": given.resources},
+        **binding.facts(templates) | unset | {"resources": given.resources},
         writes=options.writes,
         goto=options.goto,
         sends=given.sends,
