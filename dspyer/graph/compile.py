@@ -309,12 +309,12 @@ def _build_exits(
             continue
         built = build_router(edge, schema)
         problems += built.problems
-        if built.router is None:
+        if not isinstance(built.node, Router):
             lost.append(edge)
             continue
-        exits.setdefault(edge.source, []).append(built.router)
+        exits.setdefault(edge.source, []).append(built.node)
         if built.module is not None:
-            name = str(built.router.module_name)
+            name = str(built.node.module_name)
             if name in modules or name in exits:
                 problems.append(
                     f"two parts of the graph are called {name!r}: give the router at {edge.source!r} a name="

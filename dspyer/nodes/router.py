@@ -20,7 +20,7 @@ from dspyer.nodes.callables import gives_literals_alone, literals, members, read
 from dspyer.nodes.field_names import FieldNames, NamesSpec, check_names, name_map, unknown_field_text
 from dspyer.nodes.hidden_modules import hidden_problems, mentions
 from dspyer.nodes.module import module_io, plan_inputs, selected, values_of_prediction
-from dspyer.nodes.node import Call, Command, Decision, Goto, Send
+from dspyer.nodes.node import Built, Call, Command, Decision, Goto, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import check_target
 from dspyer.nodes.steps import ModuleStep, Script
@@ -272,20 +272,6 @@ def _uncovered(
 # --- building
 
 
-class BuiltRouter(NamedTuple):
-    """A router, or the reasons why it cannot be built.
-
-    Attributes:
-        router: None if its targets are unknown.
-        module: what the program holds under `router.module_name`; None for nothing.
-        problems: what is wrong with it, each with its fix.
-    """
-
-    router: Router | None
-    module: dspy.Module | None = None
-    problems: tuple[str, ...] = ()
-
-
 class RouterOptions(NamedTuple):
     """The options of a router: what `Graph.add_conditional_edges` was given.
 
@@ -322,8 +308,8 @@ class RouterOptions(NamedTuple):
         return callable(self.route) and not isinstance(self.route, dspy.Module) and mentions(self.route, Send)
 
 
-def build_router(options: RouterOptions, schema: Schema) -> BuiltRouter:
-    """A router with its module, and what is wrong with it."""
+def build_router(options: RouterOptions, schema: Schema) -> Built:
+    """A router with its module, and what is wrong with it; no router if its targets are not known."""
     route = options.route
     if isinstance(route, dspy.Module):
         return _build_module_router(route, options, schema)
@@ -339,7 +325,7 @@ def build_router(options: RouterOptions, schema: Schema) -> BuiltRouter:
     else:
         fix = "give a function, the name of a field, or a dspy.Module with one Literal output"
         problem = f"{options.who} is {brief(route)}, of type {type(route).__name__}: {fix}"
-        built = BuiltRouter(None, None, (problem,))
+        built = Built(None, None, (problem,))
     return built._replace(problems=(*problems, *built.problems))
 
 
@@ -353,10 +339,10 @@ def _declares_literals(kind: object) -> tuple[bool, bool]:
     return all(gives_literals_alone(each) for each in given if each is not NoneType), NoneType in given
 
 
-def _build_field_router(field: str, options: RouterOptions, schema: Schema) -> BuiltRouter:
+def _build_field_router(field: str, options: RouterOptions, schema: Schema) -> Built:
     who = options.who
     if not schema.accepts_any_key and field not in schema.fields:
-        return BuiltRouter(
+        return Built(
             None, None, (f"{who}: {field!r} {unknown_field_text(field, schema)} A router that is a string is a field.",)
         )
     kind = None if schema.accepts_any_key else schema.fields[field].annotation
@@ -364,12 +350,12 @@ def _build_field_router(field: str, options: RouterOptions, schema: Schema) -> B
     complete, unset = _declares_literals(kind)
     routes, problems = routes_of(options.path_map, literals(kind), by, complete, unset)
     if routes is None:
-        return BuiltRouter(None, None, tuple(problems))
+        return Built(None, None, tuple(problems))
     facts = Binding(by, (FieldParameter(field, field, copy=False, default=False),)).facts()
-    return BuiltRouter(FieldRouter(name=options.source, **facts, routes=routes, field=field), None, tuple(problems))
+    return Built(FieldRouter(name=options.source, **facts, routes=routes, field=field), None, tuple(problems))
 
 
-def _build_function_router(fn: Callable[..., object], options: RouterOptions, schema: Schema) -> BuiltRouter:
+def _build_function_router(fn: Callable[..., object], options: RouterOptions, schema: Schema) -> Built:
     who = options.who
     problems = []
     if is_async(fn):
@@ -387,12 +373,12 @@ def _build_function_router(fn: Callable[..., object], options: RouterOptions, sc
     )
     problems += hidden_problems(fn, who, fix.format(source=options.source))
     if routes is None:
-        return BuiltRouter(None, None, tuple(problems))
+        return Built(None, None, tuple(problems))
     router = FunctionRouter(name=options.source, **plan.binding.facts(), routes=routes, sends=mentions(fn, Send), fn=fn)
-    return BuiltRouter(router, None, tuple(problems))
+    return Built(router, None, tuple(problems))
 
 
-def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Schema) -> BuiltRouter:
+def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Schema) -> Built:
     who, name = options.who, options.name or f"{options.source}_router"
     found = module_io(module)
     flaws = [f"{who}: {problem}" for problem in found.problems]
@@ -403,7 +389,7 @@ def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Sc
             f"{who} is a {type(module).__name__} with {have}: a router has exactly one, "
             "as in dspy.Predict(\"question -> next: Literal['search', 'done']\")"
         )
-        return BuiltRouter(None, None, (*flaws, problem))
+        return Built(None, None, (*flaws, problem))
     ((label, declared),) = choices.items()
     known = () if found.own_code and options.path_map is not None else declared
     complete, unset = _declares_literals((found.outputs or {})[label])
@@ -416,7 +402,7 @@ def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Sc
     templates, wrong, missing = plan_templates([module], NodeOptions(name, schema), reads, who)
     problems += [*flaws, *planned.problems, *planned.unknown, *wrong, *missing]
     if routes is None:
-        return BuiltRouter(None, module, tuple(problems))
+        return Built(None, module, tuple(problems))
     router = ModuleRouter(
         name=options.source,
         **planned.binding.facts(templates),
@@ -425,7 +411,7 @@ def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Sc
         module_name=name,
         label=label,
     )
-    return BuiltRouter(router, module, tuple(problems))
+    return Built(router, module, tuple(problems))
 
 
 def _router_writes(writes: str | NamesSpec | None, label: str, who: str) -> tuple[FieldNames, list[str]]:
