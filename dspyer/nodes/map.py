@@ -70,7 +70,7 @@ class ItemsNode(Node):
         return self.inner.permitted_fields(option)
 
 
-def mapped_by(node: Node | None) -> MapOptions | None:
+def map_fields_of(node: Node | None) -> MapOptions | None:
     """The options of a map; None for any other node."""
     return node.mapped if isinstance(node, ItemsNode) else None
 

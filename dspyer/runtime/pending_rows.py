@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dspyer.events import Commit, Event, LMCall
-from dspyer.nodes.map import mapped_by
+from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.persistence.execution_records import MISSING, ExecutionRecords
 from dspyer.persistence.lm_call_log import LMCallLog
@@ -71,7 +71,7 @@ class PendingRows:
 
 def item_results(commit: Commit, node: Node | None, records: ExecutionRecords, execution: str) -> MapItems | None:
     """The results of a map, if item rows hold them already, so that the row of its commit does not repeat them."""
-    mapped = mapped_by(node)
+    mapped = map_fields_of(node)
     if node is None or mapped is None:
         return None
     into, failures = mapped.into, mapped.failures

@@ -8,7 +8,7 @@ from typing import TypedDict
 from dspyer.display.stats import Checked, ItemCounts, Mapped
 from dspyer.events import Event, ItemFinished
 from dspyer.nodes.check import rejecting_of
-from dspyer.nodes.map import mapped_by
+from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.schema.schema import Schema
 
@@ -42,7 +42,7 @@ def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
     checks = {name: Checked(node.fix, node.into, frozenset(node.modes)) for name, node in rejecting_of(nodes).items()}
     maps: dict[str, Mapped] = {}
     for name, node in nodes.items():
-        if (fields := mapped_by(node)) is not None:
+        if (fields := map_fields_of(node)) is not None:
             into, failures = fields.into, fields.failures
             folded = {field for field in (into, failures) if field is not None and schema.reducer(field) is not None}
             maps[name] = Mapped(into, failures, frozenset(folded))

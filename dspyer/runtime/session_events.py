@@ -22,7 +22,7 @@ from dspyer.events import Commit, ConflictFound, Doing, Emitted, Event, MergedCo
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Layer
-from dspyer.nodes.map import mapped_by
+from dspyer.nodes.map import map_fields_of
 from dspyer.runtime.pending_rows import PendingRows
 from dspyer.stopping import TimeLimit
 from dspyer.values.refusals import KeyPath
@@ -226,7 +226,7 @@ class SessionEvents:
         edges, nodes = self._graph.error_edges.get(node, ()), self._graph.nodes
         found: list[KeyPath] = [(edge.into,) for edge in edges if edge.into is not None]
         found += [(field,) for field in nodes[node].reports_in] if node in nodes else []
-        mapped = mapped_by(nodes.get(node))
+        mapped = map_fields_of(nodes.get(node))
         if mapped is not None and mapped.failures is not None and index is not None:
             found.append((mapped.failures, index))
         return found

@@ -25,7 +25,7 @@ from dspyer.errors import StateError
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.graph.text import edge_labels, explain
 from dspyer.hints import UNIONS
-from dspyer.nodes.map import mapped_by
+from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.patch import Replace
 from dspyer.persistence.rows import COMMITS, CommitContent, CommitHeader
@@ -227,7 +227,7 @@ def _node_facts(node: Node, program: HasGraph) -> dict[str, Any]:
         "reads": None if node.reads is None else sorted(set(node.reads.values())),
         "writes": None if node.writes is None else sorted(set(node.writes.values())),
     }
-    if (mapped := mapped_by(node)) is not None:
+    if (mapped := map_fields_of(node)) is not None:
         facts["map"] = [one for one in (mapped.over, mapped.item, mapped.into, mapped.failures) if one is not None]
     if node.look.inner:
         facts["graph"] = graph_facts(getattr(program, node.name))
