@@ -11,7 +11,7 @@ import dspy
 
 from dspyer.dspy_module.not_public import COMPILED
 from dspyer.dspy_module.source import modules_text, reduce_program, source_class
-from dspyer.errors import Interrupt, NodeOutputError
+from dspyer.errors import NodeOutputError
 from dspyer.nodes.binding import BoundNode, plan_binding
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_outputs_text
@@ -88,19 +88,14 @@ class UntilCallsEnd(NamedTuple):
         """Make it in sync code."""
         calls = call.context.delegate.open_calls()
         try:
-            result = self.step.call(call)
+            return self.step.call(call)
         except BaseException as error:
-            asked = questions_in(error)
-            if not asked:
+            if not questions_in(error):
                 calls.stop()
+            raise
+        finally:
             calls.close()
             calls.raise_if_cut_off()
-            if asked and not isinstance(error, Interrupt):
-                raise Interrupt(asked) from None
-            raise
-        calls.close()
-        calls.raise_if_cut_off()
-        return result
 
     async def acall(self, call: Call) -> Any:
         """Make it in async code."""
@@ -108,20 +103,15 @@ class UntilCallsEnd(NamedTuple):
         calls = attempt.open_calls()
         try:
             made = self.step.acall(call)
-            result = await (made if self.asynchronous else _stop_if_cancelled(calls, made))
+            return await (made if self.asynchronous else _stop_if_cancelled(calls, made))
         except BaseException as error:
-            asked = questions_in(error)
-            if not asked:
+            if not questions_in(error):
                 calls.stop()
+            raise
+        finally:
             if not attempt.left_running:
                 await calls.aclose()
             calls.raise_if_cut_off()
-            if asked and not isinstance(error, Interrupt):
-                raise Interrupt(asked) from None
-            raise
-        await calls.aclose()
-        calls.raise_if_cut_off()
-        return result
 
 
 async def _stop_if_cancelled(calls: OpenCalls, code: Coroutine[Any, Any, T]) -> T:
