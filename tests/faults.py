@@ -191,7 +191,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="cache_key_without_version",
-        file="dspyer/nodes/cache_key.py",
+        file="dspyer/layers/cache_key.py",
         old="_digest([_FORM, graph, node.name, policy.version, plan, identity.parts])",
         new="_digest([_FORM, graph, node.name, plan, identity.parts])",
         loss="Cache(version=...) would have no effect: old results are served after the data has changed.",

@@ -26,8 +26,9 @@ from dspyer.messages import to_chat
 from dspyer.nodes.callables import giving
 from dspyer.nodes.check import (
     PROBLEMS,
-    Checking,
+    CheckedCommit,
     FinderNode,
+    Repair,
     asks_module,
     build_finder,
     found_problems,
@@ -36,7 +37,6 @@ from dspyer.nodes.check import (
 )
 from dspyer.nodes.node import Built, Call, Node, Reply
 from dspyer.nodes.options import KindOptions, NodeOptions
-from dspyer.nodes.repair import CheckedCommit, Repair
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.nodes.template_plans import filled, plan_templates
 from dspyer.patch import DELETE, apply_value
@@ -97,9 +97,10 @@ class AgentCheckOptions(KindOptions):
             writes={name: name for name in own},
             goto=(*self.modes, END),
             resources=finder.resources,
-            whole_state=finder.whole_state,
             templates=finder.templates,
             finder=finder,
+            what="the outputs of the agent",
+            into=PROBLEMS,
             outputs=self.outputs,
             max_fixes=self.max_fixes,
             accept=self.accept,
@@ -177,13 +178,11 @@ class AgentCheckNode(FinderNode):
         outputs: the outputs, which are unset if there are problems.
         max_fixes: how often a run is corrected at most.
         accept: whether outputs are accepted after the last correction.
-        modes: the names of the modes.
     """
 
     outputs: tuple[str, ...]
     max_fixes: int
     accept: bool
-    modes: tuple[str, ...]
 
     def with_fake(self, fake: object, schema: Schema) -> Built:
         """The same check by another function that gives problems, or by a patch with them: what `testing.stub` puts."""
@@ -198,7 +197,6 @@ class AgentCheckNode(FinderNode):
             reads=_reads_around(finder, schema),
             optional=finder.optional | {MODE},
             resources=finder.resources,
-            whole_state=finder.whole_state,
             templates=finder.templates,
         )
         return built._replace(node=node)
@@ -220,16 +218,7 @@ class AgentCheckNode(FinderNode):
         if self.accept:
             return Reply({PROBLEMS: problems}, (END,), True)
         after = f" after {fixes} correction{'s' if fixes > 1 else ''}" if fixes else ""
-        raise CheckError(f"the check refuses {self.checking.what}{after}: {'; '.join(problems)}", problems)
-
-    @property
-    def checking(self) -> Checking:
-        """What it checks: the outputs that a mode gave."""
-        return Checking("the outputs of the agent", PROBLEMS, None, self.modes)
-
-    def rejects(self, route: tuple[str, ...]) -> bool:
-        """Whether a commit of it with this route has rejected what it checked."""
-        return bool(route) and route[0] in self.modes
+        raise CheckError(f"the check refuses {self.what}{after}: {'; '.join(problems)}", problems)
 
     def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
         """The turn that gave the outputs: the last commit of a mode before the check."""
@@ -308,7 +297,7 @@ def _reflection(check: AgentCheckOptions, options: NodeOptions) -> Built:
     names = (*check.inputs, *check.outputs)
     reads = {name: name for name in (*names, "messages")}
     # What is wrong with its templates is said of the mode itself.
-    templates = plan_templates([check.modes[name]], options, reads.values(), options.who).templates
+    templates = plan_templates([check.modes[name]], options, reads, options.who).templates
     finder = ReflectionFinder(
         name=options.name,
         reads=templates.all_reads(reads),

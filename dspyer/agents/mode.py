@@ -61,7 +61,7 @@ class ModeOptions(KindOptions):
         """The node, and what is wrong with it."""
         own = self.predictor
         rendering, reads, optional, problems = plan_rendering(self.context, own.signature, options, self.renders)
-        templates, wrong, missing = plan_templates([own], options, reads.values(), options.who)
+        templates, wrong, missing = plan_templates([own], options, reads, options.who)
         handoffs = [tool for tool in self.tools if tool.name in self.handoffs and is_template(tool.desc or "")]
         named = [name for tool in handoffs for name in names_in(tool.desc or "") if name in options.schema.fields]
         templates = templates._replace(names=tuple(dict.fromkeys((*templates.names, *named))))
@@ -71,6 +71,7 @@ class ModeOptions(KindOptions):
             optional=templates.optional_fields(reads, optional),
             templates=templates,
             writes={"messages": "messages"},
+            conversations=("messages",),
             # In the order of the tools: that of a set differs between processes, and edges are in the fingerprint.
             goto=(*(tool.name for tool in self.tools if tool.name in self.nodes), SETTLE),
             sends=True,
@@ -107,11 +108,6 @@ class ModeNode(Node):
     max_turns: int
     rendering: Rendering
     filled: frozenset[str]
-
-    @property
-    def conversations(self) -> tuple[str, ...]:
-        """The message fields to which each call adds its turn."""
-        return ("messages",)
 
     def script(self, call: Call) -> Script[Reply]:
         """Take a turn."""

@@ -152,7 +152,7 @@ def plan_rendering(
         problem = f"{who} is {brief(given)}: give view({MESSAGES!r}) with its steps, or a function that is not async"
         return PlannedRendering(rendering, reads, problems=(problem,))
     plan = plan_binding(read_signature(given, who), NodeOptions(options.name, options.schema), who)
-    names, optional = plan.binding.facts()
+    names, optional = plan.binding.reading()
     problems = [*plan.problems, *plan.unknown]
     if plan.binding.contexts or plan.binding.resources or names is None:
         problems.append(f"{who} gets values only: name the fields that it reads as its parameters")

@@ -228,7 +228,6 @@ class SettleOptions(KindOptions):
             reads=reads,
             optional=frozenset(reads or ()) - {"messages"},
             writes={name: name for name in ("messages", *self.outputs, *(name for name in own if name == MODE))},
-            whole_state=reads is None,
             goto=(*self.rules, self.after),
             submit=self.submit,
             rules=self.rules,
@@ -387,7 +386,7 @@ def _reads(rules: list[BoundRule], own: tuple[str, ...]) -> dict[str, str] | Non
     """The fields that the node and its rules read; None for the whole state."""
     reads = {name: name for name in own}
     for rule in rules:
-        names, _ = rule.binding.facts()
+        names, _ = rule.binding.reading()
         if names is None:
             return None
         reads |= {field: field for field in names.values()}

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Annotated, Any, Final, cast
 
-import dspy
-
 from dspyer import reducers
 from dspyer.agents.tool_action import BuiltAction, ToolAction
 from dspyer.errors import list_names
 from dspyer.messages import last_turn
+from dspyer.nodes.binding import Binding
 from dspyer.nodes.field_names import check_names
-from dspyer.nodes.module import Input, ModuleIO, frozen_input, gather_inputs, plan_inputs
+from dspyer.nodes.module import ModuleIO, plan_inputs
 from dspyer.nodes.node import NOTHING, Call, Command
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.program_calls import InsideRun, SubgraphProgram
+from dspyer.nodes.program_calls import InsideRun
 from dspyer.nodes.steps import ProgramStep, Script
 from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.patch import DELETE, Replace, Updates
@@ -40,7 +39,7 @@ Sessions = Annotated[dict[str, list[dict[str, Any]]], reducers.each(reducers.con
 """The type of the field `sessions`."""
 
 
-def has_sessions(program: SubgraphProgram, reads: object = None) -> bool:
+def has_sessions(program: Any, reads: object = None) -> bool:
     """Whether each call of a program continues a conversation: it takes one, and the caller does not map one to it."""
     graph = program.graph
     reducer = graph.topology.schema.reducer(MESSAGES)
@@ -49,7 +48,7 @@ def has_sessions(program: SubgraphProgram, reads: object = None) -> bool:
     return takes_one and reducer is not None and reducer.name == "conversation" and not given
 
 
-def arguments_of(program: SubgraphProgram, reads: object = None) -> tuple[str, ...]:
+def arguments_of(program: Any, reads: object = None) -> tuple[str, ...]:
     """The inputs that a model gives: those that are required, but for those that the fields of the caller give."""
     graph = program.graph
     given = reads if isinstance(reads, (Mapping, list, tuple, set, frozenset)) else ()
@@ -63,14 +62,14 @@ class ProgramAction(ToolAction):
     Attributes:
         tool: the name of the tool.
         path: the attributes that lead from the caller's program to the program.
-        inputs: where the inputs come from that the model does not see.
+        binding: what the inputs get that the model does not see.
         updates: makes updates, by the program's own names, of what the program has changed.
         has_sessions: whether each call continues a conversation.
     """
 
     tool: str
     path: tuple[str, ...]
-    inputs: tuple[Input, ...]
+    binding: Binding
     updates: SubgraphNode
     has_sessions: bool
 
@@ -97,10 +96,10 @@ class ProgramAction(ToolAction):
         program, inputs, session = self._begun(call, args)
         return self._ended(program, inputs, session, (yield ProgramStep(program, inputs), call))
 
-    def _begun(self, call: Call, args: Mapping[str, Any]) -> tuple[SubgraphProgram, dict[str, Any], str]:
+    def _begun(self, call: Call, args: Mapping[str, Any]) -> tuple[Any, dict[str, Any], str]:
         """The program, its inputs, and the key of its session."""
-        program = attrgetter(".".join(self.path))(call.program)
-        inputs = {**args, **gather_inputs(self.inputs, call, f"tool {self.tool!r}", frozen_input)}
+        program: Any = attrgetter(".".join(self.path))(call.program)
+        inputs = {**args, **self.binding.bind(call)}
         if not self.has_sessions:
             return program, inputs, ""
         session = f"{self.tool}/{inputs.pop(SESSION)}"
@@ -111,7 +110,7 @@ class ProgramAction(ToolAction):
                 inputs[MODE] = last_turn(known).mode
         return program, inputs, session
 
-    def _ended(self, program: SubgraphProgram, inputs: dict[str, Any], session: str, inside: InsideRun) -> Command[Any]:
+    def _ended(self, program: Any, inputs: dict[str, Any], session: str, inside: InsideRun) -> Command[Any]:
         changes = inside.changes()
         updates: dict[str, object] = {
             name: value if name in self.updates.folds or value is DELETE else Replace(value)
@@ -131,14 +130,13 @@ def _new_messages(changes: Mapping[str, object]) -> list[Any]:
     return [message for part in parts for message in (part.raw_items() if isinstance(part, FrozenList) else (part,))]
 
 
-def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, ...], who: str) -> BuiltAction:
+def plan_subagent(program: Any, options: NodeOptions, path: tuple[str, ...], who: str) -> BuiltAction:
     """Decide where the inputs of a program come from, and where its outputs go."""
-    found = cast("SubgraphProgram", program)
-    graph, schema = found.graph, options.schema
+    graph, schema = program.graph, options.schema
     hidden = options.reads if options.reads is not None else NOTHING
     inputs = (*graph.inputs, *sorted(graph.also))
     own = ModuleIO(inputs={name: Any for name in inputs if name in hidden}, optional=frozenset(hidden))
-    planned = plan_inputs(own, options._replace(reads=hidden), who)
+    planned = plan_inputs(own, options._replace(reads=hidden), who, copy=False)
     wrong = [name for name in hidden if name not in inputs and graph.closed]
     problems = planned.problems if not wrong else []
     if wrong:
@@ -152,12 +150,12 @@ def plan_subagent(program: dspy.Module, options: NodeOptions, path: tuple[str, .
     problems += check_names(writes, "writes", who, own=known, schema=schema)
     folds = frozenset(name for name, field in writes.items() if schema.reducer(field) is not None)
     same_names = {name: name for name in writes}
-    sessions = has_sessions(found, hidden)
-    reads, unset = planned.facts()
+    sessions = has_sessions(program, hidden)
+    reads, unset = planned.binding.reading()
     if sessions:
-        reads = {**reads, MESSAGES: MESSAGES, SESSIONS: SESSIONS}
+        reads = {**(reads or {}), MESSAGES: MESSAGES, SESSIONS: SESSIONS}
         writes = {**writes, SESSIONS: SESSIONS}
         unset |= {SESSIONS}
-    updates = SubgraphNode(name=options.name, inputs=planned.inputs, gives=same_names, folds=folds)
-    action = ProgramAction(options.name, path, planned.inputs, updates, sessions)
-    return BuiltAction(action, program, reads, unset, problems=tuple(problems), fields=writes)
+    updates = SubgraphNode(name=options.name, binding=planned.binding, gives=same_names, folds=folds)
+    action = ProgramAction(options.name, path, planned.binding, updates, sessions)
+    return BuiltAction(action, program, reads or {}, unset, problems=tuple(problems), fields=writes)

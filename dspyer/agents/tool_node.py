@@ -154,6 +154,7 @@ class ToolOptions(KindOptions):
             reads |= {name: field for name, field in more.items() if field not in reads.values()}
             optional |= unset
         own = {name: name for name in (MESSAGES, self.handoffs) if name is not None}
+        lasting = {"approve": approval is not None, "effect": spec.effect}
         node = ToolNode(
             name=options.name,
             reads=built.templates.all_reads(reads),
@@ -161,11 +162,13 @@ class ToolOptions(KindOptions):
             writes={**fields, **own},
             resources=built.resources,
             templates=built.templates,
+            reports_in=(MESSAGES,),
+            programs=built.action.path[1:] if isinstance(built.action, ProgramAction) else (),  # with a check as well
+            lasting=tuple([option for option, is_set in lasting.items() if is_set]),
             spec=spec,
             parsers=argument_parsers(spec.tool),
             action=built.action,
             approval=approval,
-            answer=None,
             check=check,
             readable=frozenset((options.reads or {}).values()),
             fields=fields,
@@ -173,7 +176,7 @@ class ToolOptions(KindOptions):
             contested=frozenset((options.writes or {}).values()),
         )
         if approval is not None:
-            node = replace(node, answer=answer_type(node.parsed))
+            node = replace(node, answer_types={options.name: answer_type(node.parsed)})
         problems += _write_problems(fields, own, spec, options, who)
         return Built(node, _held(options.name, built.module, spec.check), tuple(problems))
 
@@ -191,7 +194,6 @@ class ToolNode(Node):
         parsers: the parsers of the arguments.
         action: what is called.
         approval: whether to ask before a call; None for never.
-        answer: the type of the answers to that question.
         check: finds problems in a result; None for none.
         readable: the fields that its code may read through `ctx`.
         fields: the fields that it may write, by its own names.
@@ -205,7 +207,6 @@ class ToolNode(Node):
     parsers: Mapping[str, ArgumentParser]
     action: ToolAction
     approval: ApprovalRule | None
-    answer: Any
     check: ToolCheck | None
     readable: frozenset[str]
     fields: FieldNames
@@ -221,30 +222,9 @@ class ToolNode(Node):
         return frozenset([CALL])
 
     @property
-    def reports_in(self) -> tuple[str, ...]:
-        """The field by which it reports what a call raises: that of its results."""
-        return (MESSAGES,)
-
-    @property
     def look(self) -> Look:
         """How pictures show it; `inner` says whether what the program holds for it is a compiled graph."""
         return Look("tool", self.kind, inner=isinstance(self.action, ProgramAction) and len(self.action.path) == 1)
-
-    @property
-    def programs(self) -> tuple[str, ...]:
-        """The attribute of its own module with the program that it runs, if it has a check as well."""
-        return self.action.path[1:] if isinstance(self.action, ProgramAction) else ()
-
-    @property
-    def lasting(self) -> tuple[str, ...]:
-        """Its options that say that a call is not undone. No search may contain one."""
-        options = {"approve": self.approval is not None, "effect": self.spec.effect}
-        return tuple(name for name, is_set in options.items() if is_set)
-
-    @property
-    def answer_types(self) -> Mapping[str, Any]:
-        """The type of the answer to the question for approval, whose key is the name of the tool."""
-        return {} if self.approval is None else {self.name: self.answer}
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`: not those of its node."""
@@ -265,7 +245,8 @@ class ToolNode(Node):
         taken = None if signature.takes_all or self.spec.tool.has_kwargs else frozenset(shown)
         action = FunctionAction(fn, plan.binding, is_async(fn), taken)
         resources = {one.name: one.kind for one in plan.binding.resources if not one.default}
-        node = replace(self, action=action, resources=resources, spec=replace(self.spec, takes_key=False))
+        spec = replace(self.spec, takes_key=False)
+        node = replace(self, action=action, resources=resources, programs=(), spec=spec)
         return Built(node, None, (*signature.problems, *plan.problems, *plan.unknown))
 
     def script(self, call: Call) -> Script[Reply]:
@@ -295,7 +276,7 @@ class ToolNode(Node):
     def _made(self, call: Call, args: Mapping[str, Any], parsed: Mapping[str, Any]) -> Script[ToolOutcome | Refusal]:
         """Ask, if the call needs approval, and make it."""
         if self.approval is not None and self.approval.asks(call, parsed):
-            given = call.context.delegate.interrupt(self.name, call_text(self.name, args), self.answer)
+            given = call.context.delegate.interrupt(self.name, call_text(self.name, args), self.answer_types[self.name])
             answer = given if isinstance(given, Approval) else Approval(given)
             if not answer.ok:
                 return Refusal(answer.reason)
@@ -430,7 +411,7 @@ def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
         return built._replace(problems=(*built.problems, problem))
     plan = plan_binding(spec.hidden, options if options.reads is not None else options._replace(reads={}), who)
     binding, problems = plan.binding, [*plan.problems, *plan.unknown]
-    reads, optional = binding.facts()
+    reads, optional = binding.reading()
     resources = {resource.name: resource.kind for resource in binding.resources if not resource.default}
     if not isinstance(spec.target, dspy.Module):
         fix = "make the module itself a tool, agents.tool({name}, name='...')"
@@ -438,7 +419,7 @@ def build_action(spec: ToolSpec, options: NodeOptions, who: str) -> BuiltAction:
         action: ToolAction = FunctionAction(spec.target, binding, is_async(spec.target))
         return BuiltAction(action, None, reads or {}, optional, resources, problems=tuple(problems))
     found = module_io(spec.target)
-    templates, wrong, unknown = plan_templates([spec.target], options, (reads or {}).values(), who)
+    templates, wrong, unknown = plan_templates([spec.target], options, reads or {}, who)
     writes = () if spec.writes is None else tuple(options.writes or ())
     outputs = None if found.outputs is None else tuple(found.outputs)
     action = ModuleAction(path, who, outputs, writes, binding, templates)
@@ -461,7 +442,7 @@ def _held(name: str, module: dspy.Module | None, check: object) -> dspy.Module |
 def _further_reads(rule: ApprovalRule | None, check: ToolCheck | None) -> Iterator[tuple[FieldNames, frozenset[str]]]:
     """The fields that the approval and the check read, and those of them that may be unset."""
     if rule is not None:
-        reads, optional = rule.binding.facts()
+        reads, optional = rule.binding.reading()
         yield reads or {}, optional
     if check is not None:
         yield check.finder.reads or {}, check.finder.optional

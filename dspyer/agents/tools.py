@@ -19,13 +19,13 @@ from dspyer.agents.subagent import SESSION, arguments_of, has_sessions
 from dspyer.agents.tool_node import ToolOptions, ToolSpec
 from dspyer.errors import GraphError, brief, list_names
 from dspyer.graph.builder import Graph
+from dspyer.graph.correction import signature_of_module
 from dspyer.graph.declarations import check_name
 from dspyer.hints import signature_of
 from dspyer.layers.retry import Retry
 from dspyer.nodes.binding import is_value_class
 from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, own_call, read_signature
 from dspyer.nodes.context import Context
-from dspyer.nodes.correction import signature_of_module
 from dspyer.nodes.module import module_io
 from dspyer.nodes.options import OfGraph, node_options
 from dspyer.nodes.program_calls import is_program

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.errors import list_names, suggestion
+from dspyer.graph.correction import checked_node_problems, finished_fix, fix_name, plan_fix
 from dspyer.graph.spec import Exit
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.nodes.build import build_node
 from dspyer.nodes.check import CheckNode, CheckOptions, checks_of, into_problems
-from dspyer.nodes.correction import checked_node_problems, finished_fix, fix_name, plan_fix
 from dspyer.nodes.node import Built, Node
 from dspyer.nodes.options import NodeOptions
 from dspyer.scheduler.topology import END
@@ -146,10 +146,10 @@ def _build_check(
             goto=() if check.fix is None else (check.fix,),
             sends=check.fix is not None,
             resources=finder.resources,
-            whole_state=finder.whole_state,
             templates=finder.templates,
             of=of.name,
             finder=finder,
+            what=f"the output of {of.name!r}",
             into=given.into,
             fix=check.fix,
             max_fixes=given.max_fixes,
@@ -202,4 +202,4 @@ def handler_problems(nodes: Mapping[str, Node], edges: Iterable[ErrorEdge]) -> I
 
 
 def _targets(way: Exit) -> tuple[str, ...]:
-    return (way,) if isinstance(way, str) else way.targets
+    return (way,) if isinstance(way, str) else way.goto

@@ -31,15 +31,15 @@ from dspyer.graph.checks import BuiltParts, PlannedCheck, build_checks, follow_c
 from dspyer.graph.declarations import NEEDED, EdgeDeclaration, GraphOptions, attribute_problems
 from dspyer.graph.error_edges import by_source, error_edge_problems, no_node_hints, unfilled_problems
 from dspyer.graph.spec import Exit, GraphSpec
+from dspyer.layers.cache_key import plan_cache
+from dspyer.layers.condensers import Condenser, Condensers, plan_condenser
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers, ordered
 from dspyer.layers.node_cache import NodeCache
 from dspyer.layers.retry import Retry
 from dspyer.layers.timeout import Timeout
 from dspyer.nodes.build import build_node
-from dspyer.nodes.cache_key import plan_cache
 from dspyer.nodes.check import CheckOptions, checks_of
-from dspyer.nodes.condense import Condenser, Condensers, plan_condenser
 from dspyer.nodes.function import may_return_command
 from dspyer.nodes.interrupt import interrupts_of
 from dspyer.nodes.node import Node
@@ -199,7 +199,7 @@ class GraphParts(NamedTuple):
         found: dict[tuple[str, str], Edge] = {}
         for source, ways in self.exits.items():
             for way in ways:
-                for target in (way,) if isinstance(way, str) else way.targets:
+                for target in (way,) if isinstance(way, str) else way.goto:
                     known = found.get((source, target))
                     conditional = not isinstance(way, str) and (known is None or known.conditional)
                     found[source, target] = Edge(source, target, conditional)
@@ -230,8 +230,8 @@ class GraphParts(NamedTuple):
 
     def sent(self) -> set[str]:
         """The nodes that a `Send` may start, whose inputs may come with it."""
-        found = {target for node in self.nodes.values() for target in node.send_targets}
-        found.update(target for _, router in self.routers() for target in router.send_targets)
+        found = {target for node in self.nodes.values() if node.sends for target in node.goto}
+        found.update(target for _, router in self.routers() if router.sends for target in router.goto)
         found.update(name for router in self.lost if router.may_send for name in router.known_targets or self.names)
         # A check sees what was sent to the node that it checks.
         found.update([name for name, node in checks_of(self.nodes).items() if node.of in found])
@@ -246,7 +246,7 @@ class GraphParts(NamedTuple):
     def unsent_problems(self) -> list[str]:
         """Missing values of the nodes that no `Send` starts."""
         sent = self.sent()
-        routed = {target for _, router in self.routers() for target in router.targets}
+        routed = {target for _, router in self.routers() for target in router.goto}
         routed |= {target for node in self.nodes.values() for target in node.goto}
         return [
             f"{text}{_DECLARE_SEND if name in routed else ''}"
@@ -309,12 +309,12 @@ def _build_exits(
             continue
         built = build_router(edge, schema)
         problems += built.problems
-        if built.router is None:
+        if not isinstance(built.node, Router):
             lost.append(edge)
             continue
-        exits.setdefault(edge.source, []).append(built.router)
+        exits.setdefault(edge.source, []).append(built.node)
         if built.module is not None:
-            name = str(built.router.module_name)
+            name = str(built.node.module_name)
             if name in modules or name in exits:
                 problems.append(
                     f"two parts of the graph are called {name!r}: give the router at {edge.source!r} a name="
@@ -404,8 +404,7 @@ def _complete_facts(
     """The facts with forks, reads, writes and the fields that are set from the start."""
     schema, nodes, sent = options.schema, parts.nodes, parts.sent()
     forks = {
-        source: [(way,) if isinstance(way, str) else way.targets for way in ways]
-        for source, ways in parts.exits.items()
+        source: [(way,) if isinstance(way, str) else way.goto for way in ways] for source, ways in parts.exits.items()
     }
     reads = {
         name: [field for field in (node.reads or {}).values() if field not in node.optional]
@@ -767,7 +766,8 @@ def prepare_modules(graph: GraphSpec, modules: Mapping[str, dspy.Module]) -> Non
     named += [(part.name, part.templates) for parts in graph.condensers.values() for part in parts.values()]
     run_values = [f"{RUN}{name}" for name in RUN_VALUES]
     run_values += [f"{RUN}{node}.{name}" for node in graph.nodes for name in NODE_VALUES]
-    run_values = [name for name in run_values if graph.counts or not is_counted(name)]
+    if not any(is_counted(name) for _, templates in named for name in templates.names):  # they are many
+        run_values = [name for name in run_values if not is_counted(name)]
     for attribute, templates in named:
         if templates.in_instructions and attribute in modules:
             allowed = None if templates.allowed is None else templates.allowed.union(run_values)

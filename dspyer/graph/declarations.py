@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import warnings
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import dspy
 
@@ -13,7 +13,7 @@ from dspyer.dspy_module.predictors import modules_in
 from dspyer.errors import GraphError, brief, list_names, suggestion
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.node import Node
-from dspyer.nodes.program_calls import SubgraphProgram, is_program
+from dspyer.nodes.program_calls import is_program
 from dspyer.policies import Pattern, Policies
 from dspyer.scheduler.topology import END, START
 from dspyer.schema.schema import Schema
@@ -100,8 +100,8 @@ def checked_policies(option: str, spec: object, schema: Schema, otherwise: objec
 
 def inner_schemas(modules: Iterable[dspy.Module]) -> list[Schema]:
     """The schemas of the graphs among the modules of a graph."""
-    parts = {id(part): part for module in modules for _, part in modules_in(module)}
-    return [cast(SubgraphProgram, part).graph.topology.schema for part in parts.values() if is_program(part)]
+    parts: dict[int, Any] = {id(part): part for module in modules for _, part in modules_in(module)}
+    return [part.graph.topology.schema for part in parts.values() if is_program(part)]
 
 
 def check_redacted_paths(patterns: Iterable[Pattern], schemas: Sequence[Schema]) -> None:

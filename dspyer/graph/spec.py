@@ -17,19 +17,17 @@ from dspyer.errors import InputError, RouteError, list_names, suggestion, with_a
 from dspyer.graph.declarations import check_redacted_paths, fields_of_items, inner_schemas
 from dspyer.graph.text import edge_labels, explain
 from dspyer.layers.breakpoints import Breakpoints
-from dspyer.layers.condensers import Condense
+from dspyer.layers.condensers import Condense, Condensers
 from dspyer.layers.handlers import ErrorEdge, ErrorEdges
 from dspyer.layers.layer import Layer, ordered
 from dspyer.layers.redacted import Redacted
 from dspyer.layers.reports import Reports
 from dspyer.nodes.check import CheckNode, FinderNode, checks_of, rejecting_of
-from dspyer.nodes.condense import Condensers
 from dspyer.nodes.node import SENT, Node, Send
 from dspyer.nodes.router import Router
 from dspyer.persistence.execution_records import AnswerSource, no_answer
 from dspyer.persistence.journal import Durability
 from dspyer.persistence.lm_call_log import Choose, LMCallLog, Recorded
-from dspyer.scheduler.run_values import is_counted
 from dspyer.scheduler.topology import Topology
 
 Exit = str | Router
@@ -84,14 +82,11 @@ class GraphSpec:
         attempts: the most attempts of each node with a retry policy, those of the graphs around it first, by its path:
             `{"write": (3,), "write/draft": (3, 2)}`.
         error_edges: where a branch goes after a failure, by node; the first edge that takes the exception counts.
-        routers: all routers, in the order of declaration.
-        checks: the checks, by their names.
         rejecting: the nodes that may reject an output: the checks, those of agents too.
         checked: the check that follows a node, by the names of the nodes that have one and of their fixes.
         searches: the nodes that make the trials of a search, by their names.
         layers: all layers of the nodes that have some, by node, outermost first.
         needs_resources: whether a node or router has a parameter for a resource.
-        counts: whether a template or run value of a node, condenser or router uses counts of node calls.
         straight: the straight paths of plain nodes, once a run has begun (`runtime.straight`).
 
     Example:
@@ -132,24 +127,16 @@ class GraphSpec:
     record_lm_calls: Recorded | Choose = "usage"
     attempts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     error_edges: Mapping[str, tuple[ErrorEdge, ...]] = field(default_factory=dict)
-    routers: tuple[Router, ...] = field(init=False)
-    checks: Mapping[str, CheckNode] = field(init=False)
     rejecting: Mapping[str, FinderNode] = field(init=False)
     checked: Mapping[str, CheckNode] = field(init=False)
     searches: Mapping[str, Node] = field(init=False)
     layers: Mapping[str, tuple[Layer, ...]] = field(init=False)
     needs_resources: bool = field(init=False)
-    counts: bool = field(init=False)
     straight: Derived = field(init=False, default_factory=Derived)
 
     def __post_init__(self) -> None:
-        routers = tuple(way for ways in self.exits.values() for way in ways if not isinstance(way, str))
-        condensers = [part for parts in self.condensers.values() for part in parts.values()]
-        parts: tuple[Node | Router, ...] = (*self.nodes.values(), *condensers, *routers)
-        object.__setattr__(self, "routers", routers)
-        checks = checks_of(self.nodes)
-        checked = {name: check for check in checks.values() for name in (check.of, check.fix) if name is not None}
-        object.__setattr__(self, "checks", checks)
+        parts = (*self.nodes.values(), *self.routers)
+        checked = {name: check for check in self.checks.values() for name in (check.of, check.fix) if name is not None}
         object.__setattr__(self, "rejecting", rejecting_of(self.nodes))
         object.__setattr__(self, "checked", checked)
         searches = {name: node for name, node in self.nodes.items() if type(node).trials_in is not Node.trials_in}
@@ -157,7 +144,6 @@ class GraphSpec:
         layers = {name: self._layers_of(name, node) for name, node in self.nodes.items()}
         object.__setattr__(self, "layers", {name: found for name, found in layers.items() if found})
         object.__setattr__(self, "needs_resources", any(part.resources for part in parts))
-        object.__setattr__(self, "counts", any(is_counted(name) for part in parts for name in part.templates.names))
 
     def _layers_of(self, name: str, node: Node) -> tuple[Layer, ...]:
         own: list[Layer] = list(self.given_layers.get(name, ()))
@@ -170,6 +156,16 @@ class GraphSpec:
         if node.reports_in:
             own.append(Reports(node))
         return ordered(own)
+
+    @property
+    def routers(self) -> tuple[Router, ...]:
+        """All routers, in the order of declaration."""
+        return tuple([way for ways in self.exits.values() for way in ways if not isinstance(way, str)])
+
+    @property
+    def checks(self) -> Mapping[str, CheckNode]:
+        """The checks, by their names."""
+        return checks_of(self.nodes)
 
     @property
     def name(self) -> str:

@@ -22,9 +22,9 @@ import dspy
 from dspyer import clock
 from dspyer.dspy_module.not_public import CACHE_FOLDER, default_cache_dir
 from dspyer.dspy_module.tracing import step_count
+from dspyer.layers.cache_key import CachePlan, key_of
 from dspyer.layers.cache_steps import DiskStep, Follow, Lead
 from dspyer.layers.layer import Inner, Layer, Place, replies
-from dspyer.nodes.cache_key import CachePlan, key_of
 from dspyer.nodes.node import Call, Node, Output, Reply
 from dspyer.nodes.steps import Script
 from dspyer.persistence.patch_cache import (

@@ -68,20 +68,7 @@ def first_of(first: AnswerSource, second: AnswerSource) -> AnswerSource:
 
 def schema_of(answer: Any) -> Mapping[str, Any] | None:
     """The JSON schema of a type of answers; None for a question that needs no answer."""
-    if answer in NO_ANSWER:
-        return None
-    try:
-        return _known(answer)[1]
-    except TypeError:  # a type that cannot be hashed, like Annotated with a list: it is not cached
-        return _described(answer)[1]
-
-
-def adapter_of(answer: Any) -> TypeAdapter[Any]:
-    """The pydantic adapter that validates answers of a type."""
-    try:
-        return _known(answer)[0]
-    except TypeError:
-        return _described(answer)[0]
+    return None if answer in NO_ANSWER else _known_or_described(answer)[1]
 
 
 def validated(answer: Any, frozen: Any, question: Question, shown: str | None = None) -> Any:
@@ -96,7 +83,7 @@ def validated(answer: Any, frozen: Any, question: Question, shown: str | None = 
             return None
         raise InputError(f"{_named(question)} takes no answer, and was given{shown or ' one'}: give None to resume")
     try:
-        value = _read_strictly(adapter_of(answer), plain)
+        value = _read_strictly(_known_or_described(answer)[0], plain)
     except ValidationError as refusal:
         reasons = "; ".join(_reason(problem) for problem in refusal.errors(include_url=False, include_input=False)[:3])
         raise InputError(
@@ -172,3 +159,10 @@ def _described(answer: Any) -> tuple[TypeAdapter[Any], Mapping[str, Any]]:
 
 
 _known = lru_cache(maxsize=256)(_described)
+
+
+def _known_or_described(answer: Any) -> tuple[TypeAdapter[Any], Mapping[str, Any]]:
+    try:
+        return _known(answer)
+    except TypeError:  # a type that cannot be hashed, like Annotated with a list: it is not cached
+        return _described(answer)

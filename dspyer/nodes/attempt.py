@@ -10,6 +10,7 @@ before.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -17,7 +18,7 @@ from contextvars import Context as ContextVars
 from functools import partial
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import dspy
 
@@ -42,10 +43,9 @@ from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.nodes.answer_types import schema_of, validated
 from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, latest_value
-from dspyer.nodes.program_calls import OpenCalls
+from dspyer.nodes.program_calls import OpenCalls, not_cancelled
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.view_access import (
-    NoRunViews,
     ViewSource,
     author_problems,
     chosen_plainly,
@@ -58,6 +58,7 @@ from dspyer.persistence.execution_records import MISSING, AnswerSource, Executio
 from dspyer.persistence.rows import NewRow, effect_row, item_row
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import Branch
+from dspyer.scheduler.topology import START
 from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
@@ -179,7 +180,7 @@ class NoRun(NotLive):
     """The host of a node that is called without a run, by tests and by `dspyer.testing`."""
 
     def __init__(self, answer: AnswerSource = no_answer) -> None:
-        self.views: ViewSource = NoRunViews()
+        self.views = ViewSource()
         self.records = ExecutionRecords()
         self.answer = answer
         self.root, self.label = "alone", ""
@@ -209,6 +210,7 @@ class NoRun(NotLive):
         return None
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Attempt:
     """One attempt of one execution.
 
@@ -234,61 +236,26 @@ class Attempt:
         home: the context of the node's function, if programs are bound to it.
     """
 
-    __slots__ = (
-        "_open",
-        "_refusal",
-        "_used",
-        "branch",
-        "calls",
-        "edited",
-        "execution",
-        "following",
-        "home",
-        "host",
-        "index",
-        "limit",
-        "live_cursor",
-        "local_id",
-        "node",
-        "number",
-        "over",
-        "part",
-        "position",
-        "posts",
-    )
-
-    def __init__(
-        self,
-        host: AttemptHost | None = None,
-        node: str = "",
-        branch: BranchPath = (),
-        execution: str = "",
-        local_id: str = "",
-        position: Branch | None = None,
-        index: int | None = None,
-        number: int = 1,
-        part: str = "",
-    ) -> None:
-        self.host: AttemptHost = host or NoRun()
-        self.node = node
-        self.branch = branch
-        self.execution = execution
-        self.local_id = local_id
-        self.position = position
-        self.index = index
-        self.number = number
-        self.posts: list[tuple[str, Any]] | None = None
-        self.live_cursor: Any = None
-        self.over = False
-        self.part = part
-        self.following: Attempt | None = None
-        self.limit: TimeLimit | None = None
-        self.calls: OpenCalls | None = None
-        self.edited: Mapping[str, Any] | None = None
-        self.home: ContextVars | None = None
-        self._used: dict[tuple[str, str], object] | None = None
-        self._open: list[Question] = []
-        self._refusal: tuple[type[Exception], str] | None = None
+    host: AttemptHost = dataclasses.field(default_factory=NoRun)
+    node: str = ""
+    branch: BranchPath = ()
+    execution: str = ""
+    local_id: str = ""
+    position: Branch | None = None
+    index: int | None = None
+    number: int = 1
+    part: str = ""
+    posts: list[tuple[str, Any]] | None = None
+    live_cursor: Any = None
+    over: bool = False
+    following: Attempt | None = None
+    limit: TimeLimit | None = None
+    calls: OpenCalls | None = None
+    edited: Mapping[str, Any] | None = None
+    home: ContextVars | None = None
+    _used: dict[tuple[str, str], object] | None = None
+    _open: list[Question] = dataclasses.field(default_factory=list)
+    _refusal: tuple[type[Exception], str] | None = None
 
     @property
     def who(self) -> str:
@@ -587,16 +554,11 @@ class Attempt:
         """The entries of a view, for `ctx.view`: checked here, since no graph build has seen it."""
         self.check_running("looks at a view")
         views = self.host.views
-        allowed = views.permitted_fields(self.node, "reads")
         schema = views.schema
         for field in (view.field, *fields_of_then(view, schema)):
-            if allowed is not None and field not in allowed:
-                raise InputError(
-                    f"{self.who} looks at {view!r}, and {field!r} is not among its reads "
-                    f"({list_names(sorted(allowed))}): add it there"
-                )
+            self._check_permitted("reads", field, f"looks at {view!r}, and {field!r}", InputError)
         problems = view_problems(view, "ctx.view", schema, self.who)
-        problems += author_problems(view, "ctx.view", views.authors, self.who)
+        problems += author_problems(view, "ctx.view", (START, *views.nodes), self.who)
         if not schema.accepts_any_key and view.field not in schema.fields:
             hint = suggestion(view.field, schema.fields)
             problems.append(f"{self.who} looks at {view!r}: that is no field of the state.{hint}")
@@ -673,14 +635,8 @@ class Attempt:
                 f"{self.who} posts to {field!r} from an item of a map: return it in the item's result"
             )
         self.check_running(f"posts to {field!r}")
-        views = self.host.views
-        allowed = views.permitted_fields(self.node, "writes")
-        if allowed is not None and field not in allowed:
-            raise NodeOutputError(
-                f"{self.who} posts to {field!r}, which is not among its writes ({list_names(sorted(allowed))}): add it "
-                "there"
-            )
-        schema = views.schema
+        self._check_permitted("writes", field, f"posts to {field!r}, which", NodeOutputError)
+        schema = self.host.views.schema
         if not schema.accepts_any_key and field not in schema.fields:
             hint = suggestion(field, schema.fields)
             raise NodeOutputError(f"{self.who} posts to {field!r}, which is no field of the schema.{hint}")
@@ -703,12 +659,7 @@ class Attempt:
         self.check_time()
         if self.index is not None:
             raise AttemptError(f"{self.who}: an item of a map cannot wait for the live field {field!r}")
-        allowed = self.host.views.permitted_fields(self.node, "reads")
-        if allowed is not None and field not in allowed:
-            raise InputError(
-                f"{self.who} listens to {field!r}, which is not among its reads ({list_names(sorted(allowed))}): "
-                "add it there"
-            )
+        self._check_permitted("reads", field, f"listens to {field!r}, which", InputError)
         return Entries(self.host.live_entries(self, field), field, timeout, self.limit or self.host.limit)
 
     def set_doing(self, text: str) -> None:
@@ -716,6 +667,14 @@ class Attempt:
         self.check_time()
         self.host.publish(Doing(self.node, self.branch, self.execution, text))
         self.host.set_doing(self, text)
+
+    def _check_permitted(
+        self, option: Literal["reads", "writes"], field: str, what: str, error: type[Exception]
+    ) -> None:
+        """Refuse a field that the node may not read or write."""
+        allowed = self.host.views.permitted_fields(self.node, option)
+        if allowed is not None and field not in allowed:
+            raise error(f"{self.who} {what} is not among its {option} ({list_names(sorted(allowed))}): add it there")
 
     def check_running(self, what: str) -> None:
         self.check_time()
@@ -775,16 +734,13 @@ class Attempt:
             )
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class _Effect:
     """An effect that an attempt has begun; `ended` is done when it is recorded, or has failed."""
 
-    __slots__ = ("attempt", "ended", "is_async")
-
-    def __init__(self, attempt: Attempt, is_async: bool) -> None:
-        self.attempt = attempt
-        self.is_async = is_async
-        self.ended: Future[None] = Future()
-        self.ended.set_running_or_notify_cancel()  # a task that waits for it and is cancelled must not cancel it
+    attempt: Attempt
+    is_async: bool
+    ended: Future[None] = dataclasses.field(default_factory=not_cancelled)
 
 
 def _read_field(overlay: FrozenDict[str, Any] | None, state: FrozenDict[str, Any] | None, field: str) -> Any:

@@ -15,7 +15,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, is_dataclass, replace
 from decimal import Decimal
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import dspy
 from pydantic import BaseModel
@@ -25,13 +25,13 @@ from dspyer.messages import turns_in
 from dspyer.nodes.callables import FunctionSignature, Parameter, class_of, members, wants_copy
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_field_text
-from dspyer.nodes.node import NOTHING, Call
+from dspyer.nodes.node import NOTHING, Call, Node
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.template_plans import computed_value
 from dspyer.nodes.view_access import form_of, form_problems
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
-from dspyer.templates import ComputedInput
+from dspyer.templates import NO_TEMPLATES, ComputedInput, Templates
 from dspyer.values.frozen import FrozenDict, FrozenList, thaw
 from dspyer.values.types import Opaque, find_opaque, registered_kind
 from dspyer.views import View, ViewForm
@@ -84,6 +84,8 @@ class Binding:
         resources: parameters that get a resource.
         modules: parameters that get a module of the program.
         takes_all: whether `**kwargs` gets all readable fields.
+        rest: whether what else an overlay brings is given by its name, as plain copies (True) or frozen (False); None
+            if it is not given.
         reads: the fields that it may read, by its own names; None for all.
         schema: the fields of the state.
     """
@@ -96,6 +98,7 @@ class Binding:
     resources: tuple[ResourceParameter, ...] = ()
     modules: tuple[str, ...] = ()
     takes_all: bool = False
+    rest: bool | None = None
     reads: FieldNames | None = None
     schema: Schema | None = None
 
@@ -104,7 +107,18 @@ class Binding:
         """Whether it reads the state as a whole."""
         return bool(self.states or self.views or self.takes_all)
 
-    def facts(self) -> tuple[FieldNames | None, frozenset[str]]:
+    def facts(self, templates: Templates = NO_TEMPLATES) -> dict[str, Any]:
+        """What a `BoundNode` declares whose arguments these are, and which has these templates."""
+        reads, optional = self.reading()
+        return {
+            "reads": None if reads is None else templates.all_reads(reads),
+            "optional": optional if reads is None else templates.optional_fields(reads, optional),
+            "templates": templates,
+            "resources": {resource.name: resource.kind for resource in self.resources if not resource.default},
+            "binding": self,
+        }
+
+    def reading(self) -> tuple[FieldNames | None, frozenset[str]]:
         """The fields that it reads, by its own names (None for the whole state), and those that may be unset."""
         if self.whole_state and self.reads is None:
             return None, frozenset()
@@ -118,12 +132,21 @@ class Binding:
     @property
     def takes(self) -> frozenset[str] | None:
         """The names that an overlay may bring; None for any."""
-        if self.states or self.takes_all:
+        if self.states or self.takes_all or self.rest is not None:
             return None
         every = () if self.schema is None else self.schema.fields
         seen = {*(self.reads.values() if self.reads is not None else every)} if self.views else set()
-        named = {field.field for field in self.fields if field.computed is None}
-        return frozenset({*seen, *named, *(resource.name for resource in self.resources)})
+        return frozenset({*seen, *self._named(), *(resource.name for resource in self.resources)})
+
+    def _named(self) -> set[str]:
+        """The names in an overlay that hide a field."""
+        return {field.field for field in self.fields if field.computed is None}
+
+    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
+        """The fields that are read whole, without a view, each as the node's own name and the field."""
+        found = [(one.name, one.field) for one in self.fields if one.readable and not one.view and not one.computed]
+        found += [(name, name) for name in state] if self.whole_state and self.reads is None else []
+        return [(name, field) for name, field in found if field in state]
 
     def bind(self, call: Call) -> dict[str, Any]:
         """The arguments of one call."""
@@ -145,6 +168,9 @@ class Binding:
                 raise unset(field, self.reader, call.state)
         for name in self.contexts:
             arguments[name] = call.context
+        if self.rest is not None and overlay is not None:
+            known = self._named()
+            arguments |= {key: read_field(overlay, key, self.rest) for key in overlay if key not in known}
         if self.resources or self.modules or self.states or self.views or self.takes_all:
             self._bind_rest(call, arguments)
         return arguments
@@ -169,6 +195,37 @@ class Binding:
         if self.takes_all:
             for name, field in _readable(call, self.reads):
                 arguments.setdefault(name, with_overlay(call)[field])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BoundNode(Node):
+    """A node whose arguments are made by a plan.
+
+    Attributes:
+        binding: the plan.
+    """
+
+    binding: Binding
+
+    @property
+    def takes(self) -> frozenset[str] | None:
+        """The names that a `Send` to it may bring; None for any."""
+        own = self.binding.takes
+        return None if own is None else own | self.templates.takes
+
+    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
+        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
+        return self.binding.whole_fields(state)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The node's own names of what `read_inputs` gives."""
+        return tuple([item.name for item in self.binding.fields])
+
+    def read_inputs(self, call: Call) -> dict[str, Any]:
+        """What a call reads, by the node's own names: fields, views and templates, without resources and modules."""
+        own = self.binding
+        return Binding(self.who, own.fields, rest=own.rest, schema=own.schema).bind(call)
 
 
 def read_field(source: FrozenDict[str, Any], field: str, copy: bool) -> Any:
@@ -383,26 +440,6 @@ _SCALARS = (
 _VALUE_MODULES = {"builtins", "collections.abc", "typing", "numpy", "types"}
 
 
-class NeedsResources(Protocol):
-    """What `check_resources` needs of a node or router."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def who(self) -> str:
-        """How errors name it."""
-
-    @property
-    def send_targets(self) -> tuple[str, ...]:
-        """The nodes that it may start by a `Send`."""
-
-    @property
-    def resources(self) -> Mapping[str, type]:
-        """The types of the resources that it needs, by parameter."""
-
-
 def is_record(kind: type) -> bool:
     """Whether a class is a model or a dataclass: with a schema its objects may be resources, without one values."""
     return issubclass(kind, BaseModel) or is_dataclass(kind)
@@ -472,12 +509,12 @@ def missing_resource(reader: str, parameter: str, kind: type) -> InputError:
     )
 
 
-def check_resources(nodes: Collection[NeedsResources], resources: Mapping[type, object]) -> None:
+def check_resources(nodes: Collection[Node], resources: Mapping[type, object]) -> None:
     """Check at the start of a run that every resource is there; the error names all that are missing.
 
     A model or dataclass that a node asks for may also come with a `Send`, and is looked up when the node is called.
     """
-    sent = {target for node in nodes for target in node.send_targets}
+    sent = {target for node in nodes if node.sends for target in node.goto}
     missing = [
         str(missing_resource(node.who, parameter, kind))
         for node in nodes

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from dspyer.errors import CheckError, NodeOutputError, annotate, brief, list_names, with_article
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, plan_binding
 from dspyer.nodes.build import refused_class
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import FieldNames, unknown_field_text
@@ -29,7 +29,6 @@ from dspyer.nodes.module import build_module, module_io
 from dspyer.nodes.node import NOTHING, Built, Call, Look, Node, Reply, Send
 from dspyer.nodes.options import KindOptions, NodeOptions
 from dspyer.nodes.program_calls import is_program
-from dspyer.nodes.repair import CheckedCommit, Repair
 from dspyer.nodes.steps import FunctionStep, Script
 from dspyer.nodes.subgraph import build_subgraph
 from dspyer.nodes.sync_async import is_async
@@ -76,25 +75,18 @@ class CheckOptions(KindOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FunctionFinder(Node):
+class FunctionFinder(BoundNode):
     """A function that finds problems, or a pydantic model that validates.
 
     Attributes:
         fn: the function.
-        binding: which parameter gets what.
         asynchronous: whether it is an async function.
         into: the field that gets the problems.
     """
 
     fn: Callable[..., object]
-    binding: Binding
     asynchronous: bool = False
     into: str
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        return self.binding.takes
 
     def script(self, call: Call) -> Script[Reply]:
         """Call the function."""
@@ -171,19 +163,8 @@ def function_finder(
     unknown: tuple[str, ...] = (),
 ) -> Built:
     """A node that calls a bound function, and what is wrong with it. Its reply has the result at `into`."""
-    reads, optional = binding.facts()
-    node = FunctionFinder(
-        name=options.name,
-        reads=reads,
-        optional=optional,
-        writes={into: into},
-        resources={resource.name: resource.kind for resource in binding.resources if not resource.default},
-        whole_state=binding.whole_state,
-        fn=fn,
-        binding=binding,
-        asynchronous=is_async(fn),
-        into=into,
-    )
+    facts, writes = binding.facts(), {into: into}
+    node = FunctionFinder(name=options.name, **facts, writes=writes, fn=fn, asynchronous=is_async(fn), into=into)
     return Built(node, None, problems, unknown)
 
 
@@ -277,20 +258,53 @@ def into_problems(into: str, options: NodeOptions) -> list[str]:
 # --- the node
 
 
-class Checking(NamedTuple):
-    """What a node checks.
+class CheckedCommit(NamedTuple):
+    """A commit, as far as repairs are read from it.
 
     Attributes:
-        what: it in texts, as in `the output of 'draft'`.
-        into: the field that gets the problems.
-        fix: the node that corrects what is refused; None for none, and for an agent.
-        modes: of the check of an agent, the modes: one of them gave what is checked, and corrects it.
+        id: its id, as the example names it.
+        node: its author.
+        route: where its branch went.
+        patch: what it changed.
+        sent: what the node that follows was sent.
+        parent: the index of its parent; -1 for none.
+        manual: whether no node made it (`t.update`).
     """
 
-    what: str
-    into: str
-    fix: str | None = None
-    modes: tuple[str, ...] = ()
+    id: str
+    node: str
+    route: tuple[str, ...]
+    patch: Mapping[str, Any]
+    sent: FrozenDict[str, Any] | None
+    parent: int
+    manual: bool
+
+    @classmethod
+    def of(cls, entry: LogEntry, prefix: str) -> CheckedCommit:
+        """Return what repairs need of an entry of a log; `prefix` is what ids in its run begin with."""
+        commit = entry.commit
+        parent = entry.parents[0] if entry.parents else -1
+        return cls(prefix + commit.id, commit.node, commit.route, commit.patch, entry.sent, parent, is_manual(commit))
+
+
+class Repair(NamedTuple):
+    """What was refused, and what was accepted in its place. Values are frozen.
+
+    Attributes:
+        inputs: what led to the outputs.
+        accepted: the outputs that the check accepted.
+        rejected: those that it refused, oldest first.
+        problems: what it found in each of them.
+        reads: the field of each input.
+        writes: the field of each output.
+    """
+
+    inputs: Mapping[str, Any]
+    accepted: Mapping[str, Any]
+    rejected: Sequence[Mapping[str, Any]]
+    problems: Sequence[Any]
+    reads: FieldNames
+    writes: FieldNames
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -299,20 +313,23 @@ class FinderNode(Node):
 
     Attributes:
         finder: finds the problems.
+        what: what it checks in texts, as in `the output of 'draft'`.
+        into: the field that gets the problems.
+        fix: the node that corrects what is refused; None for none, and for an agent.
+        modes: of the check of an agent, the modes: one of them gave what is checked, and corrects it.
     """
 
     kind: ClassVar[str] = "check"
 
     finder: Node
-
-    @property
-    def checking(self) -> Checking:
-        """What it checks."""
-        raise NotImplementedError
+    what: str
+    into: str
+    fix: str | None = None
+    modes: tuple[str, ...] = ()
 
     def rejects(self, route: tuple[str, ...]) -> bool:
         """Whether a commit of it with this route has rejected what it checked."""
-        raise NotImplementedError
+        return bool(route) and route[0] in (self.fix, *self.modes)
 
     def output_before(self, log: Sequence[LogEntry], index: int) -> set[str]:
         """The executions that wrote what it checked, from the last commit before it backwards, at `index`."""
@@ -356,28 +373,15 @@ class CheckNode(FinderNode):
 
     Attributes:
         of: the node whose output it checks.
-        into: the field that gets the problems.
-        fix: the node that corrects the output; None without one.
         max_fixes: how many corrections follow each visit of `of` at most.
         accept: whether the output is accepted after the last correction, with its problems.
         outputs: the fields that `of` writes, by its own names.
     """
 
     of: str
-    into: str
-    fix: str | None
     max_fixes: int
     accept: bool
     outputs: FieldNames
-
-    @property
-    def checking(self) -> Checking:
-        """What it checks: the output of a node."""
-        return Checking(f"the output of {self.of!r}", self.into, self.fix)
-
-    def rejects(self, route: tuple[str, ...]) -> bool:
-        """Whether a commit of it with this route has rejected what it checked."""
-        return self.fix is not None and route == (self.fix,)
 
     def _reply(self, found: Reply, call: Call) -> Reply:
         given = found_problems(self.finder, self.into, found, call)
@@ -391,7 +395,7 @@ class CheckNode(FinderNode):
         if self.accept:
             return Reply({self.into: problems}, None, True)
         after = f" after {visit.fixes} correction{'s' if visit.fixes > 1 else ''}" if visit.fixes else ""
-        text = f"the check {self.name!r} refuses {self.checking.what}{after}: {'; '.join(problems)}"
+        text = f"the check {self.name!r} refuses {self.what}{after}: {'; '.join(problems)}"
         error = CheckError(text, problems)
         annotate(error, f"an error edge that takes this error begins at {self.name!r}, not at {self.of!r}")
         raise error

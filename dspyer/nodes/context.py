@@ -11,7 +11,7 @@ from typing_extensions import TypeVar
 
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.live_access import Entries, Peer
-from dspyer.nodes.program_calls import SubgraphProgram, acall_program, call_program
+from dspyer.nodes.program_calls import acall_program, call_program
 from dspyer.views import Delta, View
 
 T = TypeVar("T")
@@ -189,7 +189,7 @@ class Context:
         """
         return self.delegate.interrupt(key, question, answer)
 
-    def call(self, program: SubgraphProgram, inputs: Mapping[str, Any], *, key: str | None = None) -> dspy.Prediction:
+    def call(self, program: dspy.Module, inputs: Mapping[str, Any], *, key: str | None = None) -> dspy.Prediction:
         """Call a program as a part of this run. It is bound to the node with `add_node(modules=)`.
 
         On a thread, its commits are stored: a later attempt of the node, after a crash, a question or an error, calls
@@ -238,7 +238,7 @@ class Context:
         return call_program(self.delegate, program, inputs, key)
 
     async def acall(
-        self, program: SubgraphProgram, inputs: Mapping[str, Any], *, key: str | None = None
+        self, program: dspy.Module, inputs: Mapping[str, Any], *, key: str | None = None
     ) -> dspy.Prediction:
         """Call a program as a part of this run from an async node. Otherwise like `call`.
 

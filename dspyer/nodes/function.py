@@ -11,8 +11,8 @@ import dspy
 
 from dspyer.dspy_module.not_public import COMPILED
 from dspyer.dspy_module.source import modules_text, reduce_program, source_class
-from dspyer.errors import Interrupt, NodeOutputError
-from dspyer.nodes.binding import Binding, plan_binding
+from dspyer.errors import NodeOutputError
+from dspyer.nodes.binding import BoundNode, plan_binding
 from dspyer.nodes.callables import read_signature
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_outputs_text
 from dspyer.nodes.hidden_modules import hidden_problems, mentions
@@ -23,34 +23,23 @@ from dspyer.nodes.program_calls import OpenCalls, is_program, questions_in
 from dspyer.nodes.steps import FunctionStep, Script, Step
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import filled, plan_templates
-from dspyer.state import ImmutableState
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FunctionNode(Node):
+class FunctionNode(BoundNode):
     """A node that is a function.
 
     Attributes:
         fn: the function.
-        binding: which parameter gets what.
         asynchronous: whether it is an async function.
         per_item: whether it runs inside a map, where a result that is no patch is the result of the item.
-        programs: the parameters that get a program, if the function may call it with `ctx.call`.
     """
 
     fn: Callable[..., Any]
-    binding: Binding
     asynchronous: bool = False
     per_item: bool = False
-    programs: tuple[str, ...] = ()
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        own = self.binding.takes
-        return None if own is None else own | self.templates.takes
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all.
@@ -59,23 +48,6 @@ class FunctionNode(Node):
         """
         names = self.binding.reads if option == "reads" else self.writes
         return None if names is None else frozenset(names.values())
-
-    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
-        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
-        found = [
-            (one.name, one.field) for one in self.binding.fields if one.readable and not one.view and not one.computed
-        ]
-        found += [(name, name) for name in state] if self.whole_state and self.reads is None else []
-        return [(name, field) for name, field in found if field in state]
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """The node's own names of what `read_inputs` gives."""
-        return tuple([item.name for item in self.binding.fields])
-
-    def read_inputs(self, call: Call) -> dict[str, Any]:
-        """What a call reads, by the node's own names: fields, views and templates, without resources and modules."""
-        return Binding(self.who, self.binding.fields, schema=self.binding.schema).bind(call)
 
     def script(self, call: Call) -> Script[Reply]:
         """Bind the parameters and call the function."""
@@ -116,19 +88,14 @@ class UntilCallsEnd(NamedTuple):
         """Make it in sync code."""
         calls = call.context.delegate.open_calls()
         try:
-            result = self.step.call(call)
+            return self.step.call(call)
         except BaseException as error:
-            asked = questions_in(error)
-            if not asked:
+            if not questions_in(error):
                 calls.stop()
+            raise
+        finally:
             calls.close()
             calls.raise_if_cut_off()
-            if asked and not isinstance(error, Interrupt):
-                raise Interrupt(asked) from None
-            raise
-        calls.close()
-        calls.raise_if_cut_off()
-        return result
 
     async def acall(self, call: Call) -> Any:
         """Make it in async code."""
@@ -136,20 +103,15 @@ class UntilCallsEnd(NamedTuple):
         calls = attempt.open_calls()
         try:
             made = self.step.acall(call)
-            result = await (made if self.asynchronous else _stop_if_cancelled(calls, made))
+            return await (made if self.asynchronous else _stop_if_cancelled(calls, made))
         except BaseException as error:
-            asked = questions_in(error)
-            if not asked:
+            if not questions_in(error):
                 calls.stop()
+            raise
+        finally:
             if not attempt.left_running:
                 await calls.aclose()
             calls.raise_if_cut_off()
-            if asked and not isinstance(error, Interrupt):
-                raise Interrupt(asked) from None
-            raise
-        await calls.aclose()
-        calls.raise_if_cut_off()
-        return result
 
 
 async def _stop_if_cancelled(calls: OpenCalls, code: Coroutine[Any, Any, T]) -> T:
@@ -198,23 +160,17 @@ def build_function(fn: Callable[..., Any], options: NodeOptions) -> Built:
     given = ", ".join([f"{options.name!r}", getattr(fn, "__name__", "fn"), "modules={{{local!r}: {name}}}"])
     fix = "bind it, add_node(" + given + "), and take it as the parameter `{local}`"
     problems += hidden_problems(fn, options.who, fix)
-    reads, optional = plan.binding.facts()
-    fields = None if reads is None else reads.values()
-    templates, wrong, missing = plan_templates(options.modules.values(), options, fields, options.who)
+    reads, _ = plan.binding.reading()
+    templates, wrong, missing = plan_templates(options.modules.values(), options, reads, options.who)
     problems += wrong
     goto = tuple(dict.fromkeys((*options.goto, *declared.goto)))
     node = FunctionNode(
         name=options.name,
-        reads=None if reads is None else templates.all_reads(reads),
-        optional=optional if reads is None else templates.optional_fields(reads, optional),
-        templates=templates,
+        **plan.binding.facts(templates),
         writes=writes,
         goto=goto,
         sends=bool(goto) and mentions(fn, Send),
-        resources={resource.name: resource.kind for resource in plan.binding.resources if not resource.default},
-        whole_state=plan.binding.whole_state,
         fn=fn,
-        binding=plan.binding,
         asynchronous=is_async(fn),
         per_item=options.map is not None,
         programs=tuple(

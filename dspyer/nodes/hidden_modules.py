@@ -7,10 +7,11 @@ functions of the same file only: further calls end in the code of other packages
 from __future__ import annotations
 
 import dis
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple, get_args
+from typing import Any, TypeAlias, get_args
 
 import dspy
 
@@ -22,7 +23,8 @@ _CONTAINERS = (list, tuple, set, frozenset)
 def hidden_problems(fn: Callable[..., Any], who: str, fix: str) -> list[str]:
     """One problem per hidden module. `fix` is the code to write instead, with `{local}` and `{name}` in it."""
     problems = []
-    for name, place in find_hidden(fn):
+    found = {id(module): hidden for hidden, module in _Search().visit(fn)}  # each once, in the order of the search
+    for name, place in found.values():
         local = "".join(c if c.isalnum() else "_" for c in name.rpartition(".")[2]).strip("_").lower() or "module"
         problems.append(
             f"{who} uses the dspy.Module {name!r} ({place}), which the graph does not see, so that it would be neither "
@@ -31,26 +33,22 @@ def hidden_problems(fn: Callable[..., Any], who: str, fix: str) -> list[str]:
     return problems
 
 
-class Hidden(NamedTuple):
-    """A module that was found: its name in the code, and where it was found."""
-
-    name: str
-    place: str
-
-
-def find_hidden(fn: Callable[..., Any]) -> list[Hidden]:
-    """The modules that a function holds, each once, in the order in which they were found.
-
-    They are looked for in globals that it uses, closures, defaults, partials, `__self__` and attributes.
-    """
-    return list({id(module): hidden for hidden, module in _Search().visit(fn)}.values())
+Found: TypeAlias = tuple[tuple[str, str], dspy.Module]
+"""A module, with its name in the code and where it was found."""
 
 
 class _Search:
+    """What a callable leads to: by globals that it uses, closures, defaults, partials, `__self__` and attributes.
+
+    Attributes:
+        functions: the functions that were followed.
+    """
+
     def __init__(self) -> None:
         self.seen: set[int] = set()
+        self.functions: list[FunctionType] = []
 
-    def visit(self, fn: Any, inside: str = "") -> Iterator[tuple[Hidden, dspy.Module]]:
+    def visit(self, fn: Any, inside: str = "") -> Iterator[Found]:
         """The modules that a callable holds; `inside` names the function that uses it."""
         if id(fn) in self.seen:
             return
@@ -70,7 +68,8 @@ class _Search:
             yield from self.visit(own_call(fn), inside)
             yield from self.visit(getattr(fn, "__wrapped__", None), inside)
 
-    def function(self, fn: FunctionType, inside: str) -> Iterator[tuple[Hidden, dspy.Module]]:
+    def function(self, fn: FunctionType, inside: str) -> Iterator[Found]:
+        self.functions.append(fn)
         names = fn.__code__.co_varnames
         defaults = dict(zip(reversed(names[: fn.__code__.co_argcount]), reversed(fn.__defaults__ or ()), strict=False))
         for name, value in {**defaults, **(fn.__kwdefaults__ or {})}.items():
@@ -82,26 +81,26 @@ class _Search:
                 yield from self.visit(value, f", used by {value.__name__}")
         yield from self.visit(getattr(fn, "__wrapped__", None), inside)
 
-    def owner(self, owner: object) -> Iterator[tuple[Hidden, dspy.Module]]:
+    def owner(self, owner: object) -> Iterator[Found]:
         if isinstance(owner, dspy.Module):
-            yield Hidden(type(owner).__name__, "the object of the method"), owner
+            yield (type(owner).__name__, "the object of the method"), owner
             return
         if isinstance(owner, (FunctionType, ModuleType)):
             return
         for name, value in attributes_of(owner).items():
             yield from self.value(name, value, f"an attribute of {type(owner).__name__}")
 
-    def value(self, name: str, value: object, place: str) -> Iterator[tuple[Hidden, dspy.Module]]:
+    def value(self, name: str, value: object, place: str) -> Iterator[Found]:
         if isinstance(value, dspy.Module):
-            yield Hidden(name, place), value
+            yield (name, place), value
         elif isinstance(value, Mapping):
             for key, item in value.items():
                 if isinstance(item, dspy.Module):
-                    yield Hidden(f"{name}[{key!r}]", place), item
+                    yield (f"{name}[{key!r}]", place), item
         elif isinstance(value, _CONTAINERS):
             for index, item in enumerate(value):
                 if isinstance(item, dspy.Module):
-                    yield Hidden(f"{name}[{index}]", place), item
+                    yield (f"{name}[{index}]", place), item
         elif isinstance(value, (partial, MethodType)):
             yield from self.visit(value)
 
@@ -149,20 +148,6 @@ def code_objects(code: CodeType) -> Iterator[CodeType]:
             yield from code_objects(constant)
 
 
-def _functions(fn: Any) -> Iterator[FunctionType]:
-    """The functions behind partials, methods, decorators and callable objects."""
-    while isinstance(fn, partial):
-        fn = fn.func
-    if isinstance(fn, MethodType):
-        fn = fn.__func__
-    if not isinstance(fn, FunctionType) and not hasattr(fn, "__wrapped__"):
-        fn = own_call(fn)
-    fn = fn if isinstance(fn, FunctionType) else getattr(fn, "__wrapped__", None)
-    while isinstance(fn, FunctionType):
-        yield fn
-        fn = getattr(fn, "__wrapped__", None)
-
-
 def _is_near(name: str, used: FunctionType, by: FunctionType) -> bool:
     """Whether a function is followed: one of the same file, or from the closure."""
     return name.partition(".")[0] in by.__code__.co_freevars or used.__globals__ is by.__globals__
@@ -176,20 +161,12 @@ def mentions(fn: Callable[..., Any], target: type) -> bool:
 
     It may be in its code, in that of functions of the same file that it calls, or in its return annotation.
     """
-    seen: set[int] = set()
-    work = list(_functions(fn))
-    while work:
-        function = work.pop()
-        if id(function) in seen:
-            continue
-        seen.add(id(function))
-        used = used_objects(function)
-        if any(value is target for value in used.values()) or _returns(function, target):
-            return True
-        for name, value in used.items():
-            if isinstance(value, FunctionType) and _is_near(name, value, function):
-                work += _functions(value)
-    return False
+    search = _Search()
+    deque(search.visit(fn), maxlen=0)
+    return any(
+        any(value is target for value in used_objects(found).values()) or _returns(found, target)
+        for found in search.functions
+    )
 
 
 def _returns(fn: FunctionType, target: type) -> bool:

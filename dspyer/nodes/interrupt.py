@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from dspyer.errors import NodeOutputError, brief
 from dspyer.nodes.answer_types import NO_ANSWER, schema_of, type_name
 from dspyer.nodes.attempt import RESERVED_KEYS
-from dspyer.nodes.binding import Binding, FieldParameter, plan_binding
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, plan_binding
 from dspyer.nodes.callables import members, read_signature
 from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.node import Built, Call, Look, Node, Reply
@@ -49,13 +49,11 @@ class InterruptOptions(KindOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class InterruptNode(Node):
+class InterruptNode(BoundNode):
     """A node that asks a question and commits the answer. No code runs again when the answer is given.
 
     Attributes:
         text: makes the text of the question, from arguments by name.
-        binding: which argument gets what.
-        answer: the type of the answer; None for none.
         into: the field for the answer; None if there is none.
     """
 
@@ -63,19 +61,7 @@ class InterruptNode(Node):
     look = Look("interrupt", "interrupt")
 
     text: Callable[..., object]
-    binding: Binding
-    answer: Any
     into: str | None
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        return self.binding.takes
-
-    @property
-    def answer_types(self) -> Mapping[str, Any]:
-        """The type of the answer to its question, whose key is the name of the node."""
-        return {self.name: self.answer}
 
     def script(self, call: Call) -> Script[Reply]:
         """Commit the answer, or ask."""
@@ -83,7 +69,8 @@ class InterruptNode(Node):
         attempt = call.context.delegate
         # The text stays as it was when the question was asked, even if the state of a rerun would make another one.
         earlier = attempt.earlier_question(self.name)
-        value = attempt.interrupt(self.name, self._text(call) if earlier is None else earlier.text, self.answer)
+        text, answer = self._text(call) if earlier is None else earlier.text, self.answer_types[self.name]
+        value = attempt.interrupt(self.name, text, answer)
         return Reply({} if self.into is None else {self.into: value}, None, True)
 
     def _text(self, call: Call) -> str:
@@ -134,18 +121,12 @@ def build_interrupt(asked: InterruptOptions, options: NodeOptions) -> Built:
         problem = f"{options.who}: its question is {brief(asked.question)}: give a text, or a function of fields"
         return Built(None, None, (problem,))
     problems += _answer_problems(asked, options)
-    reads, optional = binding.facts()
     node = InterruptNode(
         name=options.name,
-        reads=reads,
-        optional=optional,
+        **binding.facts(Templates(typed=tuple(fields))),
         writes={} if asked.into is None else {asked.into: asked.into},
-        resources={resource.name: resource.kind for resource in binding.resources if not resource.default},
-        whole_state=binding.whole_state,
-        templates=Templates(typed=tuple(fields)),
         text=text,
-        binding=binding,
-        answer=asked.answer,
+        answer_types={options.name: asked.answer},
         into=asked.into,
     )
     return Built(node, None, tuple(problems), tuple(unknown))

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import dspy
 
 from dspyer.errors import NodeOutputError, brief
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter
 from dspyer.nodes.field_names import check_names
 from dspyer.nodes.function import bound_modules, module_problems
 from dspyer.nodes.node import Built, Call, Command, Look, Node, Reply
@@ -19,47 +20,24 @@ from dspyer.nodes.outputs import goto_of, permitted
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, wrapped
 from dspyer.nodes.template_plans import filled, plan_templates
-from dspyer.state import ImmutableState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class KindNode(Node):
+class KindNode(BoundNode):
     """A node of a kind of the user's own, whose replies are checked.
 
     Attributes:
         made: what the user has made, without its modules.
-        names: what it reads, of the state or of what a `Send` or a map brings; None for any.
     """
 
     kind: ClassVar[str] = "kind"
 
     made: Node
-    names: tuple[str, ...] | None
 
     @property
     def look(self) -> Look:
         """How pictures show it."""
         return self.made.look._replace(inner=False)
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        return None if self.names is None else self.templates.takes.union(self.names)
-
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """The names of what `read_inputs` gives."""
-        return self.names or ()
-
-    def read_inputs(self, call: Call) -> dict[str, Any]:
-        """The fields that it declares to read, as far as they are set."""
-        return {
-            name: call.read(name) for name in self.names or () if name in (call.overlay or ()) or name in call.state
-        }
-
-    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
-        """The fields that a call reads whole, each as the node's own name and the field."""
-        return [(name, name) for name in (state if self.reads is None else self.reads) if name in state]
 
     def script(self, call: Call) -> Script[Reply]:
         """The script of the user's kind, whose reply may write what the node declares."""
@@ -95,23 +73,23 @@ def build_kind(given: Node, options: NodeOptions) -> Built:
         problems.append(f"{who}: {kind} reads fields by their own names, call.read('field'): give {kind}(reads=[...])")
     problems += check_names(options.writes or {}, "writes", who, own=None, schema=options.output_schema)
     unknown = check_names(reads or {}, "reads", who, own=None, schema=options.schema, overlay=options.overlay)
-    own = None if reads is None else {name: name for name in reads if name not in options.overlay}
+    # A script may leave out what is not set, and yet the graph must set it.
+    fields = [FieldParameter(name, name, True, True, name not in options.overlay) for name in reads or ()]
+    binding = Binding(who, tuple(fields), takes_all=reads is None, schema=options.schema)
+    own, _ = binding.reading()
     templates, wrong, missing = plan_templates(options.modules.values(), options, own, who)
+    unset = {} if own is None else {"optional": templates.optional_fields(own, frozenset())}
     made = copy.copy(given)
     for fact, value in (("name", options.name), ("who", who), ("modules", None)):
         object.__setattr__(made, fact, value)  # they are frozen for others
     node = KindNode(
         name=options.name,
-        reads=None if own is None else templates.all_reads(own),
-        optional=given.optional if own is None else templates.optional_fields(own, given.optional),
+        **binding.facts(templates) | unset | {"resources": given.resources},
         writes=options.writes,
         goto=options.goto,
         sends=given.sends,
-        resources=given.resources,
-        templates=templates,
         layers=given.layers,
         made=made,
-        names=None if reads is None else tuple(reads),
     )
     module: dspy.Module | None = bound_modules(options) if options.modules else None
     return Built(node, module, (*problems, *wrong), (*unknown, *missing))

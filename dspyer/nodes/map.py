@@ -10,7 +10,7 @@ items alone, and not on their order in time (`Tolerance`).
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, NamedTuple, cast
@@ -33,17 +33,14 @@ from dspyer.nodes.binding import unset
 from dspyer.nodes.callables import class_of
 from dspyer.nodes.context import Context
 from dspyer.nodes.field_names import unknown_field_text
-from dspyer.nodes.module import ModuleNode, module_io
 from dspyer.nodes.node import Built, Call, Look, Node, Output, Reply, StartRule
 from dspyer.nodes.options import MapOptions, NodeOptions
 from dspyer.nodes.outputs import RESULT
-from dspyer.nodes.program_calls import SubgraphProgram
 from dspyer.nodes.steps import Script, Step, arun_script, run_script, wrapped
-from dspyer.nodes.subgraph import SubgraphNode
 from dspyer.persistence.execution_records import MISSING
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import NewRow
-from dspyer.schema.type_fit import item_check, misfit, value_type
+from dspyer.schema.type_fit import item_check, misfit
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
 from dspyer.values.frozen import FrozenDict, FrozenList
@@ -53,48 +50,29 @@ FIRST_ITEMS: Final = 20
 """If so many items at the beginning of the list fail alike, the map fails: the cause is hardly in the items."""
 
 
-class MapFields(NamedTuple):
-    """The names of a map.
-
-    Attributes:
-        over: the field with the items.
-        item: one item, as the node of the map reads it.
-        into: the field that gets the results.
-        failures: the field that gets the failures of items; None for none.
-    """
-
-    over: str
-    item: str
-    into: str
-    failures: str | None = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ItemsNode(Node):
     """A node that runs another one several times at once, each time as an execution of its own.
 
     Attributes:
         inner: what runs.
+        mapped: the field with the items, that for the results, and further options.
     """
 
     kind: ClassVar[str] = "map"
     has_items: ClassVar[bool] = True
 
     inner: Node
-
-    @property
-    def map_fields(self) -> MapFields:
-        """The names of the map."""
-        raise NotImplementedError
+    mapped: MapOptions
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that the code of the inner node may read or write through `ctx`; None for all."""
         return self.inner.permitted_fields(option)
 
 
-def map_fields_of(node: Node | None) -> MapFields | None:
-    """The names of a map; None for any other node."""
-    return node.map_fields if isinstance(node, ItemsNode) else None
+def map_fields_of(node: Node | None) -> MapOptions | None:
+    """The options of a map; None for any other node."""
+    return node.mapped if isinstance(node, ItemsNode) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -102,75 +80,54 @@ class MapNode(ItemsNode):
     """A node that runs `inner` once per item of `over` and commits `into` once, in the order of the items.
 
     Attributes:
-        over: the field with the items.
-        item: the name under which `inner` sees its item.
-        into: the field for the results.
-        max_concurrency: most items that run at once; None for as many as the run may.
         check: refuses an item's result that the field cannot hold; None where only all results can be validated.
         parts: for a field whose reducer replaces messages by id: returns the ids and messages of a result.
-        failures: the field for the failures of items; None if an item that fails fails the map.
-        min_success: the share of the items that must succeed, with `failures`.
     """
 
-    over: str
-    item: str
-    into: str
-    max_concurrency: int | None = None
     check: Callable[[object, int], None] | None = None
     parts: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None
-    failures: str | None = None
-    min_success: float = 0.0
 
     @property
     def takes(self) -> frozenset[str] | None:
         """The names that a `Send` to it may bring; None for any."""
         own = self.inner.takes
-        return None if own is None else (own - {self.item}) | {self.over}
+        return None if own is None else (own - {self.mapped.item}) | {self.mapped.over}
 
     @property
     def look(self) -> Look:
         """How pictures show it, with the failures that it lets pass."""
-        note = "" if self.failures is None else f"failures of items into {self.failures}"
-        note += f", at least {100 * self.min_success:g} % must succeed" if self.min_success else ""
+        note = "" if self.mapped.failures is None else f"failures of items into {self.mapped.failures}"
+        note += f", at least {100 * self.mapped.min_success:g} % must succeed" if self.mapped.min_success else ""
         return Look("map", self.kind, note, self.inner.look.inner)
-
-    @property
-    def programs(self) -> tuple[str, ...]:
-        """The attributes, of its own module, with the programs that the function of the inner node may call."""
-        return self.inner.programs
-
-    @property
-    def map_fields(self) -> MapFields:
-        """The names that the map was given."""
-        return MapFields(self.over, self.item, self.into, self.failures)
 
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that all calls of the inner node read whole."""
-        items = state.raw(self.over, None)
+        items = state.raw(self.mapped.over, None)
         return self.inner.whole_fields(state) * (len(items) if isinstance(items, Sized) else 0)
 
     def script(self, call: Call) -> Script[Reply]:
         """Call the inner node once per item, as many at once as the runner allows."""
         items = self._items(call)
         fresh = [item for item in items if item.recorded is MISSING]
-        tolerance = None if self.failures is None else Tolerance(self, items, fresh)
-        found = iter((yield Gather([item.script for item in fresh], self.max_concurrency, tolerance), call))
+        tolerance = None if self.mapped.failures is None else Tolerance(self, items, fresh)
+        found = iter((yield Gather([item.script() for item in fresh], self.mapped.max_concurrency, tolerance), call))
         if tolerance is not None:
             tolerance.raise_if_lost()
         return self._reply([next(found) if item.recorded is MISSING else item.recorded for item in items])
 
     def _items(self, call: Call) -> list[_Item]:
-        source = call.overlay if call.overlay is not None and self.over in call.overlay else call.state
-        if self.over not in source:
-            raise unset(self.over, self.who, call.state)
-        items = source.raw(self.over)
+        over, name = self.mapped.over, self.mapped.item
+        source = call.overlay if call.overlay is not None and over in call.overlay else call.state
+        if over not in source:
+            raise unset(over, self.who, call.state)
+        items = source.raw(over)
         if isinstance(items, (str, bytes)) or not isinstance(items, Sequence):
             raise NodeOutputError(
-                f"{self.who} maps over {self.over!r}, which holds {brief(items)}: add_map needs a list there"
+                f"{self.who} maps over {over!r}, which holds {brief(items)}: add_map needs a list there"
             )
         overlay: FrozenDict[str, Any] = call.overlay if call.overlay is not None else FrozenDict()
         raw = items.raw_items() if isinstance(items, FrozenList) else items
-        return [self._item(call, overlay.set(self.item, value), index, len(items)) for index, value in enumerate(raw)]
+        return [self._item(call, overlay.set(name, value), index, len(items)) for index, value in enumerate(raw)]
 
     def _item(self, call: Call, overlay: FrozenDict[str, Any], index: int, count: int) -> _Item:
         """One item, as an execution of its own."""
@@ -192,9 +149,9 @@ class MapNode(ItemsNode):
         attempt = call.context.delegate
         attempt.finish()
         # In a map that is not stored, the field freezes all results at once.
-        stored = attempt.host.records.journal is not None or self.failures is not None
-        value = freeze(result, (self.into, index)) if stored else result
-        return Output({self.into: value}, call.state, None, None, False, None, call, reply.updates)
+        stored = attempt.host.records.journal is not None or self.mapped.failures is not None
+        value = freeze(result, (self.mapped.into, index)) if stored else result
+        return Output({self.mapped.into: value}, call.state, None, None, False, None, call, reply.updates)
 
     def _reply(self, results: Sequence[object]) -> Reply:
         values = {index: result for index, result in enumerate(results) if not isinstance(result, FailedItem)}
@@ -202,22 +159,23 @@ class MapNode(ItemsNode):
             self._check_ids(self.parts, values)
         # Recorded results are frozen. In a plain list pydantic would not accept a frozen model; from a frozen list, as
         # a state has it, readers get the model itself.
-        updates = {self.into: freeze(list(values.values()), (self.into,))}
-        if self.failures is not None:
+        updates = {self.mapped.into: freeze(list(values.values()), (self.mapped.into,))}
+        if self.mapped.failures is not None:
             failed = [result.failure for result in results if isinstance(result, FailedItem)]
-            updates[self.failures] = freeze(failed, (self.failures,))
+            updates[self.mapped.failures] = freeze(failed, (self.mapped.failures,))
         return Reply(updates)
 
     def _check_ids(self, parts: Callable[[Any], Iterable[tuple[Any, Any]]], values: Mapping[int, object]) -> None:
         """Refuse different results with one id: items run at once, so none of them is the later one."""
+        over, into = self.mapped.over, self.mapped.into
         known: dict[Any, tuple[int, Any]] = {}
         for index, value in values.items():
-            for key, part in parts(freeze([value], (self.into,))):
+            for key, part in parts(freeze([value], (into,))):
                 first, other = known.setdefault(key, (index, part))
                 if key is not None and not same(other, part):
                     raise NodeOutputError(
-                        f"{self.who} gives different messages with the id {key!r} for {self.over}[{first}] and "
-                        f"{self.over}[{index}], of which field {self.into!r} would keep one: give each an id of its "
+                        f"{self.who} gives different messages with the id {key!r} for {over}[{first}] and "
+                        f"{over}[{index}], of which field {into!r} would keep one: give each an id of its "
                         "own, or none"
                     )
 
@@ -241,25 +199,17 @@ def part_script(call: Call, script: Callable[[Call], Script[Any]]) -> Script[Any
 class Gather(NamedTuple):
     """The step of a map: runs the scripts of its items; gives their results."""
 
-    scripts: Sequence[Callable[[], Script[object]]]
+    scripts: Sequence[Script[object]]
     max_concurrency: int | None = None
     rule: StartRule | None = None
 
     def call(self, call: Call) -> list[object]:
-        calls = [partial(_run, script) for script in self.scripts]
+        calls = [partial(run_script, script) for script in self.scripts]
         return call.runner.gather(calls, self.max_concurrency, self.rule)
 
     async def acall(self, call: Call) -> list[object]:
-        calls: list[Callable[[], Awaitable[object]]] = [partial(_arun, script) for script in self.scripts]
+        calls = [partial(arun_script, script) for script in self.scripts]
         return await call.runner.agather(calls, self.max_concurrency, self.rule)
-
-
-def _run(script: Callable[[], Script[object]]) -> object:
-    return run_script(script())
-
-
-async def _arun(script: Callable[[], Script[object]]) -> object:
-    return await arun_script(script())
 
 
 def recorded(call: Call, attempt: Attempt, frozen: Any) -> Script[None]:
@@ -313,12 +263,13 @@ class Tolerance:
     """
 
     def __init__(self, node: MapNode, items: Sequence[_Item], fresh: Sequence[_Item]) -> None:
-        self._node = node
+        self._who = node.who
         self._count = len(items)
         self._fresh = fresh
         # Not `ceil(min_success * count)`: 0.07 * 100 is 7.000000000000001, and 7 of 100 are the share that was written.
-        least = math.floor(node.min_success * self._count)
-        self._needed = max(1, least + (least / max(1, self._count) < node.min_success))
+        self._share = node.mapped.min_success
+        least = math.floor(self._share * self._count)
+        self._needed = max(1, least + (least / max(1, self._count) < self._share))
         self._failed: list[FailedItem] = []
         self._lowest: FailedItem | None = None
         self._reason = ""
@@ -350,7 +301,7 @@ class Tolerance:
             self._reason = f"all {self._count} items failed"
         elif left < self._needed:
             self._reason = (
-                f"{len(self._failed)} of {self._count} items failed, and min_success={self._node.min_success} needs "
+                f"{len(self._failed)} of {self._count} items failed, and min_success={self._share} needs "
                 f"{self._needed} that succeed"
             )
         elif self._first.holds and self._first.count == FIRST_ITEMS:
@@ -362,7 +313,7 @@ class Tolerance:
             return
         self._failed.sort(key=lambda failed: failed.index)
         first = self._failed[0]
-        text = f"{self._node.who}: {self._reason}. The first of them: {first.failure}"
+        text = f"{self._who}: {self._reason}. The first of them: {first.failure}"
         raise MapError(text, [failed.failure for failed in self._failed]) from first.error
 
     def _count_ended(self, index: int, failure: Failure | None) -> None:
@@ -426,16 +377,16 @@ class _Item:
         attempt = self.call.context.delegate
         execute_item(self.index)
         publish_start(attempt, self.index, self.count)
-        steps = 0 if self.node.failures is None else step_count()
+        steps = 0 if self.node.mapped.failures is None else step_count()
         try:
             attempt.raise_if_unanswered()
             output: Output = yield from item_script(self.node.inner, self.call)
-            result = output.patch[self.node.into]
+            result = output.patch[self.node.mapped.into]
             yield from recorded(self.call, attempt, result)
         except BaseException as error:  # no other local may refer to it: its traceback refers to this frame
             number = attempt.last.number
             self._note_failure(unwrap_stop_iteration(error), number)
-            if self.node.failures is None or always_raised(error):
+            if self.node.mapped.failures is None or always_raised(error):
                 raise
             attempt.host.lose_steps(attempt, number, take_steps(steps))
             return FailedItem(self.index, attempt.failure(unwrap_stop_iteration(error), number), error)
@@ -445,7 +396,7 @@ class _Item:
     def _note_failure(self, error: BaseException, number: int) -> None:
         publish_end(self.call.context.delegate, self.index, self.count, error)
         count = f"{self.count} items" if number == 1 else f"{self.count} items, attempt {number}"
-        annotate(error, f"in {self.node.over}[{self.index}] of the map {self.node.name!r} ({count})")
+        annotate(error, f"in {self.node.mapped.over}[{self.index}] of the map {self.node.name!r} ({count})")
 
 
 def result_of(reply: Reply, node: MapNode) -> object:
@@ -469,7 +420,7 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
     if inner.node is None:
         return inner
     node = inner.node
-    over, item, into, max_concurrency, failures, min_success = mapped
+    over, item, into, max_concurrency, failures, _ = mapped
     problems = [*inner.problems, *_field_problems(options, over, into), *_item_problems(inner, options, into)]
     problems += _failures_problems(options, mapped)
     if node.takes is not None and item not in node.takes:
@@ -485,19 +436,14 @@ def build_map_node(inner: Built, options: NodeOptions, mapped: MapOptions) -> Bu
         optional=node.optional - {over},
         writes={into: into} if failures is None else {into: into, failures: failures},
         resources=node.resources,
-        whole_state=node.whole_state,
         templates=node.templates,
+        programs=node.programs,
         inner=node,
-        over=over,
-        item=item,
-        into=into,
-        max_concurrency=max_concurrency,
+        mapped=mapped,
         check=item_check(
             options.schema, into, options.who, ". No further item was started" if failures is None else ""
         ),
         parts=_ids(options, into),
-        failures=failures,
-        min_success=min_success,
     )
     return Built(outer, inner.module, tuple(problems), inner.unknown)
 
@@ -550,18 +496,8 @@ def _ids(options: NodeOptions, into: str) -> Callable[[Any], Iterable[tuple[Any,
 
 def _item_problems(inner: Built, options: NodeOptions, into: str) -> list[str]:
     """Why the declared results of the inner node can never be items of the field."""
-    given: Any = Any
-    if isinstance(inner.node, ModuleNode) and inner.module is not None and inner.node.gives is not None:
-        found = module_io(inner.module)
-        given = _result_type([found.type_of(name) for name in inner.node.gives])
-    elif isinstance(inner.node, SubgraphNode) and inner.module is not None and inner.node.gives is not None:
-        schema = cast(SubgraphProgram, inner.module).graph.topology.schema
-        given = _result_type([value_type(schema, name) for name in inner.node.gives])
+    types = inner.types
+    given: Any = Any if not types else types[0] if len(types) == 1 else dict[str, Any]
     wrong = misfit(options.schema, into, list[given])
     advice = "declare the type in the signature, or change the field"
     return [f"{options.who}: the list of its results {wrong}: {advice}"] if wrong else []
-
-
-def _result_type(outputs: list[Any]) -> Any:
-    """The type of an item's result: that of the only output, or a dict of several."""
-    return outputs[0] if len(outputs) == 1 else dict[str, Any] if outputs else Any

@@ -20,34 +20,28 @@ from dspyer.dspy_module.predictors import predictors_in
 from dspyer.errors import NodeOutputError, brief, list_names, suggestion
 from dspyer.hints import without_none
 from dspyer.messages import turn_message, turns_in, warning_message
-from dspyer.nodes.binding import unset, usable
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, Plan
 from dspyer.nodes.callables import FunctionSignature, read_signature
 from dspyer.nodes.dspy_types import register_dspy_types
 from dspyer.nodes.field_names import FieldNames, check_names, unknown_field_text
-from dspyer.nodes.node import Built, Call, Look, Node, Reply
+from dspyer.nodes.node import Built, Call, Look, Reply
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import ModuleStep, Script
-from dspyer.nodes.template_plans import computed_value, filled, plan_templates, warning_of
+from dspyer.nodes.template_plans import filled, plan_templates, warning_of
 from dspyer.nodes.view_access import form_of, form_problems, is_conversation
 from dspyer.reducers import Updates
 from dspyer.schema.type_fit import misfit, shown_type, update_type
-from dspyer.state import ImmutableState
-from dspyer.templates import ComputedInput
-from dspyer.values.frozen import CopyOnRead, thaw
-from dspyer.values.types import Opaque
-from dspyer.views import CUTS, View, ViewForm
+from dspyer.views import CUTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ModuleNode(Node):
+class ModuleNode(BoundNode):
     """A node that is a DSPy module. The module itself is an attribute of the program.
 
     Attributes:
-        inputs: where each input of the module comes from.
         known: whether its outputs were known when the graph was built.
         gives: the fields that get its outputs, by their names; None for all outputs. `writes` are these and the
             conversations.
-        takes_all: whether its `forward` has `**kwargs`, which get the further values of a `Send`.
         turns: how it takes part in conversations.
     """
 
@@ -55,30 +49,9 @@ class ModuleNode(Node):
     look = Look("module", "module")
     of_module: ClassVar[bool] = True
 
-    inputs: tuple[Input, ...]
     known: bool = True
     gives: FieldNames | None = None
-    takes_all: bool = False
     turns: Turns
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        return None if self.takes_all else self.templates.takes | taken(self.inputs)
-
-    @property
-    def conversations(self) -> tuple[str, ...]:
-        """The message fields to which each call adds its turn."""
-        return self.turns.fields
-
-    @property
-    def always_writes(self) -> tuple[str, ...]:
-        """The fields that get its outputs: a module gives all of them."""
-        return tuple((self.gives or {}).values())
-
-    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
-        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
-        return whole_inputs(self.inputs, state)
 
     def script(self, call: Call) -> Script[Reply]:
         """Call the program's module with its inputs."""
@@ -87,16 +60,9 @@ class ModuleNode(Node):
         result = yield filled(ModuleStep(getattr(call.program, self.name), inputs), self.templates, warning), call
         return self.reply(result, inputs, warning)
 
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        """The node's own names of what `read_inputs` gives."""
-        return tuple([item.name for item in self.inputs])
-
     def read_inputs(self, call: Call) -> dict[str, Any]:
         """What a call reads, by the node's own names: fields, views and templates."""
-        inputs = gather_inputs(self.inputs, call, self.who)
-        if self.takes_all:
-            inputs = with_rest(inputs, self.inputs, call)
+        inputs = self.binding.bind(call)
         return inputs if not self.turns.histories else self.turns.with_histories(inputs)
 
     def reply(self, result: object, inputs: Mapping[str, Any], warning: str = "") -> Reply:
@@ -118,18 +84,15 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
     planned = plan_inputs(found, options, options.who)
     turns, own_writes, turn_problems = plan_turns(module, found, options)
     gives, problems = plan_writes(found, options._replace(writes=own_writes), options.who, type(module).__name__)
-    reads, optional = planned.facts()
-    templates, wrong, missing = plan_templates([module], options, reads.values(), options.who)
+    templates, wrong, missing = plan_templates([module], options, planned.binding.reading()[0], options.who)
     node = ModuleNode(
         name=options.name,
-        reads=templates.all_reads(reads),
-        optional=templates.optional_fields(reads, optional),
-        templates=templates,
+        **planned.binding.facts(templates),
         writes=gives if gives is None else {**gives, **{field: field for field in turns.fields}},
-        inputs=planned.inputs,
         known=found.outputs is not None,
         gives=gives,
-        takes_all="**" in found.extras,
+        always_writes=tuple((gives or {}).values()),  # a module gives all its outputs
+        conversations=turns.fields,
         turns=turns,
     )
     problems += _type_problems(found, gives, options)
@@ -146,7 +109,8 @@ def build_module(module: dspy.Module, options: NodeOptions) -> Built:
         problems.append(
             f"{options.who}: goto=[...] is for functions that return Command; give a module edges or a router"
         )
-    return Built(node, module, tuple(problems), (*planned.unknown, *missing))
+    types = None if gives is None else [found.type_of(name) for name in gives]
+    return Built(node, module, tuple(problems), (*planned.unknown, *missing), types=types)
 
 
 def plan_writes(found: ModuleIO, options: NodeOptions, who: str, kind: str) -> tuple[FieldNames | None, list[str]]:
@@ -188,133 +152,43 @@ def _type_problems(found: ModuleIO, gives: FieldNames | None, options: NodeOptio
 # --- inputs
 
 
-class Input(NamedTuple):
-    """One input of a module.
+def plan_inputs(found: ModuleIO, options: NodeOptions, who: str, copy: bool = True) -> Plan:
+    """Decide where each input of a module comes from: the field of its name, or what `reads` says.
 
-    Attributes:
-        name: the module's own name for it.
-        field: the field that it comes from.
-        default: whether it may be left out.
-        readable: whether it may come from the state; else from an overlay alone.
-        view: the view through which it comes; None for the whole field.
-        form: the form in which the view is given.
-        computed: the template or run value that it is; None for a field.
+    With `copy` it gets plain copies, as a module must; a graph gets frozen values.
     """
-
-    name: str
-    field: str
-    default: bool = False
-    readable: bool = True
-    view: View | None = None
-    form: ViewForm = "values"
-    computed: ComputedInput | None = None
-
-
-def gather_inputs(
-    inputs: tuple[Input, ...], call: Call, reader: str, take: Callable[[Any], Any] = thaw
-) -> dict[str, Any]:
-    """The inputs of a module, in the order of its signature: plain copies, or what `take` makes of frozen values."""
-    state, overlay = call.state, call.overlay
-    found: dict[str, Any] = {}
-    for name, field, default, readable, view, form, computed in inputs:
-        if view is not None:
-            found[name] = call.read_view(view, "frozen" if form == "values" and take is not thaw else form, name)
-        elif overlay is not None and field in overlay:
-            found[name] = take(overlay.raw(field))
-        elif readable and field in state:
-            found[name] = take(state.raw(field))
-        elif computed is not None:
-            found[name] = computed_value(computed, form, call)
-        elif not default:
-            raise unset(field, reader, call.state)
-        if Opaque.any_exist and name in found:
-            usable(found[name], field, reader)
-    return found
-
-
-def frozen_input(value: Any) -> Any:
-    """A frozen value as an input of a graph, which does not copy it; of what each read copies, a copy."""
-    return value.read() if type(value) is CopyOnRead else value
-
-
-def with_rest(
-    given: dict[str, Any], inputs: tuple[Input, ...], call: Call, take: Callable[[Any], Any] = thaw
-) -> dict[str, Any]:
-    """The inputs of a module that accepts any, with the further values of an overlay."""
-    overlay, known = call.overlay, taken(inputs)
-    return given if overlay is None else given | {key: take(overlay.raw(key)) for key in overlay if key not in known}
-
-
-def taken(inputs: tuple[Input, ...]) -> frozenset[str]:
-    """The names that an overlay may bring for some inputs."""
-    return frozenset([item.field for item in inputs if item.computed is None])
-
-
-def whole_inputs(inputs: tuple[Input, ...], state: ImmutableState) -> list[tuple[str, str]]:
-    """The inputs that come from whole fields, not through a view, each as its name and the field."""
-    return [
-        (one.name, one.field)
-        for one in inputs
-        if one.readable and not one.view and not one.computed and one.field in state
-    ]
-
-
-class Inputs(NamedTuple):
-    """Where the inputs of a module come from.
-
-    Attributes:
-        inputs: the inputs.
-        problems: what is wrong, each with its fix.
-        unknown: what is wrong unless a `Send` brings the missing values.
-    """
-
-    inputs: tuple[Input, ...]
-    problems: list[str]
-    unknown: list[str]
-
-    def facts(self) -> tuple[dict[str, str], frozenset[str]]:
-        """The fields that are read, by the module's own names, and those among them that may be unset."""
-        reads = {item.name: item.field for item in self.inputs if item.readable}
-        needed = {item.field for item in self.inputs if item.readable and not item.default}
-        return reads, frozenset(item.field for item in self.inputs if item.default and item.readable) - needed
-
-
-def plan_inputs(found: ModuleIO, options: NodeOptions, who: str) -> Inputs:
-    """Decide where each input of a module comes from: the field of its name, or what `reads` says."""
     any_name = "**" in found.extras
     own = None if any_name else (*found.inputs, *found.extras)
+    reads, schema = options.reads, options.schema
     problems: list[str] = []
     unknown: list[str] = []
-    if options.reads is not None:
-        problems += check_names(options.reads, "reads", who, own=own, schema=options.schema, overlay=options.not_fields)
+    if reads is not None:
+        problems += check_names(reads, "reads", who, own=own, schema=schema, overlay=options.not_fields)
     elif any_name and not found.inputs:
         problems.append(f"{who}: its `forward` takes **kwargs, which does not say what it reads: give reads=[...]")
     names = list(found.inputs)
-    names += [name for name in options.reads or () if name not in names and (any_name or name in found.extras)]
+    names += [name for name in reads or () if name not in names and (any_name or name in found.extras)]
     names += [name for name in found.extras if name not in names and name != "**"]
-    inputs = []
+    fields = []
     for name in names:
         default = name in found.optional or name not in found.inputs
-        if options.reads is not None and name in options.reads:
-            view, computed = options.views.get(name), options.computed.get(name)
-            default = default or view is not None  # a view of an unset field is empty, which is no error
-            form = form_of(found.inputs.get(name, Any))
+        if reads is not None and name in reads:
+            view, kind = options.views.get(name), found.inputs.get(name, Any)
+            form = form_of(kind) if copy or form_of(kind) != "values" else "frozen"
             if view is not None:
-                problems += form_problems(view, found.inputs.get(name, Any), name, options.schema, who)
-            readable = options.reads[name] not in options.not_fields
-            inputs.append(Input(name, options.reads[name], default, readable, view, form, computed))
-        elif name in options.overlay:
-            inputs.append(Input(name, name, default, readable=False))
-        elif (
-            name in found.inputs
-            and options.reads is None
-            and (options.schema.accepts_any_key or name in options.schema.fields)
-        ):
-            inputs.append(Input(name, name, default))
-        else:
-            inputs.append(Input(name, name, default, readable=False))  # a `Send` may bring it
-            unknown += () if default else (_unknown_input(name, options, who),)
-    return Inputs(tuple(inputs), problems, unknown)
+                problems += form_problems(view, kind, name, schema, who)
+            readable, computed = reads[name] not in options.not_fields, options.computed.get(name)
+            # A view of an unset field is empty, which is no error. A history is made of the turns of the node.
+            entry = FieldParameter(name, reads[name], copy, default or view is not None, readable, view, form, computed)
+            fields.append(entry if form != "history" else entry._replace(form="values"))
+            continue
+        readable = name in found.inputs and reads is None and name not in options.overlay
+        readable = readable and (schema.accepts_any_key or name in schema.fields)
+        if not readable and not default and name not in options.overlay:  # a `Send` may bring it
+            unknown.append(_unknown_input(name, options, who))
+        fields.append(FieldParameter(name, name, copy, default, readable))
+    rest = copy if any_name else None
+    return Plan(Binding(who, tuple(fields), rest=rest, schema=schema), problems, unknown)
 
 
 def _unknown_input(name: str, options: NodeOptions, who: str) -> str:

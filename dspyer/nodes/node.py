@@ -41,6 +41,7 @@ SENT = "_sent"
 """In the overlay of a `Send` to a graph, or to a node of a converted graph: what it gets in place of the state."""
 
 
+@dataclass(init=False, repr=False, unsafe_hash=True, slots=True)
 class Send:
     """One branch of a node, with values that this branch alone sees.
 
@@ -58,7 +59,6 @@ class Send:
         Send('worker', overlay of ['doc'])
     """
 
-    __slots__ = ("node", "overlay")
     node: str
     overlay: FrozenDict[str, Any]
 
@@ -72,14 +72,6 @@ class Send:
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a Send cannot be changed: make a new one instead of setting {name!r}")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Send):
-            return NotImplemented
-        return self.node == other.node and self.overlay == other.overlay
-
-    def __hash__(self) -> int:
-        return hash((self.node, self.overlay))
 
     def __repr__(self) -> str:
         return f"Send({self.node!r}, overlay of {list(self.overlay)})"
@@ -135,42 +127,28 @@ class StartRule(Protocol):
         """Count the result of a call, by its index. Results come in the order in which the calls end."""
 
 
-class Runner(Protocol):
+class Runner:
     """How a node makes several calls at once, for the items of a map; a driver gives one with each `Call`.
 
     Calls start in their order, and results come in that order. After a call has raised, no new one is started and those
     that run are finished; then the first failure in the order of the calls is raised unchanged. A call that asks a
     question stops no other call. If a rule ends the calls, the results are those of the calls that started.
 
+    This class makes one sync call after the other, for a node that is called without a run.
+
     Attributes:
         session: the run that the node belongs to (a `Session` of the runtime, which lies above the nodes); None for a
             node that is called without a run.
     """
 
-    session: Any
+    __slots__ = ()
+    session: Any = None
 
     def gather(
         self, calls: Sequence[Callable[[], T]], max_concurrency: int | None, rule: StartRule | None = None
     ) -> list[T]:
         """The results of sync calls."""
-
-    async def agather(
-        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: StartRule | None = None
-    ) -> list[T]:
-        """The results of async calls."""
-
-
-class OneByOne:
-    """A `Runner` that makes one call after the other, for a node that is called without a run, in sync code."""
-
-    session = None
-
-    def gather(
-        self,
-        calls: Sequence[Callable[[], T]],
-        max_concurrency: int | None,  # noqa: ARG002 - there is no concurrency
-        rule: StartRule | None = None,
-    ) -> list[T]:
+        del max_concurrency
         results: list[T] = []
         for index, call in enumerate(calls):
             if rule is not None and not rule.may_start:
@@ -180,8 +158,14 @@ class OneByOne:
                 rule.note(index, results[-1])
         return results
 
+    async def agather(
+        self, calls: Sequence[Callable[[], Awaitable[T]]], max_concurrency: int | None, rule: StartRule | None = None
+    ) -> list[T]:
+        """The results of async calls."""
+        raise NotImplementedError
 
-IN_ORDER: Any = OneByOne()
+
+IN_ORDER = Runner()
 NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
@@ -405,10 +389,18 @@ class Node:
         goto: the targets that a `Command` may name; empty if it returns none.
         sends: whether a `Command` of it may hold `Send`s.
         resources: the types of the resources that it needs, by parameter.
-        whole_state: whether it has a parameter for the state as a whole.
         templates: the templates in its inputs and in the instructions of its predictors.
         modules: the modules that a node was given which is not in a graph yet.
         layers: the `Layer`s of its kind.
+        conversations: the message fields to which each call adds its turn.
+        always_writes: the fields that every call that returns has written; those with the value that they had are in no
+            patch.
+        reports_in: the fields by which it reports what its last attempt raised (`error_reply`); empty if it fails.
+        programs: the attributes, of its own module, with the programs that its function may call.
+        frozen_modules: the attributes of the program with modules for it that optimizers leave alone, whatever the
+            options say.
+        lasting: its options by which a call may do what is not undone, as a search must know.
+        answer_types: the types of the answers to its questions, by key, where they are known before it runs.
         who: the name of the node in errors.
     """
 
@@ -423,10 +415,16 @@ class Node:
     goto: tuple[str, ...] = ()
     sends: bool = False
     resources: Mapping[str, type] = field(default_factory=dict)
-    whole_state: bool = False
     templates: Templates = NO_TEMPLATES
     modules: Mapping[str, dspy.Module] | None = None
     layers: Iterable[Any] = ()
+    conversations: tuple[str, ...] = ()
+    always_writes: tuple[str, ...] = ()
+    reports_in: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+    frozen_modules: tuple[str, ...] = ()
+    lasting: tuple[str, ...] = ()
+    answer_types: Mapping[str, Any] = field(default_factory=dict)
     who: str = field(init=False, repr=False)
 
     def __init__(
@@ -440,7 +438,7 @@ class Node:
         modules: Mapping[str, dspy.Module] | None = None,
         layers: Iterable[Any] = (),
     ) -> None:
-        facts = {**locals(), "resources": resources or {}}
+        facts = {**locals(), "resources": resources or {}, "answer_types": {}}
         for fact in fields(Node):
             object.__setattr__(self, fact.name, facts.get(fact.name, fact.default))
         self.__post_init__()
@@ -454,44 +452,9 @@ class Node:
         return Look(label=self.kind)
 
     @property
-    def send_targets(self) -> tuple[str, ...]:
-        """The nodes that it may start by a `Send`."""
-        return self.goto if self.sends else ()
-
-    @property
     def takes(self) -> frozenset[str] | None:
         """The names that a `Send` to it may bring; None for any."""
         return self.templates.takes
-
-    @property
-    def conversations(self) -> tuple[str, ...]:
-        """The message fields to which each call adds its turn."""
-        return ()
-
-    @property
-    def reports_in(self) -> tuple[str, ...]:
-        """The fields by which it reports what its last attempt raised (`error_reply`); empty if it fails with it."""
-        return ()
-
-    @property
-    def programs(self) -> tuple[str, ...]:
-        """The attributes, of its own module, with the programs that its function may call."""
-        return ()
-
-    @property
-    def lasting(self) -> tuple[str, ...]:
-        """The options of it by which a call may do what is not undone, as a search must know."""
-        return ()
-
-    @property
-    def answer_types(self) -> Mapping[str, Any]:
-        """The types of the answers to its questions, by key, where they are known before it runs."""
-        return NOTHING
-
-    @property
-    def frozen_modules(self) -> tuple[str, ...]:
-        """The attributes of the program with modules for it that optimizers leave alone, whatever the options say."""
-        return ()
 
     def permitted_fields(self, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that its code may read or write through `ctx`; None for all."""
@@ -499,19 +462,9 @@ class Node:
         return None if names is None else frozenset(names.values())
 
     @property
-    def may_write(self) -> frozenset[str] | None:
-        """The fields that a call may change; None for any."""
-        return None if self.writes is None else frozenset(self.writes.values())
-
-    @property
-    def always_writes(self) -> tuple[str, ...]:
-        """The fields that every call that returns has written; those with the value that they had are in no patch."""
-        return ()
-
-    @property
     def may_give(self) -> frozenset[str] | None:
         """The fields of the state that its outputs are meant for, which may be written later; None for any."""
-        return self.may_write
+        return None if self.writes is None else frozenset(self.writes.values())
 
     def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
         """The fields that a call reads whole, without a view, each as the node's own name and the field."""
@@ -546,7 +499,7 @@ class Node:
         del fake, schema
         return None
 
-    def script(self, call: Call) -> Script[Reply]:
+    def script(self, call: Call) -> Script[Any]:
         """What a call of the node does, as a generator of leaf steps: the same code serves sync and async runs."""
         raise NotImplementedError
 
@@ -575,6 +528,7 @@ class Built(NamedTuple):
         problems: what is wrong with it, each with its fix.
         unknown: what is wrong with it unless a `Send` brings the missing values.
         more: further modules that the program holds for it, by attribute.
+        types: the types of its outputs that are written; None if they are not known.
     """
 
     node: Node | None
@@ -582,3 +536,4 @@ class Built(NamedTuple):
     problems: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     more: Mapping[str, dspy.Module] = NOTHING
+    types: Sequence[Any] | None = None

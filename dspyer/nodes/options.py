@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import dspy
 
@@ -22,6 +22,8 @@ from dspyer.schema.schema import Schema
 from dspyer.templates import RUN, ComputedInput, Fill, RunValue
 from dspyer.values.scalars import flag_problems, is_number
 from dspyer.views import View
+
+T = TypeVar("T")
 
 
 class OfGraph(Enum):
@@ -164,11 +166,11 @@ def node_options(
         given = None
     written, more = name_map(writes, "writes", who)
     problems += more
-    attempts = _retry(retry, who, problems)
-    seconds = _timeout(timeout, who, problems)
+    attempts = retry if isinstance(retry, OfGraph) else _given(Retry.from_option, retry, who, problems)
+    seconds = _given(_timeout, timeout, who, problems)
     if frozen is not None:
         problems += [f"{who}: {problem}" for problem in flag_problems(frozen=frozen)]
-    kept = _cache(cache, who, problems)
+    kept = _given(Cache.of, cache, who, problems)
     return NodeOptions(
         name,
         schema,
@@ -191,37 +193,22 @@ def node_options(
     )
 
 
-def _retry(retry: Retry | int | OfGraph | None, who: str, problems: list[str]) -> Retry | OfGraph | None:
-    """The retry policy of a node; a wrong one is added to the problems."""
-    if isinstance(retry, OfGraph):
-        return retry
+def _given(made: Callable[[Any], T], option: Any, who: str, problems: list[str]) -> T | None:
+    """What an option means; of a wrong one, what is wrong is added to the problems."""
     try:
-        return Retry.from_option(retry)
+        return made(option)
     except (TypeError, ValueError) as error:
         problems.append(f"{who}: {error}")
         return None
 
 
-def _timeout(seconds: object, who: str, problems: list[str]) -> float | None:
-    """The seconds of one attempt; a wrong one is added to the problems."""
-    if seconds is None:
-        return None
-    if not is_number(seconds):
-        problems.append(f"{who}: timeout={seconds!r} is no number of seconds: give one, or None for no limit")
-    elif not math.isfinite(seconds) or seconds <= 0:
-        problems.append(f"{who}: timeout={seconds!r}: give a finite number of seconds greater than 0, or None")
-    else:
-        return float(seconds)
-    return None
-
-
-def _cache(cache: Cache | bool | None, who: str, problems: list[str]) -> Cache | None:
-    """The cache policy of a node; a wrong one is added to the problems."""
-    try:
-        return Cache.of(cache)
-    except TypeError as error:
-        problems.append(f"{who}: {error}")
-        return None
+def _timeout(seconds: Any) -> float | None:
+    """The seconds of one attempt."""
+    if seconds is not None and not is_number(seconds):
+        raise TypeError(f"timeout={seconds!r} is no number of seconds: give one, or None for no limit")
+    if seconds is not None and (not math.isfinite(seconds) or seconds <= 0):
+        raise ValueError(f"timeout={seconds!r}: give a finite number of seconds greater than 0, or None")
+    return None if seconds is None else float(seconds)
 
 
 def _split_reads(reads: ReadsSpec | None) -> tuple[NamesSpec | None, dict[str, View], dict[str, ComputedInput]]:

@@ -8,11 +8,13 @@ ended, so that all their questions come together and no later attempt meets a ru
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import dspy
 
@@ -20,8 +22,6 @@ from dspyer.dspy_module.executing import executing
 from dspyer.dspy_module.not_public import TRACE
 from dspyer.dspy_module.tracing import Steps, append_to_trace, recording
 from dspyer.errors import AttemptError, Interrupt, NodeOutputError, brief, list_names
-from dspyer.scheduler.topology import Topology
-from dspyer.schema.schema import NONE_VALID
 from dspyer.state import ImmutableState
 from dspyer.stopping import StopSignal
 from dspyer.values.freezing import freeze
@@ -35,86 +35,19 @@ T = TypeVar("T")
 ENDED_EARLY = "the node that called it has failed or was cancelled"
 
 
-class GraphView(Protocol):
-    """What the outer graph needs to know of an inner one: a part of `GraphSpec`, which lies above the nodes."""
+class InsideRun(NamedTuple):
+    """A completed run of a program inside of a node, made here or by a worker.
 
-    @property
-    def topology(self) -> Topology:
-        """Its frozen topology."""
+    Attributes:
+        prediction: its outputs as plain values.
+        inputs: the state with which it began.
+        changes: gives what its commits changed, by field: `Updates` of a reducer, `Replace` or `DELETE`. Inputs that it
+            did not change are not in it.
+    """
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """The fields that a run may be given."""
-
-    @property
-    def required(self) -> frozenset[str]:
-        """The fields that a run must be given."""
-
-    @property
-    def also(self) -> frozenset[str]:
-        """Further fields that a run may be given; a node gets those that `reads=` names."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether other inputs are refused."""
-
-    @property
-    def outputs(self) -> tuple[str, ...] | None:
-        """The fields that it returns; None for every field that is no input."""
-
-    @property
-    def writes(self) -> tuple[str, ...] | None:
-        """The fields that its nodes may write; None for unknown."""
-
-
-class InsideRun(Protocol):
-    """A completed run of a program inside of a node."""
-
-    @property
-    def prediction(self) -> dspy.Prediction:
-        """Its outputs as plain values."""
-
-    @property
-    def inputs(self) -> ImmutableState:
-        """The state with which it began."""
-
-    def changes(self) -> Mapping[str, object]:
-        """What its commits changed, by field: `Updates` of a reducer, `Replace` or `DELETE`.
-
-        Inputs that it did not change are not in it.
-        """
-
-
-class SubgraphProgram(Protocol):
-    """What a node needs of a program, which lies above the nodes."""
-
-    @property
-    def graph(self) -> GraphView:
-        """Its graph."""
-
-    def _run_inside(
-        self,
-        inputs: dict[str, Any],
-        attempt: Attempt,
-        key: str | None = None,
-        stop_signal: StopSignal | None = None,
-        valid: Mapping[str, Any] = NONE_VALID,
-    ) -> InsideRun:
-        """Run it as a part of the run that `attempt` belongs to.
-
-        `key` tells apart several calls of one attempt, and `stop_signal` stops this one. `valid` are the frozen values
-        among the inputs that need no validation.
-        """
-
-    async def _arun_inside(
-        self,
-        inputs: dict[str, Any],
-        attempt: Attempt,
-        key: str | None = None,
-        stop_signal: StopSignal | None = None,
-        valid: Mapping[str, Any] = NONE_VALID,
-    ) -> InsideRun:
-        """The same from async code."""
+    prediction: dspy.Prediction
+    inputs: ImmutableState
+    changes: Callable[[], Mapping[str, object]]
 
 
 def is_program(module: object) -> bool:
@@ -158,7 +91,7 @@ async def acall_program(
 @contextmanager
 def _begun(
     attempt: Attempt, program: object, inputs: Mapping[str, Any], key: str | None
-) -> Iterator[tuple[SubgraphProgram, dict[str, Any], str, StopSignal]]:
+) -> Iterator[tuple[Any, dict[str, Any], str, StopSignal]]:
     """A block that runs a program, with its frozen inputs, its key, and the signal that stops it."""
     attempt.check_running("calls a program")
     bound = _bound_name(attempt, program)
@@ -176,7 +109,7 @@ def _begun(
     steps: list[Any] = []
     try:
         with recording() as steps:
-            yield cast("SubgraphProgram", program), {field: frozen[field] for field in frozen}, name, call.stop_signal
+            yield program, {field: frozen[field] for field in frozen}, name, call.stop_signal
     except Interrupt as interrupt:
         attempt.note_questions(interrupt.questions)
         raise
@@ -195,7 +128,8 @@ def _bound_name(attempt: Attempt, program: object) -> str:
     if not is_program(program):
         what = f"{brief(program)} is no program: call it, and give ctx.call what Graph(...).compile() returns"
         raise AttemptError(f"{attempt.who}: {what}")
-    graph = cast("Any", program).graph.name
+    called: Any = program
+    graph = called.graph.name
     raise AttemptError(
         f"{attempt.who} calls the program {graph!r}, which is not bound to it (bound: {list_names(bound)}): write "
         f"add_node({attempt.node!r}, ..., modules={{'program': program}}), take the parameter `program`, and call that"
@@ -205,6 +139,14 @@ def _bound_name(attempt: Attempt, program: object) -> str:
 # --- all calls of one attempt
 
 
+def not_cancelled() -> Future[None]:
+    """A future for what is going on: a task that waits for it and is cancelled does not cancel it."""
+    found: Future[None] = Future()
+    found.set_running_or_notify_cancel()
+    return found
+
+
+@dataclass(slots=True, eq=False)
 class OpenCall:
     """A call in progress.
 
@@ -215,14 +157,10 @@ class OpenCall:
         steps: its own steps, once it has ended.
     """
 
-    __slots__ = ("ended", "steps", "stop_signal", "trace")
-
-    def __init__(self) -> None:
-        self.ended: Future[None] = Future()
-        self.ended.set_running_or_notify_cancel()  # a task that waits for it and is cancelled must not cancel it
-        self.stop_signal = StopSignal()
-        self.trace: list[Any] | None = dspy.settings.get(TRACE)
-        self.steps: Steps = ()
+    ended: Future[None] = field(default_factory=not_cancelled)
+    stop_signal: StopSignal = field(default_factory=StopSignal)
+    trace: list[Any] | None = field(default_factory=partial(dspy.settings.get, TRACE))
+    steps: Steps = ()
 
 
 class OpenCalls:

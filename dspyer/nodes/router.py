@@ -15,69 +15,40 @@ from typing import Any, NamedTuple, TypeAlias
 import dspy
 
 from dspyer.errors import RouteError, annotate, brief, list_names, suggestion
-from dspyer.nodes.binding import Binding, plan_binding, unset
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, plan_binding, unset
 from dspyer.nodes.callables import gives_literals_alone, literals, members, read_signature
 from dspyer.nodes.field_names import FieldNames, NamesSpec, check_names, name_map, unknown_field_text
 from dspyer.nodes.hidden_modules import hidden_problems, mentions
-from dspyer.nodes.module import Input, gather_inputs, module_io, plan_inputs, selected, taken, values_of_prediction
-from dspyer.nodes.node import Call, Command, Decision, Goto, Send
+from dspyer.nodes.module import module_io, plan_inputs, selected, values_of_prediction
+from dspyer.nodes.node import Built, Call, Command, Decision, Goto, Send
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import check_target
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import filled, plan_templates
 from dspyer.schema.schema import Schema
-from dspyer.templates import NO_TEMPLATES, Templates
 
 Route: TypeAlias = Callable[..., object] | str | dspy.Module
 REASONS = ("reasoning", "rationale", "final_reasoning")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Router:
-    """The declared facts of a router. The subclasses decide; none of them holds a `dspy.Module`.
+class Router(BoundNode):
+    """What decides where a branch goes: of the name of the node that it follows, and with its targets as `goto`.
 
     Attributes:
-        name: the node that it follows.
-        routes: its targets.
-        reads: fields of the state by its own names; None for the whole state.
-        optional: fields among `reads` that may be unset.
+        routes: its targets by label.
         writes: fields that it commits in the same transition, by its own names.
-        sends: whether it may return `Send`s.
-        resources: the types of the resources that it needs, by parameter.
         module_name: the attribute of the program that holds its module; None if it has none.
-        templates: the templates in the instructions of its predictors.
-        who: how problems and errors name it.
     """
 
-    name: str
     routes: Routes
-    reads: FieldNames | None = None
-    optional: frozenset[str] = frozenset()
     writes: FieldNames = field(default_factory=dict)
-    sends: bool = False
-    resources: Mapping[str, type] = field(default_factory=dict)
     module_name: str | None = None
-    templates: Templates = NO_TEMPLATES
-    who: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "who", f"the router of {self.name!r}")
-
-    @property
-    def targets(self) -> tuple[str, ...]:
-        """The names of all targets."""
-        return self.routes.targets
-
-    @property
-    def send_targets(self) -> tuple[str, ...]:
-        """The nodes that it may start by a `Send`."""
-        return self.targets if self.sends else ()
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to the node that it follows may bring for it; None for any."""
-        return self.templates.takes
+        object.__setattr__(self, "goto", self.routes.targets)
 
     @property
     def labels(self) -> Mapping[str, str]:
@@ -88,13 +59,8 @@ class Router:
                 found.setdefault(target, []).append(str(label))
         return {target: ", ".join(labels) for target, labels in found.items() if labels != [target]}
 
-    @property
-    def inline(self) -> bool:
-        """Whether async code may call `call` directly: without a module, a router is sync and cheap."""
-        return self.module_name is None
-
     def call(self, call: Call) -> Decision:
-        """The targets of a router that is `inline`, given the state after the node."""
+        """The targets of a router without a module, which is sync and cheap, given the state after the node."""
         raise NotImplementedError
 
     def script(self, call: Call) -> Script[Decision]:
@@ -109,16 +75,9 @@ class FunctionRouter(Router):
 
     Attributes:
         fn: the function.
-        binding: which parameter gets what.
     """
 
     fn: Callable[..., object]
-    binding: Binding
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to the node that it follows may bring for it; None for any."""
-        return self.binding.takes
 
     def call(self, call: Call) -> Decision:
         """The targets that the function returns."""
@@ -135,7 +94,7 @@ class FunctionRouter(Router):
         if result is None or isinstance(result, Command):
             raise RouteError(
                 f"{self.who} returned {brief(result)}: a router returns a label, a name, a Send or a list of them; "
-                f"its targets are {list_names(self.targets)}"
+                f"its targets are {list_names(self.goto)}"
             )
         return self.routes.resolve(result, self.who)
 
@@ -168,22 +127,15 @@ class ModuleRouter(Router):
     """A router that is a DSPy module with one `Literal` output. The module itself is an attribute of the program.
 
     Attributes:
-        inputs: where each input of the module comes from.
         label: its output that names the label.
     """
 
-    inputs: tuple[Input, ...]
     label: str
-
-    @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to the node that it follows may bring for it."""
-        return self.templates.takes | taken(self.inputs)
 
     def script(self, call: Call) -> Script[Decision]:
         """The targets of the module's output."""
         assert self.module_name is not None
-        inputs = gather_inputs(self.inputs, call, self.who)
+        inputs = self.binding.bind(call)
         try:
             result = yield filled(ModuleStep(getattr(call.program, self.module_name), inputs), self.templates), call
         except Exception as error:
@@ -320,20 +272,6 @@ def _uncovered(
 # --- building
 
 
-class BuiltRouter(NamedTuple):
-    """A router, or the reasons why it cannot be built.
-
-    Attributes:
-        router: None if its targets are unknown.
-        module: what the program holds under `router.module_name`; None for nothing.
-        problems: what is wrong with it, each with its fix.
-    """
-
-    router: Router | None
-    module: dspy.Module | None = None
-    problems: tuple[str, ...] = ()
-
-
 class RouterOptions(NamedTuple):
     """The options of a router: what `Graph.add_conditional_edges` was given.
 
@@ -370,8 +308,8 @@ class RouterOptions(NamedTuple):
         return callable(self.route) and not isinstance(self.route, dspy.Module) and mentions(self.route, Send)
 
 
-def build_router(options: RouterOptions, schema: Schema) -> BuiltRouter:
-    """A router with its module, and what is wrong with it."""
+def build_router(options: RouterOptions, schema: Schema) -> Built:
+    """A router with its module, and what is wrong with it; no router if its targets are not known."""
     route = options.route
     if isinstance(route, dspy.Module):
         return _build_module_router(route, options, schema)
@@ -387,7 +325,7 @@ def build_router(options: RouterOptions, schema: Schema) -> BuiltRouter:
     else:
         fix = "give a function, the name of a field, or a dspy.Module with one Literal output"
         problem = f"{options.who} is {brief(route)}, of type {type(route).__name__}: {fix}"
-        built = BuiltRouter(None, None, (problem,))
+        built = Built(None, None, (problem,))
     return built._replace(problems=(*problems, *built.problems))
 
 
@@ -401,10 +339,10 @@ def _declares_literals(kind: object) -> tuple[bool, bool]:
     return all(gives_literals_alone(each) for each in given if each is not NoneType), NoneType in given
 
 
-def _build_field_router(field: str, options: RouterOptions, schema: Schema) -> BuiltRouter:
+def _build_field_router(field: str, options: RouterOptions, schema: Schema) -> Built:
     who = options.who
     if not schema.accepts_any_key and field not in schema.fields:
-        return BuiltRouter(
+        return Built(
             None, None, (f"{who}: {field!r} {unknown_field_text(field, schema)} A router that is a string is a field.",)
         )
     kind = None if schema.accepts_any_key else schema.fields[field].annotation
@@ -412,13 +350,12 @@ def _build_field_router(field: str, options: RouterOptions, schema: Schema) -> B
     complete, unset = _declares_literals(kind)
     routes, problems = routes_of(options.path_map, literals(kind), by, complete, unset)
     if routes is None:
-        return BuiltRouter(None, None, tuple(problems))
-    return BuiltRouter(
-        FieldRouter(name=options.source, routes=routes, reads={field: field}, field=field), None, tuple(problems)
-    )
+        return Built(None, None, tuple(problems))
+    facts = Binding(by, (FieldParameter(field, field, copy=False, default=False),)).facts()
+    return Built(FieldRouter(name=options.source, **facts, routes=routes, field=field), None, tuple(problems))
 
 
-def _build_function_router(fn: Callable[..., object], options: RouterOptions, schema: Schema) -> BuiltRouter:
+def _build_function_router(fn: Callable[..., object], options: RouterOptions, schema: Schema) -> Built:
     who = options.who
     problems = []
     if is_async(fn):
@@ -436,22 +373,12 @@ def _build_function_router(fn: Callable[..., object], options: RouterOptions, sc
     )
     problems += hidden_problems(fn, who, fix.format(source=options.source))
     if routes is None:
-        return BuiltRouter(None, None, tuple(problems))
-    reads, optional = plan.binding.facts()
-    router = FunctionRouter(
-        name=options.source,
-        routes=routes,
-        reads=reads,
-        optional=optional,
-        sends=mentions(fn, Send),
-        resources={resource.name: resource.kind for resource in plan.binding.resources if not resource.default},
-        fn=fn,
-        binding=plan.binding,
-    )
-    return BuiltRouter(router, None, tuple(problems))
+        return Built(None, None, tuple(problems))
+    router = FunctionRouter(name=options.source, **plan.binding.facts(), routes=routes, sends=mentions(fn, Send), fn=fn)
+    return Built(router, None, tuple(problems))
 
 
-def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Schema) -> BuiltRouter:
+def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Schema) -> Built:
     who, name = options.who, options.name or f"{options.source}_router"
     found = module_io(module)
     flaws = [f"{who}: {problem}" for problem in found.problems]
@@ -462,7 +389,7 @@ def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Sc
             f"{who} is a {type(module).__name__} with {have}: a router has exactly one, "
             "as in dspy.Predict(\"question -> next: Literal['search', 'done']\")"
         )
-        return BuiltRouter(None, None, (*flaws, problem))
+        return Built(None, None, (*flaws, problem))
     ((label, declared),) = choices.items()
     known = () if found.own_code and options.path_map is not None else declared
     complete, unset = _declares_literals((found.outputs or {})[label])
@@ -471,23 +398,20 @@ def _build_module_router(module: dspy.Module, options: RouterOptions, schema: Sc
     own = (*(found.outputs or {}), *found.by_products)
     problems += [*more, *check_names(written, "writes", who, own=own, schema=schema)]
     planned = plan_inputs(found, NodeOptions(name, schema), who)
-    reads, optional = planned.facts()
-    templates, wrong, missing = plan_templates([module], NodeOptions(name, schema), reads.values(), who)
+    reads, _ = planned.binding.reading()
+    templates, wrong, missing = plan_templates([module], NodeOptions(name, schema), reads, who)
     problems += [*flaws, *planned.problems, *planned.unknown, *wrong, *missing]
     if routes is None:
-        return BuiltRouter(None, module, tuple(problems))
+        return Built(None, module, tuple(problems))
     router = ModuleRouter(
         name=options.source,
+        **planned.binding.facts(templates),
         routes=routes,
-        reads=templates.all_reads(reads),
-        optional=templates.optional_fields(reads, optional),
-        templates=templates,
         writes=written,
         module_name=name,
-        inputs=planned.inputs,
         label=label,
     )
-    return BuiltRouter(router, module, tuple(problems))
+    return Built(router, module, tuple(problems))
 
 
 def _router_writes(writes: str | NamesSpec | None, label: str, who: str) -> tuple[FieldNames, list[str]]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar,
 import dspy
 
 from dspyer.errors import Interrupt, brief
-from dspyer.nodes.program_calls import InsideRun, SubgraphProgram, questions_in
+from dspyer.nodes.program_calls import questions_in
 from dspyer.nodes.sync_async import acall_function, acall_module, call_function, call_module
 from dspyer.schema.schema import NONE_VALID
 
@@ -170,15 +170,15 @@ class ModuleStep(NamedTuple):
 class ProgramStep(NamedTuple):
     """Runs a program as a part of the run. `valid` are the frozen inputs that need no validation."""
 
-    program: SubgraphProgram
+    program: Any
     inputs: dict[str, Any]
     valid: Mapping[str, Any] = NONE_VALID
 
-    def call(self, call: Call) -> InsideRun:
+    def call(self, call: Call) -> Any:
         """Run it from sync code."""
         return self.program._run_inside(self.inputs, call.context.delegate, valid=self.valid)
 
-    async def acall(self, call: Call) -> InsideRun:
+    async def acall(self, call: Call) -> Any:
         """Run it from async code."""
         return await self.program._arun_inside(self.inputs, call.context.delegate, valid=self.valid)
 

@@ -3,93 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from typing import Any, ClassVar, cast
-
-import dspy
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from dspyer.errors import list_names
+from dspyer.nodes.binding import BoundNode, FieldParameter
 from dspyer.nodes.field_names import FieldNames, check_names
-from dspyer.nodes.module import (
-    Input,
-    ModuleIO,
-    completions_by_field,
-    frozen_input,
-    gather_inputs,
-    plan_inputs,
-    taken,
-    whole_inputs,
-    with_rest,
-)
-from dspyer.nodes.node import SENT, Built, Call, Look, Node, Reply
+from dspyer.nodes.module import ModuleIO, completions_by_field, plan_inputs
+from dspyer.nodes.node import SENT, Built, Call, Look, Reply
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.program_calls import GraphView, InsideRun, SubgraphProgram
+from dspyer.nodes.program_calls import InsideRun
 from dspyer.nodes.steps import ProgramStep, Script
 from dspyer.nodes.template_plans import plan_templates
 from dspyer.patch import DELETE
 from dspyer.schema.schema import Schema
 from dspyer.schema.type_fit import misfit, update_type, value_type
-from dspyer.state import ImmutableState
-from dspyer.values.frozen import FrozenDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SubgraphNode(Node):
+class SubgraphNode(BoundNode):
     """A node that is a compiled graph. The program itself is an attribute of the outer one.
 
     Attributes:
-        inputs: where each input of the graph comes from.
         gives: the fields of the outer state that get its changed fields, by its own names; None for all of them. This
             may be more than `writes` declares: an input that an inner node may change without declaring it.
         folds: own names of the fields whose updates the outer state folds; for the others it gets the new value.
         per_item: whether it runs inside a map, which needs all values and not the changes.
-        takes_all: whether an inner node reads the state as a whole, so that it gets all that a `Send` brings.
         same_types: the inputs that come from fields whose values are valid inside too, each as its name and the field.
     """
 
     kind: ClassVar[str] = "subgraph"
     look = Look("subgraph", "subgraph", inner=True)
 
-    inputs: tuple[Input, ...] = ()
     gives: FieldNames | None = None
     folds: frozenset[str] = frozenset()
     per_item: bool = False
-    takes_all: bool = False
     same_types: tuple[tuple[str, str], ...] = ()
 
     @property
-    def takes(self) -> frozenset[str] | None:
-        """The names that a `Send` to it may bring; None for any."""
-        return None if self.takes_all else self.templates.takes | taken(self.inputs)
-
-    @property
-    def may_write(self) -> frozenset[str] | None:
+    def may_give(self) -> frozenset[str] | None:
         """The fields that a call may change; None for any."""
         if self.writes is None or self.gives is None:
             return None
         return frozenset((*self.writes.values(), *self.gives.values()))
 
-    def whole_fields(self, state: ImmutableState) -> list[tuple[str, str]]:
-        """The fields that a call reads whole, without a view, each as the node's own name and the field."""
-        return whole_inputs(self.inputs, state)
-
     def script(self, call: Call) -> Script[Reply]:
         """Run the graph as a part of the run."""
-        program: SubgraphProgram = getattr(call.program, self.name)
+        program = getattr(call.program, self.name)
         inputs = self._inputs(call)
         inside = yield ProgramStep(program, inputs, self._valid(call)), call
         return self.reply(program, inside, inputs, _is_sent(call))
 
     def _inputs(self, call: Call) -> dict[str, Any]:
-        if call.overlay is not None and SENT in call.overlay:
-            return self._sent_inputs(call.overlay.raw(SENT))
-        inputs = gather_inputs(self.inputs, call, self.who, frozen_input)
-        return with_rest(inputs, self.inputs, call, frozen_input) if self.takes_all else inputs
-
-    def _sent_inputs(self, sent: FrozenDict[str, Any]) -> dict[str, Any]:
-        """The inputs of a graph that gets nothing but the value of a `Send`: further keys are for others."""
-        known = {one.name for one in self.inputs}
-        return {name: frozen_input(sent.raw(name)) for name in sent if name in known}
+        if call.overlay is None or SENT not in call.overlay:
+            return self.binding.bind(call)
+        sent, known = call.overlay.raw(SENT), self.input_names  # nothing else; further keys are for others
+        return {name: sent[name] for name in sent if name in known}
 
     def _valid(self, call: Call) -> dict[str, Any]:
         """The values that the graph need not validate, since they are those of a field of the same type."""
@@ -99,7 +68,7 @@ class SubgraphNode(Node):
         found = [(name, field) for name, field in self.same_types if field not in sent and field in call.state]
         return {name: call.state.raw(field) for name, field in found}
 
-    def reply(self, program: SubgraphProgram, inside: InsideRun, inputs: Collection[str], sent: bool = False) -> Reply:
+    def reply(self, program: Any, inside: InsideRun, inputs: Collection[str], sent: bool = False) -> Reply:
         """What changed in the inner graph, as updates of the outer state; other values stay inside.
 
         If its whole state was sent, the outer state has none of it, and gets all.
@@ -128,14 +97,15 @@ def _is_sent(call: Call) -> bool:
     return call.overlay is not None and SENT in call.overlay
 
 
-def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
+def build_subgraph(module: Any, options: NodeOptions) -> Built:
     """A node of a compiled graph, and what is wrong with it."""
-    graph = cast(SubgraphProgram, module).graph
+    graph = module.graph
     optional = frozenset(graph.inputs) - graph.required
     found = ModuleIO(dict.fromkeys(graph.inputs, Any), optional, tuple(sorted(graph.also)))
-    planned = plan_inputs(found, options, options.who)
+    planned = plan_inputs(found, options, options.who, copy=False)
+    binding = planned.binding if graph.closed else replace(planned.binding, rest=False)
     writes, problems = _plan_writes(graph, options)
-    reads, unset = planned.facts()
+    reads = binding.reading()[0] or {}
     gives = writes
     if options.writes is None and writes is not None and options.map is None:
         # A view without a reducer shows a part of its field: writing that part back would lose the rest.
@@ -143,25 +113,22 @@ def build_subgraph(module: dspy.Module, options: NodeOptions) -> Built:
         changed = [name for name in _changed_inputs(graph, reads) if name not in partial]
         gives = {**_fields(changed, options.schema), **writes}
         writes = {**writes, **{name: name for name in gives if name in (graph.writes or ())}}
-    templates, wrong, missing = plan_templates((), options, reads.values(), options.who)
+    templates, wrong, missing = plan_templates((), options, reads, options.who)
     node = SubgraphNode(
         name=options.name,
-        reads=templates.all_reads(reads),
-        optional=templates.optional_fields(reads, unset),
-        templates=templates,
+        **binding.facts(templates),
         writes=writes,
-        inputs=planned.inputs,
         gives=gives,
         folds=_folded(gives, options.schema) if options.map is None else frozenset(),
         per_item=options.map is not None,
-        takes_all=not graph.closed,
-        same_types=_same_types(planned.inputs, graph.topology.schema, options.schema),
+        same_types=_same_types(binding.fields, graph.topology.schema, options.schema),
     )
     problems += _type_problems(graph.topology.schema, gives, node.folds, options)
-    return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing))
+    types = [value_type(graph.topology.schema, name) for name in gives or ()]
+    return Built(node, module, (*planned.problems, *problems, *wrong), (*planned.unknown, *missing), types=types)
 
 
-def _same_types(inputs: Iterable[Input], inner: Schema, outer: Schema) -> tuple[tuple[str, str], ...]:
+def _same_types(inputs: Iterable[FieldParameter], inner: Schema, outer: Schema) -> tuple[tuple[str, str], ...]:
     """The inputs that come from fields whose values are valid inside too, each as its name and the field."""
     return tuple(
         [
@@ -174,7 +141,7 @@ def _same_types(inputs: Iterable[Input], inner: Schema, outer: Schema) -> tuple[
     )
 
 
-def _plan_writes(graph: GraphView, options: NodeOptions) -> tuple[FieldNames | None, list[str]]:
+def _plan_writes(graph: Any, options: NodeOptions) -> tuple[FieldNames | None, list[str]]:
     """The fields that it declares to write: by `writes=`, or else its outputs that are fields of the outer state."""
     schema = options.output_schema
     own = graph.writes if graph.outputs is None else graph.outputs
@@ -213,7 +180,7 @@ def _fields(names: Iterable[str], schema: Schema) -> dict[str, str]:
     return {name: name for name in names if schema.accepts_any_key or name in schema.fields}
 
 
-def _changed_inputs(graph: GraphView, reads: FieldNames) -> list[str]:
+def _changed_inputs(graph: Any, reads: FieldNames) -> list[str]:
     """The inputs that the graph may change and that come from the field of their name."""
     changed = graph.inputs if graph.writes is None else graph.writes
     return [name for name in (*graph.inputs, *graph.also) if name in changed and reads.get(name) == name]

@@ -15,7 +15,7 @@ from dspyer.dspy_module.predictors import predictors_in, user_instructions
 from dspyer.dspy_module.prompt_templates import VALUES_SETTING, WARNING_SETTING, can_convert
 from dspyer.errors import list_names
 from dspyer.failure import Failure
-from dspyer.nodes.field_names import unknown_field_text
+from dspyer.nodes.field_names import FieldNames, unknown_field_text
 from dspyer.nodes.node import Call
 from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.steps import Step, Within
@@ -153,8 +153,9 @@ class Planned(NamedTuple):
     unknown: tuple[str, ...] = ()
 
 
-def plan_templates(modules: Iterable[object], options: NodeOptions, reads: Collection[str] | None, who: str) -> Planned:
-    """The templates of a node and of the modules that it calls. `reads` are its other fields; None for all."""
+def plan_templates(modules: Iterable[object], options: NodeOptions, names_read: FieldNames | None, who: str) -> Planned:
+    """The templates of a node and of the modules that it calls. `names_read` are its other fields; None for all."""
+    reads = None if names_read is None else names_read.values()
     names: dict[str, None] = {}
     written: list[tuple[tuple[str, ...], str]] = []  # what texts of the user name, and where
     problems: list[str] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from types import NoneType
-from typing import Any, Literal, NamedTuple, Protocol, get_args, get_origin, is_typeddict
+from typing import Any, Literal, NamedTuple, get_args, get_origin, is_typeddict
 
 import dspy
 from pydantic import BaseModel
@@ -32,6 +32,7 @@ from dspyer.views import (
 )
 
 OPEN = Schema.of(None)
+NO_NODES: Mapping[str, Any] = {}
 
 
 class Changed(NamedTuple):
@@ -50,61 +51,40 @@ class Changed(NamedTuple):
     parts: FieldParts | None
 
 
-class ViewSource(Protocol):
-    """The history of fields in a run, and the permissions of its nodes."""
+class ViewSource:
+    """The history of fields in a run, and the permissions of its nodes; this class has those of no run.
 
-    @property
-    def schema(self) -> Schema:
-        """The fields of the state."""
+    Attributes:
+        schema: the fields of the state.
+        nodes: the nodes of the graph.
+    """
 
-    @property
-    def authors(self) -> Sequence[str]:
-        """Who may write a field: the nodes, and `START`."""
+    schema: Schema = OPEN
+    nodes: Mapping[str, Any] = NO_NODES
 
     def index(self, field: str, branch: Branch) -> FieldIndex | None:
         """The parts of a field with their authors, up to the last commit of a branch; None if it has no parts."""
 
     def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
-        """The parts of a field that a node has not read yet."""
+        """The parts of a field that a node has not read yet; the field must have parts."""
+        raise NotImplementedError
 
     def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
         """The changes since a node last ran, of some fields or all."""
+        del branch, reader, fields
+        return []
 
     def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
         """The fields that a node may read or write through `ctx`; None for all."""
+        known = self.nodes.get(node)
+        allowed: frozenset[str] | None = None if known is None else known.permitted_fields(option)
+        return allowed
 
     def record_read(self, read: ViewRead) -> None:
         """Record that a view was read. May be called from any thread."""
 
     def warning(self, branch: Branch) -> str:
         """The warning for a node near the step limit of its run; "" while it is far from it."""
-
-
-class NoRunViews:
-    """The `ViewSource` of a node that is called without a run: no history, no permissions to check."""
-
-    schema = OPEN
-    authors: Sequence[str] = ()
-
-    def index(self, field: str, branch: Branch) -> FieldIndex | None:
-        del field, branch
-        return None
-
-    def news(self, field: str, branch: Branch, reader: str) -> UnseenParts:
-        del field, branch, reader
-        return UnseenParts(frozenset(), [])
-
-    def changed(self, branch: Branch, reader: str, fields: frozenset[str] | None) -> list[Changed]:
-        del branch, reader, fields
-        return []
-
-    def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """All fields."""
-
-    def record_read(self, read: ViewRead) -> None:
-        """Do nothing: no run reports what was read."""
-
-    def warning(self, branch: Branch) -> str:
         del branch
         return ""
 

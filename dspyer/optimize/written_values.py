@@ -445,7 +445,7 @@ def _rejections(
         if failure is not None and failure.type == CheckError.__name__:
             problems: tuple[str, ...] = (failure.message,)
         elif check.rejects(entry.commit.route):
-            problems = tuple(thaw(entry.state.raw(check.checking.into)))
+            problems = tuple(thaw(entry.state.raw(check.into)))
         else:
             continue
         refused = check.output_before(entries, entry.parents[0])
@@ -512,4 +512,4 @@ def _leads_past(graph: GraphSpec, name: str, avoids: set[str]) -> bool:
     if not avoids.isdisjoint([edge.target for edge in graph.error_edges.get(name, ())]):
         return True
     routers = [exit_ for exit_ in exits if isinstance(exit_, Router)]
-    return bool(exits) and avoids.issuperset(edges) and not any(avoids.isdisjoint(way.targets) for way in routers)
+    return bool(exits) and avoids.issuperset(edges) and not any(avoids.isdisjoint(way.goto) for way in routers)

@@ -22,7 +22,7 @@ from dspyer.graph.spec import check_send
 from dspyer.layers.layer import Layer, Stop, of_part
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Context
-from dspyer.nodes.node import Call, Decision, Output, Reply, Send, StartRule
+from dspyer.nodes.node import Call, Decision, Output, Reply, Runner, Send, StartRule
 from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
@@ -132,7 +132,7 @@ def _known_targets(
     exit_ = exits[0]
     if isinstance(exit_, str):
         return (Target(exit_),)
-    if not exit_.inline:
+    if exit_.module_name is not None:
         return None
     found = exit_.call(call._replace(state=after)).targets
     first = found[0]  # a router returns declared targets only, so one name needs no check
@@ -158,7 +158,8 @@ def _route(
             goto.append(exit_)
             continue
         routed = call._replace(state=state)
-        decision: Decision = exit_.call(routed) if exit_.inline else (yield from of_part(routed, "route", exit_.script))
+        inline = exit_.module_name is None
+        decision: Decision = exit_.call(routed) if inline else (yield from of_part(routed, "route", exit_.script))
         goto += decision.targets
         if decision.reason:
             reasons.append(decision.reason)
@@ -216,7 +217,7 @@ def checked_targets(session: Session, name: str, goto: Sequence[str | Send]) -> 
 T = TypeVar("T")
 
 
-class NodeRunner:
+class NodeRunner(Runner):
     """Runs the calls of one node concurrently: the items of a map."""
 
     __slots__ = ("session",)

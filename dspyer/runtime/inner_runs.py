@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 
 import dspy
@@ -14,6 +15,7 @@ import dspy
 from dspyer.errors import AttemptError, Interrupt, Interrupted, RunStoppedError
 from dspyer.layers.retry import Retry
 from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.program_calls import InsideRun
 from dspyer.persistence.execution_records import ExecutionRecords, RecordKey
 from dspyer.persistence.rows import NewRow, effect_row
 from dspyer.runtime.lineage_order import changes_of
@@ -21,46 +23,23 @@ from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import internals_of
 from dspyer.runtime.run_start import Around, CallOptions, Inside
 from dspyer.runtime.session import Session
-from dspyer.scheduler.lineage import LogEntry
-from dspyer.schema.schema import NONE_VALID, Schema
-from dspyer.state import ImmutableState
+from dspyer.schema.schema import NONE_VALID
 from dspyer.stopping import StopSignal
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
-from dspyer.values.persistent import PersistentVector
 
 
-class CompletedInside(NamedTuple):
-    """A completed run inside of a node, made here or by a worker.
-
-    Attributes:
-        prediction: its outputs as plain values.
-        inputs: the state with which it began.
-        log: its commits.
-        schema: that of its graph.
-        state: the state with which it has ended.
-    """
-
-    prediction: dspy.Prediction
-    inputs: ImmutableState
-    log: PersistentVector[LogEntry]
-    schema: Schema
-    state: ImmutableState
-
-    def changes(self) -> Mapping[str, object]:
-        """What its commits changed: raw updates of fields with a reducer, the net change of others."""
-        return changes_of(self.log, self.schema, self.state, self.inputs)
-
-
-def completed_inside(prediction: dspy.Prediction, request: Request) -> CompletedInside:
+def completed_inside(prediction: dspy.Prediction, request: Request) -> InsideRun:
     """The run of a request that has completed."""
     returned = request.outcome.returned
     if returned is not None:
         inside = internals_of(returned)
-        return CompletedInside(prediction, inside.inputs, inside.log, inside.graph.topology.schema, returned.state)
+        changes = partial(changes_of, inside.log, inside.graph.topology.schema, returned.state, inside.inputs)
+        return InsideRun(prediction, inside.inputs, changes)
     session = request.outcome.sessions[-1]
     run = session.run
-    return CompletedInside(prediction, session.inputs, run.log, run.topology.schema, run.trunk_state)
+    changes = partial(changes_of, run.log, run.topology.schema, run.trunk_state, session.inputs)
+    return InsideRun(prediction, session.inputs, changes)
 
 
 def request_inside(

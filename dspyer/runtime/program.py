@@ -545,7 +545,7 @@ class CompiledGraph(dspy.Module):
     # --- as a node of another graph
 
     def _run_inside(self, inputs: dict[str, Any], attempt: Attempt, *args: Any, **options: Any) -> InsideRun:
-        """Runs as a part of the run that `attempt` belongs to; the options are those of `SubgraphProgram`."""
+        """Runs as a part of the run that `attempt` belongs to; the options are those of `request_inside`."""
         request = request_inside(attempt, *args, **options)
         with part_of_run(attempt, request):
             prediction = self(**inputs)

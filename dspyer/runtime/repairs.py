@@ -18,9 +18,8 @@ from typing import Any, NamedTuple
 import dspy
 
 from dspyer.display.redaction import Redaction, Redactor
-from dspyer.nodes.check import PROBLEMS, FinderNode
+from dspyer.nodes.check import PROBLEMS, CheckedCommit, FinderNode, Repair
 from dspyer.nodes.node import Node
-from dspyer.nodes.repair import CheckedCommit, Repair
 from dspyer.patch import DELETE, Replace
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.run_state import Transition
@@ -62,12 +61,11 @@ def checks_in(
 
 def log_rejection(check: FinderNode, transition: Transition, redact: Callable[[str], str]) -> None:
     """Logs what a check has found, if its branch goes to a correction."""
-    checking = check.checking
     if transition.failure is not None:
         return
     if check.rejects(tuple([target.node for target in transition.targets])):
-        problems = redact("; ".join(transition.state[checking.into]))
-        logger.info("check %r refused %s, a correction follows: %s", check.name, checking.what, problems)
+        problems = redact("; ".join(transition.state[check.into]))
+        logger.info("check %r refused %s, a correction follows: %s", check.name, check.what, problems)
 
 
 def repairs_in(logged: Sequence[LoggedChecks], redaction: Redaction | None) -> list[dspy.Example]:
@@ -78,9 +76,9 @@ def repairs_in(logged: Sequence[LoggedChecks], redaction: Redaction | None) -> l
             check = one.checks.get(commit.node)
             if check is None or check.rejects(commit.route):
                 continue
-            if _is_empty(commit.patch.get(check.checking.into)):
+            if _is_empty(commit.patch.get(check.into)):
                 repair = check.repair_in(one.commits, index, one.nodes)
-                found += [] if repair is None else [_example(repair, commit.id, check.checking.into, redaction)]
+                found += [] if repair is None else [_example(repair, commit.id, check.into, redaction)]
     return found
 
 

@@ -39,10 +39,7 @@ def items_in(events: Iterable[Event]) -> dict[str, ItemCounts]:
 
 def counted_parts(nodes: Mapping[str, Node], schema: Schema) -> CountedParts:
     """The checks and the maps among the nodes of a graph."""
-    checks = {
-        name: Checked(node.checking.fix, node.checking.into, frozenset(node.checking.modes))
-        for name, node in rejecting_of(nodes).items()
-    }
+    checks = {name: Checked(node.fix, node.into, frozenset(node.modes)) for name, node in rejecting_of(nodes).items()}
     maps: dict[str, Mapped] = {}
     for name, node in nodes.items():
         if (fields := map_fields_of(node)) is not None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dspyer.display.tokens import Count, Read, Sizes
 from dspyer.errors import ThreadError
 from dspyer.nodes.node import Node
-from dspyer.nodes.view_access import Changed, chosen_plainly, kind_of_parts
+from dspyer.nodes.view_access import Changed, ViewSource, chosen_plainly, kind_of_parts
 from dspyer.patch import DELETE
 from dspyer.scheduler.lineage import Log, LogEntry
 from dspyer.scheduler.provenance import (
@@ -33,7 +33,6 @@ from dspyer.scheduler.provenance import (
 )
 from dspyer.scheduler.run_state import Branch
 from dspyer.scheduler.run_values import run_value
-from dspyer.scheduler.topology import START
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.values.freezing import freeze, same
@@ -47,8 +46,8 @@ EarlierCommits = Callable[[str], PriorHistory]
 """Loads the commits of the thread before a run, for a field. Called when a view first needs them."""
 
 
-class RunViews:
-    """Computes the views of the nodes of a run, or of a node that is called without one (a `ViewSource`).
+class RunViews(ViewSource):
+    """Computes the views of the nodes of a run, or of a node that is called without one.
 
     Args:
         graph: the graph.
@@ -63,11 +62,7 @@ class RunViews:
         self._log = log
         self._reads = reads
         self.schema = fields.schema
-
-    @property
-    def authors(self) -> tuple[str, ...]:
-        """The nodes, and `START`."""
-        return (START, *self._graph.nodes)
+        self.nodes = graph.nodes
 
     def index(self, field: str, branch: Branch) -> FieldIndex | None:
         """The parts of a field with their authors, in a branch; None if the field has no parts."""
@@ -97,11 +92,6 @@ class RunViews:
             if not same(before, after) if parts is None else _has_changed(parts, before, after):
                 found.append(Changed(name, before, after, parts))
         return found
-
-    def permitted_fields(self, node: str, option: Literal["reads", "writes"]) -> frozenset[str] | None:
-        """The fields that a node `"reads"` or `"writes"`; None for all."""
-        known = self._graph.nodes.get(node)
-        return None if known is None else known.permitted_fields(option)
 
     def record_read(self, read: ViewRead) -> None:
         """Notes that a view was read. May be called from any thread."""

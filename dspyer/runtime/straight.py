@@ -11,7 +11,7 @@ derived from the graph: they are made when it first runs, and no pickle holds th
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter, time
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -19,7 +19,7 @@ from dspyer.errors import NodeOutputError, annotate
 from dspyer.graph.spec import GraphSpec
 from dspyer.nodes.binding import Binding
 from dspyer.nodes.function import FunctionNode
-from dspyer.nodes.module import ModuleNode, gather_inputs
+from dspyer.nodes.module import ModuleNode
 from dspyer.nodes.node import Call, Node, Reply
 from dspyer.nodes.router import FieldRouter, FunctionRouter
 from dspyer.nodes.steps import failure_or_questions
@@ -107,7 +107,7 @@ def _function(schema: Schema, node: FunctionNode, way_out: WayOut) -> StraightPa
     binding, fn, asynchronous = node.binding, node.fn, node.asynchronous
     if not _of_fields(binding) or node.goto or node.per_item or node.programs:
         return None
-    read = _reader([(one.name, one.field, one.readable, one.copy) for one in binding.fields], binding.bind)
+    read = _reader(binding)
     own = None if node.writes is None else {name for name, field in node.writes.items() if name == field}
 
     def reply(result: object) -> Reply:
@@ -126,11 +126,10 @@ def _function(schema: Schema, node: FunctionNode, way_out: WayOut) -> StraightPa
 
 
 def _module(schema: Schema, node: ModuleNode, way_out: WayOut) -> StraightPath | None:
-    name, inputs, who = node.name, node.inputs, node.who
-    if node.takes_all or node.turns.fields or node.turns.histories or any(one.view or one.computed for one in inputs):
+    name = node.name
+    if not _of_fields(node.binding) or node.turns.fields or node.turns.histories:
         return None
-    plan = [(one.name, one.field, one.readable, True) for one in inputs]
-    read = _reader(plan, lambda call: gather_inputs(inputs, call, who))
+    read = _reader(node.binding)
 
     def reply(result: object) -> Reply:
         return node.reply(result, {})  # the inputs are for turns of a conversation, which it has not
@@ -220,18 +219,18 @@ def _transition(
 
 def _of_fields(binding: Binding) -> bool:
     """Whether all parameters get whole fields, or what a `Send` brings."""
-    others = binding.contexts or binding.resources or binding.modules or binding.whole_state
+    others = binding.contexts or binding.resources or binding.modules or binding.whole_state or binding.rest is not None
     return not others and not any(one.view or one.computed for one in binding.fields)
 
 
-def _reader(plan: Iterable[tuple[str, str, bool, bool]], general: Callable[[Call], dict[str, Any]]) -> Read:
-    """What reads the parameters of a plan: (name, field, whether it comes from the state, whether it gets a copy).
+def _reader(binding: Binding) -> Read:
+    """What reads the parameters of a plan of fields alone.
 
     Values that need nothing are passed as they are; for all others the general way to read is asked.
     """
     fields = [
-        (name, field, _NOTHING if not readable else SCALARS if copy else _SHARED)
-        for name, field, readable, copy in plan
+        (one.name, one.field, _NOTHING if not one.readable else SCALARS if one.copy else _SHARED)
+        for one in binding.fields
     ]
 
     def read(session: Session, state: ImmutableState, overlay: Overlay) -> dict[str, Any]:
@@ -244,7 +243,7 @@ def _reader(plan: Iterable[tuple[str, str, bool, bool]], general: Callable[[Call
                 found[name] = value
             else:
                 return found
-        return general(_call(session, state, overlay))
+        return binding.bind(_call(session, state, overlay))
 
     return read
 
@@ -270,7 +269,7 @@ def _way_out(graph: GraphSpec, name: str) -> WayOut | None:
 
 def _function_router(name: str, router: FunctionRouter) -> WayOut:
     binding, fn, who = router.binding, router.fn, router.who
-    read = _reader([(one.name, one.field, one.readable, one.copy) for one in binding.fields], binding.bind)
+    read = _reader(binding)
     known = {text: (Target(names[0]),) for text, names in router.routes.by_text.items() if len(names) == 1}
 
     def targets(session: Session, after: ImmutableState, overlay: Overlay) -> tuple[Target, ...]:

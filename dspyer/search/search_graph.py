@@ -36,7 +36,7 @@ from dspyer.nodes.field_names import name_map
 from dspyer.nodes.module import module_io
 from dspyer.nodes.node import Command, Send
 from dspyer.nodes.options import NodeOptions
-from dspyer.nodes.program_calls import SubgraphProgram, is_program
+from dspyer.nodes.program_calls import is_program
 from dspyer.patch import DELETE, Replace, apply_value
 from dspyer.reducers import Updates
 from dspyer.scheduler.topology import END, START
@@ -536,7 +536,7 @@ def _io(module: Any) -> tuple[Types, Collection[str], Types | None]:
         if found.outputs is None:
             return inputs, found.optional, None
         return inputs, found.optional, {name: _field(found.type_of(name)) for name in found.outputs}
-    graph = cast(SubgraphProgram, module).graph
+    graph = cast(Any, module).graph
     schema = graph.topology.schema
     names = list(graph.inputs if graph.outputs is None else dict.fromkeys((*graph.inputs, *graph.outputs)))
     kinds = {name: _field_of_model(schema, name) for name in names}
@@ -577,7 +577,7 @@ def _judged_inputs(reward: Any, done: Any) -> list[str]:
     for part in (reward, done):
         if isinstance(part, dspy.Module):
             if is_program(part):
-                found += sorted(cast(SubgraphProgram, part).graph.required)
+                found += sorted(cast(Any, part).graph.required)
             else:
                 inputs = module_io(part)
                 found += [name for name in inputs.inputs if name not in inputs.optional]

@@ -30,7 +30,6 @@ from dspyer.nodes.hidden_modules import hidden_problems
 from dspyer.nodes.map import (
     Gather,
     ItemsNode,
-    MapFields,
     item_script,
     part_script,
     publish_end,
@@ -113,9 +112,11 @@ class TrialOptions(KindOptions):
             resources={name: kind for node in nodes for name, kind in node.resources.items()},
             templates=inner.templates,
             inner=inner,
+            mapped=MapOptions(CHOSEN, "trial", TRIALS),
             reward=reward.node,
             done=None if done is None else done.node,
             judged=reward.module is not None,
+            frozen_modules=tuple(more),  # optimizers tune what is rated, not what rates it
             schema=options.schema,
             rollout_id=self.rollout_id,
             temperature=self.temperature,
@@ -151,7 +152,7 @@ class TrialNode(ItemsNode):
     @property
     def may_give(self) -> frozenset[str] | None:
         """The fields of the state that its outputs are meant for: those of the module, which the best trial writes."""
-        given = self.inner.may_write
+        given = self.inner.may_give
         return None if given is None else given | frozenset(self.writes or ())
 
     @property
@@ -163,16 +164,6 @@ class TrialNode(ItemsNode):
     def look(self) -> Look:
         """How pictures show it."""
         return Look("map", self.kind, inner=self.inner.look.inner)
-
-    @property
-    def map_fields(self) -> MapFields:
-        """The names of the chosen trials, of one of them, and of the results."""
-        return MapFields(CHOSEN, "trial", TRIALS)
-
-    @property
-    def frozen_modules(self) -> tuple[str, ...]:
-        """The judge: optimizers tune what is rated, not what rates it."""
-        return (REWARD,) if self.judged else ()
 
     def trials_in(self, log: Iterable[LogEntry]) -> dict[str, list[tuple[str, bool]]]:
         """The trials of each of its executions: the execution of each, and whether it led to the best trial."""
@@ -199,7 +190,7 @@ class TrialNode(ItemsNode):
         chosen = () if call.overlay is None else call.overlay.raw(CHOSEN, ())
         trials = [self._trial(call, entry, index, len(chosen)) for index, entry in enumerate(_raw_items(chosen))]
         fresh = [trial for trial in trials if trial.recorded is MISSING]
-        made = iter((yield Gather([trial.script for trial in fresh]), call))
+        made = iter((yield Gather([trial.script() for trial in fresh]), call))
         results = [next(made) if trial.recorded is MISSING else trial.recorded for trial in trials]
         return Reply({TRIALS: freeze(results, (TRIALS,))})
 

@@ -13,12 +13,12 @@ from dspyer.dspy_module.executing import executing_here
 from dspyer.errors import GraphError, Interrupt, Interrupted, suggestion
 from dspyer.graph.spec import GraphSpec, check_send
 from dspyer.hints import signature_of
+from dspyer.layers.condensers import condensed
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
 from dspyer.nodes.attempt import Attempt, NoRun
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
 from dspyer.nodes.callables import giving
-from dspyer.nodes.condense import condensed
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Built, Call, Node, Send
 from dspyer.nodes.options import node_options
@@ -156,7 +156,7 @@ def stub(program: CompiledGraph, /, **fakes: object) -> CompiledGraph:
     graph = program.graph
     nodes = dict(graph.nodes)
     senders: list[Node | Router] = [*nodes.values(), *graph.routers]
-    sent = {target for sender in senders for target in sender.send_targets}
+    sent = {target for sender in senders if sender.sends for target in sender.goto}
     problems: list[str] = []
     for name, fake in fakes.items():
         node = _node(graph, name)

@@ -228,7 +228,7 @@ def _node_facts(node: Node, program: HasGraph) -> dict[str, Any]:
         "writes": None if node.writes is None else sorted(set(node.writes.values())),
     }
     if (mapped := map_fields_of(node)) is not None:
-        facts["map"] = [name for name in mapped if name is not None]
+        facts["map"] = [one for one in (mapped.over, mapped.item, mapped.into, mapped.failures) if one is not None]
     if node.look.inner:
         facts["graph"] = graph_facts(getattr(program, node.name))
     if node.programs:

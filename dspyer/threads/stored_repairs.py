@@ -7,8 +7,8 @@ from typing import Any
 import dspy
 
 from dspyer.graph.spec import GraphSpec
+from dspyer.nodes.check import CheckedCommit
 from dspyer.nodes.node import Node
-from dspyer.nodes.repair import CheckedCommit
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, read_commit_content
 from dspyer.runtime.repairs import LoggedChecks, repairs_in

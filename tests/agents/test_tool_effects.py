@@ -480,5 +480,5 @@ def test_a_module_and_a_call_without_an_effect_are_not_repeated_for_their_result
     again = Retry(3, on=Exception, wait=wait_none())
     charge = agents.tool(Charge(), name="charge", desc="Charges.", effect=True, retry=again)
     run = run_turn(agent(charge, agents.tool(look, retry=again)), ("charge", {"to": "A"}), ("look", {"to": "B"}))
-    assert sorted(calls) == ["A", "B"]  # side by side
+    assert sorted(calls) == ["A", "B"]  # they run at once
     assert [("the call was made" in told, error) for _, told, error in results(run)] == [(True, True), (True, True)]

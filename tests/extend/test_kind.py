@@ -13,7 +13,7 @@ from typing import Any
 import dspy
 import pytest
 
-from dspyer import END, START, CompiledGraph, Graph, Retry, Run
+from dspyer import DELETE, END, START, CompiledGraph, Graph, Retry, Run
 from dspyer.errors import GraphError, NodeOutputError, NodeTimeoutError
 from dspyer.extend import Call, Layer, Look, Node, Reply
 from dspyer.stores import SQLite
@@ -89,6 +89,27 @@ def test_an_item_of_a_map_is_one_call(mode: str) -> None:
     with ScriptedLM(labels("a", "a", "b", "c", "d", "d")):
         found = run(program, {"texts": ["x", "y"]}, mode)
     assert list(found.state["labels"]) == ["a", "d"]
+
+
+def test_a_fix_of_its_output_gets_what_it_has_read_as_far_as_that_is_set() -> None:
+    class Shout(Node):
+        def script(self, call: Call) -> Any:
+            yield from ()
+            return Reply({"loud": call.read("text").upper()})
+
+    given: list[tuple[str, str | None, str]] = []
+
+    def fix(text: str, previous_loud: str, hint: str | None = None) -> dict[str, str]:
+        given.append((text, hint, previous_loud))
+        return {"loud": f"{previous_loud}!"}
+
+    graph = Graph(inputs=["text", "hint"])
+    graph.add_node("look", lambda hint: {"hint": hint or DELETE}, writes=["hint"])
+    graph.add_node("shout", Shout(reads=["text", "hint"], writes=["loud"])).add_path(START, "look", "shout", END)
+    graph.add_check("loud_enough", lambda loud: [] if "!" in loud else ["too quiet"], of="shout", max_fixes=1, fix=fix)
+    program = graph.compile()
+    assert [program(text="hey", hint=hint).loud for hint in ("", "more")] == ["HEY!", "HEY!"]
+    assert given == [("hey", None, "HEY"), ("hey", "more", "HEY")]
 
 
 @MODES

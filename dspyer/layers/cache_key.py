@@ -104,7 +104,7 @@ def _excluded(node: FunctionNode) -> Iterator[str]:
             f"takes {list_names(binding.contexts)}, by which it may ask, post and have effects: a result from the "
             "cache would leave them out. Take the fields that it reads as parameters, views in reads={...}"
         )
-    if node.whole_state:
+    if binding.whole_state:
         yield "reads the state as a whole, most of which changes nothing in its result: name the fields as parameters"
     if binding.resources:
         names = list_names([resource.name for resource in binding.resources])
