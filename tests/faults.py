@@ -519,7 +519,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="post_repeated_by_a_later_attempt",
-        file="dspyer/runtime/live.py",
+        file="dspyer/layers/live.py",
         old="        if name in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it",
         new="        if not name:",
         loss="an attempt after a retry, a crash or a question posts all again, and readers get each post twice",
@@ -536,8 +536,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="third_attempt_loses_inner_commits",
         file="dspyer/runtime/session.py",
-        old="KeptRun(self.attempts, (*before.rows, *rows), traces)",
-        new="KeptRun(self.attempts, (*rows,), traces)",
+        old="KeptRun(self.attempts, (*before.rows, *rows), traces, before.posts)",
+        new="KeptRun(self.attempts, (*rows,), traces, before.posts)",
         loss="the third attempt of a subgraph forgets what the first one committed: nodes are called and paid for again",
         tests=("tests/runtime/test_inner_attempts.py", "tests/runtime"),
     ),

@@ -78,6 +78,7 @@ class GraphSpec:
         shares_threads_with: names of other graphs whose threads this one may continue.
         budget: what a run may spend, unless the call gives another budget; None for no limit.
         record_lm_calls: how much of its LM calls a stored run records, or what decides it.
+        around: the layers around all that `using` and a call ask for, of all nodes.
         given_layers: the layers that nodes were given, and those of their options `retry`, `timeout` and `cache`.
         attempts: the most attempts of each node with a retry policy, those of the graphs around it first, by its path:
             `{"write": (3,), "write/draft": (3, 2)}`.
@@ -124,6 +125,7 @@ class GraphSpec:
     takes: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     named: bool = False
     shares_threads_with: frozenset[str] = frozenset()
+    around: tuple[Layer, ...] = ()
     given_layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
     budget: Budget | None = None
     record_lm_calls: Recorded | Choose = "usage"

@@ -29,16 +29,16 @@ class Condense(Layer):
 
     def _unshortened(self, call: Call, reply: Reply) -> Output:
         """Validates what will not be shortened, before a module is called for nothing. The rest may be too long yet."""
-        session = call.runner.session
-        updates = session.given(call, reply.updates)
+        schema = call.runner.session.graph.topology.schema
+        updates = call.context.delegate.given(reply.updates, schema)
         others = {field: update for field, update in updates.items() if field not in self.condensers}
-        session.committed(call, others, reply.whole)
+        schema.commit(call.state, others, node=call.node, commit_id=call.execution, whole_values=reply.whole)
         return Output({}, call.state, reply.goto, None, False, None, call, updates, reply.completions)
 
     def _condensed(self, output: Output, call: Call) -> Script[Output]:
         try:
             updates = yield from condensed(self.condensers, output.updates, call)
-            patch, after = call.runner.session.folded(call, updates, False)
+            patch, after = call.context.delegate.folded(call, updates, False)
         except NodeOutputError as error:
             error.of_module = True
             raise

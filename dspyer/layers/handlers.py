@@ -87,7 +87,7 @@ class ErrorEdges(Layer):
             attempt=failed,
             index=_send_index(call),
         )
-        patch, after = session.folded(call, {} if edge.into is None else {edge.into: failure}, True)
+        patch, after = attempt.folded(call, {} if edge.into is None else {edge.into: failure}, True)
         session.failure_caught(call, error, failure)
         return Output(patch, after, None, (Target(edge.target),), False, failure, call)
 

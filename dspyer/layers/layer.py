@@ -355,32 +355,24 @@ class RunLayers:
     It does not refer to the run: that would be a cycle.
 
     Args:
-        nodes: the nodes of the graph.
-        layers: the layers of the graph, by node.
-        asked: those of the call.
+        asked: the layers of the call.
         run: the run.
 
     Attributes:
-        around: the parts of those that are around all nodes: of `using`, then of the call.
+        around: the parts of those that are around all nodes: of the graph, of `using`, then of the call.
         asked: the parts of those of the call, which are the layers of the runs inside of its nodes.
         runs: the parts with a block around the run.
         events: the parts that events pass through.
     """
 
-    __slots__ = ("_admits", "_chains", "_layers", "_nodes", "_parts", "around", "asked", "events", "runs")
+    __slots__ = ("_admits", "_chains", "_layers", "_nodes", "_of", "_parts", "around", "asked", "events", "runs")
 
-    def __init__(
-        self,
-        nodes: Mapping[str, Node],
-        layers: Mapping[str, tuple[Layer, ...]],
-        asked: Iterable[Layer],
-        run: RunView,
-    ) -> None:
-        self._nodes = nodes
-        self._layers = layers
+    def __init__(self, asked: Iterable[Layer], run: RunView) -> None:
+        self._nodes: Mapping[str, Node] = run.graph.nodes
+        self._layers: Mapping[str, tuple[Layer, ...]] = run.graph.layers
         self.asked = _parts(asked, run)
-        self.around = (*_parts(layers_around(), run), *self.asked)
-        own = {id(layer): layer for found in layers.values() for layer in found}
+        self.around = (*_parts(run.graph.around, run), *_parts(layers_around(), run), *self.asked)
+        own = {id(layer): layer for found in self._layers.values() for layer in found}
         self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
         every = (*self.around, *found)
@@ -388,9 +380,16 @@ class RunLayers:
         self.events = tuple([part for part in every if type(part).event is not Layer.event])
         self._chains: dict[str, Inner] = {}
         self._admits: dict[str, tuple[Layer, ...]] = {}
+        self._of: dict[str, tuple[Layer, ...]] = {}
 
     def of(self, name: str) -> tuple[Layer, ...]:
         """The layers around a node, outermost first."""
+        layers = self._of.get(name)
+        if layers is None:
+            layers = self._of[name] = self._found(name)
+        return layers
+
+    def _found(self, name: str) -> tuple[Layer, ...]:
         found: Iterable[Layer] = self._layers.get(name, ())
         if self._parts:
             found = [part for one in found if (part := self._parts.get(id(one), one)) is not None]

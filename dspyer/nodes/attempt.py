@@ -17,7 +17,7 @@ from contextvars import Context as ContextVars
 from functools import partial
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 import dspy
 
@@ -42,7 +42,7 @@ from dspyer.events import BranchPath, Doing, Emitted, Event, Question
 from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.nodes.answer_types import schema_of, validated
-from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, latest_value
+from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, Posts, Together, latest_value
 from dspyer.nodes.program_calls import OpenCalls
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.view_access import (
@@ -60,6 +60,7 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import NewRow, effect_row, item_row
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import Branch
+from dspyer.schema.schema import Schema
 from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
@@ -76,6 +77,12 @@ from dspyer.views import (
     text_of,
     value_of_parts,
 )
+
+if TYPE_CHECKING:
+    from dspyer.nodes.node import Call
+    from dspyer.state import ImmutableState
+
+LayerT = TypeVar("LayerT")
 
 RESERVED_KEYS = ("before", "after")
 """Keys of the questions of `compile(interrupt_before=, interrupt_after=)`."""
@@ -96,6 +103,8 @@ class AttemptHost(Protocol):
         spending: what the run has spent of its budget; None for no budget.
         program: the program that runs, whose attributes are the modules of its nodes; None for none.
         resources: the run's resources by type.
+        layers: the layers of the run (`layers.layer.RunLayers`, which lies above the nodes); None for none.
+        together: what its executions know of each other.
     """
 
     limit: TimeLimit | None
@@ -107,6 +116,8 @@ class AttemptHost(Protocol):
     label: str
     program: dspy.Module | None
     resources: Mapping[type, object]
+    layers: Any
+    together: Together
 
     @property
     def views(self) -> ViewSource:
@@ -114,15 +125,6 @@ class AttemptHost(Protocol):
 
     def publish(self, event: Event) -> None:
         """Add an event to the stream."""
-
-    def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
-        """Post to a live field at once; False if the field or the run is not live."""
-
-    def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
-        """The entries of a live field for one execution."""
-
-    def set_doing(self, attempt: Attempt, text: str) -> None:
-        """Store what a node is doing, for its siblings' `ctx.peers`."""
 
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes that run now."""
@@ -144,39 +146,7 @@ class AttemptHost(Protocol):
         """What the first trial has raised, the cause if all trials fail; None if an earlier process made it."""
 
 
-class NotLive:
-    """A run whose nodes do not see each other while they run, so that nothing in it depends on timing.
-
-    A post is a part of the node's commit, and a node reads the entries that its branch had when the node started. A
-    session that is not live, and `NoRun`, inherit from this class.
-    """
-
-    __slots__ = ()
-
-    def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
-        """False: the post belongs to the commit."""
-        del attempt, field, value
-        return False
-
-    def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
-        """The entries that the branch has when the node starts."""
-        schema, position = attempt.host.views.schema, attempt.position
-        if position is not None and field in schema.fields and schema.reducer(field) is None:
-            value = latest_value(schema, position.state, field)
-            return BranchEntries([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
-        found = attempt.read_view(View(field), "entries")
-        return BranchEntries([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
-
-    def set_doing(self, attempt: Attempt, text: str) -> None:
-        """Do nothing: no sibling reads it."""
-
-    def peers(self, attempt: Attempt) -> list[Peer]:
-        """No peers."""
-        del attempt
-        return []
-
-
-class NoRun(NotLive):
+class NoRun:
     """The host of a node that is called without a run, by tests and by `dspyer.testing`."""
 
     def __init__(self, answer: AnswerSource = no_answer) -> None:
@@ -190,9 +160,16 @@ class NoRun(NotLive):
         self.spending: Spending | None = None
         self.program: dspy.Module | None = None
         self.resources: Mapping[type, object] = {}
+        self.layers: Any = None
+        self.together = Together(False)
 
     def publish(self, event: Event) -> None:
         """Drop the event: there is no stream."""
+
+    def peers(self, attempt: Attempt) -> list[Peer]:
+        """No peers."""
+        del attempt
+        return []
 
     def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
         """Keep nothing: there is no commit that would show it."""
@@ -370,6 +347,40 @@ class Attempt:
             attempt=number,
             index=self.index,
         )
+
+    def layer(self, kind: type[LayerT]) -> LayerT | None:
+        """The part in the run of the layer of a kind, if one is around the node; else None."""
+        found = () if self.host.layers is None else self.host.layers.of(self.node)
+        return next((layer for layer in found if isinstance(layer, kind)), None)
+
+    def given(self, updates: Mapping[str, object], schema: Schema) -> Mapping[str, object]:
+        """What the node has posted and returned, merged by field; from here on it may do nothing more.
+
+        A field without a reducer keeps its last value.
+        """
+        self.over = True
+        if (live := self.layer(Posts)) is not None:
+            updates = {name: one for name, one in updates.items() if not live.post(self, name, one, returned=True)}
+        if self.posts is None:
+            return updates
+        merged: dict[str, list[object]] = {}
+        for field, value in (*self.posts, *updates.items()):
+            found = merged.setdefault(field, [])
+            if schema.reducer(field) is None:
+                found.clear()
+            found.append(value)
+        return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in merged.items()}
+
+    def folded(
+        self, call: Call, updates: Mapping[str, object], whole: bool
+    ) -> tuple[Mapping[str, Any], ImmutableState]:
+        """The validated patch of some updates, with all that the execution has posted, and the state after it."""
+        schema, node = call.runner.session.graph.topology.schema, self.node
+        patch, after = schema.commit(call.state, updates, node=node, commit_id=call.execution, whole_values=whole)
+        if (live := self.layer(Posts)) is not None:
+            patch, after = live.with_posts(self, patch, after)
+        schema.check_state_limit(node, call.state, patch, after)
+        return patch, after
 
     def emit(self, value: object) -> None:
         """Add a value to the stream of events."""
@@ -692,7 +703,8 @@ class Attempt:
             )
         if value is not DELETE and not isinstance(value, (Replace, Updates)):
             value = thaw(freeze(value, (field,)))  # a copy: the node may change its object after the post
-        if self.host.post_live(self, field, value):
+        live = self.layer(Posts)
+        if live is not None and live.post(self, field, value):
             return
         with _lock:
             if self.posts is None:
@@ -710,13 +722,24 @@ class Attempt:
                 f"{self.who} listens to {field!r}, which is not among its reads ({list_names(sorted(allowed))}): "
                 "add it there"
             )
-        return Entries(self.host.live_entries(self, field), field, timeout, self.limit or self.host.limit)
+        live = self.layer(Posts)
+        source = self._entries_before(field) if live is None else live.entries(self, field)
+        return Entries(source, field, timeout, self.limit or self.host.limit)
+
+    def _entries_before(self, field: str) -> EntrySource:
+        """The entries that the branch has when the node starts."""
+        schema, position = self.host.views.schema, self.position
+        if position is not None and field in schema.fields and schema.reducer(field) is None:
+            value = latest_value(schema, position.state, field)
+            return BranchEntries([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
+        found = self.read_view(View(field), "entries")
+        return BranchEntries([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
 
     def set_doing(self, text: str) -> None:
         """Record what the node is doing, as an event and for its siblings."""
         self.check_time()
         self.host.publish(Doing(self.node, self.branch, self.execution, text))
-        self.host.set_doing(self, text)
+        self.host.together.doing[self.outer_execution] = text
 
     def check_running(self, what: str) -> None:
         self.check_time()

@@ -1,18 +1,19 @@
 """Live fields as a node sees them: entries that arrive while it runs, and the wait for the next one.
 
-A node waits with a `Waiter` and gives up its slot of `max_concurrency` meanwhile: the session sets the outcome of the
-wait, and wakes the node when it has a slot again. When a wait ends without an entry is decided by the runtime.
+A node waits with a `Waiter` and gives up its slot of `max_concurrency` meanwhile: the run sets the outcome of the wait,
+and wakes the node when it has a slot again. When a wait ends without an entry is decided by `layers.live`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Literal, NamedTuple, Protocol
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from dspyer import clock
 from dspyer.blocking import is_on_loop
@@ -23,6 +24,9 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import same
+
+if TYPE_CHECKING:
+    from dspyer.nodes.attempt import Attempt
 
 WaitOutcome = Literal["waiting", "entry", "closed", "timeout", "abort"]
 """`abort` ends the attempt: a resume may bring what it waits for, or the run has ended."""
@@ -64,6 +68,29 @@ class Peer(NamedTuple):
     waits_for: str = ""
 
 
+class Together:
+    """What the executions of one run know of each other, and of the slots of `max_concurrency`.
+
+    Attributes:
+        visible: whether they know of each other: not in a run with `live=False`, where nothing depends on timing.
+        doing: the text of the last `ctx.doing`, by execution.
+        parked: those that run, and hold no slot, since they wait for others; each with what it waits for.
+        lock: guards what is parked, and the choice of what begins. Executions park in threads of their own.
+        wake: makes the driver look again for what may begin. May be called from any thread.
+        each_round: called with the run, under the lock, whenever what may begin has begun.
+    """
+
+    __slots__ = ("doing", "each_round", "lock", "parked", "visible", "wake")
+
+    def __init__(self, visible: bool) -> None:
+        self.visible = visible
+        self.doing: dict[str, str] = {}
+        self.parked: dict[str, str] = {}
+        self.lock = RLock()
+        self.wake: Callable[[], object]  # set by the driver
+        self.each_round: list[Callable[[Any], object]] = []
+
+
 class Waiter:
     """An execution that waits for the next entry of a field.
 
@@ -82,6 +109,26 @@ class Waiter:
         self.field = field
         self.wake = wake
         self.outcome: WaitOutcome = "waiting"
+
+
+class Posts:
+    """The part of a layer that makes posts to some fields visible to nodes which run at the same time."""
+
+    __slots__ = ()
+
+    def post(self, attempt: Attempt, field: str, value: object, returned: bool = False) -> bool:
+        """Post to a field at once, also what the node has `returned`; False if posts to it wait for the commit."""
+        raise NotImplementedError
+
+    def entries(self, attempt: Attempt, field: str) -> EntrySource:
+        """The entries of a field for one execution."""
+        raise NotImplementedError
+
+    def with_posts(
+        self, attempt: Attempt, patch: Mapping[str, Any], after: ImmutableState
+    ) -> tuple[Mapping[str, Any], ImmutableState]:
+        """A patch and the state after it, with the posts of the execution of an attempt."""
+        raise NotImplementedError
 
 
 class EntrySource(Protocol):

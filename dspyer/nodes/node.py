@@ -25,7 +25,7 @@ from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.views import View, ViewForm
 
 if TYPE_CHECKING:
-    from dspyer.events import Event
+    from dspyer.events import Event, Exchange
     from dspyer.failure import Failure
     from dspyer.nodes.attempt import Attempt
     from dspyer.scheduler.lineage import LogEntry
@@ -271,9 +271,7 @@ class Call(NamedTuple):
 
     def layer(self, kind: type[LayerT]) -> LayerT | None:
         """The part in this run of the layer of a kind, if one is around this node; else None."""
-        session = self.runner.session
-        found = () if session is None else session.layers.of(self.node)
-        return next((layer for layer in found if isinstance(layer, kind)), None)
+        return self.context.delegate.layer(kind)
 
     def read_view(self, view: View, form: ViewForm, name: str) -> Any:
         """What a view shows of its field, or of the value that a `Send` or a map brought for it."""
@@ -317,6 +315,7 @@ class Output(NamedTuple):
         call: the call that gave it: of the last attempt.
         updates: the updates of the node, of which `patch` is the effect on the state.
         completions: the completions of a module's prediction, by field of the state; None if it has none.
+        exchange: what the node has exchanged with nodes that run at the same time; None for nothing.
     """
 
     patch: Mapping[str, Any]
@@ -328,6 +327,7 @@ class Output(NamedTuple):
     call: Call
     updates: Mapping[str, object] = NOTHING
     completions: Any = None
+    exchange: Exchange | None = None
 
 
 class Decision(NamedTuple):

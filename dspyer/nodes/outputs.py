@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias, get_args, get_origin
 
 import dspy
@@ -14,7 +14,6 @@ from dspyer.hints import typed_dict_keys
 from dspyer.nodes.callables import literals, members
 from dspyer.nodes.field_names import FieldNames
 from dspyer.nodes.node import Command, Goto, Send
-from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 
@@ -148,14 +147,3 @@ def check_target(target: object, declared: tuple[str, ...], who: str, fix: str) 
         raise RouteError(
             f"{who} went to {name!r}; its targets are {list_names(declared)}: {fix}.{suggestion(name, declared)}"
         )
-
-
-def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]], schema: Schema) -> dict[str, object]:
-    """The posts of a node and then its updates, merged by field; a field without a reducer keeps its last value."""
-    together: dict[str, list[object]] = {}
-    for field, value in (*posts, *updates.items()):
-        found = together.setdefault(field, [])
-        if schema.reducer(field) is None:
-            found.clear()
-        found.append(value)
-    return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in together.items()}

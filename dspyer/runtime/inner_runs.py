@@ -83,7 +83,7 @@ def request_inside(
         around=Around(around.events, attempt.node, attempt.index),
         queue=around.queue,
         answer=around.answer,
-        live=around.live,
+        live=around.together.visible,
         keeps_events=False,
         inside=True,
         own_inputs=key is not None,

@@ -45,7 +45,6 @@ from dspyer.persistence.time_travel import check_thread_name
 from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.executor_call import ExecutorCall, check_executor, check_sent, lost, refused
 from dspyer.runtime.inner_runs import check_same_inputs, completed_inside, part_of_run, request_inside
-from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Request, RunStart
 from dspyer.runtime.run import Run, take_run
 from dspyer.runtime.run_link import ATTRIBUTE as LINK
@@ -641,8 +640,7 @@ class CompiledGraph(dspy.Module):
     def _session(self, request: Request, run_start: RunStart) -> Session:
         graph = self._graph
         resources = self._check_resources(request)
-        kind = LiveSession if graph.topology.schema.live_fields and request.live else Session
-        session = kind(self, graph, run_start, request, resources, first_of(request.answer, graph.answer))
+        session = Session(self, graph, run_start, request, resources, first_of(request.answer, graph.answer))
         request.outcome.sessions.append(session)
         return session
 

@@ -26,7 +26,6 @@ from dspyer.layers.retry import apart_from_earlier
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script, wrapped
-from dspyer.runtime.live import LiveSession
 from dspyer.runtime.run import Run
 from dspyer.runtime.session import Session, SessionEnd
 from dspyer.scheduler.lineage import LogEntry
@@ -77,8 +76,8 @@ class AskedAgain(Layer):
 
     def of(self, run: Any) -> AskedAgain | None:
         """Its part in an outermost run that is not stored: a stored map has recorded its items."""
-        outermost = not run.scope and not run.called_in
-        return self if outermost and run.journal is None and not isinstance(run, LiveSession) else None
+        outermost, live = not run.scope and not run.called_in, run.together.visible and run.graph.around
+        return self if outermost and run.journal is None and not live else None
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The first right output of a node: that of its call, or of a rollout; if none is right, that of its call."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from traceback import format_exception_only
@@ -50,10 +50,9 @@ from dspyer.events import (
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import RunLayers
-from dspyer.nodes.attempt import Attempt, NotLive
-from dspyer.nodes.live_access import Peer
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.live_access import Peer, Together
 from dspyer.nodes.node import Call
-from dspyer.nodes.outputs import with_posts
 from dspyer.patch import SealedPatch, seal
 from dspyer.persistence.execution_records import (
     AnswerSource,
@@ -105,7 +104,7 @@ STOPPED_BY_THREAD = "thread.stop() was called"
 _NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
-class Session(NotLive):
+class Session:
     """One run in progress. Made for each run, never kept on a program.
 
     Attributes:
@@ -138,7 +137,7 @@ class Session(NotLive):
         label: the name of the outermost run, in front of the ids of its questions; "" if it is not stored.
         id_prefix: what the global ids of its commits begin with.
         queue: where the events of the outermost run wait for their reader; None for no reader.
-        live: whether nodes that run at once read each other's posts to live fields.
+        together: what its executions know of each other, and of its slots.
         stop_signal: says whether the run is to stop, and why.
         failed: stops what runs inside of nodes, once a branch has failed.
         limit: the time that the node has in which the run is; None for no limit.
@@ -170,7 +169,7 @@ class Session(NotLive):
         self.called_in = "" if request.inside else executing_id()
         self.resources = resources
         self.answer = answer
-        self.live = request.live
+        self.together = Together(request.live)
         self.queue = request.queue
         self.stop_signal = request.stop_signal
         self.failed = StopSignal()
@@ -208,7 +207,6 @@ class Session(NotLive):
             graph.topology.schema, whole_values, self.id_prefix, run_start.earlier, run_start.id_prefixes
         )
         self._to_restart = list(run_start.run.running._data.values())
-        self._doing: dict[str, str] = {}
         self.duration = 0.0
         redaction = graph.redaction
         self.redactor = None if redaction is None else Redactor(redaction, dict(run_start.state.raw_items()))
@@ -219,39 +217,43 @@ class Session(NotLive):
         if self.events.redactors:
             for entry in run_start.run.log:  # of a resumed run: its values may appear in later errors
                 self.events.learn_commit(entry.commit)
-        self.layers = RunLayers(graph.nodes, graph.layers, request.layers, self)
+        self.layers = RunLayers(request.layers, self)
         self.events.layers = self.layers.events
         self.publish(RunStarted(self.run_id, graph.topology.name, graph.topology.schema.field_shapes, scope))
 
     # --- what a driver calls
 
     def start_ready(self) -> list[Execution]:
-        """Begins the executions that may start, up to `max_running`."""
+        """Begins the executions that may start, at most `max_concurrency` at once besides those that are parked."""
         started: list[Execution] = []
-        limit = self.max_running
-        if self._to_restart and self._may_start:
-            started, self._to_restart = self._restarted(self._to_restart), []
-        while (
-            self.run.ready._heap is not None  # `plan`, without its calls: this runs for every node
-            and not self.run.failures
-            and self._may_start
-            and len(self.run.running._data) < limit
-        ):
-            position = 0 if not self.graph.interrupt_after else self._next_position()
-            if position is None:
-                break
-            self.run, execution, events = begin(self.run, position)
-            self.events.publish_once_written(events)
-            del events  # the traceback of a join that failed refers to this frame
-            if execution is not None and (not self.call_counts or self._within_limits(execution)):
-                started.append(execution)
+        together = self.together
+        with together.lock:
+            limit = self.max_concurrency + len(together.parked)
+            if self._to_restart and self._may_start:
+                started, self._to_restart = self._restarted(self._to_restart), []
+            while (
+                self.run.ready._heap is not None  # `plan`, without its calls: this runs for every node
+                and not self.run.failures
+                and self._may_start
+                and len(self.run.running._data) < limit
+            ):
+                position = 0 if not self.graph.interrupt_after else self._next_position()
+                if position is None:
+                    break
+                self.run, execution, events = begin(self.run, position)
+                self.events.publish_once_written(events)
+                del events  # the traceback of a join that failed refers to this frame
+                if execution is not None and (not self.call_counts or self._within_limits(execution)):
+                    started.append(execution)
+            for look in together.each_round:
+                look(self)
         if self.run.failures:
             self.failed.stop(FAILED_BESIDE, RunStoppedError(FAILED_BESIDE, FAILED_BESIDE))
         return started
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Passes the outcome of an execution to the scheduler, which commits it or records the failure."""
-        self._doing.pop(execution.id, None)
+        self.together.doing.pop(execution.id, None)
         if self.write_error is not None or self.handed_over:
             return  # nothing can be written any more, or would count, so nothing more is committed
         if isinstance(outcome, ConcurrentRunError) and self.journal is not None and self.journal.broken is not None:
@@ -311,24 +313,15 @@ class Session(NotLive):
     def leave_open(self, execution: Execution) -> None:
         """Leaves an execution that was cancelled, or not called, without an outcome; `resume` calls it again.
 
-        There is nothing to do: it is still in `run.running`. In a session with live fields it may have waited.
+        It is still in `run.running`, and holds no slot.
         """
-
-    def driving(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
-        """The context in which a driver drives the session; `wake` makes the driver call `start_ready` again."""
-        del wake
-        return _NO_CONTEXT
+        self.together.parked[execution.id] = ""
 
     @property
     def more_to_start(self) -> bool:
         """Whether another execution could start at once, if there were a slot for it."""
         run = self.run
         return run.ready._heap is not None and not run.failures
-
-    @property
-    def max_running(self) -> int:
-        """How many executions may run at once."""
-        return self.max_concurrency
 
     @property
     def stopped(self) -> bool:
@@ -426,32 +419,6 @@ class Session(NotLive):
         """Keeps an event and passes it on. May be called from any thread."""
         self.events.publish(event)
 
-    # --- what an execution makes of a reply
-
-    def given(self, call: Call, updates: Mapping[str, object]) -> Mapping[str, object]:
-        """What a node has posted and returned; from here on it may do nothing more."""
-        attempt = call.context.delegate
-        attempt.over = True
-        if attempt.posts is None:
-            return updates
-        return with_posts(updates, attempt.posts, self.graph.topology.schema)
-
-    def committed(
-        self, call: Call, updates: Mapping[str, object], whole: bool
-    ) -> tuple[Mapping[str, Any], ImmutableState]:
-        """The validated patch of some updates, and the state after it."""
-        context = call.context
-        schema = self.graph.topology.schema
-        return schema.commit(call.state, updates, node=context.node, commit_id=context.execution, whole_values=whole)
-
-    def folded(
-        self, call: Call, updates: Mapping[str, object], whole: bool
-    ) -> tuple[Mapping[str, Any], ImmutableState]:
-        """The same for all updates of a node, whose sizes are checked."""
-        patch, after = self.committed(call, updates, whole)
-        self.graph.topology.schema.check_state_limit(call.context.node, call.state, patch, after)
-        return patch, after
-
     # --- what a node asks of its run (as `AttemptHost`)
 
     @property
@@ -504,29 +471,16 @@ class Session(NotLive):
         """What the trial with the number 0 has raised; None if it has not, or in an earlier process."""
         return self.trial_error[1] if self.trial_error is not None and self.trial_error[0] == 0 else None
 
-    def set_doing(self, attempt: Attempt, text: str) -> None:
-        """Notes what a node is doing. May be called from any thread."""
-        self._doing[attempt.outer_execution] = text
-
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes of the graph that are running. May be called from any thread."""
-        if not self.live:
+        together, own = self.together, attempt.outer_execution
+        if not together.visible:
             return []
-        own = attempt.outer_execution
-        others = [one for one in self.executions() if one.id != own and one.branch.head >= 0]
+        others = [one for one in self.run.running.values() if one.id != own and one.branch.head >= 0]
         return [
-            Peer(one.node, one.path, one.visit, self._doing.get(one.id, ""), self.waits_for(one.id))
+            Peer(one.node, one.path, one.visit, together.doing.get(one.id, ""), together.parked.get(one.id, ""))
             for one in sorted(others, key=lambda one: (one.path, one.id))
         ]
-
-    def executions(self) -> Sequence[Execution]:
-        """The executions whose nodes are running."""
-        return tuple(self.run.running.values())
-
-    def waits_for(self, execution: str) -> str:
-        """The live field that an execution waits for; "" if it does not wait."""
-        del execution
-        return ""
 
     def local_id(self, execution_id: str) -> str:
         """The id of an execution within the outermost run: after those of the executions around this graph."""
@@ -640,12 +594,13 @@ class Session(NotLive):
         # Of the trials of a node that has not committed, those that have ended are not made again.
         traces = {name: steps for name, steps in list(self.traces.items()) if name in committed or "[" in name}
         before = self.run_start.kept
-        self.records.kept[self.scope] = KeptRun(self.attempts, (*before.rows, *rows), traces)
+        self.records.kept[self.scope] = KeptRun(self.attempts, (*before.rows, *rows), traces, before.posts)
 
     def hand_over(self) -> None:
         """Keeps what is committed, and nothing from here on: the run goes on in a thread that is left running."""
-        self.keep_commits()
-        self.handed_over = True
+        with self.together.lock:
+            self.keep_commits()
+            self.handed_over = True
 
     def end(self) -> SessionEnd:
         """Publishes the end of the run, and returns how it ended.
