@@ -241,7 +241,6 @@ ONE_SUBCLASS: dict[str, str] = {
     "errors.UnsupportedValueError": "users catch it; the subclass carries how deep the value is",
     "patch.SealedPatch": "the subclass is what a reader without the classes of the values gets instead",
     "layers.retry.Retry": "a node of LangGraph has several policies, of which the first that accepts an error counts",
-    "runtime.session.Session": "the subclass adds live fields; runs without them pay nothing for these",
     "scheduler.lineage.Log": "the subclass reads the commits of earlier runs when they are asked for",
     "values.frozen.FrozenDict": "the subclass is public, with what users ask of a state",
 }

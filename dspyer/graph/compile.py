@@ -33,7 +33,7 @@ from dspyer.graph.error_edges import by_source, error_edge_problems, no_node_hin
 from dspyer.graph.spec import Exit, GraphSpec
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers, ordered
-from dspyer.layers.live import Live
+from dspyer.layers.live import LiveFields
 from dspyer.layers.node_cache import NodeCache
 from dspyer.layers.retry import Retry
 from dspyer.layers.timeout import Timeout
@@ -147,7 +147,7 @@ def compile_graph(
         condensers=parts.condensers,
         takes={name: _taken(node, parts.exits[name]) for name, node in parts.nodes.items()} | parts.brought(),
         named=options.named,
-        around=(Live(),) if topology.schema.live_fields else (),
+        around=(LiveFields(),) if topology.schema.live_fields else (),
         given_layers=given,
         attempts=_attempts(parts, given),
         error_edges=parts.errors,

@@ -11,6 +11,7 @@ from dspyer.errors import NodeOutputError
 from dspyer.layers.layer import Inner, Layer, Place, of_part
 from dspyer.nodes.condense import Condenser, condensed
 from dspyer.nodes.node import Call, Output, Reply
+from dspyer.nodes.outputs import folded, given
 from dspyer.nodes.steps import Script
 
 
@@ -30,7 +31,7 @@ class Condense(Layer):
     def _unshortened(self, call: Call, reply: Reply) -> Output:
         """Validates what will not be shortened, before a module is called for nothing. The rest may be too long yet."""
         schema = call.runner.session.graph.topology.schema
-        updates = call.context.delegate.given(reply.updates, schema)
+        updates = given(call, reply.updates, schema)
         others = {field: update for field, update in updates.items() if field not in self.condensers}
         schema.commit(call.state, others, node=call.node, commit_id=call.execution, whole_values=reply.whole)
         return Output({}, call.state, reply.goto, None, False, None, call, updates, reply.completions)
@@ -38,7 +39,7 @@ class Condense(Layer):
     def _condensed(self, output: Output, call: Call) -> Script[Output]:
         try:
             updates = yield from condensed(self.condensers, output.updates, call)
-            patch, after = call.context.delegate.folded(call, updates, False)
+            patch, after = folded(call, updates, call.runner.session.graph.topology.schema)
         except NodeOutputError as error:
             error.of_module = True
             raise

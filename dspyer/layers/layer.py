@@ -365,7 +365,7 @@ class RunLayers:
         events: the parts that events pass through.
     """
 
-    __slots__ = ("_admits", "_chains", "_layers", "_nodes", "_of", "_parts", "around", "asked", "events", "runs")
+    __slots__ = ("_admits", "_chains", "_layers", "_nodes", "_parts", "around", "asked", "events", "runs")
 
     def __init__(self, asked: Iterable[Layer], run: RunView) -> None:
         self._nodes: Mapping[str, Node] = run.graph.nodes
@@ -380,16 +380,9 @@ class RunLayers:
         self.events = tuple([part for part in every if type(part).event is not Layer.event])
         self._chains: dict[str, Inner] = {}
         self._admits: dict[str, tuple[Layer, ...]] = {}
-        self._of: dict[str, tuple[Layer, ...]] = {}
 
     def of(self, name: str) -> tuple[Layer, ...]:
         """The layers around a node, outermost first."""
-        layers = self._of.get(name)
-        if layers is None:
-            layers = self._of[name] = self._found(name)
-        return layers
-
-    def _found(self, name: str) -> tuple[Layer, ...]:
         found: Iterable[Layer] = self._layers.get(name, ())
         if self._parts:
             found = [part for one in found if (part := self._parts.get(id(one), one)) is not None]

@@ -1,4 +1,4 @@
-"""`Live`: the layer of live fields: nodes that run at once read each other's posts before these are committed.
+"""`LiveFields`: the layer of live fields: nodes that run at once read each other's posts before these are committed.
 
 A post is a fact: when `ctx.post` returns it has a number, is in the store, and can be read; it is never taken back. So
 a reader depends on no other, and commits at once. A node that fails, is attempted again or asks leaves its posts: they
@@ -32,7 +32,7 @@ from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Pos
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.layers.live_buffer import LiveBuffer, ReaderCursor, digest_of, single_updates
 from dspyer.nodes.attempt import Attempt
-from dspyer.nodes.live_access import EntrySource, LiveEntry, Posts, Waiter, WaitOutcome
+from dspyer.nodes.live_access import EntrySource, LiveEntry, Waiter, WaitOutcome
 from dspyer.nodes.node import Call, Output
 from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, update_size
@@ -47,36 +47,37 @@ from dspyer.stopping import OVER
 from dspyer.values.persistent import PersistentMap
 
 
-class Live(Layer):
+class LiveFields(Layer):
     """The layer of a graph with live fields, around all other layers of its nodes."""
 
     __slots__ = ()
     place: ClassVar[Place] = "outside"
 
-    def of(self, run: Any) -> LiveRun | None:
+    def of(self, run: Any) -> LivePosts | None:
         """Its part in one run, with the posts; None for a run with `live=False`."""
-        return LiveRun(run) if run.together.visible else None
+        return LivePosts(run) if run.together.visible else None
 
 
-class LiveRun(Layer, Posts):
+class LivePosts(Layer):
     """The posts of one run, and the nodes that wait for them. It does not refer to the run: that would be a cycle."""
 
-    __slots__ = ("_buffer", "_held", "_node_reads", "_noted", "_schema", "_together", "_waiters")
+    __slots__ = ("_buffer", "_held", "_lock", "_node_reads", "_noted", "_parked", "_schema", "_waiters")
     place: ClassVar[Place] = "outside"
 
     def __init__(self, run: Any) -> None:
         graph, start = run.graph, run.run_start
         self._schema = graph.topology.schema
-        self._together = run.together
+        self._lock, self._parked = run.together.lock, run.together.parked
         # A module may call a program several times: these runs have the same scope, and not each other's posts.
         posts = {**run.records.posts.pop(run.scope, {}), **start.kept.posts}
         self._buffer = LiveBuffer(self._schema, start.state, posts)
         run.run_start = start._replace(kept=start.kept._replace(posts=self._buffer.recorded))  # for the next attempt
         writes = {name: (node.writes or {}).values() for name, node in graph.nodes.items()}
-        self._waiters = LiveWaiters(run.max_concurrency, ReleaseOrder(graph.topology, writes), run.together.parked)
+        self._waiters = LiveWaiters(run.max_concurrency, ReleaseOrder(graph.topology, writes), self._parked)
         self._node_reads: dict[str, NodeReads] = {}  # by node
         self._noted = 0  # how many commits are in `_node_reads`
         self._held: RunState | None = None  # the run, if ready groups did not start in it though slots were free
+        run.together.posts = self
         run.together.each_round.append(self._look)
 
     # --- what the run calls
@@ -100,7 +101,7 @@ class LiveRun(Layer, Posts):
             output: Output = yield from inner(call)
             return output._replace(exchange=self._exchange(output))
         finally:
-            with self._together.lock:
+            with self._lock:
                 self._waiters.forget(call.context.delegate.execution)
 
     def _exchange(self, output: Output) -> Exchange | None:
@@ -114,13 +115,13 @@ class LiveRun(Layer, Posts):
         return Exchange({field: tuple([seq for seq, _ in found]) for field, found in posts.items()}, dict(reads))
 
     def _abort(self) -> None:
-        with self._together.lock:
+        with self._lock:
             self._waiters.abort()
 
     def _look(self, run: Any) -> None:
         """Gives free slots to due readers, now that what may begin has begun."""
         state: RunState = run.run
-        free = len(state.running) - len(self._together.parked) < run.max_concurrency
+        free = len(state.running) - len(self._parked) < run.max_concurrency
         self._held = state if free and plan(state) else None
         self._release(state)
 
@@ -130,7 +131,7 @@ class LiveRun(Layer, Posts):
         All of them if a resume may bring what they wait for: an execution has failed, asked, was cancelled, or does not
         start.
         """
-        waiters, parked = self._waiters, len(self._together.parked)
+        waiters, parked = self._waiters, len(self._parked)
         waiters.grant(len(state.running))
         if not waiters.count or parked != len(state.running):
             return
@@ -153,13 +154,13 @@ class LiveRun(Layer, Posts):
         whole = schema.reducer(field) is None
         for update in single_updates(schema, attempt.node, field, value):
             digest = digest_of(field, update)
-            with self._together.lock:
+            with self._lock:
                 cursor = self._cursor(attempt)
                 name = cursor.next_post(self._buffer, digest, returned)
             commit_id = run.global_id(attempt.outer_execution, name)
             # Without the lock: validators and reducers are functions of the user.
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
-            with self._together.lock:
+            with self._lock:
                 self._add(attempt, cursor, field, name, _latest(after.raw(field, DELETE)) if whole else patch[field])
         if run.queue is not None:
             run.queue.wait_for_room()  # without the lock
@@ -208,8 +209,8 @@ class LiveRun(Layer, Posts):
             )
 
     def with_posts(
-        self, attempt: Attempt, patch: Mapping[str, Any], after: ImmutableState
-    ) -> tuple[Mapping[str, Any], ImmutableState]:
+        self, attempt: Attempt, patch: dict[str, Any], after: ImmutableState
+    ) -> tuple[dict[str, Any], ImmutableState]:
         """A patch and the state after it, with the posts of an execution."""
         found: dict[str, Any] = {}
         for field, posts in self._buffer.of_commit(attempt.outer_execution).items():
@@ -223,12 +224,12 @@ class LiveRun(Layer, Posts):
                 f"node {attempt.node!r} listens to {field!r}, which is not live: write Annotated[..., {field}'s "
                 "reducer, live] in the schema, or read it with ctx.view"
             )
-        with self._together.lock:
+        with self._lock:
             return FieldReader(self, _run_of(attempt), self._cursor(attempt), field)
 
     def next_entry(self, run: Any, cursor: ReaderCursor, field: str) -> LiveEntry | None:
         """The next entry of a field; None if there is none yet."""
-        with self._together.lock:
+        with self._lock:
             entry = cursor.next(self._buffer, field)
             if entry is not None and self._schema.live_fields[field].show_reads:
                 run.publish(Heard(field, cursor.node, cursor.path, cursor.execution, entry.seq, entry.author))
@@ -237,7 +238,7 @@ class LiveRun(Layer, Posts):
     def wait(self, run: Any, cursor: ReaderCursor, field: str, wake: Callable[[], object]) -> Waiter:
         """Begins to wait for the next entry of a field. A wait that is over at once has its outcome already."""
         waiter = Waiter(cursor.execution, field, wake)
-        with self._together.lock:
+        with self._lock:
             if cursor.next(self._buffer, field, take=False) is not None:
                 waiter.outcome = "entry"
             elif self._waiters.over or run.stopped or cursor.execution not in run.run.running:
@@ -246,14 +247,14 @@ class LiveRun(Layer, Posts):
                 self._waiters.enter(waiter)
                 self._release(run.run)  # the waiter has freed its slot, and may have been the last that worked
                 if run.more_to_start:
-                    self._together.wake()  # the driver may start another execution in the slot
+                    run.together.wake()  # the driver may start another execution in the slot
                 return waiter
             wake()
         return waiter
 
     def end_wait(self, run: Any, waiter: Waiter, timed_out: bool) -> None:
         """Ends a wait: one whose time is over as soon as a slot is free."""
-        with self._together.lock:
+        with self._lock:
             if timed_out:
                 self._waiters.end_wait(waiter.execution, "timeout")
                 self._waiters.grant(len(run.run.running))
@@ -283,7 +284,7 @@ class LiveRun(Layer, Posts):
 class FieldReader:
     """The entries of one live field for one execution (an `EntrySource`)."""
 
-    live: LiveRun
+    live: LivePosts
     run: Any
     cursor: ReaderCursor
     field: str

@@ -17,7 +17,7 @@ from contextvars import Context as ContextVars
 from functools import partial
 from hashlib import blake2b
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 import dspy
 
@@ -42,7 +42,7 @@ from dspyer.events import BranchPath, Doing, Emitted, Event, Question
 from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.nodes.answer_types import schema_of, validated
-from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, Posts, Together, latest_value
+from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, Together, latest_value
 from dspyer.nodes.program_calls import OpenCalls
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.view_access import (
@@ -60,7 +60,6 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.rows import NewRow, effect_row, item_row
 from dspyer.reducers import Updates
 from dspyer.scheduler.run_state import Branch
-from dspyer.schema.schema import Schema
 from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
@@ -77,12 +76,6 @@ from dspyer.views import (
     text_of,
     value_of_parts,
 )
-
-if TYPE_CHECKING:
-    from dspyer.nodes.node import Call
-    from dspyer.state import ImmutableState
-
-LayerT = TypeVar("LayerT")
 
 RESERVED_KEYS = ("before", "after")
 """Keys of the questions of `compile(interrupt_before=, interrupt_after=)`."""
@@ -103,7 +96,6 @@ class AttemptHost(Protocol):
         spending: what the run has spent of its budget; None for no budget.
         program: the program that runs, whose attributes are the modules of its nodes; None for none.
         resources: the run's resources by type.
-        layers: the layers of the run (`layers.layer.RunLayers`, which lies above the nodes); None for none.
         together: what its executions know of each other.
     """
 
@@ -116,7 +108,6 @@ class AttemptHost(Protocol):
     label: str
     program: dspy.Module | None
     resources: Mapping[type, object]
-    layers: Any
     together: Together
 
     @property
@@ -160,7 +151,6 @@ class NoRun:
         self.spending: Spending | None = None
         self.program: dspy.Module | None = None
         self.resources: Mapping[type, object] = {}
-        self.layers: Any = None
         self.together = Together(False)
 
     def publish(self, event: Event) -> None:
@@ -347,40 +337,6 @@ class Attempt:
             attempt=number,
             index=self.index,
         )
-
-    def layer(self, kind: type[LayerT]) -> LayerT | None:
-        """The part in the run of the layer of a kind, if one is around the node; else None."""
-        found = () if self.host.layers is None else self.host.layers.of(self.node)
-        return next((layer for layer in found if isinstance(layer, kind)), None)
-
-    def given(self, updates: Mapping[str, object], schema: Schema) -> Mapping[str, object]:
-        """What the node has posted and returned, merged by field; from here on it may do nothing more.
-
-        A field without a reducer keeps its last value.
-        """
-        self.over = True
-        if (live := self.layer(Posts)) is not None:
-            updates = {name: one for name, one in updates.items() if not live.post(self, name, one, returned=True)}
-        if self.posts is None:
-            return updates
-        merged: dict[str, list[object]] = {}
-        for field, value in (*self.posts, *updates.items()):
-            found = merged.setdefault(field, [])
-            if schema.reducer(field) is None:
-                found.clear()
-            found.append(value)
-        return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in merged.items()}
-
-    def folded(
-        self, call: Call, updates: Mapping[str, object], whole: bool
-    ) -> tuple[Mapping[str, Any], ImmutableState]:
-        """The validated patch of some updates, with all that the execution has posted, and the state after it."""
-        schema, node = call.runner.session.graph.topology.schema, self.node
-        patch, after = schema.commit(call.state, updates, node=node, commit_id=call.execution, whole_values=whole)
-        if (live := self.layer(Posts)) is not None:
-            patch, after = live.with_posts(self, patch, after)
-        schema.check_state_limit(node, call.state, patch, after)
-        return patch, after
 
     def emit(self, value: object) -> None:
         """Add a value to the stream of events."""
@@ -703,7 +659,7 @@ class Attempt:
             )
         if value is not DELETE and not isinstance(value, (Replace, Updates)):
             value = thaw(freeze(value, (field,)))  # a copy: the node may change its object after the post
-        live = self.layer(Posts)
+        live = self.host.together.posts
         if live is not None and live.post(self, field, value):
             return
         with _lock:
@@ -722,7 +678,7 @@ class Attempt:
                 f"{self.who} listens to {field!r}, which is not among its reads ({list_names(sorted(allowed))}): "
                 "add it there"
             )
-        live = self.layer(Posts)
+        live = self.host.together.posts
         source = self._entries_before(field) if live is None else live.entries(self, field)
         return Entries(source, field, timeout, self.limit or self.host.limit)
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import nullcontext, suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import RLock
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from dspyer import clock
 from dspyer.blocking import is_on_loop
@@ -24,9 +24,6 @@ from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import same
-
-if TYPE_CHECKING:
-    from dspyer.nodes.attempt import Attempt
 
 WaitOutcome = Literal["waiting", "entry", "closed", "timeout", "abort"]
 """`abort` ends the attempt: a resume may bring what it waits for, or the run has ended."""
@@ -68,6 +65,21 @@ class Peer(NamedTuple):
     waits_for: str = ""
 
 
+class Posts(Protocol):
+    """What makes posts to live fields visible to the nodes that run at the same time."""
+
+    def post(self, attempt: Any, field: str, value: object, returned: bool = False) -> bool:
+        """Post to a field at once, also what the node has `returned`; False if the field is not live."""
+
+    def entries(self, attempt: Any, field: str) -> EntrySource:
+        """The entries of a field for the execution of an attempt."""
+
+    def with_posts(
+        self, attempt: Any, patch: dict[str, Any], after: ImmutableState
+    ) -> tuple[dict[str, Any], ImmutableState]:
+        """A patch and the state after it, with the posts of the execution of an attempt."""
+
+
 class Together:
     """What the executions of one run know of each other, and of the slots of `max_concurrency`.
 
@@ -77,10 +89,11 @@ class Together:
         parked: those that run, and hold no slot, since they wait for others; each with what it waits for.
         lock: guards what is parked, and the choice of what begins. Executions park in threads of their own.
         wake: makes the driver look again for what may begin. May be called from any thread.
+        posts: of a run with live fields; None for one in which posts wait for the commit of their node.
         each_round: called with the run, under the lock, whenever what may begin has begun.
     """
 
-    __slots__ = ("doing", "each_round", "lock", "parked", "visible", "wake")
+    __slots__ = ("doing", "each_round", "lock", "parked", "posts", "visible", "wake")
 
     def __init__(self, visible: bool) -> None:
         self.visible = visible
@@ -88,6 +101,7 @@ class Together:
         self.parked: dict[str, str] = {}
         self.lock = RLock()
         self.wake: Callable[[], object]  # set by the driver
+        self.posts: Posts | None = None
         self.each_round: list[Callable[[Any], object]] = []
 
 
@@ -109,26 +123,6 @@ class Waiter:
         self.field = field
         self.wake = wake
         self.outcome: WaitOutcome = "waiting"
-
-
-class Posts:
-    """The part of a layer that makes posts to some fields visible to nodes which run at the same time."""
-
-    __slots__ = ()
-
-    def post(self, attempt: Attempt, field: str, value: object, returned: bool = False) -> bool:
-        """Post to a field at once, also what the node has `returned`; False if posts to it wait for the commit."""
-        raise NotImplementedError
-
-    def entries(self, attempt: Attempt, field: str) -> EntrySource:
-        """The entries of a field for one execution."""
-        raise NotImplementedError
-
-    def with_posts(
-        self, attempt: Attempt, patch: Mapping[str, Any], after: ImmutableState
-    ) -> tuple[Mapping[str, Any], ImmutableState]:
-        """A patch and the state after it, with the posts of the execution of an attempt."""
-        raise NotImplementedError
 
 
 class EntrySource(Protocol):

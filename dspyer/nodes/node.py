@@ -271,7 +271,9 @@ class Call(NamedTuple):
 
     def layer(self, kind: type[LayerT]) -> LayerT | None:
         """The part in this run of the layer of a kind, if one is around this node; else None."""
-        return self.context.delegate.layer(kind)
+        session = self.runner.session
+        found = () if session is None else session.layers.of(self.node)
+        return next((layer for layer in found if isinstance(layer, kind)), None)
 
     def read_view(self, view: View, form: ViewForm, name: str) -> Any:
         """What a view shows of its field, or of the value that a `Send` or a map brought for it."""

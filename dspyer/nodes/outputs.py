@@ -13,7 +13,8 @@ from dspyer.errors import NodeOutputError, RouteError, brief, list_names, sugges
 from dspyer.hints import typed_dict_keys
 from dspyer.nodes.callables import literals, members
 from dspyer.nodes.field_names import FieldNames
-from dspyer.nodes.node import Command, Goto, Send
+from dspyer.nodes.node import Call, Command, Goto, Send
+from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 
@@ -147,3 +148,35 @@ def check_target(target: object, declared: tuple[str, ...], who: str, fix: str) 
         raise RouteError(
             f"{who} went to {name!r}; its targets are {list_names(declared)}: {fix}.{suggestion(name, declared)}"
         )
+
+
+def given(call: Call, updates: Mapping[str, object], schema: Schema) -> Mapping[str, object]:
+    """What a node has posted and then returned, merged by field; from here on it may do nothing more.
+
+    A field without a reducer keeps its last value.
+    """
+    attempt = call.context.delegate
+    attempt.over = True
+    if (live := attempt.host.together.posts) is not None:
+        updates = {name: one for name, one in updates.items() if not live.post(attempt, name, one, returned=True)}
+    if attempt.posts is None:
+        return updates
+    merged: dict[str, list[object]] = {}
+    for field, value in (*attempt.posts, *updates.items()):
+        found = merged.setdefault(field, [])
+        if schema.reducer(field) is None:
+            found.clear()
+        found.append(value)
+    return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in merged.items()}
+
+
+def folded(
+    call: Call, updates: Mapping[str, object], schema: Schema, whole: bool = False
+) -> tuple[Mapping[str, Any], ImmutableState]:
+    """The validated patch of some updates, with all that the execution has posted, and the state after it."""
+    patch, after = schema.commit(call.state, updates, node=call.node, commit_id=call.execution, whole_values=whole)
+    attempt = call.context.delegate
+    if (live := attempt.host.together.posts) is not None:
+        patch, after = live.with_posts(attempt, patch, after)
+    schema.check_state_limit(call.node, call.state, patch, after)
+    return patch, after

@@ -23,6 +23,7 @@ from dspyer.layers.layer import Layer, Stop, of_part
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Decision, Output, Reply, Send, StartRule
+from dspyer.nodes.outputs import folded, given
 from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
@@ -75,9 +76,9 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
 
 def output_of(call: Call, reply: Reply) -> Output:
     """What an execution makes of the reply of its node: one patch of what it posted and returned, validated."""
-    attempt = call.context.delegate
-    updates = attempt.given(reply.updates, call.runner.session.graph.topology.schema)
-    patch, after = attempt.folded(call, updates, reply.whole)
+    schema = call.runner.session.graph.topology.schema
+    updates = given(call, reply.updates, schema)
+    patch, after = folded(call, updates, schema, reply.whole)
     return Output(patch, after, reply.goto, None, False, None, call, updates, reply.completions)
 
 
