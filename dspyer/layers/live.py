@@ -297,13 +297,9 @@ class FieldReader:
         """Begins to wait for the next entry; calls `wake` when the wait is over."""
         return self.live.wait(self.run, self.cursor, self.field, wake)
 
-    def time_out(self, waiter: Waiter) -> None:
-        """Ends a wait whose time is over, as soon as a slot is free."""
-        self.live.end_wait(self.run, waiter, timed_out=True)
-
-    def stop_waiting(self, waiter: Waiter) -> None:
-        """Removes a waiter."""
-        self.live.end_wait(self.run, waiter, timed_out=False)
+    def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
+        """Ends a wait; one whose time is over as soon as a slot is free."""
+        self.live.end_wait(self.run, waiter, timed_out)
 
 
 class LiveWaiters:

@@ -134,11 +134,11 @@ class EntrySource(Protocol):
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Start to wait for the next entry. `wake` is called once the outcome is set, perhaps before this returns."""
 
-    def time_out(self, waiter: Waiter) -> None:
-        """End a wait after its timeout: the waiter is woken with its next slot, and reads what arrived until then."""
+    def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
+        """Remove a waiter, which may have been woken.
 
-    def stop_waiting(self, waiter: Waiter) -> None:
-        """Remove a waiter, which may have been woken."""
+        One that has `timed_out` is woken with its next slot instead, and reads what arrived until then.
+        """
 
 
 def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
@@ -163,10 +163,7 @@ class BranchEntries:
         wake()
         return waiter
 
-    def time_out(self, waiter: Waiter) -> None:
-        """Do nothing: it never waits."""
-
-    def stop_waiting(self, waiter: Waiter) -> None:
+    def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
         """Do nothing: it never waits."""
 
 
@@ -199,10 +196,10 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
                 with nullcontext() if self._limit is None else self._limit.signal.on_stop(woken.put):
                     if clock.get(woken, clock.after(self._timeout), "live") is None:
                         # The session may be ending the wait right now. It decides: the wait is ended in any case.
-                        source.time_out(waiter)
+                        source.end_wait(waiter, timed_out=True)
                         clock.get(woken, None, "live")
             finally:
-                source.stop_waiting(waiter)
+                source.end_wait(waiter, timed_out=False)
             if (last := self._entry_after(waiter)) is not None:
                 return last
             if waiter.outcome == "closed":
@@ -220,10 +217,10 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
                         async with clock.timeout(clock.after(self._timeout), "live"):
                             await signal.wait()
                     if not signal.is_set():
-                        source.time_out(waiter)
+                        source.end_wait(waiter, timed_out=True)
                         await signal.wait()
             finally:
-                source.stop_waiting(waiter)
+                source.end_wait(waiter, timed_out=False)
             if (last := self._entry_after(waiter)) is not None:
                 return last
             if waiter.outcome == "closed":
