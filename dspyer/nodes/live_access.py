@@ -10,6 +10,8 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from dataclasses import field as made
 from functools import partial
 from queue import SimpleQueue
 from threading import RLock
@@ -80,6 +82,7 @@ class Posts(Protocol):
         """A patch and the state after it, with the posts of the execution of an attempt."""
 
 
+@dataclass(slots=True, eq=False)
 class Together:
     """What the executions of one run know of each other, and of the slots of `max_concurrency`.
 
@@ -93,16 +96,13 @@ class Together:
         each_round: called with the run, under the lock, whenever what may begin has begun.
     """
 
-    __slots__ = ("doing", "each_round", "lock", "parked", "posts", "visible", "wake")
-
-    def __init__(self, visible: bool) -> None:
-        self.visible = visible
-        self.doing: dict[str, str] = {}
-        self.parked: dict[str, str] = {}
-        self.lock = RLock()
-        self.wake: Callable[[], object]  # set by the driver
-        self.posts: Posts | None = None
-        self.each_round: list[Callable[[Any], object]] = []
+    visible: bool
+    doing: dict[str, str] = made(default_factory=dict)
+    parked: dict[str, str] = made(default_factory=dict)
+    lock: RLock = made(default_factory=RLock)
+    wake: Callable[[], object] = made(init=False)  # set by the driver
+    posts: Posts | None = None
+    each_round: list[Callable[[Any], object]] = made(default_factory=list)
 
 
 class Waiter:
