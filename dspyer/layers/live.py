@@ -59,21 +59,28 @@ class LiveFields(Layer):
 
 
 class LivePosts(Layer):
-    """The posts of one run, and the nodes that wait for them. It does not refer to the run: that would be a cycle."""
+    """The posts of one run, and the nodes that wait for them. It does not refer to the run: that would be a cycle.
 
-    __slots__ = ("_buffer", "_held", "_lock", "_node_reads", "_noted", "_parked", "_schema", "_waiters")
+    Attributes:
+        schema: the fields.
+        lock: guards all of it, and what begins.
+        buffer: the posts.
+        waiters: the executions that wait for an entry.
+    """
+
+    __slots__ = ("_held", "_node_reads", "_noted", "_parked", "buffer", "lock", "schema", "waiters")
     place: ClassVar[Place] = "outside"
 
     def __init__(self, run: Any) -> None:
         graph, start = run.graph, run.run_start
-        self._schema = graph.topology.schema
-        self._lock, self._parked = run.together.lock, run.together.parked
+        self.schema = graph.topology.schema
+        self.lock, self._parked = run.together.lock, run.together.parked
         # A module may call a program several times: these runs have the same scope, and not each other's posts.
         posts = {**run.records.posts.pop(run.scope, {}), **start.kept.posts}
-        self._buffer = LiveBuffer(self._schema, start.state, posts)
-        run.run_start = start._replace(kept=start.kept._replace(posts=self._buffer.recorded))  # for the next attempt
+        self.buffer = LiveBuffer(self.schema, start.state, posts)
+        run.run_start = start._replace(kept=start.kept._replace(posts=self.buffer.recorded))  # for the next attempt
         writes = {name: (node.writes or {}).values() for name, node in graph.nodes.items()}
-        self._waiters = LiveWaiters(run.max_concurrency, ReleaseOrder(graph.topology, writes), self._parked)
+        self.waiters = LiveWaiters(run.max_concurrency, ReleaseOrder(graph.topology, writes), self._parked)
         self._node_reads: dict[str, NodeReads] = {}  # by node
         self._noted = 0  # how many commits are in `_node_reads`
         self._held: RunState | None = None  # the run, if ready groups did not start in it though slots were free
@@ -92,7 +99,7 @@ class LivePosts(Layer):
             try:
                 yield
             finally:
-                self._waiters.over = True
+                self.waiters.over = True
                 self._abort()
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:
@@ -101,13 +108,13 @@ class LivePosts(Layer):
             output: Output = yield from inner(call)
             return output._replace(exchange=self._exchange(output))
         finally:
-            with self._lock:
-                self._waiters.forget(call.context.delegate.execution)
+            with self.lock:
+                self.waiters.forget(call.context.delegate.execution)
 
     def _exchange(self, output: Output) -> Exchange | None:
         """The posts of an execution, and how far it has read, as its commit stores them; None for neither."""
         attempt = output.call.context.delegate
-        posts = self._buffer.of_commit(attempt.outer_execution)
+        posts = self.buffer.of_commit(attempt.outer_execution)
         # What a node has read that has failed counts for nothing.
         reads = {} if output.targets is not None or attempt.live_cursor is None else attempt.live_cursor.reads
         if not posts and not reads:
@@ -115,23 +122,23 @@ class LivePosts(Layer):
         return Exchange({field: tuple([seq for seq, _ in found]) for field, found in posts.items()}, dict(reads))
 
     def _abort(self) -> None:
-        with self._lock:
-            self._waiters.abort()
+        with self.lock:
+            self.waiters.abort()
 
     def _look(self, run: Any) -> None:
         """Gives free slots to due readers, now that what may begin has begun."""
         state: RunState = run.run
         free = len(state.running) - len(self._parked) < run.max_concurrency
         self._held = state if free and plan(state) else None
-        self._release(state)
+        self.release(state)
 
-    def _release(self, state: RunState) -> None:
+    def release(self, state: RunState) -> None:
         """Gives free slots to due readers; if all that runs waits, ends a wait.
 
         All of them if a resume may bring what they wait for: an execution has failed, asked, was cancelled, or does not
         start.
         """
-        waiters, parked = self._waiters, len(self._parked)
+        waiters, parked = self.waiters, len(self._parked)
         waiters.grant(len(state.running))
         if not waiters.count or parked != len(state.running):
             return
@@ -147,30 +154,31 @@ class LivePosts(Layer):
 
     def post(self, attempt: Attempt, field: str, value: object, returned: bool = False) -> bool:
         """Posts to a live field; other nodes can read the post when this returns. False if the field is not live."""
-        schema, run = self._schema, _run_of(attempt)
+        schema = self.schema
+        run: Any = attempt.host  # a `Session`, which lies above the layers
         if field not in schema.live_fields:
             return False
         state = attempt.position.state if attempt.position is not None else ImmutableState()
         whole = schema.reducer(field) is None
         for update in single_updates(schema, attempt.node, field, value):
             digest = digest_of(field, update)
-            with self._lock:
+            with self.lock:
                 cursor = self._cursor(attempt)
-                name = cursor.next_post(self._buffer, digest, returned)
+                name = cursor.next_post(self.buffer, digest, returned)
             commit_id = run.global_id(attempt.outer_execution, name)
             # Without the lock: validators and reducers are functions of the user.
             patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
-            with self._lock:
+            with self.lock:
                 self._add(attempt, cursor, field, name, _latest(after.raw(field, DELETE)) if whole else patch[field])
         if run.queue is not None:
             run.queue.wait_for_room()  # without the lock
         return True
 
     def _add(self, attempt: Attempt, cursor: ReaderCursor, field: str, name: str, update: Any) -> None:
-        run = _run_of(attempt)
+        run: Any = attempt.host
         if run.handed_over:
             raise AttemptOverError(f"{attempt.who}: {OVER}")
-        buffer, execution = self._buffer, cursor.execution
+        buffer, execution = self.buffer, cursor.execution
         if name in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it
             return
         over, unread = buffer.conflicts(cursor, field, update)
@@ -183,18 +191,18 @@ class LivePosts(Layer):
             header = PostHeader(execution, run.scope, post.node, field, post.seq, name, post.over, now)
             run.journal.write([post_row(header, update)])
         update = buffer.add(post)
-        reducer = self._schema.reducer(field)
+        reducer = self.schema.reducer(field)
         how = "replace" if reducer is None else reducer.name
         run.publish(
             Posted(field, attempt.node, attempt.branch, execution, post.seq, update_size(update), update, how, now)
         )
-        self._waiters.arrived(field, execution)
-        self._waiters.grant(len(run.run.running))
+        self.waiters.arrived(field, execution)
+        self.waiters.grant(len(run.run.running))
 
     def _report_conflict(self, attempt: Attempt, field: str, unread: Mapping[Any, list[RecordedPost]]) -> None:
         """Publishes the lost updates that a post would cause; refuses the post where the field says `"reject"`."""
-        rule = self._schema.live_fields[field].on_conflict
-        by_key = self._buffer.by_key(field)
+        rule = self.schema.live_fields[field].on_conflict
+        by_key = self.buffer.by_key(field)
         for key, posts in unread.items():
             named = key if by_key else None
             attempt.host.publish(LiveConflict(field, named, attempt.node, posts[-1].node, posts[-1].seq, rule))
@@ -213,56 +221,23 @@ class LivePosts(Layer):
     ) -> tuple[dict[str, Any], ImmutableState]:
         """A patch and the state after it, with the posts of an execution."""
         found: dict[str, Any] = {}
-        for field, posts in self._buffer.of_commit(attempt.outer_execution).items():
+        for field, posts in self.buffer.of_commit(attempt.outer_execution).items():
             found[field] = posts[0][1] if len(posts) == 1 else Updates(*[update for _, update in posts])
-        return ({**patch, **found}, self._schema.replay(after, found)) if found else (patch, after)
+        return ({**patch, **found}, self.schema.replay(after, found)) if found else (patch, after)
 
     def entries(self, attempt: Attempt, field: str) -> EntrySource:
         """The entries of a live field, for the execution of `attempt`."""
-        if field not in self._schema.live_fields:
+        if field not in self.schema.live_fields:
             raise InputError(
                 f"node {attempt.node!r} listens to {field!r}, which is not live: write Annotated[..., {field}'s "
                 "reducer, live] in the schema, or read it with ctx.view"
             )
-        with self._lock:
-            return FieldReader(self, _run_of(attempt), self._cursor(attempt), field)
-
-    def next_entry(self, run: Any, cursor: ReaderCursor, field: str) -> LiveEntry | None:
-        """The next entry of a field; None if there is none yet."""
-        with self._lock:
-            entry = cursor.next(self._buffer, field)
-            if entry is not None and self._schema.live_fields[field].show_reads:
-                run.publish(Heard(field, cursor.node, cursor.path, cursor.execution, entry.seq, entry.author))
-            return entry
-
-    def wait(self, run: Any, cursor: ReaderCursor, field: str, wake: Callable[[], object]) -> Waiter:
-        """Begins to wait for the next entry of a field. A wait that is over at once has its outcome already."""
-        waiter = Waiter(cursor.execution, field, wake)
-        with self._lock:
-            if cursor.next(self._buffer, field, take=False) is not None:
-                waiter.outcome = "entry"
-            elif self._waiters.over or run.stopped or cursor.execution not in run.run.running:
-                waiter.outcome = "abort"
-            else:
-                self._waiters.enter(waiter)
-                self._release(run.run)  # the waiter has freed its slot, and may have been the last that worked
-                if run.more_to_start:
-                    run.together.wake()  # the driver may start another execution in the slot
-                return waiter
-            wake()
-        return waiter
-
-    def end_wait(self, run: Any, waiter: Waiter, timed_out: bool) -> None:
-        """Ends a wait: one whose time is over as soon as a slot is free."""
-        with self._lock:
-            if timed_out:
-                self._waiters.end_wait(waiter.execution, "timeout")
-                self._waiters.grant(len(run.run.running))
-            else:
-                self._waiters.leave(waiter)
+        with self.lock:
+            return FieldReader(self, attempt.host, self._cursor(attempt), field)
 
     def _cursor(self, attempt: Attempt) -> ReaderCursor:
-        name, run = attempt.outer_execution, _run_of(attempt).run
+        host: Any = attempt.host
+        name, run = attempt.outer_execution, host.run
         if name not in run.running:
             raise AttemptError(
                 f"node {attempt.node!r} (execution {attempt.local_id}) has ended, and something that it has started "
@@ -291,15 +266,39 @@ class FieldReader:
 
     def next_entry(self) -> LiveEntry | None:
         """The next entry; None if there is none yet."""
-        return self.live.next_entry(self.run, self.cursor, self.field)
+        live, cursor, field = self.live, self.cursor, self.field
+        with live.lock:
+            entry = cursor.next(live.buffer, field)
+            if entry is not None and live.schema.live_fields[field].show_reads:
+                self.run.publish(Heard(field, cursor.node, cursor.path, cursor.execution, entry.seq, entry.author))
+            return entry
 
     def wait(self, wake: Callable[[], object]) -> Waiter:
-        """Begins to wait for the next entry; calls `wake` when the wait is over."""
-        return self.live.wait(self.run, self.cursor, self.field, wake)
+        """Begins to wait for the next entry. A wait that is over at once has its outcome already."""
+        live, run, execution = self.live, self.run, self.cursor.execution
+        waiter = Waiter(execution, self.field, wake)
+        with live.lock:
+            if self.cursor.next(live.buffer, self.field, take=False) is not None:
+                waiter.outcome = "entry"
+            elif live.waiters.over or run.stopped or execution not in run.run.running:
+                waiter.outcome = "abort"
+            else:
+                live.waiters.enter(waiter)
+                live.release(run.run)  # the waiter has freed its slot, and may have been the last that worked
+                if run.more_to_start:
+                    run.together.wake()  # the driver may start another execution in the slot
+                return waiter
+            wake()
+        return waiter
 
     def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
         """Ends a wait; one whose time is over as soon as a slot is free."""
-        self.live.end_wait(self.run, waiter, timed_out)
+        with self.live.lock:
+            if timed_out:
+                self.live.waiters.end_wait(waiter.execution, "timeout")
+                self.live.waiters.grant(len(self.run.run.running))
+            else:
+                self.live.waiters.leave(waiter)
 
 
 class LiveWaiters:
@@ -419,11 +418,6 @@ class NodeReads:
                     found = _later(found, self.reads[path][count - 1])
             self.latest = branch.head, found
         return found
-
-
-def _run_of(attempt: Attempt) -> Any:
-    """The `Session` of an attempt, which lies above the layers."""
-    return attempt.host
 
 
 def _later(one: Mapping[str, int], two: Mapping[str, int]) -> dict[str, int]:
