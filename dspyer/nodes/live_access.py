@@ -67,21 +67,6 @@ class Peer(NamedTuple):
     waits_for: str = ""
 
 
-class Posts(Protocol):
-    """What makes posts to live fields visible to the nodes that run at the same time."""
-
-    def post(self, attempt: Any, field: str, value: object, returned: bool = False) -> bool:
-        """Post to a field at once, also what the node has `returned`; False if the field is not live."""
-
-    def entries(self, attempt: Any, field: str) -> EntrySource:
-        """The entries of a field for the execution of an attempt."""
-
-    def with_posts(
-        self, attempt: Any, patch: dict[str, Any], after: ImmutableState
-    ) -> tuple[dict[str, Any], ImmutableState]:
-        """A patch and the state after it, with the posts of the execution of an attempt."""
-
-
 @dataclass(slots=True, eq=False)
 class Together:
     """What the executions of one run know of each other, and of the slots of `max_concurrency`.
@@ -92,7 +77,8 @@ class Together:
         parked: those that run, and hold no slot, since they wait for others; each with what it waits for.
         lock: guards what is parked, and the choice of what begins. Executions park in threads of their own.
         wake: makes the driver look again for what may begin. May be called from any thread.
-        posts: of a run with live fields; None for one in which posts wait for the commit of their node.
+        posts: those to live fields (`layers.live.LivePosts`, which lies above the nodes); None for a run in which posts
+            wait for the commit of their node.
         each_round: called with the run, under the lock, whenever what may begin has begun.
     """
 
@@ -101,7 +87,7 @@ class Together:
     parked: dict[str, str] = made(default_factory=dict)
     lock: RLock = made(default_factory=RLock)
     wake: Callable[[], object] = made(init=False)  # set by the driver
-    posts: Posts | None = None
+    posts: Any = None
     each_round: list[Callable[[Any], object]] = made(default_factory=list)
 
 
