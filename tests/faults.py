@@ -519,7 +519,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         name="post_repeated_by_a_later_attempt",
-        file="dspyer/runtime/live.py",
+        file="dspyer/layers/live.py",
         old="        if name in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it",
         new="        if not name:",
         loss="an attempt after a retry, a crash or a question posts all again, and readers get each post twice",
@@ -536,8 +536,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="third_attempt_loses_inner_commits",
         file="dspyer/runtime/run_log.py",
-        old="KeptRun(self._attempts, (*self._before.rows, *rows), found)",
-        new="KeptRun(self._attempts, (*rows,), found)",
+        old="KeptRun(self._attempts, (*self._before.rows, *rows), found, self.posts)",
+        new="KeptRun(self._attempts, (*rows,), found, self.posts)",
         loss="the third attempt of a subgraph forgets what the first one committed: nodes are called and paid for again",
         tests=("tests/runtime/test_inner_attempts.py", "tests/runtime"),
     ),

@@ -245,7 +245,6 @@ ONE_SUBCLASS: dict[str, str] = {
     "layers.retry.Retry": "a node of LangGraph has several policies, of which the first that accepts an error counts",
     "nodes.node.Runner": "a node that is called without a run has the base class, the subclass needs a session",
     "nodes.view_access.ViewSource": "a node that is called without a run has the base class, the subclass a graph",
-    "runtime.session.Session": "the subclass adds live fields; runs without them pay nothing for these",
     "scheduler.lineage.Log": "the subclass reads the commits of earlier runs when they are asked for",
     "values.frozen.FrozenDict": "the subclass is public, with what users ask of a state",
 }

@@ -35,6 +35,7 @@ from dspyer.layers.cache_key import plan_cache
 from dspyer.layers.condensers import Condenser, Condensers, plan_condenser
 from dspyer.layers.handlers import ErrorEdge
 from dspyer.layers.layer import Layer, checked_layers, ordered
+from dspyer.layers.live import LiveFields
 from dspyer.layers.node_cache import NodeCache
 from dspyer.layers.retry import Retry
 from dspyer.layers.timeout import Timeout
@@ -146,6 +147,7 @@ def compile_graph(
         condensers=parts.condensers,
         takes={name: _taken(node, parts.exits[name]) for name, node in parts.nodes.items()} | parts.brought(),
         named=options.named,
+        around=(LiveFields(),) if topology.schema.live_fields else (),
         given_layers=given,
         attempts=_attempts(parts, given),
         error_edges=parts.errors,

@@ -77,6 +77,7 @@ class GraphSpec:
         shares_threads_with: names of other graphs whose threads this one may continue.
         budget: what a run may spend, unless the call gives another budget; None for no limit.
         record_lm_calls: how much of its LM calls a stored run records, or what decides it.
+        around: the layers around all that `using` and a call ask for, of all nodes.
         given_layers: the layers that nodes were given, and those of their options `retry`, `timeout` and `cache`.
         of_runs: the layers of its runs, and of those inside of its nodes: none of them is around a node.
         attempts: the most attempts of each node with a retry policy, those of the graphs around it first, by its path:
@@ -121,6 +122,7 @@ class GraphSpec:
     takes: Mapping[str, frozenset[str] | None] = field(default_factory=dict)
     named: bool = False
     shares_threads_with: frozenset[str] = frozenset()
+    around: tuple[Layer, ...] = ()
     given_layers: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
     of_runs: tuple[Layer, ...] = ()
     budget: Budget | None = None

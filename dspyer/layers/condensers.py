@@ -17,6 +17,7 @@ from dspyer.nodes.field_names import unknown_field_text
 from dspyer.nodes.module import module_io, values_of_prediction
 from dspyer.nodes.node import Call, Node, Output, Reply
 from dspyer.nodes.options import NodeOptions
+from dspyer.nodes.outputs import folded, given
 from dspyer.nodes.steps import ModuleStep, Script
 from dspyer.nodes.template_plans import filled, plan_templates
 from dspyer.patch import DELETE, Replace, each_update
@@ -109,16 +110,16 @@ class Condense(Layer):
 
     def _unshortened(self, call: Call, reply: Reply) -> Output:
         """Validates what will not be shortened, before a module is called for nothing. The rest may be too long yet."""
-        session = call.runner.session
-        updates = session.given(call, reply.updates)
+        schema = call.runner.session.graph.topology.schema
+        updates = given(call, reply.updates, schema)
         others = {field: update for field, update in updates.items() if field not in self.condensers}
-        session.committed(call, others, reply.whole)
+        schema.commit(call.state, others, node=call.node, commit_id=call.execution, whole_values=reply.whole)
         return Output({}, call.state, reply.goto, None, False, None, call, updates, reply.completions)
 
     def _condensed(self, output: Output, call: Call) -> Script[Output]:
         try:
             updates = yield from condensed(self.condensers, output.updates, call)
-            patch, after = call.runner.session.folded(call, updates, False)
+            patch, after = folded(call, updates, call.runner.session.graph.topology.schema)
         except NodeOutputError as error:
             error.of_module = True
             raise

@@ -11,6 +11,7 @@ from dspyer.failure import Failure
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.layers.retry import RetryOn, accepts
 from dspyer.nodes.node import Call, Output
+from dspyer.nodes.outputs import folded
 from dspyer.nodes.steps import Script
 from dspyer.scheduler.run_state import Target, last_attempt
 
@@ -87,7 +88,8 @@ class ErrorEdges(Layer):
             attempt=failed,
             index=_send_index(call),
         )
-        patch, after = session.folded(call, {} if edge.into is None else {edge.into: failure}, True)
+        updates = {} if edge.into is None else {edge.into: failure}
+        patch, after = folded(call, updates, session.graph.topology.schema, whole=True)
         session.failure_caught(call, error, failure)
         return Output(patch, after, None, (Target(edge.target),), False, failure, call)
 

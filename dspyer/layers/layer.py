@@ -388,15 +388,12 @@ class RunLayers:
     It does not refer to the run: that would be a cycle.
 
     Args:
-        nodes: the nodes of the graph.
-        layers: the layers of the graph, by node.
-        asked: those of the call.
-        of_runs: those of the runs of the graph. One of a kind that the call has too is left out: the part of the run
-            around makes the part of this one.
+        asked: the layers of the call. One of a kind that the runs of the graph have too comes in the place of that: the
+            part of the run around makes the part of this one.
         run: the run.
 
     Attributes:
-        around: the parts of those that are around all nodes: of `using`, then of the call.
+        around: the parts of those that are around all nodes: of the graph, of `using`, then of the call.
         asked: the parts of those of the call and of the runs of the graph: the layers of the runs inside of its nodes.
         runs: the parts with a block around the run.
         events: the parts that events pass through.
@@ -404,20 +401,14 @@ class RunLayers:
 
     __slots__ = ("_admits", "_chains", "_layers", "_nodes", "_parts", "_showing", "around", "asked", "events", "runs")
 
-    def __init__(
-        self,
-        nodes: Mapping[str, Node],
-        layers: Mapping[str, tuple[Layer, ...]],
-        asked: Collection[Layer],
-        of_runs: Iterable[Layer],
-        run: RunView,
-    ) -> None:
-        self._nodes = nodes
-        self._layers = layers
-        self.asked = _parts((*asked, *[one for one in of_runs if type(one) not in map(type, asked)]), run)
+    def __init__(self, asked: Collection[Layer], run: RunView) -> None:
+        graph = run.graph
+        self._nodes: Mapping[str, Node] = graph.nodes
+        self._layers: Mapping[str, tuple[Layer, ...]] = graph.layers
+        self.asked = _parts((*asked, *[one for one in graph.of_runs if type(one) not in map(type, asked)]), run)
         using = _parts(layers_around(), run)
-        self.around = (*using, *self.asked)
-        own = {id(layer): layer for found in layers.values() for layer in found}
+        self.around = (*_parts(graph.around, run), *using, *self.asked)
+        own = {id(layer): layer for found in self._layers.values() for layer in found}
         self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
         found = [part for key, layer in own.items() if (part := self._parts.get(key, layer)) is not None]
         every = (*self.around, *found)

@@ -42,7 +42,7 @@ from dspyer.events import BranchPath, Doing, Emitted, Event, Question
 from dspyer.failure import Failure
 from dspyer.hints import signature_of
 from dspyer.nodes.answer_types import schema_of, validated
-from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, latest_value
+from dspyer.nodes.live_access import BranchEntries, Entries, EntrySource, LiveEntry, Peer, Together, latest_value
 from dspyer.nodes.program_calls import OpenCalls, not_cancelled
 from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.view_access import (
@@ -94,6 +94,7 @@ class AttemptHost(Protocol):
         spending: what the run has spent of its budget; None for no budget.
         program: the program that runs, whose attributes are the modules of its nodes; None for none.
         resources: the run's resources by type.
+        together: what its executions know of each other.
     """
 
     spending: Spending | None
@@ -101,6 +102,7 @@ class AttemptHost(Protocol):
     answer: AnswerSource
     program: dspy.Module | None
     resources: Mapping[type, object]
+    together: Together
 
     @property
     def root(self) -> str: ...
@@ -114,15 +116,6 @@ class AttemptHost(Protocol):
 
     def publish(self, event: Event) -> None:
         """Add an event to the stream."""
-
-    def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
-        """Post to a live field at once; False if the field or the run is not live."""
-
-    def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
-        """The entries of a live field for one execution."""
-
-    def set_doing(self, attempt: Attempt, text: str) -> None:
-        """Store what a node is doing, for its siblings' `ctx.peers`."""
 
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes that run now."""
@@ -144,39 +137,7 @@ class AttemptHost(Protocol):
         """What the first trial has raised, the cause if all trials fail; None if an earlier process made it."""
 
 
-class NotLive:
-    """A run whose nodes do not see each other while they run, so that nothing in it depends on timing.
-
-    A post is a part of the node's commit, and a node reads the entries that its branch had when the node started. A
-    session that is not live, and `NoRun`, inherit from this class.
-    """
-
-    __slots__ = ()
-
-    def post_live(self, attempt: Attempt, field: str, value: object) -> bool:
-        """False: the post belongs to the commit."""
-        del attempt, field, value
-        return False
-
-    def live_entries(self, attempt: Attempt, field: str) -> EntrySource:
-        """The entries that the branch has when the node starts."""
-        schema, position = attempt.host.views.schema, attempt.position
-        if position is not None and field in schema.fields and schema.reducer(field) is None:
-            value = latest_value(schema, position.state, field)
-            return BranchEntries([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
-        found = attempt.read_view(View(field), "entries")
-        return BranchEntries([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
-
-    def set_doing(self, attempt: Attempt, text: str) -> None:
-        """Do nothing: no sibling reads it."""
-
-    def peers(self, attempt: Attempt) -> list[Peer]:
-        """No peers."""
-        del attempt
-        return []
-
-
-class NoRun(NotLive):
+class NoRun:
     """The host of a node that is called without a run, by tests and by `dspyer.testing`."""
 
     def __init__(self, answer: AnswerSource = no_answer) -> None:
@@ -188,9 +149,15 @@ class NoRun(NotLive):
         self.spending: Spending | None = None
         self.program: dspy.Module | None = None
         self.resources: Mapping[type, object] = {}
+        self.together = Together(False)
 
     def publish(self, event: Event) -> None:
         """Drop the event: there is no stream."""
+
+    def peers(self, attempt: Attempt) -> list[Peer]:
+        """No peers."""
+        del attempt
+        return []
 
     def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
         """Keep nothing: there is no commit that would show it."""
@@ -647,7 +614,8 @@ class Attempt:
             )
         if value is not DELETE and not isinstance(value, (Replace, Updates)):
             value = thaw(freeze(value, (field,)))  # a copy: the node may change its object after the post
-        if self.host.post_live(self, field, value):
+        live = self.host.together.posts
+        if live is not None and live.post(self, field, value):
             return
         with _lock:
             if self.posts is None:
@@ -660,13 +628,24 @@ class Attempt:
         if self.index is not None:
             raise AttemptError(f"{self.who}: an item of a map cannot wait for the live field {field!r}")
         self._check_permitted("reads", field, f"listens to {field!r}, which", InputError)
-        return Entries(self.host.live_entries(self, field), field, timeout, self.limit or self.host.limit)
+        live = self.host.together.posts
+        source = self._entries_before(field) if live is None else live.entries(self, field)
+        return Entries(source, field, timeout, self.limit or self.host.limit)
+
+    def _entries_before(self, field: str) -> EntrySource:
+        """The entries that the branch has when the node starts."""
+        schema, position = self.host.views.schema, self.position
+        if position is not None and field in schema.fields and schema.reducer(field) is None:
+            value = latest_value(schema, position.state, field)
+            return BranchEntries([] if value is DELETE else [LiveEntry(thaw(value), "", "", 0)])
+        found = self.read_view(View(field), "entries")
+        return BranchEntries([LiveEntry(entry.value, entry.author, entry.commit, 0, entry.key) for entry in found])
 
     def set_doing(self, text: str) -> None:
         """Record what the node is doing, as an event and for its siblings."""
         self.check_time()
         self.host.publish(Doing(self.node, self.branch, self.execution, text))
-        self.host.set_doing(self, text)
+        self.host.together.doing[self.outer_execution] = text
 
     def _check_permitted(
         self, option: Literal["reads", "writes"], field: str, what: str, error: type[Exception]

@@ -1,7 +1,7 @@
 """Live fields as a node sees them: entries that arrive while it runs, and the wait for the next one.
 
-A node waits with a `Waiter` and gives up its slot of `max_concurrency` meanwhile: the session sets the outcome of the
-wait, and wakes the node when it has a slot again. When a wait ends without an entry is decided by the runtime.
+A node waits with a `Waiter` and gives up its slot of `max_concurrency` meanwhile: the run sets the outcome of the wait,
+and wakes the node when it has a slot again. When a wait ends without an entry is decided by `layers.live`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from dataclasses import field as made
 from functools import partial
 from queue import SimpleQueue
+from threading import RLock
 from typing import Any, Literal, NamedTuple, Protocol
 
 from dspyer import clock
@@ -64,6 +67,30 @@ class Peer(NamedTuple):
     waits_for: str = ""
 
 
+@dataclass(slots=True, eq=False)
+class Together:
+    """What the executions of one run know of each other, and of the slots of `max_concurrency`.
+
+    Attributes:
+        visible: whether they know of each other: not in a run with `live=False`, where nothing depends on timing.
+        doing: the text of the last `ctx.doing`, by execution.
+        parked: those that run, and hold no slot, since they wait for others; each with what it waits for.
+        lock: guards what is parked, and the choice of what begins. Executions park in threads of their own.
+        wake: makes the driver look again for what may begin. May be called from any thread.
+        posts: those to live fields (`layers.live.LivePosts`, which lies above the nodes); None for a run in which posts
+            wait for the commit of their node.
+        each_round: called with the run, under the lock, whenever what may begin has begun.
+    """
+
+    visible: bool
+    doing: dict[str, str] = made(default_factory=dict)
+    parked: dict[str, str] = made(default_factory=dict)
+    lock: RLock = made(default_factory=RLock)
+    wake: Callable[[], object] = made(init=False)  # set by the driver
+    posts: Any = None
+    each_round: list[Callable[[Any], object]] = made(default_factory=list)
+
+
 class Waiter:
     """An execution that waits for the next entry of a field.
 
@@ -93,11 +120,11 @@ class EntrySource(Protocol):
     def wait(self, wake: Callable[[], object]) -> Waiter:
         """Start to wait for the next entry. `wake` is called once the outcome is set, perhaps before this returns."""
 
-    def time_out(self, waiter: Waiter) -> None:
-        """End a wait after its timeout: the waiter is woken with its next slot, and reads what arrived until then."""
+    def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
+        """Remove a waiter, which may have been woken.
 
-    def stop_waiting(self, waiter: Waiter) -> None:
-        """Remove a waiter, which may have been woken."""
+        One that has `timed_out` is woken with its next slot instead, and reads what arrived until then.
+        """
 
 
 def latest_value(schema: Schema, state: ImmutableState, field: str) -> Any:
@@ -122,10 +149,7 @@ class BranchEntries:
         wake()
         return waiter
 
-    def time_out(self, waiter: Waiter) -> None:
-        """Do nothing: it never waits."""
-
-    def stop_waiting(self, waiter: Waiter) -> None:
+    def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
         """Do nothing: it never waits."""
 
 
@@ -158,10 +182,10 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
                 with nullcontext() if self._limit is None else self._limit.signal.on_stop(woken.put):
                     if clock.get(woken, clock.after(self._timeout), "live") is None:
                         # The session may be ending the wait right now. It decides: the wait is ended in any case.
-                        source.time_out(waiter)
+                        source.end_wait(waiter, timed_out=True)
                         clock.get(woken, None, "live")
             finally:
-                source.stop_waiting(waiter)
+                source.end_wait(waiter, timed_out=False)
             if (last := self._entry_after(waiter)) is not None:
                 return last
             if waiter.outcome == "closed":
@@ -179,10 +203,10 @@ class Entries(Iterator[LiveEntry], AsyncIterator[LiveEntry]):
                         async with clock.timeout(clock.after(self._timeout), "live"):
                             await signal.wait()
                     if not signal.is_set():
-                        source.time_out(waiter)
+                        source.end_wait(waiter, timed_out=True)
                         await signal.wait()
             finally:
-                source.stop_waiting(waiter)
+                source.end_wait(waiter, timed_out=False)
             if (last := self._entry_after(waiter)) is not None:
                 return last
             if waiter.outcome == "closed":

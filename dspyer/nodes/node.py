@@ -25,7 +25,7 @@ from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.views import View, ViewForm
 
 if TYPE_CHECKING:
-    from dspyer.events import Event
+    from dspyer.events import Event, Exchange
     from dspyer.failure import Failure
     from dspyer.nodes.attempt import Attempt
     from dspyer.scheduler.lineage import LogEntry
@@ -301,6 +301,7 @@ class Output(NamedTuple):
         call: the call that gave it: of the last attempt.
         updates: the updates of the node, of which `patch` is the effect on the state.
         completions: the completions of a module's prediction, by field of the state; None if it has none.
+        exchange: what the node has exchanged with nodes that run at the same time; None for nothing.
     """
 
     patch: Mapping[str, Any]
@@ -312,6 +313,7 @@ class Output(NamedTuple):
     call: Call
     updates: Mapping[str, object] = NOTHING
     completions: Any = None
+    exchange: Exchange | None = None
 
 
 class Decision(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias, get_args, get_origin
 
 import dspy
@@ -13,7 +13,7 @@ from dspyer.errors import NodeOutputError, RouteError, brief, list_names, sugges
 from dspyer.hints import typed_dict_keys
 from dspyer.nodes.callables import literals, members
 from dspyer.nodes.field_names import FieldNames
-from dspyer.nodes.node import Command, Goto, Send
+from dspyer.nodes.node import Call, Command, Goto, Send
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -150,12 +150,33 @@ def check_target(target: object, declared: tuple[str, ...], who: str, fix: str) 
         )
 
 
-def with_posts(updates: Mapping[str, object], posts: Sequence[tuple[str, object]], schema: Schema) -> dict[str, object]:
-    """The posts of a node and then its updates, merged by field; a field without a reducer keeps its last value."""
-    together: dict[str, list[object]] = {}
-    for field, value in (*posts, *updates.items()):
-        found = together.setdefault(field, [])
+def given(call: Call, updates: Mapping[str, object], schema: Schema) -> Mapping[str, object]:
+    """What a node has posted and then returned, merged by field; from here on it may do nothing more.
+
+    A field without a reducer keeps its last value.
+    """
+    attempt = call.context.delegate
+    attempt.over = True
+    if (live := attempt.host.together.posts) is not None:
+        updates = {name: one for name, one in updates.items() if not live.post(attempt, name, one, returned=True)}
+    if attempt.posts is None:
+        return updates
+    merged: dict[str, list[object]] = {}
+    for field, value in (*attempt.posts, *updates.items()):
+        found = merged.setdefault(field, [])
         if schema.reducer(field) is None:
             found.clear()
         found.append(value)
-    return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in together.items()}
+    return {field: Updates(*found) if len(found) > 1 else found[0] for field, found in merged.items()}
+
+
+def folded(
+    call: Call, updates: Mapping[str, object], schema: Schema, whole: bool = False
+) -> tuple[Mapping[str, Any], ImmutableState]:
+    """The validated patch of some updates, with all that the execution has posted, and the state after it."""
+    patch, after = schema.commit(call.state, updates, node=call.node, commit_id=call.execution, whole_values=whole)
+    attempt = call.context.delegate
+    if (live := attempt.host.together.posts) is not None:
+        patch, after = live.with_posts(attempt, patch, after)
+    schema.check_state_limit(call.node, call.state, patch, after)
+    return patch, after

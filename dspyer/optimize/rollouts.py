@@ -52,7 +52,7 @@ class AskedAgain(Layer):
 
     def of(self, run: Any) -> AskedAgain | None:
         """Its part in an outermost run that is not stored: a stored map has recorded its items."""
-        outermost, live = not run.scope and not run.ids.called_in, run.graph.topology.schema.live_fields
+        outermost, live = not run.scope and not run.ids.called_in, run.together.visible and run.graph.around
         return self if outermost and run.log is None and not live else None
 
     def around(self, call: Call, inner: Inner) -> Script[Any]:

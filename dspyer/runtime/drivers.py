@@ -52,9 +52,9 @@ def drive(session: Session, **overrides: Any) -> None:
         async_bridge() as cancel,
         session.stop_signal.on_stop(partial(_cancel_async, session, cancel)),
         ThreadWorkers() as threads,
-        session.driving(threads.wake),
         nullcontext() if session.limit is None else session.limit.on_leave(session.hand_over),
     ):
+        session.together.wake = threads.wake
         try:
             _drive(session, threads, steps, here)
         except BaseException as error:  # noqa: BLE001 - Ctrl-C too is raised after what runs has finished
@@ -148,8 +148,9 @@ async def adrive(session: Session, **overrides: Any) -> None:
     before = cancellation_count()
     with executing_here(session.program) as here, recording(**overrides) as steps:
         async with TaskWorkers() as tasks:
+            session.together.wake = tasks.wake
             stopping = partial(_cancel_async, session, tasks.cancel_from_any_thread)
-            with session.driving(tasks.wake), session.stop_signal.on_stop(stopping):
+            with session.stop_signal.on_stop(stopping):
                 raised = await _until_end(session, tasks, steps, here, before)
     if session.log is not None:
         with anyio.CancelScope(shield=True):

@@ -23,10 +23,10 @@ from dspyer.layers.layer import Layer, Stop, of_part
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Decision, Output, Reply, Runner, Send, StartRule
+from dspyer.nodes.outputs import folded, given
 from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, diff_value
 from dspyer.reducers import Updates
-from dspyer.runtime.live import LiveSession
 from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome
 from dspyer.scheduler.run_state import Execution, Target, Transition
@@ -48,7 +48,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     call.context.delegate.raise_if_unanswered()
     began, clock = time.time(), time.perf_counter()
     output: Output = yield from session.layers.chain(name)(call)
-    patch, after, goto, targets, cached, failure, call, _, completions = output
+    patch, after, goto, targets, cached, failure, call, _, completions, exchange = output
     if completions is not None:
         session.notes.completions[execution.id] = completions
     follows_edges = targets is None
@@ -63,9 +63,8 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
         transition = yield from _route(session, execution, call, patch, after, began, clock)
     if follows_edges and session.records.questions:
         call.context.delegate.finish()
-    if isinstance(session, LiveSession):  # what a node has read that has failed counts for nothing
-        live = session.exchange(execution, call.context.delegate if follows_edges else None)
-        transition = transition._replace(live=live)
+    if exchange is not None:
+        transition = transition._replace(live=exchange)
     if cached:
         transition = transition._replace(cached=True)
     if failure is not None or execution.id in session.notes.failed_attempts:
@@ -77,9 +76,9 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
 
 def output_of(call: Call, reply: Reply) -> Output:
     """What an execution makes of the reply of its node: one patch of what it posted and returned, validated."""
-    session = call.runner.session
-    updates = session.given(call, reply.updates)
-    patch, after = session.folded(call, updates, reply.whole)
+    schema = call.runner.session.graph.topology.schema
+    updates = given(call, reply.updates, schema)
+    patch, after = folded(call, updates, schema, reply.whole)
     return Output(patch, after, reply.goto, None, False, None, call, updates, reply.completions)
 
 

@@ -71,7 +71,7 @@ def request_inside(
         call_counts=around.call_counts,
     )
     layers = around.layers.asked
-    asked = CallOptions(around.resources, around.answer, around.live, layers=layers, keeps_events=False)
+    asked = CallOptions(around.resources, around.answer, around.together.visible, layers=layers, keeps_events=False)
     return Request(asked, inside, around.records, queue=around.events.queue, stop_signal=stop_signal)
 
 

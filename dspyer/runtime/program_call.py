@@ -27,7 +27,6 @@ from dspyer.patch import DELETE, diff_value, seal
 from dspyer.persistence.execution_records import no_answer
 from dspyer.persistence.replay import replay
 from dspyer.runtime.inner_runs import check_same_inputs
-from dspyer.runtime.live import LiveSession
 from dspyer.runtime.request import REQUEST, Request
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_link import ATTRIBUTE as LINK
@@ -79,8 +78,7 @@ class ProgramCall:
         resources, answer = self.resources(), request.options.answer
         if graph.answer is not no_answer:
             answer = first_of(answer, graph.answer)
-        kind = LiveSession if graph.topology.schema.live_fields and request.options.live else Session
-        session = kind(self._program, graph, run_start, request, layers, resources, answer)
+        session = Session(self._program, graph, run_start, request, layers, resources, answer)
         request.outcome.sessions.append(session)
         return session
 

@@ -163,6 +163,7 @@ class KeptCommits:
 
     Attributes:
         handed_over: whether that attempt has got it already: the node timed out, and this run goes on in a thread.
+        posts: its posts to live fields, by arrival number.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class KeptCommits:
         attempts: tuple[int, ...],
     ) -> None:
         self.handed_over = False
+        self.posts = start.kept.posts
         self._before, self._known = start.kept, len(start.run.log)  # what earlier attempts have committed
         self._records, self._scope, self._attempts = records, ids.scope, attempts
         self._commits = CommitRows(start, records, ids, nodes)
@@ -184,7 +186,7 @@ class KeptCommits:
         committed = {entry.commit.id for entry in run.log}
         # Of the trials of a node that has not committed, those that have ended are not made again.
         found = {name: steps for name, steps in list(traces.items()) if name in committed or "[" in name}
-        self._records.kept[self._scope] = KeptRun(self._attempts, (*self._before.rows, *rows), found)
+        self._records.kept[self._scope] = KeptRun(self._attempts, (*self._before.rows, *rows), found, self.posts)
 
 
 def _item_results(commit: Commit, node: Node | None, records: ExecutionRecords, execution: str) -> MapItems | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from traceback import format_exception_only
@@ -46,10 +46,9 @@ from dspyer.events import (
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Layer, RunLayers
-from dspyer.nodes.attempt import Attempt, NotLive
-from dspyer.nodes.live_access import Peer
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.live_access import Peer, Together
 from dspyer.nodes.node import Call
-from dspyer.nodes.outputs import with_posts
 from dspyer.patch import SealedPatch, seal
 from dspyer.persistence.execution_records import (
     AnswerSource,
@@ -108,10 +107,9 @@ class ExecutionNotes:
         trial_error: the number of the first trial that raised, and what it raised.
         checks: by scope, what the graphs inside of nodes have logged, for `Run.repairs`, if their checks refused.
         view_reads: the views that nodes have read, for `Run.tokens`.
-        doing: what each execution says that it is doing.
     """
 
-    __slots__ = ("checks", "completions", "doing", "failed_attempts", "lost", "traces", "trial_error", "view_reads")
+    __slots__ = ("checks", "completions", "failed_attempts", "lost", "traces", "trial_error", "view_reads")
 
     def __init__(self, traces: Mapping[str, Steps]) -> None:
         self.traces: dict[str, Steps] = dict(traces)
@@ -121,10 +119,9 @@ class ExecutionNotes:
         self.trial_error: tuple[int, Exception] | None = None
         self.checks: dict[tuple[str, ...], LoggedChecks] = {}
         self.view_reads: list[ViewRead] = []
-        self.doing: dict[str, str] = {}
 
 
-class Session(NotLive):
+class Session:
     """One run in progress. Made for each run, never kept on a program.
 
     Attributes:
@@ -143,6 +140,7 @@ class Session(NotLive):
         notes: what its executions leave beside their commits.
         events: keeps and publishes its events.
         layers: the layers around its nodes.
+        together: what its executions know of each other, and of its slots.
         stop_signal: says whether the run is to stop, and why.
         failed: stops what runs inside of nodes, once a branch has failed.
         began: when it began, by the wall clock and by the performance counter, in seconds.
@@ -170,6 +168,7 @@ class Session(NotLive):
         self.max_concurrency = (None if inside is None else inside.max_concurrency) or graph.max_concurrency
         self.resources = resources
         self.answer = answer
+        self.together = Together(request.options.live)
         self.stop_signal = request.stop_signal
         self.failed = StopSignal()
         self.records = records = request.records or ExecutionRecords()
@@ -182,7 +181,6 @@ class Session(NotLive):
         self.notes = ExecutionNotes(run_start.kept.traces)
         self._fields: Fields | None = None
         self._to_restart = list(run_start.run.running._data.values())
-        self.live = request.options.live
         self.spending = request.spending(graph.budget)
         self.call_counts = () if inside is None else inside.call_counts
         max_calls = graph.topology.max_calls
@@ -190,7 +188,7 @@ class Session(NotLive):
             before = self.run.calls - len(self.run.running) + records.calls_inside(self.ids.scope)
             self.call_counts = (*self.call_counts, CallCount(graph.name, max_calls, before))
         self.events = SessionEvents(request.queue, request.options.keeps_events, inside, self.ids, self.log)
-        self.layers = self.events.layers = RunLayers(graph.nodes, graph.layers, layers, graph.of_runs, self)
+        self.layers = self.events.layers = RunLayers(layers, self)
         shapes = graph.topology.schema.field_shapes
         self.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, self.ids.scope))
 
@@ -245,32 +243,36 @@ class Session(NotLive):
     # --- what a driver calls
 
     def start_ready(self) -> list[Execution]:
-        """Begins the executions that may start, up to `max_running`."""
+        """Begins the executions that may start, at most `max_concurrency` at once besides those that are parked."""
         started: list[Execution] = []
-        limit = self.max_running
-        if self._to_restart and self._may_start:
-            started, self._to_restart = self._restarted(self._to_restart), []
-        while (
-            self.run.ready._heap is not None  # `plan`, without its calls: this runs for every node
-            and not self.run.failures
-            and self._may_start
-            and len(self.run.running._data) < limit
-        ):
-            position = 0 if not self.graph.interrupt_after else self._next_position()
-            if position is None:
-                break
-            self.run, execution, events = begin(self.run, position)
-            self.events.publish_once_written(events)
-            del events  # the traceback of a join that failed refers to this frame
-            if execution is not None and (not self.call_counts or self._within_limits(execution)):
-                started.append(execution)
+        together = self.together
+        with together.lock:
+            limit = self.max_concurrency + len(together.parked)
+            if self._to_restart and self._may_start:
+                started, self._to_restart = self._restarted(self._to_restart), []
+            while (
+                self.run.ready._heap is not None  # `plan`, without its calls: this runs for every node
+                and not self.run.failures
+                and self._may_start
+                and len(self.run.running._data) < limit
+            ):
+                position = 0 if not self.graph.interrupt_after else self._next_position()
+                if position is None:
+                    break
+                self.run, execution, events = begin(self.run, position)
+                self.events.publish_once_written(events)
+                del events  # the traceback of a join that failed refers to this frame
+                if execution is not None and (not self.call_counts or self._within_limits(execution)):
+                    started.append(execution)
+            for look in together.each_round:
+                look(self)
         if self.run.failures:
             self.failed.stop(FAILED_BESIDE, RunStoppedError(FAILED_BESIDE, FAILED_BESIDE))
         return started
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Passes the outcome of an execution to the scheduler, which commits it or records the failure."""
-        self.notes.doing.pop(execution.id, None)
+        self.together.doing.pop(execution.id, None)
         if (self.log is not None and self.log.error is not None) or (self.inside is not None and self.handed_over):
             return  # nothing can be written any more, or would count, so nothing more is committed
         if isinstance(outcome, ConcurrentRunError) and self.log is not None and self.log.journal.broken is not None:
@@ -330,24 +332,15 @@ class Session(NotLive):
     def leave_open(self, execution: Execution) -> None:
         """Leaves an execution that was cancelled, or not called, without an outcome; `resume` calls it again.
 
-        There is nothing to do: it is still in `run.running`. In a session with live fields it may have waited.
+        It is still in `run.running`, and holds no slot.
         """
-
-    def driving(self, wake: Callable[[], None]) -> AbstractContextManager[None]:
-        """The context in which a driver drives the session; `wake` makes the driver call `start_ready` again."""
-        del wake
-        return _NO_CONTEXT
+        self.together.parked[execution.id] = ""
 
     @property
     def more_to_start(self) -> bool:
         """Whether another execution could start at once, if there were a slot for it."""
         run = self.run
         return run.ready._heap is not None and not run.failures
-
-    @property
-    def max_running(self) -> int:
-        """How many executions may run at once."""
-        return self.max_concurrency
 
     @property
     def stopped(self) -> bool:
@@ -447,32 +440,6 @@ class Session(NotLive):
         """Keeps an event and passes it on. May be called from any thread."""
         self.events.publish(event)
 
-    # --- what an execution makes of a reply
-
-    def given(self, call: Call, updates: Mapping[str, object]) -> Mapping[str, object]:
-        """What a node has posted and returned; from here on it may do nothing more."""
-        attempt = call.context.delegate
-        attempt.over = True
-        if attempt.posts is None:
-            return updates
-        return with_posts(updates, attempt.posts, self.graph.topology.schema)
-
-    def committed(
-        self, call: Call, updates: Mapping[str, object], whole: bool
-    ) -> tuple[Mapping[str, Any], ImmutableState]:
-        """The validated patch of some updates, and the state after it."""
-        context = call.context
-        schema = self.graph.topology.schema
-        return schema.commit(call.state, updates, node=context.node, commit_id=context.execution, whole_values=whole)
-
-    def folded(
-        self, call: Call, updates: Mapping[str, object], whole: bool
-    ) -> tuple[Mapping[str, Any], ImmutableState]:
-        """The same for all updates of a node, whose sizes are checked."""
-        patch, after = self.committed(call, updates, whole)
-        self.graph.topology.schema.check_state_limit(call.context.node, call.state, patch, after)
-        return patch, after
-
     # --- what a node asks of its run (as `AttemptHost`)
 
     @property
@@ -526,29 +493,16 @@ class Session(NotLive):
             self.notes.trial_error[1] if self.notes.trial_error is not None and self.notes.trial_error[0] == 0 else None
         )
 
-    def set_doing(self, attempt: Attempt, text: str) -> None:
-        """Notes what a node is doing. May be called from any thread."""
-        self.notes.doing[attempt.outer_execution] = text
-
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes of the graph that are running. May be called from any thread."""
-        if not self.live:
+        together, own = self.together, attempt.outer_execution
+        if not together.visible:
             return []
-        own = attempt.outer_execution
-        others = [one for one in self.executions() if one.id != own and one.branch.head >= 0]
+        others = [one for one in self.run.running.values() if one.id != own and one.branch.head >= 0]
         return [
-            Peer(one.node, one.path, one.visit, self.notes.doing.get(one.id, ""), self.waits_for(one.id))
+            Peer(one.node, one.path, one.visit, together.doing.get(one.id, ""), together.parked.get(one.id, ""))
             for one in sorted(others, key=lambda one: (one.path, one.id))
         ]
-
-    def executions(self) -> Sequence[Execution]:
-        """The executions whose nodes are running."""
-        return tuple(self.run.running.values())
-
-    def waits_for(self, execution: str) -> str:
-        """The live field that an execution waits for; "" if it does not wait."""
-        del execution
-        return ""
 
     # --- writes
 
@@ -592,9 +546,10 @@ class Session(NotLive):
 
     def hand_over(self) -> None:
         """Keeps what is committed, and nothing from here on: the run goes on in a thread that is left running."""
-        self.keep_commits()
-        if self.kept is not None:
-            self.kept.handed_over = True
+        with self.together.lock:
+            self.keep_commits()
+            if self.kept is not None:
+                self.kept.handed_over = True
 
     def end(self) -> SessionEnd:
         """Publishes the end of the run, and returns how it ended.

@@ -22,7 +22,7 @@ from dspyer.nodes.callables import giving
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Built, Call, Node, Send
 from dspyer.nodes.options import node_options
-from dspyer.nodes.outputs import with_posts
+from dspyer.nodes.outputs import given
 from dspyer.nodes.router import Router
 from dspyer.nodes.steps import run_script
 from dspyer.patch import plain_patch
@@ -78,7 +78,7 @@ def call_node(
     with _without_run(program):
         reply = run_script(graph.nodes[node].script(call))
         call.context.delegate.finish()
-        updates: Mapping[str, object] = with_posts(reply.updates, call.context.delegate.posts or (), schema)
+        updates = given(call, reply.updates, schema)
         updates = run_script(condensed(graph.condensers.get(node, {}), updates, call))
     patch, _ = schema.commit(call.state, updates, node=node, commit_id="test", whole_values=reply.whole)
     return plain_patch(patch)

@@ -247,3 +247,22 @@ def test_the_last_attempt_leaves_its_posts_too(go: Any) -> None:
     assert [commit.node for commit in run.commits] == ["START"]
     assert talk.calls == {"writer": 3, "reader": 1}
     assert [value for _, value in posted(run)] == ["the same", "attempt 1", "the same", "attempt 2", "attempt 3"]
+
+
+@modes
+def test_a_graph_that_is_attempted_again_has_the_posts_of_its_nodes(go: Any) -> None:
+    """Without a store: its run is a part of an attempt of the node around it, and a post is a fact all the same."""
+    tries = Counter[str]()
+
+    def writer(ctx: Context) -> None:
+        tries["writer"] += 1
+        for note in ("same", f"try {tries['writer']}"):
+            ctx.post("notes", note)
+        if tries["writer"] == 1:
+            raise ValueError("once")
+
+    graph = Graph(Pad).add_node("inner", team(writer=(writer, ["notes"])).compile(), writes=["notes"], retry=ANY)
+    run = go(graph.add_path(START, "inner", END).compile())
+    assert list(run.state["notes"]) == ["same", "try 1", "try 2"]
+    inside = [(event.seq, event.value) for event in run.events if isinstance(event, Posted) and event.scope]
+    assert inside == [(1, "same"), (2, "try 1"), (3, "try 2")]

@@ -11,9 +11,14 @@ import anyio.to_thread
 import pytest
 
 from dspyer import END, START, Context, Graph
-from dspyer.events import NodeStarted, Posted
+from dspyer.events import Event, NodeFailed, NodeStarted, Posted
+from dspyer.extend import Layer
 from tests.live.kit import MODES, Pad, colours, drives, echo, finished, modes, team
 from tests.rows import each
+
+
+class Counted(Pad):
+    n: int = 0
 
 
 @drives
@@ -74,6 +79,35 @@ def test_a_reader_commits_nothing_while_its_writer_cannot_start(go: Any, stops: 
     run = go(graph.compile(**stops))
     assert run.status == "interrupted"
     assert [commit.node for commit in run.commits] == ["START", "early"]
+
+
+@modes
+def test_a_reader_does_not_wait_for_a_graph_that_a_failure_has_cut_off(go: Any) -> None:
+    """The graph inside ends before its next node, and is left open: it works no more, and has no outcome either."""
+    failed = threading.Event()
+
+    class Hears(Layer):
+        def event(self, event: Event) -> Event:
+            if isinstance(event, NodeFailed):
+                failed.set()
+            return event
+
+    def goes_on(n: int) -> dict[str, int]:
+        assert failed.wait(20)
+        return {"n": n + 1}
+
+    def fails(ctx: Context) -> None:
+        raise ValueError("broken")
+
+    inner = Graph().add_node("goes_on", goes_on).add_edge(START, "goes_on")
+    inner.add_conditional_edges("goes_on", lambda n: "goes_on" if n < 10**6 else END, ["goes_on", END])
+    graph = Graph(Counted)
+    graph.add_node("listens", echo("sync"), reads=["notes"], writes=["echoes"]).add_node("fails", fails, writes=[])
+    graph.add_node("inside", inner.compile(max_steps=10**7), reads=["n"], writes=["n"])
+    graph.add_edge(START, ["listens", "fails", "inside"]).add_edge(["listens", "fails", "inside"], END)
+    run = go(graph.compile(layers=[Hears()]))
+    assert isinstance(run.error, ValueError)
+    assert [commit.node for commit in run.commits] == ["START"]
 
 
 @modes

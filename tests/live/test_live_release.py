@@ -12,21 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from dspyer import END, START, ImmutableState, live, reducers
+from dspyer import END, START, live, reducers
 from dspyer.events import Commit, Exchange
+from dspyer.layers.live import LiveWaiters
+from dspyer.layers.live_buffer import LiveBuffer, ReaderCursor
 from dspyer.nodes.live_access import Waiter
 from dspyer.persistence.execution_records import RecordedPost
 from dspyer.policies import Policies
 from dspyer.reducers import Updates
-from dspyer.runtime.live import LiveWaiters
-from dspyer.runtime.live_buffer import LiveBuffer, ReaderCursor
 from dspyer.scheduler.loops import Edge
 from dspyer.scheduler.release_order import ReleaseOrder, WaitingReader
-from dspyer.scheduler.run_state import Branch, Execution, RunState, Target, Transition
+from dspyer.scheduler.run_state import RunState, Target, Transition
 from dspyer.scheduler.schedule import advance, begin, plan, start
 from dspyer.scheduler.topology import Topology
 from dspyer.schema.schema import Schema
-from dspyer.values.persistent import PersistentMap
 from tests.plain_values import plain
 
 # Who waits for which field, and what each may write; and who goes on first.
@@ -128,33 +127,25 @@ def test_a_join_folds_by_arrival_in_any_order_of_completion(authors: list[str]) 
 
 def test_a_timeout_does_not_count_the_wait_for_a_slot() -> None:
     """An entry came while another node held the only slot: time is over meanwhile, and the entry is given."""
-    graph = topology("rw")
-    waiters = LiveWaiters(1, ReleaseOrder(graph, {"w": ["f"]}))
-    for name in "rw":
-        branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())
-        waiters.running[name] = Execution(name, name, branch, (), 1, (name, graph.rounds.first(name)), None)
+    waiters = LiveWaiters(1, ReleaseOrder(topology("rw"), {"w": ["f"]}), {})
     woken: list[str] = []
     waiter = Waiter("r", "f", lambda: woken.append("r"))
     waiters.enter(waiter)
     waiters.arrived("f", "w")
     waiters.end_wait("r", "timeout")
-    waiters.grant()
+    waiters.grant(2)
     assert (waiter.outcome, woken) == ("waiting", [])
-    del waiters.running["w"]
-    waiters.grant()
+    waiters.grant(1)
     assert (waiter.outcome, woken) == ("entry", ["r"])
 
 
 def test_a_timeout_is_raised_when_nothing_arrives() -> None:
-    graph = topology("rw")
-    waiters = LiveWaiters(2, ReleaseOrder(graph, {"w": ["f"]}))
-    branch = Branch((), ((),), ImmutableState(), 0, "", 0, PersistentMap())
-    waiters.running["r"] = Execution("r", "r", branch, (), 1, ("r", graph.rounds.first("r")), None)
+    waiters = LiveWaiters(2, ReleaseOrder(topology("rw"), {"w": ["f"]}), {})
     waiter = Waiter("r", "f", lambda: None)
     waiters.enter(waiter)
     waiters.end_wait("r", "timeout")
-    waiters.grant()
-    assert (waiter.outcome, waiters.all_wait) == ("timeout", False)
+    waiters.grant(1)
+    assert (waiter.outcome, waiters.count) == ("timeout", 0)
 
 
 # --- keys: a post replaces what its author has read, and is kept with what it has not read
@@ -199,6 +190,6 @@ def test_a_post_replaces_what_its_author_has_read(actions: list[tuple[str, int]]
         found, board.seq = board.add(post), seq
         model.posts.append((seq, name, key, value, reader.reads.get("t", 0)))
         assert plain(found)[key] == model.values(key)
-        again = LiveBuffer(schema, state, board.recorded())
+        again = LiveBuffer(schema, state, board.recorded)
         assert again.seq == board.seq
         assert again.entries(post) == board.entries(post)

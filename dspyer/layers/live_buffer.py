@@ -10,7 +10,7 @@ its own, those in its lineage, and those with the same message. Posts that the a
 further *heads* of the key, which the `on_conflict` of the field merges, rejects or ignores. Which posts a post replaces
 is stored with it, so that a resumed run rebuilds the same heads.
 
-Nothing here waits, and nothing is safe without the lock of the session.
+Nothing here waits, and nothing is safe without the lock of the run.
 """
 
 from __future__ import annotations
@@ -120,12 +120,14 @@ class LiveBuffer:
         seq: the number of the last post.
         posts: by field, in the order of arrival; the first is the value with which the run begins.
         posts_of: by execution, in the order of arrival, by the id of the post.
+        recorded: by arrival number.
     """
 
     def __init__(self, schema: Schema, state: ImmutableState, posts: Mapping[int, RecordedPost]) -> None:
         self.seq = 0
         self.posts: dict[str, list[RecordedPost]] = {}
         self.posts_of: dict[str, dict[str, RecordedPost]] = {}
+        self.recorded: dict[int, RecordedPost] = {}
         self._schema = schema
         self._entries: dict[tuple[str, int], tuple[LiveEntry, ...]] = {}  # a cache, by field and number of the post
         self._merged: dict[int, Any] = {}  # updates that were merged with other heads, by number of the post
@@ -162,6 +164,7 @@ class LiveBuffer:
         """Appends a post; returns the update for the commit of its execution, merged with other heads if declared."""
         field = post.field
         self.posts[field].append(post)
+        self.recorded[post.seq] = post
         self.posts_of.setdefault(post.execution, {})[post.id] = post
         update = post.update
         keyed = self._keyed(field) if self._schema.live_fields[field].on_conflict == "merge" else None
@@ -202,10 +205,6 @@ class LiveBuffer:
                 posts.clear()
             posts.append((post.seq, self._merged.get(post.seq, post.update)))
         return found
-
-    def recorded(self) -> dict[int, RecordedPost]:
-        """The posts by arrival number."""
-        return {post.seq: post for posts in self.posts.values() for post in posts if post.seq}
 
     def entries(self, post: RecordedPost) -> tuple[LiveEntry, ...]:
         """The entries that a reader gets for a post."""

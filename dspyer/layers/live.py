@@ -1,0 +1,431 @@
+"""`LiveFields`: the layer of live fields: nodes that run at once read each other's posts before these are committed.
+
+A post is a fact: when `ctx.post` returns it has a number, is in the store, and can be read; it is never taken back. So
+a reader depends on no other, and commits at once. A node that fails, is attempted again or asks leaves its posts: they
+are part of the commit that its execution makes in the end. `live_buffer` holds the posts.
+
+A wait for the next post ends when no one else works: each other execution has ended or waits too. Which of those that
+wait goes on first, `scheduler.release_order` decides. After a failure or a question none goes on: a resume calls them
+again, since it may bring what they wait for.
+
+What is stored: each post as a row before a reader sees it, with its number and the posts that it replaces; with the
+commit of a node the numbers of its posts and how far it has read.
+
+One lock per run, `Together.lock`, guards the buffer, the waiters and the choice of what begins, as in a monitor (Hoare
+1974). It is reentrant, since an observer that is called under it may stop the run, and it is never held while a node
+works or waits. The journal's lock is taken inside of it, never around it.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from dataclasses import field as made
+from typing import Any, ClassVar
+
+from dspyer.errors import AttemptError, AttemptOverError, InputError, MergeConflictError
+from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted
+from dspyer.layers.layer import Inner, Layer, Place
+from dspyer.layers.live_buffer import LiveBuffer, ReaderCursor, digest_of, single_updates
+from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.live_access import EntrySource, LiveEntry, Waiter, WaitOutcome
+from dspyer.nodes.node import Call, Output
+from dspyer.nodes.steps import Script
+from dspyer.patch import DELETE, Replace, update_size
+from dspyer.persistence.execution_records import RecordedPost
+from dspyer.persistence.rows import PostHeader, post_row
+from dspyer.reducers import Updates
+from dspyer.scheduler.release_order import ReleaseOrder, WaitingReader
+from dspyer.scheduler.run_state import Branch, Execution, RunState
+from dspyer.scheduler.schedule import plan
+from dspyer.state import ImmutableState
+from dspyer.stopping import OVER
+from dspyer.values.persistent import PersistentMap
+
+
+class LiveFields(Layer):
+    """The layer of a graph with live fields, around all other layers of its nodes."""
+
+    __slots__ = ()
+    place: ClassVar[Place] = "outside"
+
+    def of(self, run: Any) -> LivePosts | None:
+        """Its part in one run, with the posts; None for a run with `live=False`."""
+        return LivePosts(run) if run.together.visible else None
+
+
+class LivePosts(Layer):
+    """The posts of one run, and the nodes that wait for them. It does not refer to the run: that would be a cycle.
+
+    Attributes:
+        schema: the fields.
+        lock: guards all of it, and what begins.
+        buffer: the posts.
+        waiters: the executions that wait for an entry.
+    """
+
+    __slots__ = ("_held", "_node_reads", "_noted", "_parked", "buffer", "lock", "schema", "waiters")
+    place: ClassVar[Place] = "outside"
+
+    def __init__(self, run: Any) -> None:
+        graph, start = run.graph, run.run_start
+        self.schema = graph.topology.schema
+        self.lock, self._parked = run.together.lock, run.together.parked
+        # A module may call a program several times: these runs have the same scope, and not each other's posts.
+        posts = {**run.records.posts.pop(run.ids.scope, {}), **start.kept.posts}
+        self.buffer = LiveBuffer(self.schema, start.state, posts)
+        if run.kept is not None:
+            run.kept.posts = self.buffer.recorded  # for the next attempt
+        writes = {name: (node.writes or {}).values() for name, node in graph.nodes.items()}
+        self.waiters = LiveWaiters(run.max_concurrency, ReleaseOrder(graph.topology, writes), self._parked)
+        self._node_reads: dict[str, NodeReads] = {}  # by node
+        self._noted = 0  # how many commits are in `_node_reads`
+        self._held: RunState | None = None  # the run, if ready groups did not start in it though slots were free
+        run.together.posts = self
+        run.together.each_round.append(self._look)
+
+    # --- what the run calls
+
+    @contextmanager
+    def run(self, run: Any) -> Iterator[None]:
+        """A block that ends all waits when the run is stopped, and when it has ended: a resume calls the nodes again.
+
+        What works comes to its end.
+        """
+        with run.stop_signal.on_stop(lambda _reason: self._abort()):
+            try:
+                yield
+            finally:
+                self.waiters.over = True
+                self._abort()
+
+    def around(self, call: Call, inner: Inner) -> Script[Any]:
+        """The output of a node, with what it has exchanged."""
+        try:
+            output: Output = yield from inner(call)
+            return output._replace(exchange=self._exchange(output))
+        finally:
+            with self.lock:
+                self.waiters.forget(call.context.delegate.execution)
+
+    def _exchange(self, output: Output) -> Exchange | None:
+        """The posts of an execution, and how far it has read, as its commit stores them; None for neither."""
+        attempt = output.call.context.delegate
+        posts = self.buffer.of_commit(attempt.outer_execution)
+        # What a node has read that has failed counts for nothing.
+        reads = {} if output.targets is not None or attempt.live_cursor is None else attempt.live_cursor.reads
+        if not posts and not reads:
+            return None
+        return Exchange({field: tuple([seq for seq, _ in found]) for field, found in posts.items()}, dict(reads))
+
+    def _abort(self) -> None:
+        with self.lock:
+            self.waiters.abort()
+
+    def _look(self, run: Any) -> None:
+        """Gives free slots to due readers, now that what may begin has begun."""
+        state: RunState = run.run
+        free = len(state.running) - len(self._parked) < run.max_concurrency
+        self._held = state if free and plan(state) else None
+        self.release(state)
+
+    def release(self, state: RunState) -> None:
+        """Gives free slots to due readers; if all that runs waits, ends a wait.
+
+        All of them if a resume may bring what they wait for: an execution has failed, asked, was cancelled, or does not
+        start.
+        """
+        waiters, parked = self.waiters, len(self._parked)
+        waiters.grant(len(state.running))
+        if not waiters.count or parked != len(state.running):
+            return
+        ready = bool(plan(state))
+        if ready and state is not self._held:
+            return  # it starts as soon as the driver looks
+        if ready or parked != waiters.count or state.failures or state.suspended:
+            waiters.abort()
+        else:
+            waiters.release_first(state.running)
+
+    # --- what nodes call, from any thread
+
+    def post(self, attempt: Attempt, field: str, value: object, returned: bool = False) -> bool:
+        """Posts to a live field; other nodes can read the post when this returns. False if the field is not live."""
+        schema = self.schema
+        run: Any = attempt.host  # a `Session`, which lies above the layers
+        if field not in schema.live_fields:
+            return False
+        state = attempt.position.state if attempt.position is not None else ImmutableState()
+        whole = schema.reducer(field) is None
+        for update in single_updates(schema, attempt.node, field, value):
+            digest = digest_of(field, update)
+            with self.lock:
+                cursor = self._cursor(attempt)
+                name = cursor.next_post(self.buffer, digest, returned)
+            commit_id = run.ids.global_id(attempt.outer_execution, name)
+            # Without the lock: validators and reducers are functions of the user.
+            patch, after = schema.commit(state, {field: update}, node=attempt.node, commit_id=commit_id)
+            with self.lock:
+                self._add(attempt, cursor, field, name, _latest(after.raw(field, DELETE)) if whole else patch[field])
+        if run.events.queue is not None:
+            run.events.queue.wait_for_room()  # without the lock
+        return True
+
+    def _add(self, attempt: Attempt, cursor: ReaderCursor, field: str, name: str, update: Any) -> None:
+        run: Any = attempt.host
+        if run.handed_over:
+            raise AttemptOverError(f"{attempt.who}: {OVER}")
+        buffer, execution = self.buffer, cursor.execution
+        if name in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it
+            return
+        over, unread = buffer.conflicts(cursor, field, update)
+        if unread:
+            self._report_conflict(attempt, field, unread)
+        now = time.time()
+        buffer.seq += 1  # not used again, also if the write fails: it may have taken effect
+        post = RecordedPost(buffer.seq, field, attempt.node, execution, name, update, over)
+        if run.records.journal is not None:  # before a reader can see it: what was read must survive a crash
+            header = PostHeader(execution, run.ids.scope, post.node, field, post.seq, name, post.over, now)
+            run.records.journal.write([post_row(header, update)])
+        update = buffer.add(post)
+        reducer = self.schema.reducer(field)
+        how = "replace" if reducer is None else reducer.name
+        run.publish(
+            Posted(field, attempt.node, attempt.branch, execution, post.seq, update_size(update), update, how, now)
+        )
+        self.waiters.arrived(field, execution)
+        self.waiters.grant(len(run.run.running))
+
+    def _report_conflict(self, attempt: Attempt, field: str, unread: Mapping[Any, list[RecordedPost]]) -> None:
+        """Publishes the lost updates that a post would cause; refuses the post where the field says `"reject"`."""
+        rule = self.schema.live_fields[field].on_conflict
+        by_key = self.buffer.by_key(field)
+        for key, posts in unread.items():
+            named = key if by_key else None
+            attempt.host.publish(LiveConflict(field, named, attempt.node, posts[-1].node, posts[-1].seq, rule))
+        if rule == "reject":
+            key, posts = next(iter(unread.items()))
+            raise MergeConflictError(
+                f"node {attempt.node!r} posts to the live field {field!r}{f', key {key!r},' if by_key else ''} "
+                f"and has not read what {posts[-1].node!r} posted there before (seq {posts[-1].seq}): read "
+                f"ctx.live({field!r}) up to there, then post again",
+                (field, key) if by_key else (field,),
+                (posts[-1].node, attempt.node),
+            )
+
+    def with_posts(
+        self, attempt: Attempt, patch: dict[str, Any], after: ImmutableState
+    ) -> tuple[dict[str, Any], ImmutableState]:
+        """A patch and the state after it, with the posts of an execution."""
+        found: dict[str, Any] = {}
+        for field, posts in self.buffer.of_commit(attempt.outer_execution).items():
+            found[field] = posts[0][1] if len(posts) == 1 else Updates(*[update for _, update in posts])
+        return ({**patch, **found}, self.schema.replay(after, found)) if found else (patch, after)
+
+    def entries(self, attempt: Attempt, field: str) -> EntrySource:
+        """The entries of a live field, for the execution of `attempt`."""
+        if field not in self.schema.live_fields:
+            raise InputError(
+                f"node {attempt.node!r} listens to {field!r}, which is not live: write Annotated[..., {field}'s "
+                "reducer, live] in the schema, or read it with ctx.view"
+            )
+        with self.lock:
+            return FieldReader(self, attempt.host, self._cursor(attempt), field)
+
+    def _cursor(self, attempt: Attempt) -> ReaderCursor:
+        host: Any = attempt.host
+        name, run = attempt.outer_execution, host.run
+        if name not in run.running:
+            raise AttemptError(
+                f"node {attempt.node!r} (execution {attempt.local_id}) has ended, and something that it has started "
+                "still uses its ctx: wait for that before the node returns"
+            )
+        cursor: ReaderCursor | None = attempt.live_cursor
+        if cursor is None:
+            for index in range(self._noted, len(run.log)):
+                commit = run.log[index].commit
+                self._node_reads.setdefault(commit.node, NodeReads()).add(commit)
+            self._noted = len(run.log)
+            branch, reads = attempt.position, self._node_reads.get(attempt.node)
+            before = {} if branch is None or reads is None else reads.before(branch)
+            cursor = attempt.live_cursor = ReaderCursor(name, attempt.node, attempt.branch, branch, before)
+        return cursor
+
+
+@dataclass(frozen=True, slots=True)
+class FieldReader:
+    """The entries of one live field for one execution (an `EntrySource`)."""
+
+    live: LivePosts
+    run: Any
+    cursor: ReaderCursor
+    field: str
+
+    def next_entry(self) -> LiveEntry | None:
+        """The next entry; None if there is none yet."""
+        live, cursor, field = self.live, self.cursor, self.field
+        with live.lock:
+            entry = cursor.next(live.buffer, field)
+            if entry is not None and live.schema.live_fields[field].show_reads:
+                self.run.publish(Heard(field, cursor.node, cursor.path, cursor.execution, entry.seq, entry.author))
+            return entry
+
+    def wait(self, wake: Callable[[], object]) -> Waiter:
+        """Begins to wait for the next entry. A wait that is over at once has its outcome already."""
+        live, run, execution = self.live, self.run, self.cursor.execution
+        waiter = Waiter(execution, self.field, wake)
+        with live.lock:
+            if self.cursor.next(live.buffer, self.field, take=False) is not None:
+                waiter.outcome = "entry"
+            elif live.waiters.over or run.stopped or execution not in run.run.running:
+                waiter.outcome = "abort"
+            else:
+                live.waiters.enter(waiter)
+                live.release(run.run)  # the waiter has freed its slot, and may have been the last that worked
+                if run.more_to_start:
+                    run.together.wake()  # the driver may start another execution in the slot
+                return waiter
+            wake()
+        return waiter
+
+    def end_wait(self, waiter: Waiter, timed_out: bool) -> None:
+        """Ends a wait; one whose time is over as soon as a slot is free."""
+        with self.live.lock:
+            if timed_out:
+                self.live.waiters.end_wait(waiter.execution, "timeout")
+                self.live.waiters.grant(len(self.run.run.running))
+            else:
+                self.live.waiters.leave(waiter)
+
+
+class LiveWaiters:
+    """The executions that wait for an entry, and the slots of `max_concurrency`. Guarded by the lock of the run.
+
+    A waiting execution is parked: it holds no slot. When an entry arrives, the field closes or the time is over, it is
+    *due*: it continues as soon as a slot is free, before another execution begins. So a run with one slot and a reader
+    that started first does not deadlock.
+
+    Attributes:
+        over: whether waits end at once, since the run has ended.
+    """
+
+    def __init__(self, slots: int, order: ReleaseOrder, parked: dict[str, str]) -> None:
+        self.over = False
+        self._slots = slots
+        self._order = order
+        self._parked = parked  # with what it waits for, by execution: these, and those that were left open
+        self._waiting: dict[str, Waiter] = {}  # by execution; without those that are due
+        self._due: deque[tuple[Waiter, WaitOutcome]] = deque()
+
+    @property
+    def count(self) -> int:
+        """How many executions wait for an entry."""
+        return len(self._waiting)
+
+    def enter(self, waiter: Waiter) -> None:
+        """Adds an execution that has nothing to read."""
+        if waiter.execution in self._waiting:
+            raise AttemptError(
+                f"the execution {waiter.execution} waits for two live fields at once: write one loop after the other"
+            )
+        self._waiting[waiter.execution] = waiter
+        self._parked[waiter.execution] = waiter.field
+
+    def leave(self, waiter: Waiter) -> None:
+        """Removes an execution that does not wait any more."""
+        if self._waiting.get(waiter.execution) is waiter:
+            self._out(waiter.execution)
+        elif waiter.outcome == "waiting":
+            self._due = deque([due for due in self._due if due[0] is not waiter])
+
+    def forget(self, execution: str) -> None:
+        """Removes an execution that has ended; after a timeout, its thread may still wait, and ends by itself."""
+        if execution in self._waiting:
+            self._out(execution)
+        elif self._due:
+            self._due = deque([due for due in self._due if due[0].execution != execution])
+
+    def arrived(self, field: str, author: str) -> None:
+        """Makes the readers of a field due, except the author of the new entry."""
+        for name in [name for name, waiter in self._waiting.items() if waiter.field == field and name != author]:
+            self.end_wait(name, "entry")
+
+    def end_wait(self, execution: str, outcome: WaitOutcome) -> None:
+        """Makes an execution due, if it waits for an entry."""
+        if execution in self._waiting:
+            self._due.append((self._out(execution), outcome))
+
+    def grant(self, running: int) -> None:
+        """Assigns free slots to due executions, first come first served; `running` is how many run, waiting or not."""
+        while self._due and running - len(self._parked) - len(self._due) < self._slots:
+            waiter, outcome = self._due.popleft()
+            waiter.outcome = outcome
+            waiter.wake()
+
+    def release_first(self, running: PersistentMap[str, Execution]) -> None:
+        """Ends one wait, now that no one else works."""
+        waiting = [(running[name], waiter.field) for name, waiter in self._waiting.items()]
+        first = self._order.first([WaitingReader(one.position, one.path, one.id, field) for one, field in waiting])
+        self.end_wait(first.execution, "closed")
+        self.grant(len(running))
+
+    def abort(self) -> None:
+        """Ends all waits, also for a slot: what holds it may never have been called. A resume calls the nodes again."""
+        for waiter in (*self._waiting.values(), *[waiter for waiter, _ in self._due]):
+            waiter.outcome = "abort"
+            waiter.wake()
+        for execution in list(self._waiting):
+            self._out(execution)
+        self._due.clear()
+
+    def _out(self, execution: str) -> Waiter:
+        del self._parked[execution]
+        return self._waiting.pop(execution)
+
+
+@dataclass(slots=True)
+class NodeReads:
+    """How far the commits of one node have read, by the path of their branch.
+
+    Attributes:
+        commits: the indexes of its commits on each path, ascending.
+        reads: for each of these commits the number of the last post read, by field, earlier commits included.
+        latest: a cache: the head of the last branch for which `before` was computed, and the result.
+    """
+
+    commits: dict[BranchPath, list[int]] = made(default_factory=dict)
+    reads: dict[BranchPath, list[Mapping[str, int]]] = made(default_factory=dict)
+    latest: tuple[int, Mapping[str, int]] = (-1, {})
+
+    def add(self, commit: Commit) -> None:
+        """Adds a commit of the node."""
+        if commit.live is not None and commit.live.reads:
+            reads = self.reads.setdefault(commit.branch, [])
+            self.commits.setdefault(commit.branch, []).append(int(commit.id.rpartition(":")[2]))
+            reads.append(_later(reads[-1] if reads else {}, commit.live.reads))
+
+    def before(self, branch: Branch) -> Mapping[str, int]:
+        """How far the commits in the lineage of a branch have read. The branches of a fork have the same result."""
+        head, found = self.latest
+        if head != branch.head:
+            found = {}
+            for path, commits in self.commits.items():
+                count = bisect_left(commits, branch.counts.get(path, 0))
+                if count:
+                    found = _later(found, self.reads[path][count - 1])
+            self.latest = branch.head, found
+        return found
+
+
+def _later(one: Mapping[str, int], two: Mapping[str, int]) -> dict[str, int]:
+    """The higher number of each field."""
+    return {**one, **{field: max(seq, one.get(field, 0)) for field, seq in two.items()}}
+
+
+def _latest(value: Any) -> Any:
+    """A value as an update that replaces the old one: a mapping or None alone would be merged or ignored."""
+    return Replace(value) if isinstance(value, Mapping) or value is None else value
