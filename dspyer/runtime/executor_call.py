@@ -14,16 +14,16 @@ import dspy
 from dspyer.blocking import Outcome, end_of, result_of, task_signal
 from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.executing import Executing, executing, executing_id
-from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import LMRecorder
 from dspyer.dspy_module.not_public import DEFAULT_CONFIG, HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
 from dspyer.dspy_module.parameters import parameter_names, walk_parameters
 from dspyer.dspy_module.request_gate import current_gate
-from dspyer.dspy_module.tap import subscriber, subscribers
+from dspyer.dspy_module.tap import prices_here, subscriber, subscribers
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.events import LMCall
 from dspyer.layers.layer import layers_around
+from dspyer.layers.run_limits import CallCount
 from dspyer.nodes.binding import find_resource
 from dspyer.persistence.execution_records import no_answer
 from dspyer.runtime.executor_bytes import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
@@ -156,6 +156,7 @@ class ExecutorCall:
         self._executor = executor
         self._request = request
         self._layers = layers_around()
+        self._counts = tuple([layer for layer in request.layers if isinstance(layer, CallCount)])
         self._parts = {**parts_of(program), **large_inputs(inputs)}
         recorder, here = subscriber(LMRecorder), executing.get() or Executing()
         self._caller = None if request.inside or not here.id else here.program
@@ -177,10 +178,10 @@ class ExecutorCall:
             request.budget,
             request.inside,
             request.own_inputs,
-            request.call_counts,
+            self._counts,
             request.max_concurrency,
             (here.id, here.node, here.attempt),
-            _prices(recorder),
+            prices_here(),
             recorder is not None and recorder.wants_texts,
             self._layers,
             # Not `dspy.cache`, which would be made now, with all switches on.
@@ -285,7 +286,7 @@ class ExecutorCall:
         if link is not None and (request.keeps_events or request.inside):
             request.outcome.returned = link.run(prediction)
         request.outcome.lost += returned.lost
-        for count, made in zip(request.call_counts, returned.calls, strict=True):
+        for count, made in zip(self._counts, returned.calls, strict=True):
             count.add(made)
         if request.inside and isinstance(error, Interrupted):
             error = Interrupted.of(error.questions, self._program._graph.name, stored=False, elsewhere=True)
@@ -353,12 +354,3 @@ def _named_in(caller: Any, program: Any, calls: Iterable[LMCall]) -> tuple[LMCal
     here, there = dict(walk_parameters(program)), parameter_names(caller)
     names = {name: there.get(id(one), type(one).__name__) for name, one in here.items()}
     return tuple([call._replace(predictor=names.get(call.predictor, call.predictor)) for call in calls])
-
-
-def _prices(recorder: LMRecorder | None) -> Prices:
-    """The prices of the runs around the caller, by which their budgets count."""
-    gate = current_gate()
-    found = {} if recorder is None else dict(recorder.prices)
-    for spending in () if gate is None else gate.spendings:
-        found = {**spending.budget.prices, **found}
-    return found

@@ -27,15 +27,16 @@ from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import record_lm_calls
 from dspyer.dspy_module.lm_requests import LMRetryNotes, with_own_adapters
 from dspyer.dspy_module.not_public import TRACE, TRACKER, UsageTracker
-from dspyer.dspy_module.tap import subscribing
+from dspyer.dspy_module.tap import PRICES, subscribing
 from dspyer.dspy_module.tracing import REJECTED, Steps
 from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
 from dspyer.failure import Failure
 from dspyer.layers.layer import Layer, using
+from dspyer.layers.run_limits import CallCount
 from dspyer.persistence.execution_records import AnswerSource
 from dspyer.runtime.executor_bytes import Parts, decode, encode_returned, large_inputs, parts_of
-from dspyer.runtime.request import FAILED_RUNS, REQUEST, CallCount, Request
+from dspyer.runtime.request import FAILED_RUNS, REQUEST, Request
 from dspyer.runtime.rollouts import AskedAgain
 from dspyer.runtime.run import Run
 
@@ -188,7 +189,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         keeps_events=call.is_run,
         inside=call.inside,
         own_inputs=call.own_inputs,
-        call_counts=call.call_counts,
+        layers=call.call_counts,
         max_concurrency=call.max_concurrency,
     )
     outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
@@ -201,6 +202,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         **sent.settings,
         REQUEST: request,
         FAILED_RUNS: failures,
+        PRICES: call.prices,
         _CACHES_OFF: call.caches_off,
         TRACE: steps,
         TRACKER: tracker,
@@ -212,8 +214,8 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         _limit_cache()
     with ExitStack() as stack:
         stack.enter_context(dspy.context(**settings))
-        if call.prices or call.wants_texts:
-            stack.enter_context(record_lm_calls(_Texts() if call.wants_texts else None, call.prices))
+        if call.wants_texts:
+            stack.enter_context(record_lm_calls(_Texts()))
         stack.enter_context(using(*call.layers))
         recorder = stack.enter_context(request.recording(program._graph))
         if not call.is_run and call.caller[0]:

@@ -97,8 +97,6 @@ def request_inside(
         journal=around.journal,
         stop_signal=stop_signal,
         limit=attempt.limit or around.limit,
-        spending=around.spending,
-        call_counts=around.call_counts,
         max_concurrency=around.max_concurrency,
         layers=around.layers.asked,
     )

@@ -18,7 +18,7 @@ import dspy
 
 from dspyer.budget import Budget
 from dspyer.dspy_module.executing import executing_id
-from dspyer.dspy_module.lm_records import NO_PRICES, LMRecorder
+from dspyer.dspy_module.lm_records import LMRecorder
 from dspyer.dspy_module.lm_requests import LMRetryNotes
 from dspyer.dspy_module.not_public import COMPILED, COMPLETIONS
 from dspyer.dspy_module.parameters import all_parameters, copy_tree, load_parameters, walk_parameters, without_histories
@@ -631,11 +631,11 @@ class CompiledGraph(dspy.Module):
 
     def _open(self, asked: Request, inputs: Mapping[str, Any]) -> tuple[Request, Session]:
         """Checks the inputs, and makes the session of a call."""
-        graph = self._graph
-        request = asked.with_spending(graph.budget)
-        run_start = request.run_start or self._run_start(inputs, request)
-        if not request.inside and (layers := span_layers()):
-            request = replace(request, layers=(*request.layers, *layers))
+        run_start = asked.run_start or self._run_start(inputs, asked)
+        layers = asked.limits(self._graph, run_start.run)
+        if not asked.inside:
+            layers += span_layers()
+        request = replace(asked, layers=(*asked.layers, *layers)) if layers else asked
         return request, self._session(request, run_start)
 
     def _session(self, request: Request, run_start: RunStart) -> Session:
@@ -741,9 +741,8 @@ def _settings_inside(session: Session) -> dict[str, Any]:
     """DSPy's settings for the nodes of a run: the request was for the program alone."""
     streams = any(isinstance(layer, Streaming) for layer in session.layers.asked)
     found = {REQUEST: None, **({} if streams else apart_from_tokens())}
-    prices = NO_PRICES if session.spending is None else session.spending.budget.prices
     # An LM call is shown for the innermost of the runs that it is a part of.
-    hearing: list[Subscriber] = [] if session.scope else [*lm_watchers(session.root, prices)]
+    hearing: list[Subscriber] = [] if session.scope else [*lm_watchers(session.root)]
     if session.graph.attempts:
         hearing.append(LMRetryNotes())
     if hearing:

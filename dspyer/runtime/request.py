@@ -6,20 +6,20 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from secrets import token_hex
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dspy
 
 from dspyer.budget import Budget, Spending
 from dspyer.ctrl_c import held_back
-from dspyer.dspy_module.lm_records import NO_PRICES, LMRecorder, record_lm_calls
+from dspyer.dspy_module.lm_records import LMRecorder, record_lm_calls
 from dspyer.dspy_module.tracing import Steps
-from dspyer.errors import CallLimitError, Interrupted, unwrap_stop_iteration
+from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Layer
+from dspyer.layers.run_limits import CallCount, Spends
 from dspyer.patch import DELETE, Replace, diff_value, seal
 from dspyer.persistence.execution_records import AnswerSource, ExecutionRecords, KeptRun, no_answer
 from dspyer.persistence.journal import Journal
@@ -108,7 +108,7 @@ class Outcome:
         returned: the run that a worker has returned; None for a program without an executor.
         lost: the steps that led to nothing in the runs that workers have returned.
         cut_off: the run of a cancelled task, which raises `CancelledError` and so cannot return it.
-        spending: what all runs of the request have spent; None for no budget.
+        spending: the account of what all runs of the request have spent; None for no budget.
     """
 
     def __init__(self) -> None:
@@ -149,45 +149,6 @@ class Outcome:
         return ended.error is unwrap_stop_iteration(error) or (isinstance(error, Interrupted) and bool(ended.questions))
 
 
-class CallCount:
-    """Counts the node calls of a run that has `max_calls`, those of the runs inside its nodes included.
-
-    Runs inside of nodes count from several threads.
-    """
-
-    __slots__ = ("_count", "_graph", "_lock", "_most")
-
-    def __init__(self, graph: str, most: int, count: int) -> None:
-        self._graph = graph
-        self._most = most
-        self._count = count
-        self._lock = Lock()
-
-    @property
-    def count(self) -> int:
-        """The calls so far."""
-        return self._count
-
-    def add(self, calls: int) -> None:
-        """Counts calls that a worker has made."""
-        with self._lock:
-            self._count += calls
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._graph, self._most, self._count)
-
-    def begin(self, node: str, branch: str) -> CallLimitError | None:
-        """Counts a call; returns the error if it is one too many."""
-        with self._lock:
-            self._count += 1
-            if self._count <= self._most:
-                return None
-        return CallLimitError(
-            f"the run of graph {self._graph!r} reached max_calls={self._most} before node {node!r} (branch {branch}), "
-            "with the calls of the graphs inside its nodes. Raise the limit with compile(max_calls=...)"
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Request:
     """The options that `run`, `stream`, a thread or an outer graph pass to the next call of a program.
@@ -217,8 +178,6 @@ class Request:
         journal: writes the rows of the run; None for a run that is not stored.
         stop_signal: stops the runs of the request.
         budget: what the run may spend; None for the budget of `compile`.
-        spending: of a program inside a node, what the run around it has spent of its budget; None for no budget.
-        call_counts: of a program inside a node, the node calls of the runs around it that have `max_calls`.
         max_concurrency: of a program inside a node, that of the outermost program; None for its own.
         limit: the time that the node has in which the program is called; None for no limit.
         layers: what the call asks for around the nodes of its run, and of the runs inside of them.
@@ -245,8 +204,6 @@ class Request:
     journal: Journal | None = None
     stop_signal: StopSignal = field(default_factory=StopSignal)
     budget: Budget | None = None
-    spending: Spending | None = None
-    call_counts: tuple[CallCount, ...] = ()
     max_concurrency: int | None = None
     limit: TimeLimit | None = None
     layers: tuple[Layer, ...] = ()
@@ -256,22 +213,24 @@ class Request:
         """The same with a reader, who gets the events from a queue; None for no reader."""
         return self if queue is None else replace(self, observe=queue.put, queue=queue)
 
-    def with_spending(self, of_graph: Budget | None) -> Request:
-        """The same with the account of what its runs spend, if there is a budget; that of `compile` is the default."""
-        budget = self.budget or of_graph
-        if self.inside or budget is None:
-            return self
-        outcome = self.outcome
-        outcome.spending = outcome.spending or Spending(budget, self.stop_signal)
-        return replace(self, spending=outcome.spending)
+    def limits(self, graph: GraphSpec, run: RunState) -> list[Layer]:
+        """The layers that bound a run: by its budget, that of `compile` by default, and by `max_calls`."""
+        found: list[Layer] = []
+        budget, outcome = self.budget or graph.budget, self.outcome
+        if budget is not None and not self.inside:
+            outcome.spending = outcome.spending or Spending(budget, self.stop_signal)
+            found.append(Spends(outcome.spending))
+        if graph.max_calls is not None:
+            inside = 0 if self.records is None else self.records.calls_inside(self.scope)
+            found.append(CallCount(graph.name, graph.max_calls, run.calls - len(run.running) + inside))
+        return found
 
     def recording(self, graph: GraphSpec) -> AbstractContextManager[LMRecorder]:
         """A block that records the LM calls of the run of a graph; those of a stored run get rows."""
         log = None
         if self.journal is not None and self.records is not None and graph.record_lm_calls != "none":
             log = self.records.lm_calls = LMCallLog(graph.record_lm_calls, graph.redaction is not None)
-        budget = self.budget or graph.budget
-        return record_lm_calls(log, NO_PRICES if budget is None else budget.prices)
+        return record_lm_calls(log)
 
     def note_failures(self, failures: Iterable[FailedBranch]) -> None:
         """Adds the failures of a run to the list in DSPy's settings, if the run is no part of another one."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+from asyncio import CancelledError
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
@@ -25,7 +26,6 @@ from dspyer.dspy_module.executing import executing_id
 from dspyer.dspy_module.lm_records import usage_so_far
 from dspyer.dspy_module.tracing import Steps, is_apart
 from dspyer.errors import (
-    BudgetError,
     ConcurrentRunError,
     Interrupt,
     LMCallError,
@@ -67,7 +67,7 @@ from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.lineage_order import unfinished_branches
 from dspyer.runtime.pending_rows import PendingRows, item_results
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
-from dspyer.runtime.request import FAILED_BESIDE, CallCount, Request, RunStart
+from dspyer.runtime.request import FAILED_BESIDE, Request, RunStart
 from dspyer.runtime.run_trace import LostSteps, trace_of, trace_steps_of, uncredited
 from dspyer.runtime.session_events import SessionEvents
 from dspyer.runtime.session_views import Fields, SessionViews
@@ -142,8 +142,6 @@ class Session(NotLive):
         stop_signal: says whether the run is to stop, and why.
         failed: stops what runs inside of nodes, once a branch has failed.
         limit: the time that the node has in which the run is; None for no limit.
-        spending: what the run, with the runs around and inside of it, has spent of its budget; None for no budget.
-        call_counts: the node calls of the runs with `max_calls` that it is a part of, and its own.
         max_concurrency: how many nodes may work at once; the outermost program decides it for all runs inside.
     """
 
@@ -175,14 +173,7 @@ class Session(NotLive):
         self.stop_signal = request.stop_signal
         self.failed = StopSignal()
         self.limit = request.limit
-        self.spending = request.spending
-        self.call_counts = request.call_counts
         self.max_concurrency = request.max_concurrency or graph.max_concurrency
-        max_calls = graph.topology.max_calls
-        if max_calls is not None:
-            before = self.run.calls - len(self.run.running)
-            inside = 0 if request.records is None else request.records.calls_inside(scope)
-            self.call_counts = (*self.call_counts, CallCount(graph.name, max_calls, before + inside))
         self.run_id = run_start.run_id
         self.root = request.root or run_start.run_id
         self.label = "/".join(run_start.label)
@@ -230,7 +221,13 @@ class Session(NotLive):
         started: list[Execution] = []
         limit = self.max_running
         if self._to_restart and self._may_start:
-            started, self._to_restart = self._restarted(self._to_restart), []
+            executions, self._to_restart = self._to_restart, []
+            for one in executions:  # which were running when an earlier process ended
+                error = limit_error(self.run.topology, one.branch, one.node)
+                if error is None:
+                    started.append(one)
+                else:  # the limit is lower than in the earlier process
+                    self.finish(one, error, ())
         while (
             self.run.ready._heap is not None  # `plan`, without its calls: this runs for every node
             and not self.run.failures
@@ -240,13 +237,18 @@ class Session(NotLive):
             position = 0 if not self.graph.interrupt_after else self._next_position()
             if position is None:
                 break
-            self.run, execution, events = begin(self.run, position)
+            try:
+                self.run, execution, events = begin(self.run, position)
+            except CancelledError:  # a merge policy was refused what it asked for: the branches join after a resume
+                if not self.stopped:
+                    raise
+                break
             self.events.publish_once_written(events)
             del events  # the traceback of a join that failed refers to this frame
-            if execution is not None and (not self.call_counts or self._within_limits(execution)):
+            if execution is not None:
                 started.append(execution)
         if self.run.failures:
-            self.failed.stop(FAILED_BESIDE, RunStoppedError(FAILED_BESIDE, FAILED_BESIDE))
+            self.failed.stop(FAILED_BESIDE, RunStoppedError("", FAILED_BESIDE))
         return started
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
@@ -342,48 +344,16 @@ class Session(NotLive):
 
     @property
     def _may_start(self) -> bool:
-        """Whether another execution may start. The first commit and, after a budget, `END` call no node."""
-        if self.spending is not None and len(self.run.log):
-            self.spending.check()
+        """Whether another execution may start: `END`, which calls no node, also if a stop lets nodes finish."""
         if self.write_error is not None:
             return False
         if self.stop_signal.reason is None:
             return True
-        return isinstance(self.stop_signal.error, BudgetError) and only_end_is_left(self.run)
+        return isinstance(self.stop_signal.error, RunStoppedError) and only_end_is_left(self.run)
 
     def stop(self, reason: str) -> None:
         """Stops the run: no further execution starts. May be called from any thread."""
         self.stop_signal.stop(reason)
-
-    def _restarted(self, executions: list[Execution]) -> list[Execution]:
-        """Of the executions that were running when an earlier process ended, those to call again.
-
-        One that is beyond a limit fails instead: the limit may be lower than in the earlier process.
-        """
-        found = []
-        before = self.run.calls - len(executions)
-        for count, execution in enumerate(executions):
-            limit = limit_error(self.run._replace(calls=before + count), execution.branch, execution.node)
-            if limit is None and (not self.call_counts or self._within_limits(execution)):
-                found.append(execution)
-            elif limit is None:
-                continue
-            else:
-                self.run, events = advance(self.run, execution.id, limit)
-                self.events.publish_once_written(events)
-        return found
-
-    def _within_limits(self, execution: Execution) -> bool:
-        """Counts a node call, for this run and those around it. One that is beyond their `max_calls` fails instead."""
-        if execution.node == START:
-            return True
-        errors = (count.begin(execution.node, path_text(execution.path)) for count in self.call_counts)
-        error = next((one for one in errors if one is not None), None)
-        if error is None:
-            return True
-        self.run, events = advance(self.run, execution.id, error)
-        self.events.publish_once_written(events)
-        return False
 
     def _next_position(self) -> int | None:
         """The index of the first ready group that does not wait for an answer of `interrupt_after`."""
@@ -690,9 +660,9 @@ class Session(NotLive):
 
     @property
     def _refusal(self) -> Exception | None:
-        """Why the budget does not allow the run at all: the price of a model is not known. The outermost run fails."""
+        """The failure that has stopped the outermost run, which is none of a node: it could not begin, or go on."""
         error = self.stop_signal.error
-        return None if self.scope or isinstance(error, BudgetError) else error
+        return None if self.scope or isinstance(error, RunStoppedError) else error
 
     def questions(self) -> tuple[Question, ...]:
         """The open questions; none while something can run without their answers."""
@@ -716,7 +686,7 @@ class Session(NotLive):
     def error(self) -> BaseException | None:
         """Why the run is not completed: the first failure in path order, with the others in its notes."""
         if self.stopped_by_thread:
-            return RunStoppedError.of(STOPPED_BY_THREAD, self.graph.name, CAN_RESUME)
+            return RunStoppedError("", STOPPED_BY_THREAD).told(self.graph.name, CAN_RESUME)
         if self.write_error is not None:
             return self.write_error
         if self.run.failures:
@@ -731,10 +701,10 @@ class Session(NotLive):
         if status != "stopped":
             return self._refusal if status == "failed" else None
         stored = self.journal is not None and bool(self.journal.thread)
-        fix = CAN_RESUME if stored else CANNOT_RESUME
-        if self.spending is not None and isinstance(self.stop_signal.error, BudgetError):
-            return self.spending.error(f". The run of graph {self.graph.name!r} was stopped. {fix}")
-        return RunStoppedError.of(self.stop_signal.reason or "", self.graph.name, fix)
+        stopped = self.stop_signal.error
+        if not isinstance(stopped, RunStoppedError):
+            stopped = RunStoppedError("", self.stop_signal.reason or "")
+        return stopped.told(self.graph.name, CAN_RESUME if stored else CANNOT_RESUME)
 
     def trace(self, run: RunState, whole: bool = False) -> list[Any]:
         """The DSPy trace of the run; `run` has the failures, which the session drops at its end.

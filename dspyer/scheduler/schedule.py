@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dspyer.errors import CallLimitError, StepLimitError
+from dspyer.errors import StepLimitError
 from dspyer.events import (
     Asked,
     Commit,
@@ -120,12 +120,10 @@ def begin(
     visit, number = counted(node, 0) + 1, counted(path, 0)
     commit_id = execution_id(path, number) if path else f"trunk:{number}"
     if node != START:
-        if branch.step >= topology.max_steps or topology.max_calls is not None:
-            limit = limit_error(run, branch, node)
-            if limit is not None:
-                failure = FailedBranch(path, node, commit_id, limit, (branch,), position)
-                run, failed = _fail(run._replace(ready=ready), failure)
-                return run, None, events + failed
+        if branch.step >= topology.max_steps and (limit := limit_error(topology, branch, node)) is not None:
+            failure = FailedBranch(path, node, commit_id, limit, (branch,), position)
+            run, failed = _fail(run._replace(ready=ready), failure)
+            return run, None, events + failed
         events.append(_new(NodeStarted, (node, path, visit, commit_id, ())))
         calls += 1
     execution = _new(Execution, (commit_id, node, branch, path, visit, position, overlay))
@@ -196,9 +194,8 @@ def advance(
     return _arrive(run, left, zip(targets, children, strict=True)), events
 
 
-def limit_error(run: RunState, branch: Branch, node: str) -> Exception | None:
-    """The error of a limit that forbids a branch to start a node; None if no limit is reached."""
-    topology = run.topology
+def limit_error(topology: Topology, branch: Branch, node: str) -> Exception | None:
+    """The error of the limit of steps, if a branch has reached it before a node."""
     if branch.step >= topology.max_steps:
         visits = {name: branch.counts.get(name, 0) for name in topology.nodes if branch.counts.get(name, 0)}
         listed = ", ".join(f"{name} {count}x" for name, count in visits.items())
@@ -206,11 +203,6 @@ def limit_error(run: RunState, branch: Branch, node: str) -> Exception | None:
             f"the run reached max_steps={topology.max_steps} before node {node!r} (branch {path_text(branch.path)}): "
             f"{listed}. Check what ends the loop, or raise the limit with compile(max_steps=...)",
             visits,
-        )
-    if topology.max_calls is not None and run.calls >= topology.max_calls:
-        return CallLimitError(
-            f"the run reached max_calls={topology.max_calls} before node {node!r} (branch {path_text(branch.path)}). "
-            "Raise the limit with compile(max_calls=...)"
         )
     return None
 
