@@ -52,18 +52,18 @@ class RequestGate(Subscriber):
     def ended(self, call: TappedCall) -> None:
         """Counts what an LM call has spent."""
         counts = [one.total for one in call.counts]
-        tokens = sum(counts) if all(counts) else None
-        for spending in self.spendings:
-            cost = None if spending.budget.cost is None and counts else call.cost
-            spending.add(call.lm.model, tokens, cost, call.requests)
+        self._add(call.lm.model, sum(counts) if all(counts) else None, call.cost, call.requests)
 
     def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
         """Counts what the LM calls have spent that a worker of an executor has made."""
         del program, nodes
         for call in calls:
             tokens = None if call.requests and not call.tokens and call.failed is None else call.tokens
-            for spending in self.spendings:
-                spending.add(call.model, tokens, call.cost, call.requests)
+            self._add(call.model, tokens, call.cost, call.requests)
+
+    def _add(self, model: str, tokens: int | None, cost: float | None, requests: int) -> None:
+        for spending in self.spendings:
+            spending.add(model, tokens, cost, requests)
 
     def raise_if_refused(self) -> None:
         """Raises `CancelledError` if an LM call was refused, whatever the code of the node has made of it."""
@@ -121,17 +121,11 @@ def current_gate() -> RequestGate | None:
     return subscriber(RequestGate)
 
 
-def raise_if_refused() -> None:
-    """Raises `CancelledError` if an LM call was refused in what runs here: no result of it may be recorded."""
-    gate = current_gate()
-    if gate is not None:
-        gate.raise_if_refused()
-
-
 @contextmanager
 def gated(spending: Spending | None = None, limit: TimeLimit | None = None) -> Iterator[RequestGate]:
     """A block whose LM calls are counted and bounded; the gate around it, if there is one, gives way to its own."""
     gate = RequestGate(current_gate(), spending, limit)
-    prices = {} if spending is None else {PRICES: {**prices_here(), **spending.budget.prices}}
+    own = spending.budget.prices if spending is not None else None
+    prices = {PRICES: {**prices_here(), **own}} if own else {}
     with dspy.context(**prices, **subscribing(gate, instead_of=(RequestGate,))):
         yield gate

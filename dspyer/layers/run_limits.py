@@ -49,8 +49,8 @@ class Spends(Layer):
     def around(self, call: Call, inner: Inner) -> Script[Any]:
         """The script of an attempt, which ends before an item or a further attempt if a limit is reached."""
         attempt = call.context.delegate
-        first_of_part = attempt.part and attempt.number == 1  # what it belongs to is finished, if it asks no LM
-        if not first_of_part and not self.spending.check():
+        begins_item = attempt.index is not None and not attempt.part  # parts end what has begun, if they ask no LM
+        if (begins_item or attempt.number > 1) and not self.spending.check():
             raise asyncio.CancelledError
         return wrapped(inner(call), partial(Within, context=self._bounded))
 

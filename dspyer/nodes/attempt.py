@@ -22,7 +22,7 @@ from typing import Any, Protocol, cast
 import dspy
 
 from dspyer.blocking import cancellation_count
-from dspyer.dspy_module.request_gate import current_gate, raise_if_refused
+from dspyer.dspy_module.request_gate import current_gate
 from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import (
     AnswerError,
@@ -477,7 +477,8 @@ class Attempt:
         return {"key": blake2b(text.encode(), digest_size=16).hexdigest()}
 
     def _effect_row(self, place: RecordKey, result: object) -> tuple[Any, NewRow]:
-        raise_if_refused()  # nothing of code that went on after that is recorded
+        if (gate := current_gate()) is not None:
+            gate.raise_if_refused()  # nothing is recorded of code that went on after an LM call of it was refused
         if self.timed_out:
             raise AttemptOverError(
                 f"{self.who}: the effect {place.key!r} has happened, but its attempt had timed out: it is not "

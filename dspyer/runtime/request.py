@@ -222,7 +222,8 @@ class Request:
             found.append(Spends(outcome.spending))
         if graph.max_calls is not None:
             inside = 0 if self.records is None else self.records.calls_inside(self.scope)
-            found.append(CallCount(graph.name, graph.max_calls, run.calls - len(run.running) + inside))
+            made = sum(entry.commit.node in graph.nodes for entry in run.log)
+            found.append(CallCount(graph.name, graph.max_calls, made + inside))
         return found
 
     def recording(self, graph: GraphSpec) -> AbstractContextManager[LMRecorder]:

@@ -111,10 +111,10 @@ def begin(
             # The traceback of the error refers to this frame. If a local of it referred to the error in turn, that
             # cycle would keep both alive: so the failure is made in another function.
             return _join_failed(run, group, error)
-    topology, log, waiting, _, running, positions, calls, failures, trunk_state, ended, suspended, first = run
+    topology, log, waiting, _, running, positions, failures, trunk_state, ended, suspended, first = run
     if node == END:
         state, positions = branch.state, _without_one(positions, position)
-        done = (topology, log, waiting, ready, running, positions, calls, failures, state, True, suspended, first)
+        done = (topology, log, waiting, ready, running, positions, failures, state, True, suspended, first)
         return _new(RunState, done), None, events
     path, counted = branch.path, branch.counts._data.get
     visit, number = counted(node, 0) + 1, counted(path, 0)
@@ -125,10 +125,9 @@ def begin(
             run, failed = _fail(run._replace(ready=ready), failure)
             return run, None, events + failed
         events.append(_new(NodeStarted, (node, path, visit, commit_id, ())))
-        calls += 1
     execution = _new(Execution, (commit_id, node, branch, path, visit, position, overlay))
     running = running.set(commit_id, execution)
-    begun = (topology, log, waiting, ready, running, positions, calls, failures, trunk_state, ended, suspended, first)
+    begun = (topology, log, waiting, ready, running, positions, failures, trunk_state, ended, suspended, first)
     return _new(RunState, begun), execution, events
 
 
@@ -142,7 +141,7 @@ def advance(
 
     `failed_attempts` are those before an exception; a transition has its own.
     """
-    topology, log, waiting, ready, running, positions, calls, failures, trunk_state, ended, suspended, first = run
+    topology, log, waiting, ready, running, positions, failures, trunk_state, ended, suspended, first = run
     execution = running._data[execution_id]
     running = running.discard(execution_id)
     if isinstance(outcome, Suspended):
@@ -185,7 +184,7 @@ def advance(
         position = target, topology.rounds.move(left[0], left[1], target)
         positions = positions if position == left else NO_POSITIONS.set(position, 1)
         ready = ReadyQueue((path, _new(Group, (position, (moved,), None, None)), 1, None, None))
-        then = (topology, log, waiting, ready, running, positions, calls, failures, state, ended, suspended, first)
+        then = (topology, log, waiting, ready, running, positions, failures, state, ended, suspended, first)
         return _new(RunState, then), events
     children = [moved] if one else _fork(moved, len(targets))
     if len(children) > 1:

@@ -9,8 +9,9 @@ from typing import Any
 import dspy
 import pytest
 
-from dspyer import END, START, Budget, CompiledGraph, Graph
+from dspyer import END, START, Budget, CompiledGraph, Context, Graph
 from dspyer.errors import BudgetError, CallLimitError
+from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.runtime.calls import let_pass
 
@@ -98,3 +99,69 @@ def test_of_a_fork_no_more_nodes_are_called_than_max_calls(mode: str) -> None:
     assert (found.status, calls.total()) == ("failed", 4)
     assert isinstance(found.error, CallLimitError)
     assert run(graph.compile(max_calls=6), mode, {}).status == "completed"
+
+
+@MODES
+def test_calls_of_an_earlier_process_count_towards_max_calls(mode: str) -> None:
+    def program(store: Any, fails: bool, most: int) -> CompiledGraph:
+        def second() -> None:
+            if fails:
+                raise ValueError("odd")
+
+        graph = Graph().add_node("first", lambda: None, writes=[]).add_node("second", second, writes=[])
+        graph.add_node("third", lambda: None, writes=[]).add_path(START, "first", "second", "third", END)
+        return graph.compile(store=store, max_calls=most)
+
+    store = Memory()
+    assert isinstance(run(program(store, True, 9).thread("t"), mode, {}).error, ValueError)
+    limited = resume(program(store, False, 2).thread("t"), mode)
+    assert isinstance(limited.error, CallLimitError)
+    assert [commit.node for commit in limited.commits] == ["START", "first", "second"]
+    assert resume(program(store, False, 3).thread("t"), mode).status == "completed"
+
+
+@MODES
+def test_a_node_that_fails_or_asks_after_a_refusal_is_stopped(mode: str) -> None:
+    """What it makes of the refusal is neither its failure nor its question."""
+
+    def node(ctx: Context, raises: bool) -> dict[str, Any]:
+        try:
+            return {"answer": ask("first") + ask("second")}
+        finally:
+            if raises:
+                raise ValueError("odd")
+            ctx.interrupt("go on?")
+
+    program = Graph().add_node("node", node, writes=["answer"]).add_path(START, "node", END).compile()
+    with ScriptedLM(lambda prompt: {"answer": "yes"}):
+        for raises in (True, False):
+            stopped = run(program, mode, {"raises": raises}, budget=Budget(requests=1))
+            assert (stopped.status, stopped.questions, type(stopped.error)) == ("stopped", (), BudgetError)
+
+
+class Swallows(dspy.Predict):  # type: ignore[misc,unused-ignore]  # Any without DSPy's types
+    """A router that goes to its target whatever comes of its request."""
+
+    def forward(self, **inputs: Any) -> Any:
+        try:
+            return super().forward(**inputs)
+        except:  # noqa: E722 - what users write
+            return dspy.Prediction(way="last")
+
+    async def aforward(self, **inputs: Any) -> Any:
+        try:
+            return await super().aforward(**inputs)
+        except:  # noqa: E722 - what users write
+            return dspy.Prediction(way="last")
+
+
+@MODES
+def test_a_router_that_swallows_the_refusal_leads_nowhere(mode: str) -> None:
+    graph = Graph().add_node("first", lambda: {"n": 1}, writes=["n"]).add_node("last", lambda: {"n": 2}, writes=["n"])
+    graph.add_node("asks", dspy.Predict("question -> answer")).add_edge(START, "first").add_edge("first", "asks")
+    graph.add_conditional_edges("asks", Swallows("answer -> way: Literal['last', 'END']"), ["last", END])
+    thread = graph.add_edge("last", END).compile(store=":memory:").thread("t")
+    with ScriptedLM([{"answer": "yes"}, {"answer": "yes"}, {"way": "END"}]) as lm:
+        stopped = run(thread, mode, {"question": "Is it?"}, budget=Budget(requests=1))
+        assert (stopped.status, [commit.node for commit in stopped.commits]) == ("stopped", ["START", "first"])
+        assert (resume(thread, mode).state["n"], len(lm.calls)) == (1, 3)
