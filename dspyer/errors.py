@@ -15,8 +15,7 @@
     ├── SearchError                         a search: every trial failed
     ├── CheckError (ValueError)             a check still finds problems after the last correction
     ├── MergeConflictError (ValueError)     a merge: two sides changed one path, policy "raise"
-    ├── AttemptError (ValueError)           a node: a key of `ctx.once` or `ctx.interrupt` used twice in an attempt,
-    │   │                                   or used differently than in the attempt before
+    ├── AttemptError (ValueError)           a node: a key of `ctx.once` or `ctx.interrupt` used twice, or differently
     │   └── AttemptOverError                    an attempt that has timed out still used its `ctx`
     ├── RouteError (ValueError)             a router or `goto`: an unknown target, or none
     ├── LimitError (RuntimeError)           a run exceeded a limit
@@ -299,10 +298,11 @@ class RunStoppedError(DspyerError):
         super().__init__(text)
         self.reason = reason
 
-    @classmethod
-    def of(cls, reason: str, graph: str, fix: str) -> RunStoppedError:
+    def told(self, graph: str, fix: str) -> RunStoppedError:
         """Return the error for a run of `graph`; `fix` says what to do next."""
-        return cls(f"the run of graph {graph!r} was stopped: {reason}. {fix}", reason)
+        kind, (text, *known) = self.__reduce__()
+        said = f"{text}. The run of graph {graph!r} was stopped. {fix}"
+        return kind(said if text else f"the run of graph {graph!r} was stopped: {self.reason}. {fix}", *known)
 
     def __reduce__(self) -> tuple[type[RunStoppedError], tuple[Any, ...]]:
         return type(self), (str(self), self.reason)

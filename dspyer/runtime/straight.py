@@ -68,7 +68,6 @@ def straight_paths(session: Session) -> Paths:
     graph = session.graph
     if (
         type(session) is not Session  # it has live fields
-        or session.spending is not None
         or session.layers.around
         or session.records.questions
     ):
