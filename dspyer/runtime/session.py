@@ -260,12 +260,14 @@ class Session(NotLive):
             and self._may_start
             and len(self.run.running._data) < limit
         ):
-            position = 0 if not self.graph.interrupt_after else self._next_position()
-            if position is None:
-                break
             try:
+                position = 0 if not self.graph.interrupt_after else self._next_position()
+                if position is None:
+                    break
                 self.run, execution, events = begin(self.run, position)
-            except CancelledError:  # a merge policy was refused what it asked for: the branches join after a resume
+            except (
+                CancelledError
+            ):  # what answers, or a merge policy, was refused what it asked for: a resume asks again
                 if not self.stopped:
                     raise
                 break

@@ -67,6 +67,18 @@ def test_no_request_beside_the_nodes_starts_after_the_limit(make: Any, mode: str
 
 
 @MODES
+def test_a_question_whose_answer_needs_a_refused_request_stays_open(mode: str) -> None:
+    graph = Graph().add_node("first", dspy.Predict("question -> answer")).add_path(START, "first", END)
+    thread = graph.compile(
+        store=":memory:", interrupt_after=["first"], answers=lambda question: ask(question.text)
+    ).thread("t")
+    with ScriptedLM([{"answer": "yes"}]):
+        waits = run(thread, mode, {"question": "Is it?"}, budget=Budget(requests=1))
+    assert (waits.status, [question.key for question in waits.questions]) == ("interrupted", ["after"])
+    assert thread.resume({"after": None}).status == "completed"
+
+
+@MODES
 def test_no_item_starts_after_the_deadline(mode: str) -> None:
     """What is finished by then is kept."""
     calls: list[int] = []
