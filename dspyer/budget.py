@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from dspyer import clock
 from dspyer.errors import BudgetError, InputError, with_article
@@ -110,14 +110,6 @@ def _checked_prices(prices: object) -> dict[str, tuple[float, float]]:
     return found
 
 
-class Spent(NamedTuple):
-    """What one LM call has spent; `tokens` and `cost` are None if they are not known."""
-
-    tokens: int | None = 0
-    cost: float | None = 0.0
-    requests: int = 0
-
-
 class Spending:
     """What the runs of one call of a program have spent. May be used from any thread.
 
@@ -130,9 +122,7 @@ class Spending:
         self._signal = signal
         self._lock = Lock()
         self._began = clock.now()
-        self._tokens = 0
-        self._cost = 0.0
-        self._requests = 0
+        self._counted: dict[str, float] = {"tokens": 0, "cost": 0.0, "requests": 0}
         self._ended: float | None = None
         self._used_up = False
 
@@ -141,12 +131,10 @@ class Spending:
 
         A run that something else has stopped may make requests: its sync nodes are finished.
         """
-        if not self._used_up:
-            reached = self._reached()
-            if reached:
-                self._ended = clock.now()
-                self._used_up = True  # before the stop: what it wakes asks again
-                self._signal.stop(reached, self.error())
+        if not self._used_up and (reached := self._reached()):
+            self._ended = clock.now()
+            self._used_up = True  # before the stop: what it wakes asks again
+            self._signal.stop(reached, self._error())
         return not self._used_up
 
     @contextmanager
@@ -160,14 +148,13 @@ class Spending:
         with self._signal.on_stop(stopped):
             yield
 
-    def add(self, model: str, spent: Spent) -> None:
-        """Adds what an LM call has spent."""
+    def add(self, model: str, tokens: int | None, cost: float | None, requests: int) -> None:
+        """Adds what an LM call has spent; tokens and cost are None if they are not known."""
         with self._lock:
-            self._tokens += spent.tokens or 0
-            self._cost += spent.cost or 0.0
-            self._requests += spent.requests
-        unbounded = spent.cost is None and self.budget.cost is not None
-        if spent.tokens is None and (unbounded or self.budget.tokens is not None):
+            for name, more in zip(self._counted, (tokens, cost, requests), strict=True):
+                self._counted[name] += more or 0
+        unbounded = cost is None and self.budget.cost is not None
+        if tokens is None and (unbounded or self.budget.tokens is not None):
             bounded = "the cost" if unbounded else "tokens"
             self._fail(
                 f"the budget bounds {bounded}, and a response of {model!r} does not say how many tokens it has used: "
@@ -175,7 +162,8 @@ class Spending:
             )
         elif unbounded:
             self.refuse(f"what a response of {model!r} has cost is not known", model)
-        self.check()
+        if not self.check() and isinstance(self._signal.error, BudgetError):
+            self._signal.error = self._error()  # with what was in progress at the limit
 
     def refuse(self, what: str, model: str) -> None:
         """Fails the run: without a price, its cost cannot be bounded."""
@@ -193,29 +181,24 @@ class Spending:
         seconds = self.budget.seconds
         return None if seconds is None else max(self._began + seconds - clock.now(), 0.0)
 
-    def spent(self) -> dict[str, float]:
+    def _spent(self) -> dict[str, float]:
         """What was spent, by the name of the limit."""
         now = self._ended if self._ended is not None else clock.now()
         with self._lock:
-            found = {
-                "tokens": self._tokens,
-                "cost": self._cost,
-                "requests": self._requests,
-                "seconds": now - self._began,
-            }
+            found = {**self._counted, "seconds": now - self._began}
         return {name: found[name] for name in self._limits()}
 
-    def error(self, told: str = "") -> BudgetError:
-        """The error of a run that was stopped by the budget; `told` says what to do next."""
-        reason = self._reached() or str(self._signal.reason)
-        return BudgetError(f"{reason}{told}", reason, self.spent(), self._limits())
+    def _error(self) -> BudgetError:
+        """The error of a run that was stopped by the budget."""
+        reason = self._reached()
+        return BudgetError(reason, reason, self._spent(), self._limits())
 
     def _limits(self) -> dict[str, float]:
         return {name: limit for name in _LIMITS if (limit := getattr(self.budget, name)) is not None}
 
     def _reached(self) -> str:
         """The limits that are reached, as text: `"cost: 0.51 of 0.50 USD"`; "" for none."""
-        spent, limits = self.spent(), self._limits()
+        spent, limits = self._spent(), self._limits()
         return ", ".join(_text(name, spent[name], limit) for name, limit in limits.items() if spent[name] >= limit)
 
 

@@ -15,8 +15,7 @@
     ├── SearchError                         a search: every trial failed
     ├── CheckError (ValueError)             a check still finds problems after the last correction
     ├── MergeConflictError (ValueError)     a merge: two sides changed one path, policy "raise"
-    ├── AttemptError (ValueError)           a node: a key of `ctx.once` or `ctx.interrupt` used twice in an attempt,
-    │   │                                   or used differently than in the attempt before
+    ├── AttemptError (ValueError)           a node: a key of `ctx.once` or `ctx.interrupt` used twice, or differently
     │   └── AttemptOverError                    an attempt that has timed out still used its `ctx`
     ├── RouteError (ValueError)             a router or `goto`: an unknown target, or none
     ├── LimitError (RuntimeError)           a run exceeded a limit
@@ -267,10 +266,12 @@ class RunStoppedError(DspyerError):
         super().__init__(text)
         self.reason = reason
 
-    @classmethod
-    def of(cls, reason: str, graph: str, fix: str) -> RunStoppedError:
+    def told(self, graph: str, fix: str) -> RunStoppedError:
         """Return the error for a run of `graph`; `fix` says what to do next."""
-        return cls(f"the run of graph {graph!r} was stopped: {reason}. {fix}", reason)
+        text, found = str(self), copy(self)
+        said = f"{text}. The run of graph {graph!r} was stopped" if text else f"the run of graph {graph!r} was stopped"
+        found.args = (f"{said}. {fix}" if text else f"{said}: {self.reason}. {fix}",)
+        return found
 
 
 class BudgetError(RunStoppedError):

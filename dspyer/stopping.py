@@ -24,8 +24,8 @@ class StopSignal:
 
     Attributes:
         reason: why the run stops; None as long as it does not. The first reason is kept.
-        error: what the run ends with if a budget stops it, or a failure beside it: then the nodes that run are
-            finished, async ones too. None for any other stop.
+        error: what the run ends with if a budget stops it, or a failure: then the nodes that run are finished, async
+            ones too. None for any other stop.
     """
 
     def __init__(self) -> None:

@@ -11,7 +11,6 @@ import dspy
 
 from dspyer.display.running import LMUse
 from dspyer.dspy_module.executing import Executing, executing, executing_copy
-from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.not_public import TRACKER, Request, UsageTracker, history_messages
 from dspyer.dspy_module.parameters import parameter_names
 from dspyer.dspy_module.tap import Subscriber, TappedCall, subscriber, subscribing
@@ -21,8 +20,6 @@ from dspyer.persistence.lm_usage import LMUsage, add_tokens, usage_of_calls
 
 FALLBACK = "fallback"
 """The key of a history entry, and the attribute of its LM, that says whether the response came from a backup."""
-
-NO_PRICES: Prices = {}
 
 
 class CallLog(Protocol):
@@ -41,7 +38,6 @@ class LMRecorder(Subscriber):
 
     Args:
         log: gets the calls that are to be stored; None for none.
-        prices: prices that come before those of DSPy.
         keeps_texts: whether to keep messages and responses for the run around this one, whose log wants them.
 
     Attributes:
@@ -50,9 +46,8 @@ class LMRecorder(Subscriber):
         tracker: DSPy's usage tracker of the run.
     """
 
-    def __init__(self, log: CallLog | None = None, prices: Prices = NO_PRICES, *, keeps_texts: bool = False) -> None:
+    def __init__(self, log: CallLog | None = None, *, keeps_texts: bool = False) -> None:
         self.log = log
-        self.prices = prices
         self.usages: list[LMCall] = []
         self.calls: list[LMCall] = []
         self._kept: list[LMCall] | None = [] if keeps_texts else None
@@ -76,7 +71,7 @@ class LMRecorder(Subscriber):
             entry.get("response_model"),
             sum(one.prompt for one in counts),
             sum(one.response for one in counts),
-            call.cost(self.prices),
+            call.cost,
             call.seconds,
             call.began,
             error is None and not counts,
@@ -154,13 +149,12 @@ class LMRecorder(Subscriber):
 class LMWatcher(Subscriber):
     """Passes on what each LM call has used, and keeps nothing."""
 
-    def __init__(self, note: Callable[[LMUse], object], prices: Prices = NO_PRICES) -> None:
+    def __init__(self, note: Callable[[LMUse], object]) -> None:
         self._note = note
-        self._prices = prices
 
     def ended(self, call: TappedCall) -> None:
         """Pass on what a call has used; a response from a cache costs nothing."""
-        self._note(LMUse(sum(one.total for one in call.counts), call.cost(self._prices)))
+        self._note(LMUse(sum(one.total for one in call.counts), call.cost))
 
     def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
         """Pass on what the calls that a worker has made have used."""
@@ -178,12 +172,10 @@ class RunUsage(UsageTracker):
 
 
 @contextmanager
-def record_lm_calls(log: CallLog | None = None, prices: Prices = NO_PRICES) -> Iterator[LMRecorder]:
+def record_lm_calls(log: CallLog | None = None) -> Iterator[LMRecorder]:
     """Records the LM calls of a block, which is one run. At its end they are added to those of the run around it."""
     tracker, around, before = dspy.settings.get(TRACKER), subscriber(LMRecorder), executing.get()
-    if around is not None:
-        prices = {**around.prices, **prices}
-    recorder = LMRecorder(log, prices, keeps_texts=around is not None and around.wants_texts)
+    recorder = LMRecorder(log, keeps_texts=around is not None and around.wants_texts)
     place = executing_copy()
     executing.set(Executing())
     try:

@@ -11,28 +11,25 @@ again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import dspy
 
-from dspyer.budget import Spending, Spent
+from dspyer.budget import Spending
 from dspyer.dspy_module.lm_prices import known_prices
 from dspyer.dspy_module.not_public import ENGINE
-from dspyer.dspy_module.tap import Subscriber, TappedCall, subscriber, subscribing
-from dspyer.errors import Interrupt
+from dspyer.dspy_module.tap import PRICES, Subscriber, TappedCall, prices_here, subscriber, subscribing
 from dspyer.events import LMCall
 from dspyer.stopping import TimeLimit
 
-T = TypeVar("T")
-
 
 class RequestGate(Subscriber):
-    """The gate of one execution of a node whose run has a budget, or of one attempt that has a timeout.
+    """The gate of a run that has a budget, of one step of its nodes, or of one attempt that has a timeout.
 
     Attributes:
-        refused: whether the budget has refused an LM call, so that the execution must not commit.
+        refused: whether the budget has refused an LM call, so that the step must give nothing.
         spendings: what the runs around the caller have spent of their budgets.
     """
 
@@ -48,25 +45,25 @@ class RequestGate(Subscriber):
         """Refuses an LM call beyond a limit."""
         self._raise_if_left_running()
         for spending in self.spendings:
-            if spending.check() and spending.budget.cost is not None and not _has_price(spending, call.lm):
+            if spending.check() and spending.budget.cost is not None and not _has_price(call):
                 spending.refuse(f"the price of {call.lm.model!r} is not known", call.lm.model)
         self.raise_if_used_up()
 
     def ended(self, call: TappedCall) -> None:
         """Counts what an LM call has spent."""
         counts = [one.total for one in call.counts]
-        tokens = sum(counts) if all(counts) else None
-        for spending in self.spendings:
-            cost = None if spending.budget.cost is None and counts else call.cost(spending.budget.prices)
-            spending.add(call.lm.model, Spent(tokens, cost, call.requests))
+        self._add(call.lm.model, sum(counts) if all(counts) else None, call.cost, call.requests)
 
     def returned(self, calls: Iterable[LMCall], program: Any, nodes: Mapping[str, str]) -> None:
         """Counts what the LM calls have spent that a worker of an executor has made."""
         del program, nodes
         for call in calls:
             tokens = None if call.requests and not call.tokens and call.failed is None else call.tokens
-            for spending in self.spendings:
-                spending.add(call.model, Spent(tokens, call.cost, call.requests))
+            self._add(call.model, tokens, call.cost, call.requests)
+
+    def _add(self, model: str, tokens: int | None, cost: float | None, requests: int) -> None:
+        for spending in self.spendings:
+            spending.add(model, tokens, cost, requests)
 
     def raise_if_refused(self) -> None:
         """Raises `CancelledError` if an LM call was refused, whatever the code of the node has made of it."""
@@ -109,14 +106,14 @@ class RequestGate(Subscriber):
         raise asyncio.CancelledError
 
 
-def _has_price(spending: Spending, lm: Any) -> bool:
-    """Whether the cost of a request to an LM will be known, as far as that can be told before the request."""
-    if lm.model in spending.budget.prices:
+def _has_price(call: TappedCall) -> bool:
+    """Whether the cost of a request will be known, as far as that can be told before it."""
+    if call.lm.model in call.prices:
         return True
-    engine = getattr(lm, ENGINE, None)
+    engine = getattr(call.lm, ENGINE, None)
     if engine is None:
         return True  # a class of its own, which may report a cost: its first response shows it
-    return isinstance(engine, str) and known_prices(lm) is not None  # DSPy knows no price for an engine of the user
+    return isinstance(engine, str) and known_prices(call.lm) is not None  # DSPy has none for an engine of the user
 
 
 def current_gate() -> RequestGate | None:
@@ -124,40 +121,11 @@ def current_gate() -> RequestGate | None:
     return subscriber(RequestGate)
 
 
-def raise_if_refused() -> None:
-    """Raises `CancelledError` if an LM call was refused in what runs here: no result of it may be recorded."""
-    gate = current_gate()
-    if gate is not None:
-        gate.raise_if_refused()
-
-
-def run_within(spending: Spending, work: Callable[..., T], *args: Any) -> T:
-    """Runs an execution, or an item of a map, with its LM calls counted and bounded."""
-    with gated(spending) as gate:
-        try:
-            result = work(*args)
-        except (Exception, Interrupt):
-            gate.raise_if_refused()
-            raise
-        gate.raise_if_refused()
-        return result
-
-
-async def arun_within(spending: Spending, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """The same in async code."""
-    with gated(spending) as gate:
-        try:
-            result = await work(*args)
-        except (Exception, Interrupt):
-            gate.raise_if_refused()
-            raise
-        gate.raise_if_refused()
-        return result
-
-
 @contextmanager
 def gated(spending: Spending | None = None, limit: TimeLimit | None = None) -> Iterator[RequestGate]:
     """A block whose LM calls are counted and bounded; the gate around it, if there is one, gives way to its own."""
     gate = RequestGate(current_gate(), spending, limit)
-    with dspy.context(**subscribing(gate, instead_of=(RequestGate,))):
+    own = spending.budget.prices if spending is not None else None
+    prices = {PRICES: {**prices_here(), **own}} if own else {}
+    with dspy.context(**prices, **subscribing(gate, instead_of=(RequestGate,))):
         yield gate

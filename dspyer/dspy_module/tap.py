@@ -26,6 +26,8 @@ from dspyer.events import LMCall
 S = TypeVar("S", bound="Subscriber")
 
 _SUBSCRIBERS: Final = "dspyer_lm_subscribers"
+PRICES: Final = "dspyer_prices"
+"""The setting with prices that come before those of DSPy."""
 
 
 class Subscriber:
@@ -52,6 +54,7 @@ class TappedCall:
         asked: how many responses it asked for.
         began: when it began, in seconds since the epoch.
         seconds: how long it took.
+        prices: prices that come before those of DSPy.
         usages: the usage of each response that no cache gave.
         history: where DSPy puts its entry; empty if histories are off, or the call failed.
         outputs: what it gave.
@@ -66,6 +69,7 @@ class TappedCall:
         # An LM that calls another one is told nothing of the other one's response.
         self.callers = [one for one in calling_modules() if not isinstance(one, TappedCall)]
         self.asked = responses_asked(lm, given.get("kwargs") or {})
+        self.prices = prices_here()
         self.usages: list[Mapping[str, Any]] = []
         self.history: list[Mapping[str, Any]] = []
         self.outputs: Any = None
@@ -117,9 +121,10 @@ class TappedCall:
         given = self.entry.get("response")
         return len(given) if isinstance(given, tuple) else 1  # LiteLLM gives all of them in one
 
-    def cost(self, prices: Prices) -> float | None:
-        """The cost in USD at these prices, else by DSPy's figure, else at the prices that it knows; None if unknown."""
-        known, counts = prices.get(self.lm.model), self.counts
+    @property
+    def cost(self) -> float | None:
+        """The cost in USD at its prices, else by DSPy's figure, else at the prices that it knows; None if unknown."""
+        known, counts = self.prices.get(self.lm.model), self.counts
         if not counts:
             return 0.0
         if known is None and self.entry is not None:
@@ -190,6 +195,12 @@ class _LMCallbacks(list[Any]):
 
 
 _tap = _Tap()
+
+
+def prices_here() -> Prices:
+    """The prices of the budgets around the caller; those of the innermost one come first."""
+    found: Prices = dspy.settings.get(PRICES) or {}
+    return found
 
 
 def subscribers() -> tuple[Subscriber, ...]:

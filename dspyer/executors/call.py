@@ -14,18 +14,18 @@ import dspy
 from dspyer.blocking import Outcome, end_of, result_of, task_signal
 from dspyer.ctrl_c import may_raise
 from dspyer.dspy_module.executing import Executing, executing, executing_id
-from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import LMRecorder
 from dspyer.dspy_module.not_public import DEFAULT_CONFIG, HISTORY_OFF, HISTORY_SIZE, SEND_STREAM, TRACE_SIZE, TRACKER
 from dspyer.dspy_module.parameters import parameter_names, walk_parameters
 from dspyer.dspy_module.request_gate import current_gate
-from dspyer.dspy_module.tap import subscriber, subscribers
+from dspyer.dspy_module.tap import prices_here, subscriber, subscribers
 from dspyer.dspy_module.tracing import append_to_trace, rejected_copy
 from dspyer.errors import ExecutorLost, InputError, Interrupted, ThreadError, error_text, with_article
 from dspyer.events import LMCall
 from dspyer.executors.pickling import Parts, decode, encode_sent, large_inputs, parts_of, what_fails
 from dspyer.executors.task import CACHES, Returned, SentCall, SentProgram, result_parts, work
 from dspyer.layers.layer import layers_around
+from dspyer.layers.run_limits import CallCount
 from dspyer.nodes.binding import find_resource
 from dspyer.runtime.request import FAILED_RUNS, Request
 from dspyer.runtime.run import Run
@@ -165,14 +165,12 @@ class ExecutorCall:
             program._resources,
         )
         self._id = uuid4().bytes
-        options, inside = request.options._replace(layers=()), request.inside
+        options, inside = request.options, request.inside
+        self._counts = tuple([layer for layer in options.layers if isinstance(layer, CallCount)])
+        options = options._replace(layers=self._counts)
         if inside is not None:  # what belongs to the run around it stays here
-            options = CallOptions(live=options.live, keeps_events=options.keeps_events)
-            inside = Inside(
-                own_inputs=inside.own_inputs,
-                call_counts=inside.call_counts,
-                max_concurrency=inside.max_concurrency,
-            )
+            options = CallOptions(live=options.live, layers=self._counts, keeps_events=options.keeps_events)
+            inside = Inside(own_inputs=inside.own_inputs, max_concurrency=inside.max_concurrency)
         call = SentCall(
             self._id,
             dict(inputs),
@@ -180,7 +178,7 @@ class ExecutorCall:
             options,
             inside,
             (here.id, here.node, here.attempt),
-            _prices(recorder),
+            prices_here(),
             recorder is not None and recorder.wants_texts,
             self._layers,
             # Not `dspy.cache`, which would be made now, with all switches on.
@@ -288,9 +286,7 @@ class ExecutorCall:
         if link is not None and (request.options.keeps_events or request.inside is not None):
             request.outcome.returned = link.run(prediction)
         request.outcome.lost += returned.lost
-        for count, made in zip(
-            [] if request.inside is None else request.inside.call_counts, returned.calls, strict=True
-        ):
+        for count, made in zip(self._counts, returned.calls, strict=True):
             count.add(made)
         if request.inside is not None and isinstance(error, Interrupted):
             error = Interrupted.of(error.questions, self._program._graph.name, stored=False, elsewhere=True)
@@ -358,12 +354,3 @@ def _named_in(caller: Any, program: Any, calls: Iterable[LMCall]) -> tuple[LMCal
     here, there = dict(walk_parameters(program)), parameter_names(caller)
     names = {name: there.get(id(one), type(one).__name__) for name, one in here.items()}
     return tuple([call._replace(predictor=names.get(call.predictor, call.predictor)) for call in calls])
-
-
-def _prices(recorder: LMRecorder | None) -> Prices:
-    """The prices of the runs around the caller, by which their budgets count."""
-    gate = current_gate()
-    found = {} if recorder is None else dict(recorder.prices)
-    for spending in () if gate is None else gate.spendings:
-        found = {**spending.budget.prices, **found}
-    return found

@@ -25,13 +25,14 @@ from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import record_lm_calls
 from dspyer.dspy_module.lm_requests import LMRetryNotes, with_own_adapters
 from dspyer.dspy_module.not_public import TRACE, TRACKER, UsageTracker
-from dspyer.dspy_module.tap import subscribing
+from dspyer.dspy_module.tap import PRICES, subscribing
 from dspyer.dspy_module.tracing import REJECTED, Steps
 from dspyer.errors import error_text, unwrap_stop_iteration
 from dspyer.events import LMCall
 from dspyer.executors.pickling import Parts, decode, encode_returned, large_inputs, parts_of
 from dspyer.failure import Failure
 from dspyer.layers.layer import Layer, using
+from dspyer.layers.run_limits import CallCount
 from dspyer.runtime.request import FAILED_RUNS, REQUEST, Request
 from dspyer.runtime.run import Run
 from dspyer.runtime.run_start import CallOptions, Inside
@@ -90,7 +91,7 @@ class Returned(NamedTuple):
         failures: the failures of the run, as `FAILED_RUNS` gets them; None for none.
         nodes: the nodes of the graph that have made LM calls, by execution.
         asked: of each layer that asks nodes again, the executions that it has asked.
-        calls: the node calls that it has added to each of `call_counts`.
+        calls: the node calls that it has added to each `CallCount` of its options.
         lost: of a program that is a node, the steps that led to nothing, which its run has nowhere else.
         run: the bytes of the `Run`; None if the call was refused before one began.
     """
@@ -164,7 +165,7 @@ def _program_of(data: bytes) -> tuple[SentProgram, Parts]:
 def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
     program = sent.program
     request = Request(call.options, call.inside)
-    counts = () if call.inside is None else call.inside.call_counts
+    counts = [layer for layer in call.options.layers if isinstance(layer, CallCount)]
     outcome, steps, failures, tracker = request.outcome, list[Any](), list[Any](), UsageTracker()
     calls_before = [one.count for one in counts]
     prediction, error = None, None
@@ -175,6 +176,7 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         **sent.settings,
         REQUEST: request,
         FAILED_RUNS: failures,
+        PRICES: call.prices,
         _CACHES_OFF: call.caches_off,
         TRACE: steps,
         TRACKER: tracker,
@@ -186,8 +188,8 @@ def _call(sent: SentProgram, call: SentCall) -> tuple[Returned, Run | None]:
         _limit_cache()
     with ExitStack() as stack:
         stack.enter_context(dspy.context(**settings))
-        if call.prices or call.wants_texts:
-            stack.enter_context(record_lm_calls(_Texts() if call.wants_texts else None, call.prices))
+        if call.wants_texts:
+            stack.enter_context(record_lm_calls(_Texts()))
         stack.enter_context(using(*call.layers))
         recorder = stack.enter_context(request.recording(program._graph))
         if not call.options.keeps_events and call.caller[0]:

@@ -15,7 +15,7 @@ from dspyer.budget import Budget
 from dspyer.cache import Cache
 from dspyer.display.redaction import Redact
 from dspyer.errors import GraphError, annotate, brief
-from dspyer.graph.compile import Limits, compile_graph, source_text
+from dspyer.graph.compile import compile_graph, source_text
 from dspyer.graph.declarations import (
     NEEDED,
     EdgeDeclaration,
@@ -593,7 +593,7 @@ class Graph:
             nodes,
             self._edges,
             dict(self._join_policies),
-            Limits(max_steps, max_calls, max_concurrency),
+            max_steps,
             self._error_edges,
             as_names(before if interrupt_before is None else interrupt_before),
             as_names(after if interrupt_after is None else interrupt_after),
@@ -611,6 +611,8 @@ class Graph:
             max_demo_turns=max_demo_turns,
             warn_at=warn_at,
             shares_threads_with=frozenset(as_names(shares_threads_with)),
+            max_calls=max_calls,
+            max_concurrency=max_concurrency,
             budget=Budget.of(budget),
             record_lm_calls=check_recorded(record_lm_calls),
         )

@@ -77,26 +77,12 @@ _DECLARE_SEND = (
 )
 
 
-class Limits(NamedTuple):
-    """The limits of a run.
-
-    Attributes:
-        max_steps: longest chain of commits.
-        max_calls: most node calls; None for no limit.
-        max_concurrency: most nodes that work at the same time.
-    """
-
-    max_steps: int
-    max_calls: int | None
-    max_concurrency: int
-
-
 def compile_graph(
     options: GraphOptions,
     nodes: Sequence[NodeOptions],
     edges: Sequence[EdgeDeclaration | RouterOptions],
     join_policies: Mapping[str, Policies],
-    limits: Limits,
+    max_steps: int,
     errors: Sequence[ErrorEdge] = (),
     interrupt_before: Sequence[str] = (),
     interrupt_after: Sequence[str] = (),
@@ -117,8 +103,7 @@ def compile_graph(
         options.schema,
         options.policies,
         join_policies,
-        limits.max_steps,
-        limits.max_calls,
+        max_steps,
         Rounds.of((START, *parts.names, END), repaired_edges(parts.edges(), parts.names)),
     )
     inputs, required = _check(options, parts, topology, problems)
@@ -140,7 +125,6 @@ def compile_graph(
         thawed=parts.attributes(False),
         closed=optional is not None,
         also=optional or frozenset(),
-        max_concurrency=limits.max_concurrency,
         keep=options.keep,
         interrupt_before=frozenset(interrupt_before),
         interrupt_after=frozenset(interrupt_after),

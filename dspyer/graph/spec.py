@@ -60,6 +60,7 @@ class GraphSpec:
         frozen: the program's attributes whose modules are hidden from optimizers.
         thawed: the program's attributes whose modules are open to optimizers, even if one has compiled them before.
         closed: whether unknown inputs are refused.
+        max_calls: most node calls of a run and of those inside of its nodes; None for no limit.
         max_concurrency: most nodes of one run that work at the same time; that of the outermost program counts.
         keep: the fields that last over the runs of a thread; None for all.
         interrupt_before: the nodes before which a run stops.
@@ -107,6 +108,7 @@ class GraphSpec:
     frozen: frozenset[str] = frozenset()
     thawed: frozenset[str] = frozenset()
     closed: bool = True
+    max_calls: int | None = None
     max_concurrency: int = 32
     keep: frozenset[str] | None = None
     interrupt_before: frozenset[str] = frozenset()

@@ -22,6 +22,7 @@ from tenacity.wait import wait_base
 from dspyer import clock
 from dspyer.dspy_module.executing import execute_attempt
 from dspyer.dspy_module.lm_requests import with_new_responses
+from dspyer.dspy_module.request_gate import current_gate
 from dspyer.dspy_module.tracing import Steps, recording_apart, step_count, take_steps
 from dspyer.errors import (
     always_raised,
@@ -261,27 +262,24 @@ class Pause(NamedTuple):
     def call(self, call: Call) -> None:
         """Wait in sync code."""
         session = call.runner.session
-        clock.pause(self._bounded(session), None if session is None else session.stop_signal.on_stop)
+        clock.pause(self._bounded(), None if session is None else session.stop_signal.on_stop)
         _leave_open_if_stopped(session)
 
     async def acall(self, call: Call) -> None:
         """Wait in async code."""
         session = call.runner.session
-        await clock.apause(self._bounded(session), None if session is None else session.stop_signal.on_stop)
+        await clock.apause(self._bounded(), None if session is None else session.stop_signal.on_stop)
         _leave_open_if_stopped(session)
 
-    def _bounded(self, session: Any) -> float:
-        """The seconds to wait: at most until the end of the run's budget."""
-        left = None if session is None or session.spending is None else session.spending.seconds_left()
+    def _bounded(self) -> float:
+        """The seconds to wait: at most until the deadline of the run."""
+        gate = current_gate()
+        left = None if gate is None else gate.seconds_left()
         return self.seconds if left is None else min(self.seconds, left)
 
 
 def _leave_open_if_stopped(session: Any) -> None:
-    if session is None:
-        return
-    if session.spending is not None:
-        session.spending.check()
-    if session.stopped:
+    if session is not None and session.stopped:
         raise asyncio.CancelledError
 
 

@@ -23,8 +23,7 @@ from typing import Any, Literal, Protocol
 import dspy
 
 from dspyer.blocking import cancellation_count
-from dspyer.budget import Spending
-from dspyer.dspy_module.request_gate import raise_if_refused
+from dspyer.dspy_module.request_gate import current_gate
 from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import (
     AnswerError,
@@ -91,13 +90,11 @@ class AttemptHost(Protocol):
         root: the id of the outermost run, the same after each resume.
         label: its name, in front of the ids of its questions; "" for a run that is not stored.
         limit: the time that the node has in which the run is, and so all attempts of the run; None for no limit.
-        spending: what the run has spent of its budget; None for no budget.
         program: the program that runs, whose attributes are the modules of its nodes; None for none.
         resources: the run's resources by type.
         together: what its executions know of each other.
     """
 
-    spending: Spending | None
     records: ExecutionRecords
     answer: AnswerSource
     program: dspy.Module | None
@@ -146,7 +143,6 @@ class NoRun:
         self.answer = answer
         self.root, self.label = "alone", ""
         self.limit: TimeLimit | None = None
-        self.spending: Spending | None = None
         self.program: dspy.Module | None = None
         self.resources: Mapping[type, object] = {}
         self.together = Together(False)
@@ -282,8 +278,8 @@ class Attempt:
 
     def seconds_left(self) -> float | None:
         """The seconds that the attempt or the budget has left; None for no limit."""
-        limit, spending = self.limit or self.host.limit, self.host.spending
-        found = [None if limit is None else limit.left(), None if spending is None else spending.seconds_left()]
+        limit, gate = self.limit or self.host.limit, current_gate()
+        found = [None if limit is None else limit.left(), None if gate is None else gate.seconds_left()]
         return min((seconds for seconds in found if seconds is not None), default=None)
 
     @property
@@ -414,7 +410,8 @@ class Attempt:
         return {"key": blake2b(text.encode(), digest_size=16).hexdigest()}
 
     def _effect_row(self, place: RecordKey, result: object) -> tuple[Any, NewRow]:
-        self._check_budget()
+        if (gate := current_gate()) is not None:
+            gate.raise_if_refused()  # nothing is recorded of code that went on after an LM call of it was refused
         if self.timed_out:
             raise AttemptOverError(
                 f"{self.who}: the effect {place.key!r} has happened, but its attempt had timed out: it is not "
@@ -685,14 +682,8 @@ class Attempt:
         """Record the result of an item, whose row is written."""
         self.host.records.items[self.local_id] = frozen
 
-    def _check_budget(self) -> None:
-        """Do not record the result of code that went on after the budget had refused its LM call."""
-        if self.host.spending is not None:
-            raise_if_refused()
-
     def item_row(self, frozen: Any) -> NewRow:
         """The row of the result of an item."""
-        self._check_budget()
         row = item_row(self.local_id, frozen)
         if row.content is not None:
             row.content.data  # noqa: B018 - encodes it now: what cannot be stored fails here, in the item

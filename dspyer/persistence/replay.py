@@ -57,8 +57,8 @@ def replay(
         StoreError: if a row is malformed.
     """
     topology = run.topology
-    # Limits of steps and calls are for what is new: a run that reached one, and got a higher one, must replay.
-    run = run._replace(topology=replace(topology, max_steps=maxsize, max_calls=None))
+    # The limit of steps is for what is new: a run that reached it, and got a higher one, must replay.
+    run = run._replace(topology=replace(topology, max_steps=maxsize))
     for row in rows:
         kind = row.kind
         schema = run.topology.schema if schema_at is None else schema_at(row)

@@ -27,7 +27,6 @@ import anyio
 from dspyer.blocking import cancellation_count
 from dspyer.ctrl_c import gives_up
 from dspyer.dspy_module.executing import Executing, executing, executing_here
-from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import count_calls, recording
 from dspyer.errors import DspyerError, Interrupt, RunStoppedError
 from dspyer.nodes.steps import arun_script, run_script
@@ -69,7 +68,6 @@ def drive(session: Session, **overrides: Any) -> None:
 
 
 def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Executing) -> None:
-    work = run_script if session.spending is None else partial(run_within, session.spending, run_script)
     straight = straight_paths(session)
     while True:
         if session.events.queue is not None and not session.stopped:
@@ -81,14 +79,14 @@ def _drive(session: Session, threads: ThreadWorkers, steps: list[Any], here: Exe
             if not session.ids.called_in:
                 here.enter(session.ids.around + started[0].id, started[0].node)
             path = straight.get(started[0].node)
-            job = (work, script(session, started[0])) if path is None else (path.call, session, started[0])
+            job = (run_script, script(session, started[0])) if path is None else (path.call, session, started[0])
             _settle(session, started[0], run_here(steps, *job))
             continue
         for execution in started:
             if not session.ids.called_in:
                 executing.set(Executing(session.ids.around + execution.id, execution.node, session.program))
             path = straight.get(execution.node)
-            job = (work, script(session, execution)) if path is None else (path.call, session, execution)
+            job = (run_script, script(session, execution)) if path is None else (path.call, session, execution)
             threads.start(execution, *job)
         if not threads.busy:
             return
@@ -135,7 +133,7 @@ def _write_end(session: Session, log: RunLog) -> None:
         log.journal.write(rows, log.snapshot_state(session.run, rows), flush=True, release=True)
         log.end_written = True
         if gives_up():  # nodes may be left running: nothing that they do counts any more
-            log.journal.broken = RunStoppedError.of(INTERRUPTED, session.graph.name, "Its end is written")
+            log.journal.broken = RunStoppedError("", INTERRUPTED).told(session.graph.name, "Its end is written")
     except DspyerError as error:
         session.write_failed(log, error)
 
@@ -196,7 +194,6 @@ async def _until_end(
 
 
 async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: Executing, before: int) -> None:
-    work = arun_script if session.spending is None else partial(arun_within, session.spending, arun_script)
     straight = straight_paths(session)
     while True:
         if cancellation_count() > before:
@@ -218,7 +215,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
                 if not session.ids.called_in:
                     here.enter(session.ids.around + started[0].id, started[0].node)
                 path = straight.get(started[0].node)
-                job = (work, script(session, started[0])) if path is None else (path.acall, session, started[0])
+                job = (arun_script, script(session, started[0])) if path is None else (path.acall, session, started[0])
                 outcome = await tasks.run_here(steps, *job)
             except asyncio.CancelledError:
                 session.leave_open(started[0])
@@ -229,7 +226,7 @@ async def _adrive(session: Session, tasks: TaskWorkers, steps: list[Any], here: 
             if not session.ids.called_in:
                 executing.set(Executing(session.ids.around + execution.id, execution.node, session.program))
             path = straight.get(execution.node)
-            job = (work, script(session, execution)) if path is None else (path.acall, session, execution)
+            job = (arun_script, script(session, execution)) if path is None else (path.acall, session, execution)
             tasks.start(execution, *job)
         if not tasks.busy:
             return

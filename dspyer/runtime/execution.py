@@ -15,7 +15,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-from dspyer.dspy_module.request_gate import arun_within, run_within
 from dspyer.dspy_module.tracing import append_to_trace
 from dspyer.errors import Interrupt, RouteError, always_raised, list_names
 from dspyer.graph.spec import check_send
@@ -232,7 +231,7 @@ class NodeRunner(Runner):
         with ThreadWorkers() as threads:
             while self._has_room() and batch.may_start(threads.busy):
                 index = batch.start()
-                threads.start(index, *self._work(run_within, calls[index]))
+                threads.start(index, calls[index])
                 while threads.busy and not batch.may_start(threads.busy):
                     batch.put(*threads.next())
         return batch.results()
@@ -245,7 +244,7 @@ class NodeRunner(Runner):
         async with TaskWorkers() as tasks:
             while await self._ahas_room() and batch.may_start(tasks.busy):
                 index = batch.start()
-                tasks.start(index, *self._work(arun_within, calls[index]))
+                tasks.start(index, calls[index])
                 while tasks.busy and not batch.may_start(tasks.busy):
                     batch.put(*await tasks.next())
         return batch.results()
@@ -261,11 +260,6 @@ class NodeRunner(Runner):
             await self.session.events.queue.room()
         return True
 
-    def _work(self, within: Callable[..., Any], call: Callable[[], Any]) -> tuple[Any, ...]:
-        """A call with its arguments: if the run has a budget, each item has a gate of its own."""
-        spending = self.session.spending
-        return (call,) if spending is None else (within, spending, call)
-
 
 class Batch(Generic[T]):
     """The bookkeeping of a `gather`, sync or async: which calls have started, and their outcomes."""
@@ -275,7 +269,7 @@ class Batch(Generic[T]):
     ) -> None:
         limit = session.max_concurrency
         self.limit = min(limit, max_concurrency or limit)
-        self._session, self._spending = session, session.spending
+        self._session = session
         self._count = count
         self._rule = rule
         self._started = 0
@@ -285,10 +279,7 @@ class Batch(Generic[T]):
     def may_start(self, busy: int) -> bool:
         """Whether another call may start while `busy` calls run."""
         may = self._started < self._count and busy < self.limit and not self._failed
-        may = may and (self._rule is None or self._rule.may_start)
-        if may and self._spending is not None:
-            self._spending.check()
-        return may and not self._session.cuts_off
+        return may and (self._rule is None or self._rule.may_start) and not self._session.cuts_off
 
     def start(self) -> int:
         """Counts one more call as started, and returns its index."""

@@ -67,8 +67,6 @@ def request_inside(
         root=around.ids.root,
         limit=attempt.limit or around.limit,
         max_concurrency=around.max_concurrency,
-        spending=around.spending,
-        call_counts=around.call_counts,
     )
     layers = around.layers.asked
     asked = CallOptions(around.resources, around.answer, around.together.visible, layers=layers, keeps_events=False)

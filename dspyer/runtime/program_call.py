@@ -10,7 +10,7 @@ from typing import Any
 import dspy
 
 from dspyer.dspy_module.executing import executing_id
-from dspyer.dspy_module.lm_records import NO_PRICES, LMRecorder
+from dspyer.dspy_module.lm_records import LMRecorder
 from dspyer.dspy_module.lm_requests import LMRetryNotes
 from dspyer.dspy_module.not_public import COMPLETIONS, SEND_STREAM
 from dspyer.dspy_module.tap import Subscriber, subscriber, subscribing
@@ -66,8 +66,9 @@ class ProgramCall:
 
     def open(self, inputs: Mapping[str, Any]) -> Session:
         """Checks the inputs, and makes the session."""
-        request, layers = self.request, self.request.options.layers
+        request = self.request
         run_start = request.run_start or self._run_start(inputs)
+        layers = (*request.options.layers, *request.limits(self._graph, run_start.run))
         if request.inside is None and OPENTELEMETRY in sys.modules:
             layers = (*layers, *span_layers())
         return self.session(run_start, layers)
@@ -188,9 +189,8 @@ def settings_inside(session: Session) -> dict[str, Any]:
     callbacks, stream = dspy.settings.callbacks, dspy.settings.get(SEND_STREAM)
     if (callbacks or stream) and not any(isinstance(layer, Streaming) for layer in session.layers.asked):
         found |= apart_from_tokens(callbacks or [], stream)
-    prices = NO_PRICES if session.spending is None else session.spending.budget.prices
     # An LM call is shown for the innermost of the runs that it is a part of.
-    hearing: list[Subscriber] = [] if session.ids.scope else [*lm_watchers(session.ids.root, prices)]
+    hearing: list[Subscriber] = [] if session.ids.scope else [*lm_watchers(session.ids.root)]
     if session.graph.attempts:
         hearing.append(LMRetryNotes())
     if hearing:

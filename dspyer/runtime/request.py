@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 
 import dspy
 
-from dspyer.budget import Budget, Spending
+from dspyer.budget import Spending
 from dspyer.ctrl_c import held_back
-from dspyer.dspy_module.lm_records import NO_PRICES, LMRecorder, record_lm_calls
+from dspyer.dspy_module.lm_records import LMRecorder, record_lm_calls
 from dspyer.dspy_module.tracing import Steps
 from dspyer.errors import Interrupted, unwrap_stop_iteration
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
+from dspyer.layers.layer import Layer
+from dspyer.layers.run_limits import CallCount, Spends
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.runtime.run_start import CallOptions, Inside, RunStart
-from dspyer.scheduler.run_state import FailedBranch
+from dspyer.scheduler.run_state import FailedBranch, RunState
 from dspyer.stopping import StopSignal
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ class Outcome:
         returned: the run that a worker has returned; None for a program without an executor.
         lost: the steps that led to nothing in the runs that workers have returned.
         cut_off: the run of a cancelled task, which raises `CancelledError` and so cannot return it.
-        spending: what all runs of the request have spent; None for no budget.
+        spending: the account of what all runs of the request have spent; None for no budget.
     """
 
     def __init__(self) -> None:
@@ -126,22 +128,26 @@ class Request:
         """The same with a reader, who gets the events from a queue; None for no reader."""
         return self if queue is None else replace(self, queue=queue)
 
-    def spending(self, of_graph: Budget | None) -> Spending | None:
-        """The account of what its runs spend, if there is a budget; that of `compile` is the default."""
-        budget, outcome = self.options.budget or of_graph, self.outcome
-        if self.inside is not None:
-            return self.inside.spending
-        if budget is not None and outcome.spending is None:
-            outcome.spending = Spending(budget, self.stop_signal)
-        return outcome.spending
+    def limits(self, graph: GraphSpec, run: RunState) -> list[Layer]:
+        """The layers that bound a run: by its budget, that of `compile` by default, and by `max_calls`."""
+        found: list[Layer] = []
+        budget, outcome = self.options.budget or graph.budget, self.outcome
+        if budget is not None and self.inside is None:
+            outcome.spending = outcome.spending or Spending(budget, self.stop_signal)
+            found.append(Spends(outcome.spending))
+        if graph.max_calls is not None:
+            scope = () if self.inside is None else self.inside.scope
+            inside = 0 if self.records is None else self.records.calls_inside(scope)
+            made = sum(entry.commit.node in graph.nodes for entry in run.log)
+            found.append(CallCount(graph.name, graph.max_calls, made + inside))
+        return found
 
     def recording(self, graph: GraphSpec) -> AbstractContextManager[LMRecorder]:
         """A block that records the LM calls of the run of a graph; those of a stored run get rows."""
         log = None
         if self.records is not None and self.is_stored:
             log = self.records.lm_calls = graph.lm_call_log()
-        budget = self.options.budget or graph.budget
-        return record_lm_calls(log, NO_PRICES if budget is None else budget.prices)
+        return record_lm_calls(log)
 
     def note_failures(self, failures: Iterable[FailedBranch]) -> None:
         """Adds the failures of a run to the list in DSPy's settings, if the run is no part of another one."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dspyer.budget import Budget, Spending
-from dspyer.errors import CallLimitError
+from dspyer.budget import Budget
 from dspyer.layers.layer import Layer
 from dspyer.patch import Replace
 from dspyer.persistence.execution_records import AnswerSource, KeptRun, no_answer
@@ -105,45 +103,6 @@ class Around(NamedTuple):
     item: int | None
 
 
-class CallCount:
-    """Counts the node calls of a run that has `max_calls`, those of the runs inside its nodes included.
-
-    Runs inside of nodes count from several threads.
-    """
-
-    __slots__ = ("_count", "_graph", "_lock", "_most")
-
-    def __init__(self, graph: str, most: int, count: int) -> None:
-        self._graph = graph
-        self._most = most
-        self._count = count
-        self._lock = Lock()
-
-    @property
-    def count(self) -> int:
-        """The calls so far."""
-        return self._count
-
-    def add(self, calls: int) -> None:
-        """Counts calls that a worker has made."""
-        with self._lock:
-            self._count += calls
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._graph, self._most, self._count)
-
-    def begin(self, node: str, branch: str) -> CallLimitError | None:
-        """Counts a call; returns the error if it is one too many."""
-        with self._lock:
-            self._count += 1
-            if self._count <= self._most:
-                return None
-        return CallLimitError(
-            f"the run of graph {self._graph!r} reached max_calls={self._most} before node {node!r} (branch {branch}), "
-            "with the calls of the graphs inside its nodes. Raise the limit with compile(max_calls=...)"
-        )
-
-
 _NOTHING: Mapping[Any, Any] = {}  # not a `MappingProxyType`: a worker gets it
 
 
@@ -186,8 +145,6 @@ class Inside(NamedTuple):
         root: the id of the outermost run.
         limit: the time that the node has; None for no limit.
         max_concurrency: that of the outermost program; None for its own.
-        spending: what the run around it has spent of its budget; None for no budget.
-        call_counts: the node calls of the runs around it that have `max_calls`.
     """
 
     around: Around | None = None
@@ -200,5 +157,3 @@ class Inside(NamedTuple):
     root: str = ""
     limit: TimeLimit | None = None
     max_concurrency: int | None = None
-    spending: Spending | None = None
-    call_counts: tuple[CallCount, ...] = ()

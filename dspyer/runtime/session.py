@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+from asyncio import CancelledError
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
@@ -23,7 +24,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dspyer.dspy_module.executing import executing_id
 from dspyer.dspy_module.tracing import Steps, is_apart
 from dspyer.errors import (
-    BudgetError,
     ConcurrentRunError,
     Interrupt,
     RunStoppedError,
@@ -60,7 +60,7 @@ from dspyer.runtime.lineage_order import LostSteps, trace_of, trace_steps_of, un
 from dspyer.runtime.repairs import LoggedChecks, checks_in, log_rejection
 from dspyer.runtime.request import FAILED_BESIDE, Request
 from dspyer.runtime.run_log import KeptCommits, RunLog
-from dspyer.runtime.run_start import CallCount, Inside, RunIds, RunStart
+from dspyer.runtime.run_start import Inside, RunIds, RunStart
 from dspyer.runtime.session_events import SessionEvents
 from dspyer.runtime.session_views import Fields, RunViews
 from dspyer.scheduler.run_state import (
@@ -181,12 +181,6 @@ class Session:
         self.notes = ExecutionNotes(run_start.kept.traces)
         self._fields: Fields | None = None
         self._to_restart = list(run_start.run.running._data.values())
-        self.spending = request.spending(graph.budget)
-        self.call_counts = () if inside is None else inside.call_counts
-        max_calls = graph.topology.max_calls
-        if max_calls is not None:
-            before = self.run.calls - len(self.run.running) + records.calls_inside(self.ids.scope)
-            self.call_counts = (*self.call_counts, CallCount(graph.name, max_calls, before))
         self.events = SessionEvents(request.queue, request.options.keeps_events, inside, self.ids, self.log)
         self.layers = self.events.layers = RunLayers(layers, self)
         shapes = graph.topology.schema.field_shapes
@@ -249,25 +243,36 @@ class Session:
         with together.lock:
             limit = self.max_concurrency + len(together.parked)
             if self._to_restart and self._may_start:
-                started, self._to_restart = self._restarted(self._to_restart), []
+                executions, self._to_restart = self._to_restart, []
+                for one in executions:  # which were running when an earlier process ended
+                    error = limit_error(self.run.topology, one.branch, one.node)
+                    if error is None:
+                        started.append(one)
+                    else:  # the limit is lower than in the earlier process
+                        self.finish(one, error, ())
             while (
                 self.run.ready._heap is not None  # `plan`, without its calls: this runs for every node
                 and not self.run.failures
                 and self._may_start
                 and len(self.run.running._data) < limit
             ):
-                position = 0 if not self.graph.interrupt_after else self._next_position()
-                if position is None:
+                try:
+                    position = 0 if not self.graph.interrupt_after else self._next_position()
+                    if position is None:
+                        break
+                    self.run, execution, events = begin(self.run, position)
+                except CancelledError:  # what answers, or a merge policy, was refused an LM call: a resume asks again
+                    if not self.stopped:
+                        raise
                     break
-                self.run, execution, events = begin(self.run, position)
                 self.events.publish_once_written(events)
                 del events  # the traceback of a join that failed refers to this frame
-                if execution is not None and (not self.call_counts or self._within_limits(execution)):
+                if execution is not None:
                     started.append(execution)
             for look in together.each_round:
                 look(self)
         if self.run.failures:
-            self.failed.stop(FAILED_BESIDE, RunStoppedError(FAILED_BESIDE, FAILED_BESIDE))
+            self.failed.stop(FAILED_BESIDE, RunStoppedError("", FAILED_BESIDE))
         return started
 
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
@@ -354,48 +359,16 @@ class Session:
 
     @property
     def _may_start(self) -> bool:
-        """Whether another execution may start. The first commit and, after a budget, `END` call no node."""
-        if self.spending is not None and len(self.run.log):
-            self.spending.check()
+        """Whether another execution may start: `END`, which calls no node, also if a stop lets nodes finish."""
         if self.log is not None and self.log.error is not None:
             return False
         if self.stop_signal.reason is None:
             return True
-        return isinstance(self.stop_signal.error, BudgetError) and only_end_is_left(self.run)
+        return isinstance(self.stop_signal.error, RunStoppedError) and only_end_is_left(self.run)
 
     def stop(self, reason: str) -> None:
         """Stops the run: no further execution starts. May be called from any thread."""
         self.stop_signal.stop(reason)
-
-    def _restarted(self, executions: list[Execution]) -> list[Execution]:
-        """Of the executions that were running when an earlier process ended, those to call again.
-
-        One that is beyond a limit fails instead: the limit may be lower than in the earlier process.
-        """
-        found = []
-        before = self.run.calls - len(executions)
-        for count, execution in enumerate(executions):
-            limit = limit_error(self.run._replace(calls=before + count), execution.branch, execution.node)
-            if limit is None and (not self.call_counts or self._within_limits(execution)):
-                found.append(execution)
-            elif limit is None:
-                continue
-            else:
-                self.run, events = advance(self.run, execution.id, limit)
-                self.events.publish_once_written(events)
-        return found
-
-    def _within_limits(self, execution: Execution) -> bool:
-        """Counts a node call, for this run and those around it. One that is beyond their `max_calls` fails instead."""
-        if execution.node == START:
-            return True
-        errors = (count.begin(execution.node, path_text(execution.path)) for count in self.call_counts)
-        error = next((one for one in errors if one is not None), None)
-        if error is None:
-            return True
-        self.run, events = advance(self.run, execution.id, error)
-        self.events.publish_once_written(events)
-        return False
 
     def _next_position(self) -> int | None:
         """The index of the first ready group that does not wait for an answer of `interrupt_after`."""
@@ -591,9 +564,9 @@ class Session:
 
     @property
     def refusal(self) -> Exception | None:
-        """Why the budget does not allow the run at all: the price of a model is not known. The outermost run fails."""
+        """The failure that has stopped the outermost run, which is none of a node: it could not begin, or go on."""
         error = self.stop_signal.error
-        return None if self.ids.scope or isinstance(error, BudgetError) else error
+        return None if self.ids.scope or isinstance(error, RunStoppedError) else error
 
     def questions(self) -> tuple[Question, ...]:
         """The open questions; none while something can run without their answers."""
@@ -620,7 +593,7 @@ class Session:
         """Why the run is not completed: the first failure in path order, with the others in its notes."""
         log = self.log
         if log is not None and log.stopped_by_thread:
-            return RunStoppedError.of(STOPPED_BY_THREAD, self.graph.name, CAN_RESUME)
+            return RunStoppedError("", STOPPED_BY_THREAD).told(self.graph.name, CAN_RESUME)
         if log is not None and log.error is not None:
             return log.error
         if self.run.failures:
@@ -635,10 +608,10 @@ class Session:
         if status != "stopped":
             return self.refusal if status == "failed" else None
         stored = log is not None and bool(log.journal.thread)
-        fix = CAN_RESUME if stored else CANNOT_RESUME
-        if self.spending is not None and isinstance(self.stop_signal.error, BudgetError):
-            return self.spending.error(f". The run of graph {self.graph.name!r} was stopped. {fix}")
-        return RunStoppedError.of(self.stop_signal.reason or "", self.graph.name, fix)
+        stopped = self.stop_signal.error
+        if not isinstance(stopped, RunStoppedError):
+            stopped = RunStoppedError("", self.stop_signal.reason or "")
+        return stopped.told(self.graph.name, CAN_RESUME if stored else CANNOT_RESUME)
 
     def trace(self, run: RunState, whole: bool = False) -> list[Any]:
         """The DSPy trace of the run; `run` has the failures, which the session drops at its end.

@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dspyer.display.running import LMUse
-from dspyer.dspy_module.lm_prices import Prices
 from dspyer.dspy_module.lm_records import LMWatcher
 from dspyer.errors import brief
 from dspyer.event_queue import EventQueue
@@ -65,9 +64,9 @@ def watching(watch: Watch, watch_lm: WatchLM | None = None) -> Iterator[None]:
         _lm_watchers = tuple([one for one in _lm_watchers if one not in own_lm])
 
 
-def lm_watchers(run_id: str, prices: Prices) -> list[LMWatcher]:
-    """What passes the LM calls of a run, at these prices, to those who watch them, as modules to DSPy."""
-    return [LMWatcher(partial(watch, run_id), prices) for watch in _lm_watchers] if _lm_watchers else []
+def lm_watchers(run_id: str) -> list[LMWatcher]:
+    """What passes the LM calls of a run to those who watch them."""
+    return [LMWatcher(partial(watch, run_id)) for watch in _lm_watchers] if _lm_watchers else []
 
 
 class SessionEvents:

@@ -31,7 +31,6 @@ class RunState(NamedTuple):
         running: executions by id.
         positions: how many groups are at each position, whether they wait, are ready, run or are suspended; branches
             that wait at one position are one group.
-        calls: nodes that were started.
         failures: what raised, in path order.
         trunk_state: the last state at which only one branch was active.
         ended: whether all branches have reached `END`.
@@ -45,7 +44,6 @@ class RunState(NamedTuple):
     ready: ReadyQueue
     running: PersistentMap[str, Execution]
     positions: PersistentMap[Position, int]
-    calls: int = 0
     failures: tuple[FailedBranch, ...] = ()
     trunk_state: ImmutableState = ImmutableState()
     ended: bool = False

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dspyer.errors import CallLimitError, StepLimitError
+from dspyer.errors import StepLimitError
 from dspyer.events import (
     Asked,
     Commit,
@@ -111,26 +111,23 @@ def begin(
             # The traceback of the error refers to this frame. If a local of it referred to the error in turn, that
             # cycle would keep both alive: so the failure is made in another function.
             return _join_failed(run, group, error)
-    topology, log, waiting, _, running, positions, calls, failures, trunk_state, ended, suspended, first = run
+    topology, log, waiting, _, running, positions, failures, trunk_state, ended, suspended, first = run
     if node == END:
         state, positions = branch.state, _without_one(positions, position)
-        done = (topology, log, waiting, ready, running, positions, calls, failures, state, True, suspended, first)
+        done = (topology, log, waiting, ready, running, positions, failures, state, True, suspended, first)
         return _new(RunState, done), None, events
     path, counted = branch.path, branch.counts._data.get
     visit, number = counted(node, 0) + 1, counted(path, 0)
     commit_id = execution_id(path, number) if path else f"trunk:{number}"
     if node != START:
-        if branch.step >= topology.max_steps or topology.max_calls is not None:
-            limit = limit_error(run, branch, node)
-            if limit is not None:
-                failure = FailedBranch(path, node, commit_id, limit, (branch,), position)
-                run, failed = _fail(run._replace(ready=ready), failure)
-                return run, None, events + failed
+        if branch.step >= topology.max_steps and (limit := limit_error(topology, branch, node)) is not None:
+            failure = FailedBranch(path, node, commit_id, limit, (branch,), position)
+            run, failed = _fail(run._replace(ready=ready), failure)
+            return run, None, events + failed
         events.append(_new(NodeStarted, (node, path, visit, commit_id, ())))
-        calls += 1
     execution = _new(Execution, (commit_id, node, branch, path, visit, position, overlay))
     running = running.set(commit_id, execution)
-    begun = (topology, log, waiting, ready, running, positions, calls, failures, trunk_state, ended, suspended, first)
+    begun = (topology, log, waiting, ready, running, positions, failures, trunk_state, ended, suspended, first)
     return _new(RunState, begun), execution, events
 
 
@@ -144,7 +141,7 @@ def advance(
 
     `failed_attempts` are those before an exception; a transition has its own.
     """
-    topology, log, waiting, ready, running, positions, calls, failures, trunk_state, ended, suspended, first = run
+    topology, log, waiting, ready, running, positions, failures, trunk_state, ended, suspended, first = run
     execution = running._data[execution_id]
     running = running.discard(execution_id)
     if isinstance(outcome, Suspended):
@@ -188,7 +185,7 @@ def advance(
         position = target, rounds.move(left[0], left[1], target) if rounds.loops else left[1]
         positions = positions if position == left else NO_POSITIONS.set(position, 1)
         ready = ReadyQueue((path, _new(Group, (position, (moved,), None, None)), 1, None, None))
-        then = (topology, log, waiting, ready, running, positions, calls, failures, state, ended, suspended, first)
+        then = (topology, log, waiting, ready, running, positions, failures, state, ended, suspended, first)
         return _new(RunState, then), events
     children = [moved] if one else _fork(moved, len(targets))
     if len(children) > 1:
@@ -197,9 +194,8 @@ def advance(
     return _arrive(run, left, zip(targets, children, strict=True)), events
 
 
-def limit_error(run: RunState, branch: Branch, node: str) -> Exception | None:
-    """The error of a limit that forbids a branch to start a node; None if no limit is reached."""
-    topology = run.topology
+def limit_error(topology: Topology, branch: Branch, node: str) -> Exception | None:
+    """The error of the limit of steps, if a branch has reached it before a node."""
     if branch.step >= topology.max_steps:
         visits = {name: branch.counts.get(name, 0) for name in topology.nodes if branch.counts.get(name, 0)}
         listed = ", ".join(f"{name} {count}x" for name, count in visits.items())
@@ -207,11 +203,6 @@ def limit_error(run: RunState, branch: Branch, node: str) -> Exception | None:
             f"the run reached max_steps={topology.max_steps} before node {node!r} (branch {path_text(branch.path)}): "
             f"{listed}. Check what ends the loop, or raise the limit with compile(max_steps=...)",
             visits,
-        )
-    if topology.max_calls is not None and run.calls >= topology.max_calls:
-        return CallLimitError(
-            f"the run reached max_calls={topology.max_calls} before node {node!r} (branch {path_text(branch.path)}). "
-            "Raise the limit with compile(max_calls=...)"
         )
     return None
 

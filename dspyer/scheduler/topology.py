@@ -26,7 +26,6 @@ class Topology:
         policies: the merge policies of conflicts, by path.
         join_policies: the merge policies of joins at single nodes, which replace `policies` there.
         max_steps: the longest chain of commits that a run may have.
-        max_calls: the most node calls that a run may make, None for no limit.
         rounds: the loops of the graph.
     """
 
@@ -37,7 +36,6 @@ class Topology:
     policies: Policies
     join_policies: Mapping[str, Policies] = field(default_factory=dict)
     max_steps: int = 1000
-    max_calls: int | None = None
     rounds: Rounds = field(default_factory=Rounds)
     _targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
     _own_targets: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)

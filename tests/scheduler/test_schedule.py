@@ -6,7 +6,6 @@ import itertools
 import pickle
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Annotated, Any, NamedTuple
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from dspyer import DELETE, END, START, reducers
-from dspyer.errors import CallLimitError, MergeConflictError, StepLimitError
+from dspyer.errors import MergeConflictError, StepLimitError
 from dspyer.scheduler.loops import Edge, Rounds
 from dspyer.scheduler.run_state import Execution, RunState, Target, collapse_forks
 from dspyer.scheduler.schedule import advance, begin, plan, start
@@ -331,14 +330,6 @@ def test_step_limit_counts_the_longest_chain() -> None:
     assert failure.error.calls == {"L": 10}
     wide = graph("A W J", {START: "A", "W": "J", "J": "END"}, {"A": "W"}, max_steps=10)
     assert simulate(wide, router({"A": ["(W) " * 50]})).run.ended
-
-
-def test_call_limit_counts_every_call() -> None:
-    topology = graph("A B C J", {START: "A", "A": "B C", "B": "J", "C": "J", "J": "END"})
-    limited = replace(topology, max_calls=3)
-    outcome = simulate(limited, router({}))
-    assert isinstance(outcome.run.failures[0].error, CallLimitError)
-    assert len(outcome.calls) == 3
 
 
 def test_wide_fan_out_is_one_step_and_keeps_order() -> None:
