@@ -405,8 +405,23 @@ class RunLayers:
         graph = run.graph
         self._nodes: Mapping[str, Node] = graph.nodes
         self._layers: Mapping[str, tuple[Layer, ...]] = graph.layers
+        self._chains: dict[str, Inner] = {}
+        self._admits: dict[str, tuple[Layer, ...]] = {}
+        self._parts: dict[int, Layer | None] = {}  # of the layers of nodes, by their ids
+        self.asked: tuple[Layer, ...] = ()
+        self.around: tuple[Layer, ...] = ()
+        self.runs: tuple[Layer, ...] = ()
+        self.events: tuple[Layer, ...] = ()
+        self._showing: tuple[Layer, ...] = ()
+        using = layers_around()
+        if asked or using or graph.around or graph.of_runs or graph.layers:  # else it has only itself to make
+            self._begin(asked, using, run)
+
+    def _begin(self, asked: Collection[Layer], using: Iterable[Layer], run: RunView) -> None:
+        """Makes the parts, and sorts them by what they override."""
+        graph = run.graph
         self.asked = _parts((*asked, *[one for one in graph.of_runs if type(one) not in map(type, asked)]), run)
-        using = _parts(layers_around(), run)
+        using = _parts(using, run)
         self.around = (*_parts(graph.around, run), *using, *self.asked)
         own = {id(layer): layer for found in self._layers.values() for layer in found}
         self._parts = {key: _part(layer, run) for key, layer in own.items() if type(layer).of is not Layer.of}
@@ -417,13 +432,13 @@ class RunLayers:
         self._showing = tuple(showing)
         showing += [part for part in every if type(part).shown is Layer.shown]
         self.events = tuple([part for part in showing if type(part).event is not Layer.event])
-        self._chains: dict[str, Inner] = {}
-        self._admits: dict[str, tuple[Layer, ...]] = {}
 
     @property
     def at_each_step(self) -> bool:
         """Whether one of those around all nodes has something to do there."""
-        return any(type(one).around is not Layer.around or type(one).admit is not Layer.admit for one in self.around)
+        return bool(self.around) and any(
+            type(one).around is not Layer.around or type(one).admit is not Layer.admit for one in self.around
+        )
 
     def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
         """What is shown of a value that is no event of the run yet (`Layer.shown`)."""

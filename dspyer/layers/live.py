@@ -81,7 +81,7 @@ class LivePosts(Layer):
         if run.kept is not None:
             run.kept.posts = self.buffer.recorded  # for the next attempt
         writes = {name: (node.writes or {}).values() for name, node in graph.nodes.items()}
-        self.waiters = LiveWaiters(run.max_concurrency, ReleaseOrder(graph.topology, writes), self._parked)
+        self.waiters = LiveWaiters(run.together.slots, ReleaseOrder(graph.topology, writes), self._parked)
         self._node_reads: dict[str, NodeReads] = {}  # by node
         self._noted = 0  # how many commits are in `_node_reads`
         self._held: RunState | None = None  # the run, if ready groups did not start in it though slots were free
@@ -129,7 +129,7 @@ class LivePosts(Layer):
     def _look(self, run: Any) -> None:
         """Gives free slots to due readers, now that what may begin has begun."""
         state: RunState = run.run
-        free = len(state.running) - len(self._parked) < run.max_concurrency
+        free = len(state.running) - len(self._parked) < run.together.slots
         self._held = state if free and plan(state) else None
         self.release(state)
 

@@ -73,6 +73,7 @@ class Together:
 
     Attributes:
         visible: whether they know of each other: not in a run with `live=False`, where nothing depends on timing.
+        slots: how many of them may work at once.
         doing: the text of the last `ctx.doing`, by execution.
         parked: those that run, and hold no slot, since they wait for others; each with what it waits for.
         lock: guards what is parked, and the choice of what begins. Executions park in threads of their own.
@@ -83,6 +84,7 @@ class Together:
     """
 
     visible: bool
+    slots: int = 1
     doing: dict[str, str] = made(default_factory=dict)
     parked: dict[str, str] = made(default_factory=dict)
     lock: RLock = made(default_factory=RLock)

@@ -267,7 +267,7 @@ class Batch(Generic[T]):
     def __init__(
         self, session: Session, count: int, max_concurrency: int | None, rule: StartRule | None = None
     ) -> None:
-        limit = session.max_concurrency
+        limit = session.together.slots
         self.limit = min(limit, max_concurrency or limit)
         self._session = session
         self._count = count

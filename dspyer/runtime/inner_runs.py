@@ -66,7 +66,7 @@ def request_inside(
         label=around.run_start.label,
         root=around.ids.root,
         limit=attempt.limit or around.limit,
-        max_concurrency=around.max_concurrency,
+        max_concurrency=around.together.slots,
     )
     layers = around.layers.asked
     asked = CallOptions(around.resources, around.answer, around.together.visible, layers=layers, keeps_events=False)

@@ -16,7 +16,6 @@ import logging
 import time
 from asyncio import CancelledError
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from threading import Lock
 from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -92,7 +91,6 @@ CANNOT_RESUME = (
     'on_conflict="merge"'
 )
 STOPPED_BY_THREAD = "thread.stop() was called"
-_NO_CONTEXT: AbstractContextManager[None] = nullcontext()
 
 
 class ExecutionNotes:
@@ -131,7 +129,6 @@ class Session:
         run: the run as a value; each step replaces it.
         ids: its ids.
         inside: where it is, if it is a part of another run; None for an outermost one.
-        max_concurrency: how many nodes may work at once; the outermost program decides it for all runs inside.
         resources: objects by type, for parameters that are annotated with it.
         answer: answers questions as they are asked.
         records: the results of effects, answers and items of a map, of earlier attempts too; with the journal.
@@ -165,10 +162,10 @@ class Session:
         self.run: RunState = run_start.run
         self.inside = inside = request.inside
         self.ids = _ids_of(run_start, inside)
-        self.max_concurrency = (None if inside is None else inside.max_concurrency) or graph.max_concurrency
         self.resources = resources
         self.answer = answer
-        self.together = Together(request.options.live)
+        slots = None if inside is None else inside.max_concurrency  # the outermost program decides for all runs inside
+        self.together = Together(request.options.live, slots or graph.max_concurrency)
         self.stop_signal = request.stop_signal
         self.failed = StopSignal()
         self.records = records = request.records or ExecutionRecords()
@@ -241,7 +238,7 @@ class Session:
         started: list[Execution] = []
         together = self.together
         with together.lock:
-            limit = self.max_concurrency + len(together.parked)
+            limit = together.slots + len(together.parked)
             if self._to_restart and self._may_start:
                 executions, self._to_restart = self._to_restart, []
                 for one in executions:  # which were running when an earlier process ended
@@ -253,7 +250,7 @@ class Session:
             while (
                 self.run.ready._heap is not None  # `plan`, without its calls: this runs for every node
                 and not self.run.failures
-                and self._may_start
+                and ((self.stop_signal.reason is None and self.log is None) or self._may_start)
                 and len(self.run.running._data) < limit
             ):
                 try:
@@ -265,7 +262,8 @@ class Session:
                     if not self.stopped:
                         raise
                     break
-                self.events.publish_once_written(events)
+                if events:
+                    self.events.publish_once_written(events)
                 del events  # the traceback of a join that failed refers to this frame
                 if execution is not None:
                     started.append(execution)
@@ -281,9 +279,8 @@ class Session:
         if (self.log is not None and self.log.error is not None) or (self.inside is not None and self.handed_over):
             return  # nothing can be written any more, or would count, so nothing more is committed
         if isinstance(outcome, ConcurrentRunError) and self.log is not None and self.log.journal.broken is not None:
-            self.write_failed(
-                self.log, outcome
-            )  # an effect or a post was refused, as the commit would have been: no failure
+            # An effect or a post was refused, as the commit would have been: no failure.
+            self.write_failed(self.log, outcome)
             return
         if steps and isinstance(outcome, Transition) and outcome.failure is not None:
             lost = LostSteps(execution.id, 0, outcome.failure.attempt, steps)  # an error edge leads on
@@ -462,9 +459,8 @@ class Session:
     @property
     def first_trial_error(self) -> Exception | None:
         """What the trial with the number 0 has raised; None if it has not, or in an earlier process."""
-        return (
-            self.notes.trial_error[1] if self.notes.trial_error is not None and self.notes.trial_error[0] == 0 else None
-        )
+        number, error = self.notes.trial_error or (None, None)
+        return error if number == 0 else None
 
     def peers(self, attempt: Attempt) -> list[Peer]:
         """The other nodes of the graph that are running. May be called from any thread."""
