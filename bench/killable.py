@@ -79,7 +79,7 @@ class KillableWriter:
     def __deepcopy__(self, memo: dict[int, Any]) -> KillableWriter:
         return self
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
+    def __call__(self, prompt: Prompt, sampling: Sampling, /) -> str:
         key = digest(*[turn.content for turn in prompt.turns], sampling.rollout if sampling.temperature else None)
         self.journal.note("asked", key)
         with self._lock:

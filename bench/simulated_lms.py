@@ -170,7 +170,7 @@ class Worker:
     def __deepcopy__(self, memo: dict[int, Any]) -> Worker:
         return self  # copies of the LM count in one place
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
+    def __call__(self, prompt: Prompt, sampling: Sampling, /) -> str:
         with self._lock:
             self.calls += 1
         step = step_of(self.conventions.steps, prompt.instructions)
@@ -215,7 +215,7 @@ class Reflector:
     def calls(self) -> int:
         return self.sent.total()
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> str:
+    def __call__(self, prompt: Prompt, sampling: Sampling, /) -> str:
         shown = prompt.inputs["current_instruction"], prompt.inputs["examples_with_feedback"]
         with self._lock:
             self.sent["\n".join(shown)] += 1

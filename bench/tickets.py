@@ -28,7 +28,7 @@ import dspy
 from bench.machine import describe
 from dspyer import END, START, Cache, CompiledGraph, Graph, optimize
 from dspyer.testing import NearestLM
-from dspyer.testing.nearest import NearestWriter, TextIndex
+from dspyer.testing.nearest import TextIndex, nearest_answer
 from dspyer.testing.prompt import LMAnswer, Prompt
 from dspyer.testing.text_engine import Sampling, TextLM
 
@@ -59,15 +59,14 @@ class SlowWriter:
 
     def __init__(self, calls: Calls, kind: str, delay: float) -> None:
         self.calls, self.kind, self.delay = calls, kind, delay
-        self.nearest = NearestWriter()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SlowWriter:
         return self  # copies of the LM count in one place
 
-    def write(self, prompt: Prompt, sampling: Sampling, /) -> LMAnswer:
+    def __call__(self, prompt: Prompt, sampling: Sampling, /) -> LMAnswer:
         self.calls.add(self.kind)
         time.sleep(self.delay)
-        return self.nearest.write(prompt, sampling)
+        return nearest_answer(prompt, sampling)
 
 
 class SlowLM(TextLM):

@@ -18,7 +18,8 @@ from contextvars import Context as ContextVars
 from functools import partial
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Literal, Protocol
+from types import MappingProxyType
+from typing import Any, Literal
 
 import dspy
 
@@ -81,96 +82,75 @@ RESERVED_KEYS = ("before", "after")
 _lock = Lock()  # guards `Attempt.posts` and effects in progress: threads of one node may use its `ctx` at once
 
 
-class AttemptHost(Protocol):
-    """The run that an attempt belongs to.
+class AttemptHost:
+    """The run that an attempt belongs to. This class is that of a node which is called without a run, by a test.
 
     Attributes:
         records: the records of its executions.
         answer: answers questions as they are asked.
-        root: the id of the outermost run, the same after each resume.
-        label: its name, in front of the ids of its questions; "" for a run that is not stored.
-        limit: the time that the node has in which the run is, and so all attempts of the run; None for no limit.
         program: the program that runs, whose attributes are the modules of its nodes; None for none.
         resources: the run's resources by type.
         together: what its executions know of each other.
     """
 
-    records: ExecutionRecords
-    answer: AnswerSource
-    program: dspy.Module | None
-    resources: Mapping[type, object]
-    together: Together
+    def __init__(
+        self,
+        answer: AnswerSource = no_answer,
+        program: dspy.Module | None = None,
+        resources: Mapping[type, object] = MappingProxyType({}),
+        views: ViewSource | None = None,
+    ) -> None:
+        self.records = ExecutionRecords()
+        self.answer = answer
+        self.program = program
+        self.resources = resources
+        self.together = Together(False)
+        self._views = views or ViewSource()
 
     @property
-    def root(self) -> str: ...
+    def root(self) -> str:
+        """The id of the outermost run, the same after each resume."""
+        return "alone"
+
     @property
-    def label(self) -> str: ...
+    def label(self) -> str:
+        """The name of the outermost run, in front of the ids of its questions; "" for a run that is not stored."""
+        return ""
+
     @property
-    def limit(self) -> TimeLimit | None: ...
+    def limit(self) -> TimeLimit | None:
+        """The time that the node has in which the run is, and so all attempts of the run; None for no limit."""
+        return None
+
     @property
     def views(self) -> ViewSource:
         """The fields as views show them, and the permissions of the nodes."""
-
-    def publish(self, event: Event) -> None:
-        """Add an event to the stream."""
-
-    def peers(self, attempt: Attempt) -> list[Peer]:
-        """The other nodes that run now."""
-
-    def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
-        """Record that attempt `number` raised, and that another one follows after `pause` seconds."""
-
-    def lose_steps(self, attempt: Attempt, number: int, steps: Steps) -> None:
-        """Keep the DSPy trace of attempt `number`, which raised."""
-
-    def hold_steps(self, attempt: Attempt, steps: Steps) -> None:
-        """Keep the DSPy trace of a trial: it led to the result if the search picks the trial, or one below it."""
-
-    def hold_error(self, trial: int, error: Exception) -> None:
-        """Keep what a trial has raised, by its number."""
+        return self._views
 
     @property
     def first_trial_error(self) -> Exception | None:
         """What the first trial has raised, the cause if all trials fail; None if an earlier process made it."""
-
-
-class NoRun:
-    """The host of a node that is called without a run, by tests and by `dspyer.testing`."""
-
-    def __init__(self, answer: AnswerSource = no_answer) -> None:
-        self.views = ViewSource()
-        self.records = ExecutionRecords()
-        self.answer = answer
-        self.root, self.label = "alone", ""
-        self.limit: TimeLimit | None = None
-        self.program: dspy.Module | None = None
-        self.resources: Mapping[type, object] = {}
-        self.together = Together(False)
+        return None
 
     def publish(self, event: Event) -> None:
-        """Drop the event: there is no stream."""
+        """Adds an event to the stream."""
 
     def peers(self, attempt: Attempt) -> list[Peer]:
-        """No peers."""
+        """The other nodes that run now."""
         del attempt
         return []
 
     def attempt_failed(self, attempt: Attempt, number: int, error: Exception, pause: float) -> None:
-        """Keep nothing: there is no commit that would show it."""
+        """Records that attempt `number` raised, and that another one follows after `pause` seconds."""
 
     def lose_steps(self, attempt: Attempt, number: int, steps: Steps) -> None:
-        """Keep nothing: there is no run that would show it."""
+        """Keeps the DSPy trace of attempt `number`, which raised."""
 
     def hold_steps(self, attempt: Attempt, steps: Steps) -> None:
-        """Keep nothing: there is no run whose trace would show it."""
+        """Keeps the DSPy trace of a trial: it led to the result if the search picks the trial, or one below it."""
 
     def hold_error(self, trial: int, error: Exception) -> None:
-        """Keep nothing: a search is more than one node."""
-
-    @property
-    def first_trial_error(self) -> Exception | None:
-        """None: there are no trials."""
-        return None
+        """Keeps what a trial has raised, by its number."""
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -199,7 +179,7 @@ class Attempt:
         home: the context of the node's function, if programs are bound to it.
     """
 
-    host: AttemptHost = dataclasses.field(default_factory=NoRun)
+    host: AttemptHost = dataclasses.field(default_factory=AttemptHost)
     node: str = ""
     branch: BranchPath = ()
     execution: str = ""

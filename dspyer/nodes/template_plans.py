@@ -92,7 +92,7 @@ def value_of_run(name: str, ctx: Context) -> int | str | None:
 
 def _run_of(ctx: Context) -> tuple[RunState, Branch] | None:
     attempt = ctx.delegate
-    run: RunState | None = getattr(attempt.host, "run", None)  # `NoRun` has none
+    run: RunState | None = getattr(attempt.host, "run", None)  # none without a run
     if run is None or attempt.position is None or attempt.position.head < 0:
         return None
     return run, attempt.position

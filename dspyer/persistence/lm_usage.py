@@ -37,8 +37,8 @@ def add_usage(total: dict[str, LMUsage], more: Mapping[str, Mapping[str, Any]]) 
         {'lm': {'total_tokens': 2, 'requests': 2, 'cost': None}}
     """
     for model, used in more.items():
-        into = total.setdefault(model, {"cost": 0.0})
-        costs = into["cost"], used.get("cost")
+        into = total.setdefault(model, {})
+        costs = into.get("cost", 0.0), used.get("cost")
         add_tokens(into, {name: value for name, value in used.items() if name != "cost"})
         into["cost"] = None if None in costs else sum(costs)
 

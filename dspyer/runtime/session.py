@@ -45,7 +45,7 @@ from dspyer.events import (
 from dspyer.failure import Failure
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Layer, RunLayers
-from dspyer.nodes.attempt import Attempt
+from dspyer.nodes.attempt import Attempt, AttemptHost
 from dspyer.nodes.live_access import Peer, Together
 from dspyer.nodes.node import Call
 from dspyer.patch import SealedPatch, seal
@@ -119,7 +119,7 @@ class ExecutionNotes:
         self.view_reads: list[ViewRead] = []
 
 
-class Session:
+class Session(AttemptHost):
     """One run in progress. Made for each run, never kept on a program.
 
     Attributes:

@@ -15,7 +15,7 @@ from dspyer.graph.spec import GraphSpec, check_send
 from dspyer.hints import signature_of
 from dspyer.layers.condensers import condensed
 from dspyer.nodes.answer_types import Answers, answer_source, first_of
-from dspyer.nodes.attempt import Attempt, NoRun
+from dspyer.nodes.attempt import Attempt, AttemptHost
 from dspyer.nodes.binding import check_resources, resources_of
 from dspyer.nodes.build import build_node
 from dspyer.nodes.callables import giving
@@ -214,11 +214,10 @@ def _call(
     _, state = schema.commit(
         schema.initial_state({}), fields, node="the state of the test", commit_id="test", whole_values=True
     )
-    host = NoRun(first_of(answer_source(answers), program.graph.answer))
-    host.program, host.resources = program, given
     current = ImmutableState(state)
     log = PriorHistory.of_state(current, START).log
-    host.views = RunViews(program.graph, Fields(schema, whole_values=False), log, None)
+    views = RunViews(program.graph, Fields(schema, whole_values=False), log, None)
+    host = AttemptHost(first_of(answer_source(answers), program.graph.answer), program, given, views)
     attempt = Attempt(host, node, position=Branch((), ((),), current, 0, "", 0, PersistentMap()))
     return Call(current, Context("test", node, delegate=attempt), program, None, given)
 

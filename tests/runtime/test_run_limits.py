@@ -142,7 +142,7 @@ def test_a_node_that_fails_or_asks_after_a_refusal_is_stopped(mode: str) -> None
         finally:
             if raises:
                 raise ValueError("odd")
-            ctx.interrupt("go on?")
+            ctx.interrupt("go_on", "Go on?")
 
     program = Graph().add_node("node", node, writes=["answer"]).add_path(START, "node", END).compile()
     with ScriptedLM(lambda prompt: {"answer": "yes"}):
