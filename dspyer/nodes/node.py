@@ -25,7 +25,7 @@ from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.views import View, ViewForm
 
 if TYPE_CHECKING:
-    from dspyer.events import Event, Exchange
+    from dspyer.events import Exchange
     from dspyer.failure import Failure
     from dspyer.nodes.attempt import Attempt
     from dspyer.scheduler.lineage import LogEntry
@@ -249,8 +249,20 @@ class Call(NamedTuple):
         """What the execution makes of a reply, validated as if the node had returned it."""
         return self.made(self, checked_reply(reply))
 
-    def publish(self, event: Event) -> None:
-        """Adds an event to those of the run."""
+    def publish(self, event: Any) -> None:
+        """Adds an event to those of the run, its stream and its server-sent events.
+
+        Args:
+            event: one of `dspyer.events`, or a named tuple of your own with `scope` and `to_dict`.
+
+        Raises:
+            TypeError: for anything else.
+        """
+        if not (isinstance(event, tuple) and hasattr(event, "scope") and hasattr(event, "to_dict")):
+            raise TypeError(
+                f"call.publish got {brief(event)}, of type {type(event).__name__}: an event is a named tuple with "
+                "`scope: tuple[str, ...] = ()` and a method `to_dict` that returns dspyer.events.event_dict(self)"
+            )
         self.context.delegate.host.publish(event)
 
     def layer(self, kind: type[LayerT]) -> LayerT | None:

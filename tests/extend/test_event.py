@@ -1,0 +1,82 @@
+"""An event of a user's own: a named tuple, made by public names alone, that goes wherever events go."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+from typing import Any, NamedTuple
+
+import pytest
+
+from dspyer import END, START, Graph
+from dspyer.events import event_dict
+from dspyer.extend import Call, Layer
+from tests.rows import each
+
+
+class Seen(NamedTuple):
+    """What a layer has seen."""
+
+    node: str
+    execution: str
+    text: str
+    scope: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return event_dict(self)
+
+
+class Watching(Layer):
+    """Publishes what each node is given."""
+
+    def around(self, call: Call, inner: Any) -> Any:
+        output = yield from inner(call)
+        call.publish(Seen(call.node, call.execution, call.read("text")))
+        return output
+
+
+def program(**options: Any) -> Any:
+    inner = Graph(name="Inner").add_node("shout", lambda text: {"loud": text.upper()}, layers=[Watching()])
+    part = inner.add_path(START, "shout", END).compile()
+    return Graph().add_node("part", part, layers=[Watching()]).add_path(START, "part", END).compile(**options)
+
+
+def test_it_is_in_the_events_of_the_run_with_its_place() -> None:
+    run = program().run({"text": "hey"})
+    shown = [event.to_dict() for event in run.events if isinstance(event, Seen)]
+    assert shown == [
+        {"event": "Seen", "node": "shout", "execution": "trunk:1/trunk:1", "text": "hey", "scope": ["trunk:1"]},
+        {"event": "Seen", "node": "part", "execution": "trunk:1", "text": "hey", "scope": []},
+    ]
+    assert pickle.loads(pickle.dumps(run.events)) == run.events
+
+
+@each("mode", ["stream", "stored", "sse"])
+def test_it_goes_wherever_events_go_and_shows_nothing_that_is_hidden(mode: str) -> None:
+    made = program(redact=["text"], store=":memory:")
+
+    async def sent() -> list[str]:
+        parts = [part async for part in made.astream({"text": "a secret"}).sse()]
+        return [json.loads(part.decode().split("data: ")[1])["text"] for part in parts if b"event: Seen" in part]
+
+    if mode == "sse":
+        found = asyncio.run(sent())
+    else:
+        with (made.thread("t") if mode == "stored" else made).stream({"text": "a secret"}) as stream:
+            found = [event.text for event in stream if isinstance(event, Seen)]
+    assert found == ["[redacted]", "[redacted]"]
+
+
+@pytest.mark.parametrize("wrong", ["seen", {"event": "Seen"}, ("part", "hey")], ids=["text", "dict", "tuple"])
+def test_what_is_no_event_fails_the_node_with_a_line_that_says_what_one_is(wrong: object) -> None:
+    class Wrong(Layer):
+        def around(self, call: Call, inner: Any) -> Any:
+            call.publish(wrong)
+            return (yield from inner(call))
+
+    graph = Graph().add_node("shout", lambda text: {"loud": text.upper()}, layers=[Wrong()])
+    run = graph.add_path(START, "shout", END).compile().run({"text": "hey"})
+    assert isinstance(run.error, TypeError)
+    assert "an event is a named tuple with `scope" in str(run.error)
+    assert [commit.node for commit in run.commits] == ["START"]
