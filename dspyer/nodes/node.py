@@ -263,7 +263,8 @@ class Call(NamedTuple):
                 f"call.publish got {brief(event)}, of type {type(event).__name__}: an event is a named tuple with "
                 "`scope: tuple[str, ...] = ()` and a method `to_dict` that returns dspyer.events.event_dict(self)"
             )
-        self.context.delegate.host.publish(event)
+        published: Any = event
+        self.context.delegate.host.publish(published)
 
     def layer(self, kind: type[LayerT]) -> LayerT | None:
         """The part in this run of the layer of a kind, if one is around this node; else None."""
