@@ -28,8 +28,7 @@ from dspyer.events import Asked, Event
 from dspyer.executors.call import ExecutorCall, check_executor, check_sent, refused
 from dspyer.graph.compile import prepare_modules
 from dspyer.graph.spec import GraphSpec, check_inputs, check_inputs_by_name
-from dspyer.layers.streaming import Streaming
-from dspyer.nodes.answer_types import Answers, answer_source
+from dspyer.nodes.answer_types import Answers
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.binding import resources_of
 from dspyer.nodes.program_calls import InsideRun
@@ -38,14 +37,12 @@ from dspyer.persistence.time_travel import check_thread_name
 from dspyer.runtime.drivers import adrive, drive
 from dspyer.runtime.inner_runs import completed_inside, part_of_run, request_inside
 from dspyer.runtime.program_call import ProgramCall, settings_inside
-from dspyer.runtime.request import REQUEST, Request
+from dspyer.runtime.request import REQUEST, Request, new_request
 from dspyer.runtime.run import Run, take_run
-from dspyer.runtime.run_start import CallOptions
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores import Store
 from dspyer.threads.thread import Thread
 from dspyer.tracing.spans import OPENTELEMETRY, UNTRACED, continued_trace
-from dspyer.values.scalars import check_flags
 
 _NAMES_ELSEWHERE = {
     "invoke": "call the program, program(question=...), or program.run({...}) for the whole run",
@@ -117,7 +114,7 @@ class CompiledGraph(dspy.Module):
             >>> run.status, run.prediction.loud
             ('completed', 'HEY')
         """
-        return self._run(inputs, _request(resources, answers, live, budget))
+        return self._run(inputs, new_request(resources, live, budget, answers=answers))
 
     async def arun(
         self,
@@ -137,7 +134,7 @@ class CompiledGraph(dspy.Module):
             >>> asyncio.run(graph.add_path(START, "shout", END).compile().arun({"text": "hey"})).status
             'completed'
         """
-        return await self._arun(inputs, _request(resources, answers, live, budget))
+        return await self._arun(inputs, new_request(resources, live, budget, answers=answers))
 
     def stream(
         self,
@@ -192,7 +189,7 @@ class CompiledGraph(dspy.Module):
             (['in', ' the', ' north', ''], True)
         """
         self._refuse_executor()
-        request = _request(resources, answers, live, budget, tokens)
+        request = new_request(resources, live, budget, tokens, answers)
         return Events(lambda queue: self._run(inputs, request, queue), request)
 
     def astream(
@@ -217,7 +214,7 @@ class CompiledGraph(dspy.Module):
             'RunEnded'
         """
         self._refuse_executor()
-        request = _request(resources, answers, live, budget, tokens)
+        request = new_request(resources, live, budget, tokens, answers)
         return AsyncEvents(lambda queue: self._arun(inputs, request, queue), request)
 
     def with_resources(self, resources: Mapping[type, object] | Sequence[object]) -> CompiledGraph:
@@ -618,19 +615,6 @@ class CompiledGraph(dspy.Module):
         def __getattr__(self, name: str) -> NoReturn:
             hint = f": {_NAMES_ELSEWHERE[name]}" if name in _NAMES_ELSEWHERE else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
-
-
-def _request(
-    resources: Mapping[type, object] | Sequence[object] | None,
-    answers: Answers,
-    live: bool,
-    budget: Budget | None,
-    tokens: bool = False,
-) -> Request:
-    """The request of a call that users make."""
-    check_flags(live=live, tokens=tokens)
-    answer, layers = answer_source(answers), (Streaming(),) if tokens else ()
-    return Request(CallOptions(resources_of(resources), answer, live, Budget.of(budget), layers))
 
 
 # --- making a program

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import dspy
 
-from dspyer.budget import Spending
+from dspyer.budget import Budget, Spending
 from dspyer.ctrl_c import held_back
 from dspyer.dspy_module.lm_records import LMRecorder, record_lm_calls
 from dspyer.dspy_module.tracing import Steps
@@ -20,10 +20,14 @@ from dspyer.events import Event
 from dspyer.graph.spec import GraphSpec
 from dspyer.layers.layer import Layer
 from dspyer.layers.run_limits import CallCount, Spends
+from dspyer.layers.streaming import Streaming
+from dspyer.nodes.answer_types import Answers, answer_source
+from dspyer.nodes.binding import resources_of
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.runtime.run_start import CallOptions, Inside, RunStart
 from dspyer.scheduler.run_state import FailedBranch, RunState
 from dspyer.stopping import StopSignal
+from dspyer.values.scalars import check_flags
 
 if TYPE_CHECKING:
     from dspyer.runtime.run import Run
@@ -162,3 +166,16 @@ class Request:
     def until_ctrl_c(self) -> held_back:
         """A block in which sync code runs the request: Ctrl-C stops it, and is raised at the end."""
         return held_back(partial(self.stop_signal.stop_from_handler, INTERRUPTED))
+
+
+def new_request(
+    resources: Mapping[type, object] | Sequence[object] | None,
+    live: bool,
+    budget: Budget | None,
+    tokens: bool = False,
+    answers: Answers = None,
+) -> Request:
+    """The request of a run that a user starts."""
+    check_flags(live=live, tokens=tokens)
+    layers = (Streaming(),) if tokens else ()
+    return Request(CallOptions(resources_of(resources), answer_source(answers), live, Budget.of(budget), layers))

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 
 from dspyer.blocking import cancellation_count
-from dspyer.budget import Budget
 from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.event_queue import EventQueue
 from dspyer.events import Event
-from dspyer.layers.streaming import Streaming
-from dspyer.nodes.binding import resources_of
 from dspyer.persistence.journal import STOPPING, Journal
 from dspyer.persistence.leases import is_alive, leases, new_owner
 from dspyer.persistence.lm_call_reader import usage_without_end
@@ -25,7 +22,6 @@ from dspyer.persistence.rows import end_row
 from dspyer.persistence.time_travel import ThreadReader
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
-from dspyer.runtime.run_start import CallOptions
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.stores.base import Change, Point
 from dspyer.threads.changes import first_write_of_rerun
@@ -34,19 +30,12 @@ from dspyer.threads.keyed_runs import KeyedRuns, RunKey
 from dspyer.threads.merge_on_finish import MergeOnFinish
 from dspyer.threads.ownership import WAIT_OR_REPLACE, StoredRun, ThreadLock
 from dspyer.threads.start import RunStarter, ThreadHead
-from dspyer.threads.thread_program import AnswersByKey, Resources, ThreadProgram
+from dspyer.threads.thread_program import AnswersByKey, ThreadProgram
 from dspyer.values.scalars import check_flags
 from dspyer.worker_threads import run_in_thread
 
 if TYPE_CHECKING:
     from dspyer.threads.thread import Thread
-
-
-def new_request(resources: Resources, live: bool, budget: Budget | None, tokens: bool = False) -> Request:
-    """The request of a run that a user starts."""
-    check_flags(live=live, tokens=tokens)
-    layers = (Streaming(),) if tokens else ()
-    return Request(CallOptions(resources_of(resources), live=live, budget=Budget.of(budget), layers=layers))
 
 
 class Play(NamedTuple):

@@ -16,6 +16,7 @@ from dspyer.persistence.lm_call_reader import stored_usage
 from dspyer.persistence.lm_usage import total_cost
 from dspyer.persistence.status import failures_of, shown_questions, status_of
 from dspyer.persistence.time_travel import Moment
+from dspyer.runtime.request import new_request
 from dspyer.runtime.run import Counts, Run, counts_in
 from dspyer.runtime.streams import AsyncEvents, Events
 from dspyer.state import ImmutableState
@@ -26,7 +27,7 @@ from dspyer.threads.export import export, load
 from dspyer.threads.graph_changes import AllowChanged
 from dspyer.threads.merging import check_same_store
 from dspyer.threads.ownership import existing_row
-from dspyer.threads.playing import new_request, stop_run
+from dspyer.threads.playing import stop_run
 from dspyer.threads.stored_repairs import stored_repairs
 from dspyer.threads.thread_parts import thread_parts
 from dspyer.threads.thread_program import AnswersByKey, OnConflict, Resources, ThreadProgram
@@ -608,8 +609,7 @@ class Thread:
             >>> t.run({"n": 1}).state["n"], asyncio.run(t.arerun(0)).state["n"]
             (2, 2)
         """
-        request = new_request(resources, True, budget)
-        return await self._player.rerun(from_version, request, take_over).arun()
+        return await self._player.rerun(from_version, new_request(resources, True, budget), take_over).arun()
 
     def _stream_rerun(self, from_version: int | str) -> Events:
         """Goes back to a commit and yields the events of what happens now: `rerun` for the inspector."""
