@@ -61,6 +61,7 @@ from dspyer.scheduler.topology import START
 from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
+from dspyer.values.scalars import is_number
 from dspyer.views import (
     CUTS,
     Delta,
@@ -625,6 +626,8 @@ class Attempt:
         if self.index is not None:
             raise AttemptError(f"{self.who}: an item of a map cannot wait for the live field {field!r}")
         self._check_permitted("reads", field, f"listens to {field!r}, which", InputError)
+        if timeout is not None and not (is_number(timeout) and timeout >= 0):
+            raise InputError(f"{self.who}: ctx.live({field!r}, timeout={timeout!r}): give seconds from 0, or None")
         live = self.host.together.posts
         source = self._entries_before(field) if live is None else live.entries(self, field)
         return Entries(source, field, timeout, self.limit or self.host.limit)
