@@ -302,7 +302,11 @@ class Attempt:
     def emit(self, value: object) -> None:
         """Add a value to the stream of events."""
         self.check_time()
-        self.host.publish(Emitted(self.node, self.branch, self.execution, value))
+        self.host.publish(self.emitted(value))
+
+    def emitted(self, value: object) -> Emitted:
+        """The event of a value."""
+        return Emitted(self.node, self.branch, self.execution, value)
 
     # --- effects
 

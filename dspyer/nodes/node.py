@@ -15,6 +15,7 @@ import dspy
 from typing_extensions import TypeVar
 
 from dspyer.errors import NodeOutputError, brief, list_names, suggestion
+from dspyer.events import Event, Exchange
 from dspyer.nodes.context import Context
 from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, Step
 from dspyer.nodes.sync_async import is_async
@@ -25,7 +26,6 @@ from dspyer.values.frozen import FrozenDict, thaw
 from dspyer.views import View, ViewForm
 
 if TYPE_CHECKING:
-    from dspyer.events import Event, Exchange
     from dspyer.failure import Failure
     from dspyer.nodes.attempt import Attempt
     from dspyer.scheduler.lineage import LogEntry
@@ -247,11 +247,12 @@ class Call(NamedTuple):
 
     def reply(self, reply: Reply) -> Any:
         """What the execution makes of a reply, validated as if the node had returned it."""
-        return self.made(self, checked_reply(reply))
+        return self.made(self, checked_reply(reply, self))
 
-    def publish(self, event: Event) -> None:
-        """Adds an event to those of the run."""
-        self.context.delegate.host.publish(event)
+    def publish(self, event: object) -> None:
+        """Adds an event to those of the run; of any other value an `Emitted`, as `ctx.emit` does."""
+        attempt = self.context.delegate
+        attempt.host.publish(event if isinstance(event, Event) else attempt.emitted(event))
 
     def layer(self, kind: type[LayerT]) -> LayerT | None:
         """The part in this run of the layer of a kind, if one is around this node; else None."""
@@ -281,11 +282,29 @@ class Reply(NamedTuple):
     completions: Any = None
 
 
-def checked_reply(reply: object) -> Reply:
-    """What a layer gave as a reply; a `TypeError` if it is none."""
-    if isinstance(reply, Reply):
-        return reply
-    raise TypeError(f"a layer replied {brief(reply)}, of type {type(reply).__name__}: give Reply({{field: value}})")
+def checked_reply(reply: object, call: Call) -> Reply:
+    """What a layer gave as a reply of a node, or of an item.
+
+    Raises:
+        TypeError: if it is none.
+        NodeOutputError: if the node does not write one of its fields.
+    """
+    if not isinstance(reply, Reply):
+        raise TypeError(f"a layer replied {brief(reply)}, of type {type(reply).__name__}: give Reply({{field: value}})")
+    if not isinstance(reply.updates, Mapping):
+        raise TypeError(f"a layer replied Reply({brief(reply.updates)}): give Reply({{field: value}})")
+    node = call.runner.session.graph.nodes.get(call.node)  # None for the routers of `START`
+    if node is not None and node.has_items and call.context.delegate.index is not None:
+        node = node.inner
+    if node is not None and node.writes is not None:
+        fields = list(node.writes.values())
+        for name in reply.updates:
+            if name not in fields and name not in node.reports_in and name != "":  # "" is the bare value of an item
+                raise NodeOutputError(
+                    f"a layer replied {name!r} for {node.who}, whose writes are {list_names(fields)}: give these."
+                    f"{suggestion(str(name), fields)}"
+                )
+    return reply
 
 
 class Output(NamedTuple):
@@ -503,7 +522,7 @@ class Node:
 
     def script(self, call: Call) -> Script[Any]:
         """What a call of the node does, as a generator of leaf steps: the same code serves sync and async runs."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.who}: a kind of node defines `script(self, call)`")
 
     def attempt(self, call: Call) -> Script[Any]:
         """What all layers are around: the script of the node, whose reply is validated."""

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from dspyer.dspy_module.tracing import append_to_trace
-from dspyer.errors import Interrupt, RouteError, always_raised, list_names
+from dspyer.errors import Interrupt, RouteError, always_raised, brief, list_names
 from dspyer.graph.spec import check_send
 from dspyer.layers.layer import Layer, Stop, of_part
 from dspyer.nodes.attempt import Attempt
@@ -106,10 +106,14 @@ def _call(session: Session, execution: Execution, state: ImmutableState) -> Call
 def _admit(session: Session, layer: Layer, call: Call) -> None:
     """Asks a layer whether an execution may begin. If it stops the run, the execution is left open."""
     try:
-        layer.admit(call)
+        found: object = layer.admit(call)  # type: ignore[func-returns-value]  # what a user's method returns
     except Stop as stop:
-        session.stop(str(stop) or f"{type(layer).__name__} has stopped it")
+        session.stop(stop.reason or f"{type(layer).__name__} has stopped it")
         raise asyncio.CancelledError from None
+    if found is not None:
+        raise TypeError(
+            f"{type(layer).__name__}.admit returned {brief(found)}: raise Stop(...) to stop, or return None"
+        )
 
 
 # --- where the branch continues

@@ -113,6 +113,8 @@ class SessionEvents:
             shown = layer.event(event)
             if shown is None:
                 return
+            if not isinstance(shown, Event):
+                raise TypeError(f"{type(layer).__name__}.event returned {brief(shown)}: return an event, or None")
             event = shown
         if self._keeps and type(event) not in _NOT_KEPT:
             self.kept.append(event)

@@ -256,14 +256,11 @@ def test_single_nodes_are_called_and_replaced_in_tests() -> None:
 def refused(script: Any, **facts: Any) -> str:
     kind = type("Wrong", (Node,), {"script": script})
     found = program_of(kind(**{"reads": ["text"], "writes": ["label"], **facts})).run({"text": "x"})
-    assert isinstance(found.error, NodeOutputError | AttributeError), found.error
+    assert isinstance(found.error, NodeOutputError | AttributeError | TypeError | NotImplementedError), found.error
     return str(found.error)
 
 
 def test_a_mistake_in_a_script_says_what_to_write() -> None:
-    def no_script(self: Node, call: Call) -> Any:
-        return Reply({"label": "x"})
-
     def no_reply(self: Node, call: Call) -> Any:
         yield from ()
         return {"label": "x"}
@@ -272,19 +269,43 @@ def test_a_mistake_in_a_script_says_what_to_write() -> None:
         yield from ()
         return Reply({"lable": "x"})
 
+    def no_step(self: Node, call: Call) -> Any:
+        yield [call.function(len, "x")]
+
     def other_module(self: Node, call: Call) -> Any:
         yield call.module("jugde")
 
-    assert "`yield from ()` if it waits for nothing" in refused(no_script)
     assert "return Reply({...})" in refused(no_reply)
     assert "Did you mean 'label'?" in refused(other_field)
+    assert "no step: yield call.module(...) or call.function(...)" in refused(no_step)
+    assert "node 'vote': a kind of node defines `script(self, call)`" in refused(Node.script)
     judge = {"judge": dspy.Predict("text -> label")}
     assert "node 'vote' has no module 'jugde'. Did you mean 'judge'?" in refused(other_module, modules=judge)
+
+
+def test_a_script_that_waits_for_nothing_needs_no_yield() -> None:
+    class Plain(Node):
+        def script(self, call: Call) -> Any:
+            return Reply({"label": call.read("text").upper()})
+
+    assert program_of(Plain(reads=["text"], writes=["label"]))(text="x").label == "X"
+
+
+class Async(Node):
+    async def script(self, call: Call) -> Any:  # type: ignore[override]  # the mistake
+        return Reply({"label": "x"})
+
+
+class Unmade(Node):
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
 
 
 @pytest.mark.parametrize(
     ("node", "options", "text"),
     [
+        (Async(reads=["text"], writes=["label"]), {}, "Async.script is async: write a plain `def` with `yield`"),
+        (Unmade(3), {}, r"is a Unmade whose `__init__` does not call super\(\).__init__\(reads="),
         (vote(), {"reads": ["text"]}, "give them to Vote"),
         (vote(reads={"own": "text"}), {}, "reads fields by their own names"),
         (vote(modules={"judge": len}), {}, "only a dspy.Module is bound"),

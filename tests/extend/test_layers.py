@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Command, Context, Graph, reducers
 from dspyer.errors import NodeOutputError, RouteError
-from dspyer.events import AttemptFailed, Emitted
+from dspyer.events import AttemptFailed, Emitted, ItemStarted
 from dspyer.extend import Call, Layer, Output, Reply, replies, using, wrapped
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM, no_pauses
@@ -275,15 +275,17 @@ def test_a_layer_knows_its_call(play: Play) -> None:
     assert [event.attempt for event in run.events if isinstance(event, AttemptFailed)] == [1]
 
 
-def test_a_layer_publishes_events() -> None:
+def test_a_layer_publishes_events_and_values() -> None:
     class Told(Layer):
         def around(self, call: Call, inner: Any) -> Any:
             output = yield from inner(call)
-            call.publish(Emitted(call.node, (), call.execution, dict(output.patch)))
+            call.publish(ItemStarted(call.node, (), call.execution, 0, 1))
+            call.publish(dict(output.patch))
             return output
 
     events = list(program_of(Told()).stream({"n": 4}))
-    assert [event.value for event in events if isinstance(event, Emitted)] == [{"doubled": 8}]
+    assert ItemStarted("work", (), "trunk:1", 0, 1) in events
+    assert [event for event in events if isinstance(event, Emitted)] == [Emitted("work", (), "trunk:1", {"doubled": 8})]
 
 
 # --- its part in a run
