@@ -24,7 +24,7 @@ from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Decision, Output, Reply, Runner, Send, StartRule
 from dspyer.nodes.outputs import folded, given
 from dspyer.nodes.steps import Script
-from dspyer.patch import DELETE, Replace, diff_value
+from dspyer.patch import DELETE, Replace, SealedPatch, diff_value
 from dspyer.reducers import Updates
 from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome
@@ -48,6 +48,11 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     began, clock = time.time(), time.perf_counter()
     output: Output = yield from session.layers.chain(name)(call)
     patch, after, goto, targets, cached, failure, call, _, completions, exchange = output
+    if type(patch) is not SealedPatch:
+        raise TypeError(
+            f"a layer around node {name!r} gave an output with another patch, which the state after it does not have: "
+            "change the reply, inner(replies(call, change))"
+        )
     if completions is not None:
         session.notes.completions[execution.id] = completions
     follows_edges = targets is None

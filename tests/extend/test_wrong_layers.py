@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from dspyer import END, START, Graph, Retry, Run
-from dspyer.errors import GraphError, Interrupted, NodeOutputError
+from dspyer.errors import GraphError, ImmutableError, Interrupted, NodeOutputError
 from dspyer.extend import Call, Layer, Node, Reply, Stop, replies, using
 from dspyer.stores import Memory
 from dspyer.testing import no_pauses
-from tests.extend.kit import Followed, Passed, at, graph_of, program_of, twice
+from tests.extend.kit import PLACES, Followed, Passed, at, graph_of, program_of, twice
 from tests.rows import each, sampled
 from tests.runtime.conftest import PLAYS, Play
 
@@ -247,6 +247,32 @@ def test_a_stop_elsewhere_than_in_admit_says_so(hook: str, play: Play) -> None:
     layer: Layer = type("Wrong", (Layer,), {hook: stops})()
     with pytest.raises(Stop, match=r"outside of `Layer.admit`, where alone it stops the run \(enough\)"):
         play(graph_of().compile(layers=[layer]), {"n": 1}).raise_error()
+
+
+class Replaces(Layer):
+    def around(self, call: Call, inner: Any) -> Any:
+        output = yield from inner(call)
+        return output._replace(patch={"doubled": 9})
+
+
+class Assigns(Layer):
+    def around(self, call: Call, inner: Any) -> Any:
+        output = yield from inner(call)
+        output.patch["doubled"] = 9
+        return output
+
+
+@each(
+    "kind, error, place",
+    [(*row, place) for row in [(Replaces, TypeError), (Assigns, ImmutableError)] for place in PLACES],
+)
+def test_a_patch_without_the_state_that_it_makes_is_not_committed(
+    kind: type[Layer], error: type[Exception], place: Any, play: Play
+) -> None:
+    """A run would go on with one value, and a resume of it with another."""
+    run = play(program_of(at(place, kind)()), {"n": 1})
+    assert isinstance(run.error, error)
+    assert [commit.node for commit in run.commits] == [START]
 
 
 def test_an_event_and_a_block_of_a_layer_are_checked(play: Play) -> None:
