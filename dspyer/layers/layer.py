@@ -205,7 +205,7 @@ class Layer:
 
         Raises:
             Stop: to stop the run: what runs is finished, and a resume calls the node.
-            Interrupt: to ask first.
+            Interrupt: to ask first, `call.context.interrupt(key, question)`; the answer is what that returns.
             Exception: to fail the node.
 
         Example:
