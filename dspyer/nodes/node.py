@@ -271,7 +271,7 @@ class Reply(NamedTuple):
 
     Attributes:
         updates: by field of the state; permitted, not validated.
-        goto: targets that replace the node's edges; None takes the edges.
+        goto: targets that replace the node's edges, of a layer or a kind also one alone; None takes the edges.
         whole: whether the values replace what is there, without a merge of dicts.
         completions: the completions of a module's prediction, by field of the state; None if it has none.
     """
@@ -304,7 +304,8 @@ def checked_reply(reply: object, call: Call) -> Reply:
                     f"a layer replied {name!r} for {node.who}, whose writes are {list_names(fields)}: give these."
                     f"{suggestion(str(name), fields)}"
                 )
-    return reply
+    goto: object = reply.goto
+    return reply._replace(goto=(goto,)) if isinstance(goto, (str, Send)) else reply
 
 
 class Output(NamedTuple):

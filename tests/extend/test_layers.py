@@ -16,7 +16,7 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Command, Context, Graph, reducers
+from dspyer import END, START, Command, Context, Graph, Send, reducers
 from dspyer.errors import NodeOutputError, RouteError
 from dspyer.events import AttemptFailed, Emitted, ItemStarted
 from dspyer.extend import Call, Layer, Output, Reply, replies, using, wrapped
@@ -59,13 +59,14 @@ def test_a_reply_may_go_where_a_command_may(play: Play) -> None:
     def work(n: int) -> Command:
         raise AssertionError
 
-    def graph(goto: str) -> Graph:
-        layer = Replies(Reply({"doubled": n}, goto=(goto,)))
+    def graph(goto: Any) -> Graph:
+        layer = Replies(Reply({"doubled": n}, goto=goto))
         found = Graph().add_node("work", work, goto=["other", END], layers=[layer])
         return found.add_node("other", lambda doubled: {"more": doubled + 1}).add_edge(START, "work")
 
     n = 3
-    assert play(graph("other").add_edge("other", END).compile(), {"n": 1}).state["more"] == 4
+    for goto in ("other", ("other",), Send("other")):
+        assert play(graph(goto).add_edge("other", END).compile(), {"n": 1}).state["more"] == 4
     run = play(graph("nowhere").add_edge("other", END).compile(), {"n": 1})
     assert isinstance(run.error, RouteError)
     assert "doubled" not in run.state
