@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import dspy
 
 from dspyer.errors import NodeOutputError, brief
-from dspyer.nodes.binding import Binding, BoundNode, FieldParameter
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, snapshot
 from dspyer.nodes.field_names import check_names
 from dspyer.nodes.function import bound_modules, module_problems
 from dspyer.nodes.node import Built, Call, Command, Look, Node, Reply
@@ -41,8 +41,8 @@ class KindNode(BoundNode):
         return self.made.look._replace(inner=False)
 
     def script(self, call: Call) -> Script[Reply]:
-        """The script of the user's kind, whose reply may write what the node declares."""
-        reply: Any = self.made.script(call)
+        """The script of the user's kind, which sees and may write what the node declares."""
+        reply: Any = self.made.script(call._replace(state=snapshot(call, self.reads)))
         if type(reply) is GeneratorType:
             filling = self.templates.in_instructions
             reply = yield from wrapped(reply, partial(filled, templates=self.templates)) if filling else reply

@@ -374,7 +374,7 @@ class Node:
     all copies of a program. `add_node` gives a node its name.
 
     Args:
-        reads: the fields that the script reads, by `call.read`; None for any.
+        reads: the fields that the script may read, by `call.read`; None for any.
         writes: the fields that it may write; None for unknown.
         goto: the targets that its `Reply` may name; empty if it follows its edges.
         sends: whether these targets may be `Send`s.

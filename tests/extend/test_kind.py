@@ -14,10 +14,11 @@ import dspy
 import pytest
 
 from dspyer import DELETE, END, START, CompiledGraph, Graph, Retry, Run
-from dspyer.errors import GraphError, NodeOutputError, NodeTimeoutError
+from dspyer.errors import GraphError, NodeOutputError, NodeTimeoutError, UnsetFieldError
 from dspyer.extend import Call, Layer, Look, Node, Reply
 from dspyer.stores import SQLite
 from dspyer.testing import ScriptedLM, call_node, clock, stub
+from tests.runtime.conftest import Play
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -281,6 +282,25 @@ def test_a_mistake_in_a_script_says_what_to_write() -> None:
     assert "node 'vote': a kind of node defines `script(self, call)`" in refused(Node.script)
     judge = {"judge": dspy.Predict("text -> label")}
     assert "node 'vote' has no module 'jugde'. Did you mean 'judge'?" in refused(other_module, modules=judge)
+
+
+def test_a_script_sees_what_it_declares_alone(play: Play) -> None:
+    class Curious(Node):
+        def script(self, call: Call) -> Any:
+            return Reply({"label": f"{call.read('text')} {call.read('secret')}"})
+
+    def graph(*reads: str) -> Graph:
+        curious = Curious(reads=list(reads), writes=["label"])
+        return Graph(inputs=["text", "secret"]).add_node("vote", curious).add_path(START, "vote", END)
+
+    inputs = {"text": "a", "secret": "b"}
+    assert play(graph("text", "secret").compile(), inputs).state["label"] == "a b"
+    assert isinstance(play(graph("text").compile(), inputs).error, UnsetFieldError)
+    overlay = Graph(inputs=["texts", "secret"]).add_map(
+        "vote", Curious(reads=["text", "secret"], writes=["label"]), over="texts", item="text", into="labels"
+    )
+    found = play(overlay.add_path(START, "vote", END).compile(), {"texts": ["a", "c"], "secret": "b"})
+    assert found.state["labels"] == ["a b", "c b"]
 
 
 def test_a_script_that_waits_for_nothing_needs_no_yield() -> None:
