@@ -280,12 +280,19 @@ def test_an_event_and_a_block_of_a_layer_are_checked(play: Play) -> None:
         def event(self, event: Any) -> Any:
             return "text"
 
+    class Breaks(Layer):
+        def event(self, event: Any) -> Any:
+            raise LookupError("from the layer")
+
     class NoBlock(Layer):
         def run(self, run: Any) -> Any:
             yield
 
     with pytest.raises(TypeError, match=r"Odd\.event returned 'text': return an event, or None"):
         play(program_of(Odd()), {"n": 1})
+    with pytest.raises(LookupError) as broken:
+        play(program_of(Breaks()), {"n": 1})
+    assert broken.value.__notes__ == ["in Breaks.event, which got RunStarted"]
     error = play(program_of(NoBlock()), {"n": 1}).error
     assert isinstance(error, TypeError)
     assert re.match("NoBlock.run gave .*, and no block: put @contextmanager on it", str(error))
