@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import cache
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from dspyer.errors import StateError, brief, error_text
 from dspyer.failure import Failure
@@ -644,6 +644,16 @@ def record_dict(record: Any) -> dict[str, Any]:
     """
     cls: Any = type(record)
     return {name: convert(getattr(record, name)) for name, convert in _converters(cls).items()}
+
+
+def is_event(value: Any) -> TypeGuard[Event]:
+    """Whether a value is an event: of this module, or a named tuple of a user's with a `scope` and a `to_dict`.
+
+    Example:
+        >>> is_event(RunEnded("run-1", "completed")), is_event(("run-1", "completed"))
+        (True, False)
+    """
+    return isinstance(value, tuple) and hasattr(value, "scope") and hasattr(value, "to_dict")
 
 
 def event_dict(event: Any) -> dict[str, Any]:

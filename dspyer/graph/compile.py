@@ -545,8 +545,8 @@ def _live_problems(schema: Schema, parts: GraphParts) -> Iterator[str]:
     for name, node in parts.nodes.items():
         if node.writes is None:
             yield (
-                f"node {name!r} does not say what it writes, so it would never be known when the live field {named} is "
-                "closed: declare it, add_node(..., writes=[...])"
+                f"node {name!r} does not say what it writes, so it would never be known when the live fields ({named}) "
+                "close: declare it, add_node(..., writes=[...])"
             )
     for source, router in parts.routers():
         for field in router.writes.values():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import CoroutineType, GeneratorType
+from types import GeneratorType
 from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
 
 import dspy
@@ -18,12 +18,14 @@ from dspyer.events import Event
 from dspyer.failure import Failure
 from dspyer.nodes.node import Call, Decision, Node, Output, Reply, checked_reply
 from dspyer.nodes.steps import Script
+from dspyer.nodes.sync_async import is_async
 
 Place: TypeAlias = Literal["outside", "errors", "output", "cache", "node", "retry", "attempt", "call"]
 """Where a layer is, from the outside in."""
 
 PLACES: Final[tuple[str, ...]] = get_args(Place)
 _NO_BLOCK: Final[AbstractContextManager[None]] = nullcontext()
+HOOKS: Final = ("of", "surrounds", "around", "run", "admit", "event", "shown")
 OF_EACH_ITEM: Final = ("retry", "attempt", "call")
 """The places around each item of a map or trial of a search; layers in the others are around the whole node."""
 
@@ -54,7 +56,17 @@ _SETTING: Final = "dspyer_layers"
 
 
 class Stop(Exception):  # noqa: N818 - the name of what it does, as `StopIteration`
-    """Raised by `Layer.admit` to stop the run, with the reason as its text."""
+    """Raised by `Layer.admit` to stop the run, with the reason as its argument. Raised elsewhere it is an error."""
+
+    @property
+    def reason(self) -> str:
+        """The reason alone."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return (
+            f"a Stop was raised outside of `Layer.admit`, where alone it stops the run ({self.reason or 'no reason'})"
+        )
 
 
 class Layer:
@@ -193,7 +205,7 @@ class Layer:
 
         Raises:
             Stop: to stop the run: what runs is finished, and a resume calls the node.
-            Interrupt: to ask first.
+            Interrupt: to ask first, `call.context.interrupt(key, question)`; the answer is what that returns.
             Exception: to fail the node.
 
         Example:
@@ -273,8 +285,14 @@ def checked_layers(given: object, option: str) -> tuple[Layer, ...]:
             raise TypeError(f"{option} got the class {one.__name__}: give an object of it, {one.__name__}(...)")
         if not isinstance(one, Layer):
             raise TypeError(
-                f"{option} got {brief(one)}, of type {type(one).__name__}: a layer is a dspyer.extend.Layer"
+                f"{option} got {brief(one)}, of type {type(one).__name__}: a layer is a dspyer.extend.Layer; "
+                "give them one by one"
             )
+        for hook in HOOKS:
+            if is_async(getattr(one, hook)):
+                raise TypeError(
+                    f"{option}: {type(one).__name__}.{hook} is async: write a plain `def`, which serves async runs too"
+                )
         place: Any = one.place
         if place not in PLACES:
             raise GraphError(
@@ -304,18 +322,13 @@ _MADE: Final = (Output, Decision, float)
 def _within(layer: Layer, inner: Inner) -> Inner:
     def script(call: Call) -> Script[Any]:
         found: Any = layer.around(call, inner)
-        if isinstance(found, GeneratorType):
-            output = yield from found
-            if isinstance(output, _MADE):
-                return output
-            found, kind, expected = output, "output", "what `inner(call)` or `call.reply` gave: `return output`"
-        else:
-            kind, expected = "script", "a generator: write `output = yield from inner(call)` in a plain `def`"
-            if isinstance(found, CoroutineType):
-                found.close()
+        output = (yield from found) if isinstance(found, GeneratorType) else found
+        if isinstance(output, _MADE):
+            return output
         raise TypeError(
-            f"the layer {type(layer).__name__} around node {call.node!r}: its {kind} is {brief(found)}, of type "
-            f"{type(found).__name__}, and not {expected}"
+            f"the layer {type(layer).__name__} around node {call.node!r}: its output is {brief(output)}, of type "
+            f"{type(output).__name__}, and not what `inner(call)` or `call.reply` gave: write "
+            "`output = yield from inner(call)`, and `return output`"
         )
 
     return script
@@ -336,7 +349,7 @@ def replies(call: Call, change: Callable[[Reply], Reply]) -> Call:
         'HI ADA'
     """
     made = call.made
-    return call._replace(made=lambda called, reply: made(called, checked_reply(change(reply))))
+    return call._replace(made=lambda called, reply: made(called, checked_reply(change(reply), called)))
 
 
 # --- layers of a block
@@ -478,7 +491,12 @@ class RunLayers:
         with ExitStack() as stack:
             try:
                 for layer in self.runs:
-                    stack.enter_context(layer.run(run))
+                    block: Any = layer.run(run)
+                    if not isinstance(block, AbstractContextManager):
+                        raise TypeError(
+                            f"{type(layer).__name__}.run gave {brief(block)}, and no block: put @contextmanager on it"
+                        )
+                    stack.enter_context(block)
             except Exception as error:
                 if run.scope:
                     raise  # it is the failure of the node around the run

@@ -62,6 +62,7 @@ from dspyer.scheduler.topology import START
 from dspyer.stopping import OVER, TimeLimit
 from dspyer.values.freezing import freeze
 from dspyer.values.frozen import FrozenDict, thaw
+from dspyer.values.scalars import is_number
 from dspyer.views import (
     CUTS,
     Delta,
@@ -281,7 +282,11 @@ class Attempt:
     def emit(self, value: object) -> None:
         """Add a value to the stream of events."""
         self.check_time()
-        self.host.publish(Emitted(self.node, self.branch, self.execution, value))
+        self.host.publish(self.emitted(value))
+
+    def emitted(self, value: object) -> Emitted:
+        """The event of a value."""
+        return Emitted(self.node, self.branch, self.execution, value)
 
     # --- effects
 
@@ -605,6 +610,8 @@ class Attempt:
         if self.index is not None:
             raise AttemptError(f"{self.who}: an item of a map cannot wait for the live field {field!r}")
         self._check_permitted("reads", field, f"listens to {field!r}, which", InputError)
+        if timeout is not None and not (is_number(timeout) and timeout >= 0):
+            raise InputError(f"{self.who}: ctx.live({field!r}, timeout={timeout!r}): give seconds from 0, or None")
         live = self.host.together.posts
         source = self._entries_before(field) if live is None else live.entries(self, field)
         return Entries(source, field, timeout, self.limit or self.host.limit)

@@ -30,7 +30,7 @@ def _build(options: NodeOptions) -> Built:
     node: Any = options.node
     if isinstance(node, KindOptions):
         return node.build(options)
-    if isinstance(node, Node):
+    if isinstance(node, Node) and hasattr(node, "who"):
         return build_kind(node, options)
     if is_program(node):
         return build_subgraph(node, options)
@@ -48,6 +48,8 @@ def _refusal(node: object) -> str | None:
         return f"is the text {node!r}: a signature needs a module, dspy.Predict({node!r})"
     if isinstance(node, type):
         return refused_class(node)
+    if isinstance(node, Node):
+        return f"is a {type(node).__name__} whose `__init__` does not call super().__init__(reads=[...], writes=[...])"
     if isinstance(node, dspy.Parallel):
         return "is dspy.Parallel, which is no module: fork with add_edge, or run one node per item with add_map"
     if hasattr(node, "add_node"):  # a graph of another library; one of dspyer is compiled by `Graph.add_node`

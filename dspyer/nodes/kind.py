@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import dspy
 
 from dspyer.errors import NodeOutputError, brief
-from dspyer.nodes.binding import Binding, BoundNode, FieldParameter
+from dspyer.nodes.binding import Binding, BoundNode, FieldParameter, snapshot
 from dspyer.nodes.field_names import check_names
 from dspyer.nodes.function import bound_modules, module_problems
 from dspyer.nodes.node import Built, Call, Command, Look, Node, Reply
@@ -19,6 +19,7 @@ from dspyer.nodes.options import NodeOptions
 from dspyer.nodes.outputs import goto_of, permitted
 from dspyer.nodes.program_calls import is_program
 from dspyer.nodes.steps import Script, wrapped
+from dspyer.nodes.sync_async import is_async
 from dspyer.nodes.template_plans import filled, plan_templates
 
 
@@ -40,16 +41,11 @@ class KindNode(BoundNode):
         return self.made.look._replace(inner=False)
 
     def script(self, call: Call) -> Script[Reply]:
-        """The script of the user's kind, whose reply may write what the node declares."""
-        found: Any = self.made.script(call)
-        if type(found) is not GeneratorType:
-            raise NodeOutputError(
-                f"{self.who}: {type(self.made).__name__}.script gave {brief(found)}, and no script: write "
-                "`yield call.module(...)` or `yield call.function(...)` in it, `yield from ()` if it waits for nothing"
-            )
-        if self.templates.in_instructions:
-            found = wrapped(found, partial(filled, templates=self.templates))
-        reply = yield from found
+        """The script of the user's kind, which sees and may write what the node declares."""
+        reply: Any = self.made.script(call._replace(state=snapshot(call, self.reads)))
+        if type(reply) is GeneratorType:
+            filling = self.templates.in_instructions
+            reply = yield from wrapped(reply, partial(filled, templates=self.templates)) if filling else reply
         if type(reply) is not Reply:
             raise NodeOutputError(
                 f"{self.who}: {type(self.made).__name__}.script returned {brief(reply)}, of type "
@@ -71,6 +67,8 @@ def build_kind(given: Node, options: NodeOptions) -> Built:
     ]
     if options.views or options.computed or any(name != field for name, field in (reads or {}).items()):
         problems.append(f"{who}: {kind} reads fields by their own names, call.read('field'): give {kind}(reads=[...])")
+    if is_async(given.script):
+        problems.append(f"{who}: {kind}.script is async: write a plain `def` with `yield`, which serves async runs too")
     problems += check_names(options.writes or {}, "writes", who, own=None, schema=options.output_schema)
     unknown = check_names(reads or {}, "reads", who, own=None, schema=options.schema, overlay=options.overlay)
     # A script may leave out what is not set, and yet the graph must set it.

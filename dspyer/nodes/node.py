@@ -15,6 +15,7 @@ import dspy
 from typing_extensions import TypeVar
 
 from dspyer.errors import NodeOutputError, brief, list_names, suggestion
+from dspyer.events import Exchange, is_event
 from dspyer.nodes.context import Context
 from dspyer.nodes.steps import FunctionStep, ModuleStep, Script, Step
 from dspyer.nodes.sync_async import is_async
@@ -247,24 +248,16 @@ class Call(NamedTuple):
 
     def reply(self, reply: Reply) -> Any:
         """What the execution makes of a reply, validated as if the node had returned it."""
-        return self.made(self, checked_reply(reply))
+        return self.made(self, checked_reply(reply, self))
 
     def publish(self, event: Any) -> None:
-        """Adds an event to those of the run, its stream and its server-sent events.
+        """Adds an event to those of the run; of any other value an `Emitted`, as `ctx.emit` does.
 
         Args:
-            event: one of `dspyer.events`, or a named tuple of your own with `scope` and `to_dict`.
-
-        Raises:
-            TypeError: for anything else.
+            event: one of `dspyer.events`, a named tuple of your own with a `scope` and a `to_dict`, or a value.
         """
-        if not (isinstance(event, tuple) and hasattr(event, "scope") and hasattr(event, "to_dict")):
-            raise TypeError(
-                f"call.publish got {brief(event)}, of type {type(event).__name__}: an event is a named tuple with "
-                "`scope: tuple[str, ...] = ()` and a method `to_dict` that returns dspyer.events.event_dict(self)"
-            )
-        published: Any = event
-        self.context.delegate.host.publish(published)
+        attempt = self.context.delegate
+        attempt.host.publish(event if is_event(event) else attempt.emitted(event))
 
     def layer(self, kind: type[LayerT]) -> LayerT | None:
         """The part in this run of the layer of a kind, if one is around this node; else None."""
@@ -283,7 +276,7 @@ class Reply(NamedTuple):
 
     Attributes:
         updates: by field of the state; permitted, not validated.
-        goto: targets that replace the node's edges; None takes the edges.
+        goto: targets that replace the node's edges, of a layer or a kind also one alone; None takes the edges.
         whole: whether the values replace what is there, without a merge of dicts.
         completions: the completions of a module's prediction, by field of the state; None if it has none.
     """
@@ -294,11 +287,30 @@ class Reply(NamedTuple):
     completions: Any = None
 
 
-def checked_reply(reply: object) -> Reply:
-    """What a layer gave as a reply; a `TypeError` if it is none."""
-    if isinstance(reply, Reply):
-        return reply
-    raise TypeError(f"a layer replied {brief(reply)}, of type {type(reply).__name__}: give Reply({{field: value}})")
+def checked_reply(reply: object, call: Call) -> Reply:
+    """What a layer gave as a reply of a node, or of an item.
+
+    Raises:
+        TypeError: if it is none.
+        NodeOutputError: if the node does not write one of its fields.
+    """
+    if not isinstance(reply, Reply):
+        raise TypeError(f"a layer replied {brief(reply)}, of type {type(reply).__name__}: give Reply({{field: value}})")
+    if not isinstance(reply.updates, Mapping):
+        raise TypeError(f"a layer replied Reply({brief(reply.updates)}): give Reply({{field: value}})")
+    node = call.runner.session.graph.nodes.get(call.node)  # None for the routers of `START`
+    if node is not None and node.has_items and call.context.delegate.index is not None:
+        node = node.inner
+    if node is not None and node.writes is not None:
+        fields = list(node.writes.values())
+        for name in reply.updates:
+            if name not in fields and name not in node.reports_in and name != "":  # "" is the bare value of an item
+                raise NodeOutputError(
+                    f"a layer replied {name!r} for {node.who}, whose writes are {list_names(fields)}: give these."
+                    f"{suggestion(str(name), fields)}"
+                )
+    goto: object = reply.goto
+    return reply._replace(goto=(goto,)) if isinstance(goto, (str, Send)) else reply
 
 
 class Output(NamedTuple):
@@ -367,7 +379,7 @@ class Node:
     all copies of a program. `add_node` gives a node its name.
 
     Args:
-        reads: the fields that the script reads, by `call.read`; None for any.
+        reads: the fields that the script may read, by `call.read`; None for any.
         writes: the fields that it may write; None for unknown.
         goto: the targets that its `Reply` may name; empty if it follows its edges.
         sends: whether these targets may be `Send`s.
@@ -516,7 +528,7 @@ class Node:
 
     def script(self, call: Call) -> Script[Any]:
         """What a call of the node does, as a generator of leaf steps: the same code serves sync and async runs."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.who}: a kind of node defines `script(self, call)`")
 
     def attempt(self, call: Call) -> Script[Any]:
         """What all layers are around: the script of the node, whose reply is validated."""

@@ -14,6 +14,7 @@ from dspyer.hints import typed_dict_keys
 from dspyer.nodes.callables import literals, members
 from dspyer.nodes.field_names import FieldNames
 from dspyer.nodes.node import Call, Command, Goto, Send
+from dspyer.patch import seal
 from dspyer.reducers import Updates
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
@@ -179,4 +180,4 @@ def folded(
     if (live := attempt.host.together.posts) is not None:
         patch, after = live.with_posts(attempt, patch, after)
     schema.check_state_limit(call.node, call.state, patch, after)
-    return patch, after
+    return seal(patch), after

@@ -77,7 +77,8 @@ def _to_throw(asked: object, error: BaseException) -> BaseException:
     if type(asked) is tuple:
         return failure_or_questions(error)
     return TypeError(
-        f"a script asked for {brief(asked)}, which is no step: write `output = yield from inner(call)`, with `from`"
+        f"a script asked for {brief(asked)}, which is no step: yield call.module(...) or call.function(...); "
+        "write `yield from` before inner(call) or another script"
     )
 
 

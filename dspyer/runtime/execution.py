@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from dspyer.dspy_module.tracing import append_to_trace
-from dspyer.errors import Interrupt, RouteError, always_raised, list_names
+from dspyer.errors import Interrupt, RouteError, always_raised, brief, list_names
 from dspyer.graph.spec import check_send
 from dspyer.layers.layer import Layer, Stop, of_part
 from dspyer.nodes.attempt import Attempt
@@ -24,7 +24,7 @@ from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Decision, Output, Reply, Runner, Send, StartRule
 from dspyer.nodes.outputs import folded, given
 from dspyer.nodes.steps import Script
-from dspyer.patch import DELETE, Replace, diff_value
+from dspyer.patch import DELETE, Replace, SealedPatch, diff_value
 from dspyer.reducers import Updates
 from dspyer.runtime.session import Session
 from dspyer.runtime.workers import TaskWorkers, ThreadWorkers, WorkOutcome
@@ -48,6 +48,11 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
     began, clock = time.time(), time.perf_counter()
     output: Output = yield from session.layers.chain(name)(call)
     patch, after, goto, targets, cached, failure, call, _, completions, exchange = output
+    if type(patch) is not SealedPatch:
+        raise TypeError(
+            f"a layer around node {name!r} gave an output with another patch, which the state after it does not have: "
+            "change the reply, inner(replies(call, change))"
+        )
     if completions is not None:
         session.notes.completions[execution.id] = completions
     follows_edges = targets is None
@@ -106,10 +111,14 @@ def _call(session: Session, execution: Execution, state: ImmutableState) -> Call
 def _admit(session: Session, layer: Layer, call: Call) -> None:
     """Asks a layer whether an execution may begin. If it stops the run, the execution is left open."""
     try:
-        layer.admit(call)
+        found: object = layer.admit(call)  # type: ignore[func-returns-value]  # what a user's method returns
     except Stop as stop:
-        session.stop(str(stop) or f"{type(layer).__name__} has stopped it")
+        session.stop(stop.reason or f"{type(layer).__name__} has stopped it")
         raise asyncio.CancelledError from None
+    if found is not None:
+        raise TypeError(
+            f"{type(layer).__name__}.admit returned {brief(found)}: raise Stop(...) to stop, or return None"
+        )
 
 
 # --- where the branch continues

@@ -86,10 +86,7 @@ logger = logging.getLogger("dspyer")
 _lock = Lock()  # guards `Session.trial_error`: trials may fail in several threads at once
 
 CAN_RESUME = "What it has committed is kept: continue it with thread.resume()"
-CANNOT_RESUME = (
-    "Start it again; a run on a thread, program.thread('a name'), could be continued with resume(), but not one with "
-    'on_conflict="merge"'
-)
+CANNOT_RESUME = "Start it again; if it is stored, program.thread('a name').run(...), it can be continued with resume()"
 STOPPED_BY_THREAD = "thread.stop() was called"
 
 

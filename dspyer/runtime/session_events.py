@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from dspyer.display.running import LMUse
 from dspyer.dspy_module.lm_records import LMWatcher
-from dspyer.errors import brief
+from dspyer.errors import annotate, brief
 from dspyer.event_queue import EventQueue
-from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token
+from dspyer.events import ConflictFound, Doing, Emitted, Event, MergedConflict, Token, is_event
 from dspyer.layers.layer import RunLayers
 
 if TYPE_CHECKING:
@@ -110,9 +110,15 @@ class SessionEvents:
         if self._scope and not event.scope:
             event = event._replace(scope=self._scope)
         for layer in self.layers.events:
-            shown = layer.event(event)
+            try:
+                shown = layer.event(event)
+            except Exception as error:
+                annotate(error, f"in {type(layer).__name__}.event, which got {type(event).__name__}")
+                raise
             if shown is None:
                 return
+            if not is_event(shown):
+                raise TypeError(f"{type(layer).__name__}.event returned {brief(shown)}: return an event, or None")
             event = shown
         if self._keeps and type(event) not in _NOT_KEPT:
             self.kept.append(event)

@@ -7,8 +7,6 @@ import json
 import pickle
 from typing import Any, NamedTuple
 
-import pytest
-
 from dspyer import END, START, Graph
 from dspyer.events import event_dict
 from dspyer.extend import Call, Layer
@@ -66,17 +64,3 @@ def test_it_goes_wherever_events_go_and_shows_nothing_that_is_hidden(mode: str) 
         with (made.thread("t") if mode == "stored" else made).stream({"text": "a secret"}) as stream:
             found = [event.text for event in stream if isinstance(event, Seen)]
     assert found == ["[redacted]", "[redacted]"]
-
-
-@pytest.mark.parametrize("wrong", ["seen", {"event": "Seen"}, ("part", "hey")], ids=["text", "dict", "tuple"])
-def test_what_is_no_event_fails_the_node_with_a_line_that_says_what_one_is(wrong: object) -> None:
-    class Wrong(Layer):
-        def around(self, call: Call, inner: Any) -> Any:
-            call.publish(wrong)
-            return (yield from inner(call))
-
-    graph = Graph().add_node("shout", lambda text: {"loud": text.upper()}, layers=[Wrong()])
-    run = graph.add_path(START, "shout", END).compile().run({"text": "hey"})
-    assert isinstance(run.error, TypeError)
-    assert "an event is a named tuple with `scope" in str(run.error)
-    assert [commit.node for commit in run.commits] == ["START"]

@@ -14,10 +14,11 @@ import dspy
 import pytest
 
 from dspyer import DELETE, END, START, CompiledGraph, Graph, Retry, Run
-from dspyer.errors import GraphError, NodeOutputError, NodeTimeoutError
+from dspyer.errors import GraphError, NodeOutputError, NodeTimeoutError, UnsetFieldError
 from dspyer.extend import Call, Layer, Look, Node, Reply
 from dspyer.stores import SQLite
 from dspyer.testing import ScriptedLM, call_node, clock, stub
+from tests.runtime.conftest import Play
 
 MODES = pytest.mark.parametrize("mode", ["sync", "async"])
 
@@ -256,14 +257,11 @@ def test_single_nodes_are_called_and_replaced_in_tests() -> None:
 def refused(script: Any, **facts: Any) -> str:
     kind = type("Wrong", (Node,), {"script": script})
     found = program_of(kind(**{"reads": ["text"], "writes": ["label"], **facts})).run({"text": "x"})
-    assert isinstance(found.error, NodeOutputError | AttributeError), found.error
+    assert isinstance(found.error, NodeOutputError | AttributeError | TypeError | NotImplementedError), found.error
     return str(found.error)
 
 
 def test_a_mistake_in_a_script_says_what_to_write() -> None:
-    def no_script(self: Node, call: Call) -> Any:
-        return Reply({"label": "x"})
-
     def no_reply(self: Node, call: Call) -> Any:
         yield from ()
         return {"label": "x"}
@@ -272,19 +270,62 @@ def test_a_mistake_in_a_script_says_what_to_write() -> None:
         yield from ()
         return Reply({"lable": "x"})
 
+    def no_step(self: Node, call: Call) -> Any:
+        yield [call.function(len, "x")]
+
     def other_module(self: Node, call: Call) -> Any:
         yield call.module("jugde")
 
-    assert "`yield from ()` if it waits for nothing" in refused(no_script)
     assert "return Reply({...})" in refused(no_reply)
     assert "Did you mean 'label'?" in refused(other_field)
+    assert "no step: yield call.module(...) or call.function(...)" in refused(no_step)
+    assert "node 'vote': a kind of node defines `script(self, call)`" in refused(Node.script)
     judge = {"judge": dspy.Predict("text -> label")}
     assert "node 'vote' has no module 'jugde'. Did you mean 'judge'?" in refused(other_module, modules=judge)
+
+
+def test_a_script_sees_what_it_declares_alone(play: Play) -> None:
+    class Curious(Node):
+        def script(self, call: Call) -> Any:
+            return Reply({"label": f"{call.read('text')} {call.read('secret')}"})
+
+    def graph(*reads: str) -> Graph:
+        curious = Curious(reads=list(reads), writes=["label"])
+        return Graph(inputs=["text", "secret"]).add_node("vote", curious).add_path(START, "vote", END)
+
+    inputs = {"text": "a", "secret": "b"}
+    assert play(graph("text", "secret").compile(), inputs).state["label"] == "a b"
+    assert isinstance(play(graph("text").compile(), inputs).error, UnsetFieldError)
+    overlay = Graph(inputs=["texts", "secret"]).add_map(
+        "vote", Curious(reads=["text", "secret"], writes=["label"]), over="texts", item="text", into="labels"
+    )
+    found = play(overlay.add_path(START, "vote", END).compile(), {"texts": ["a", "c"], "secret": "b"})
+    assert found.state["labels"] == ["a b", "c b"]
+
+
+def test_a_script_that_waits_for_nothing_needs_no_yield() -> None:
+    class Plain(Node):
+        def script(self, call: Call) -> Any:
+            return Reply({"label": call.read("text").upper()})
+
+    assert program_of(Plain(reads=["text"], writes=["label"]))(text="x").label == "X"
+
+
+class Async(Node):
+    async def script(self, call: Call) -> Any:  # type: ignore[override]  # the mistake
+        return Reply({"label": "x"})
+
+
+class Unmade(Node):
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
 
 
 @pytest.mark.parametrize(
     ("node", "options", "text"),
     [
+        (Async(reads=["text"], writes=["label"]), {}, "Async.script is async: write a plain `def` with `yield`"),
+        (Unmade(3), {}, r"is a Unmade whose `__init__` does not call super\(\).__init__\(reads="),
         (vote(), {"reads": ["text"]}, "give them to Vote"),
         (vote(reads={"own": "text"}), {}, "reads fields by their own names"),
         (vote(modules={"judge": len}), {}, "only a dspy.Module is bound"),

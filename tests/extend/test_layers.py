@@ -16,9 +16,9 @@ import dspy
 import pytest
 from pydantic import BaseModel
 
-from dspyer import END, START, Command, Context, Graph, reducers
+from dspyer import END, START, Command, Context, Graph, Send, reducers
 from dspyer.errors import NodeOutputError, RouteError
-from dspyer.events import AttemptFailed, Emitted
+from dspyer.events import AttemptFailed, Emitted, ItemStarted
 from dspyer.extend import Call, Layer, Output, Reply, replies, using, wrapped
 from dspyer.stores import Memory
 from dspyer.testing import ScriptedLM, no_pauses
@@ -59,13 +59,14 @@ def test_a_reply_may_go_where_a_command_may(play: Play) -> None:
     def work(n: int) -> Command:
         raise AssertionError
 
-    def graph(goto: str) -> Graph:
-        layer = Replies(Reply({"doubled": n}, goto=(goto,)))
+    def graph(goto: Any) -> Graph:
+        layer = Replies(Reply({"doubled": n}, goto=goto))
         found = Graph().add_node("work", work, goto=["other", END], layers=[layer])
         return found.add_node("other", lambda doubled: {"more": doubled + 1}).add_edge(START, "work")
 
     n = 3
-    assert play(graph("other").add_edge("other", END).compile(), {"n": 1}).state["more"] == 4
+    for goto in ("other", ("other",), Send("other")):
+        assert play(graph(goto).add_edge("other", END).compile(), {"n": 1}).state["more"] == 4
     run = play(graph("nowhere").add_edge("other", END).compile(), {"n": 1})
     assert isinstance(run.error, RouteError)
     assert "doubled" not in run.state
@@ -275,15 +276,17 @@ def test_a_layer_knows_its_call(play: Play) -> None:
     assert [event.attempt for event in run.events if isinstance(event, AttemptFailed)] == [1]
 
 
-def test_a_layer_publishes_events() -> None:
+def test_a_layer_publishes_events_and_values() -> None:
     class Told(Layer):
         def around(self, call: Call, inner: Any) -> Any:
             output = yield from inner(call)
-            call.publish(Emitted(call.node, (), call.execution, dict(output.patch)))
+            call.publish(ItemStarted(call.node, (), call.execution, 0, 1))
+            call.publish(dict(output.patch))
             return output
 
     events = list(program_of(Told()).stream({"n": 4}))
-    assert [event.value for event in events if isinstance(event, Emitted)] == [{"doubled": 8}]
+    assert ItemStarted("work", (), "trunk:1", 0, 1) in events
+    assert [event for event in events if isinstance(event, Emitted)] == [Emitted("work", (), "trunk:1", {"doubled": 8})]
 
 
 # --- its part in a run

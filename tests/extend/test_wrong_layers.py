@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dspyer import END, START, Graph, Retry, Run
-from dspyer.errors import GraphError, Interrupted
-from dspyer.extend import Call, Layer, using
+from dspyer.errors import GraphError, ImmutableError, Interrupted, NodeOutputError
+from dspyer.extend import Call, Layer, Node, Reply, Stop, replies, using
 from dspyer.stores import Memory
 from dspyer.testing import no_pauses
-from tests.extend.kit import Followed, Passed, at, graph_of, program_of, twice
+from tests.extend.kit import PLACES, Followed, Passed, at, graph_of, program_of, twice
 from tests.rows import each, sampled
 from tests.runtime.conftest import PLAYS, Play
 
@@ -74,6 +75,19 @@ def test_an_unknown_place_is_refused_with_the_list_of_places(given: Callable[[An
             given([at(wrong, Passed)()])
 
 
+@each("hook", ["of", "surrounds", "around", "run", "admit", "event", "shown"])
+def test_an_async_method_is_refused_by_the_option(hook: str) -> None:
+    """None of them would be awaited: an async `admit` would let everything begin."""
+
+    async def never(self: Layer, *given: object) -> None:
+        raise AssertionError("never called")
+
+    layer: Layer = type("Wrong", (Layer,), {hook: never})()
+    for given in (*GIVEN, given_to_a_block):
+        with pytest.raises(TypeError, match=rf"Wrong\.{hook} is async: write a plain `def`"):
+            given([layer])
+
+
 # --- scripts that are wrong
 
 
@@ -82,9 +96,15 @@ class NoGenerator(Layer):
         return 3
 
 
-class Coroutine(Layer):
-    async def around(self, call: Call, inner: Any) -> Any:  # type: ignore[override]  # the mistake
-        return inner(call)
+class NoReply(Layer):
+    def around(self, call: Call, inner: Any) -> Any:
+        wrong: Any = "text"
+        return call.reply(Reply(wrong))
+
+
+class AdmitsFalse(Layer):
+    def admit(self, call: Call) -> Any:
+        return False
 
 
 class AsyncGenerator(Layer):
@@ -122,12 +142,13 @@ class ReturnsPatch(Layer):
 
 
 WRONG: list[tuple[type[Layer], str]] = [
-    (NoGenerator, "the layer NoGenerator around node 'work': its script is 3, of type int, and not a generator"),
-    (Coroutine, "the layer Coroutine .* of type coroutine, and not a generator: .* in a plain `def`"),
+    (NoGenerator, "the layer NoGenerator around node 'work': its output is 3, of type int, and not what"),
+    (NoReply, r"a layer replied Reply\('text'\): give Reply"),
+    (AdmitsFalse, r"AdmitsFalse.admit returned False: raise Stop\(...\)"),
     (AsyncGenerator, "the layer AsyncGenerator .* of type async_generator"),
     (ForgetsReturn, "the layer ForgetsReturn .* its output is None, of type NoneType, .* `return output`"),
     (ForgetsYield, "the layer ForgetsYield .* its output is .* of type generator"),
-    (ForgetsFrom, "no step: write `output = yield from inner.call.`, with `from`"),
+    (ForgetsFrom, "no step: .* write `yield from` before inner.call."),
     (YieldsSomething, "a script asked for 3, which is no step"),
     (ReturnsPatch, "the layer ReturnsPatch .* of type dict"),
 ]
@@ -167,6 +188,114 @@ def test_a_wrong_script_fails_its_node_with_a_type_error(row: Any, how: Callable
         raise run.error  # type: ignore[misc]
     assert any("in node 'work'" in note for note in run.error.__notes__)  # type: ignore[union-attr]
     assert [commit.node for commit in run.commits] == [START]
+
+
+class Replies(Layer):
+    """Replies the same each time, without a `yield`."""
+
+    def __init__(self, **updates: Any) -> None:
+        self.updates = updates
+
+    def around(self, call: Call, inner: Any) -> Any:
+        return call.reply(Reply(self.updates))
+
+
+class Changes(Replies):
+    """Replies the same after a call."""
+
+    def around(self, call: Call, inner: Any) -> Any:
+        return inner(replies(call, lambda reply: Reply(self.updates)))
+
+
+@each("kind", [Replies, Changes])
+def test_a_layer_replies_what_its_node_writes(kind: type[Replies], play: Play) -> None:
+    right, wrong = kind(doubled=5), kind(doubld=5)
+    assert play(program_of(right, writes=["doubled"]), {"n": 1}).state["doubled"] == 5
+    run = play(program_of(wrong, writes=["doubled"]), {"n": 1})
+    text = "a layer replied 'doubld' for node 'work', whose writes are 'doubled': give these. Did you mean 'doubled'?"
+    assert (type(run.error), str(run.error)) == (NodeOutputError, text)
+    assert [commit.node for commit in run.commits] == [START]
+    assert play(program_of(wrong), {"n": 1}).state["doubld"] == 5  # of a node that does not say what it writes
+
+
+@each("kind", [Replies, Changes])
+def test_a_layer_of_items_replies_what_an_item_gives(kind: type[Replies], play: Play) -> None:
+    def mapped(layer: Layer) -> Run:
+        asks = Asks()
+        graph = Graph().add_map("work", asks, over="items", item="n", into="found", layers=[layer])
+        return play(graph.add_path(START, "work", END).compile(), {"items": [1, 2]})
+
+    class Asks(Node):
+        def __init__(self) -> None:
+            super().__init__(reads=["n"], writes=["doubled"])
+
+        def script(self, call: Call) -> Any:
+            return Reply({"doubled": 2 * (yield call.function(int, call.read("n")))})
+
+    each_item = at("retry", kind)
+    assert mapped(each_item(doubled=5)).state["found"] == [5, 5]
+    assert mapped(kind(found=[3])).state["found"] == [3]
+    for wrong in (each_item(found=[3]), kind(doubled=5)):
+        assert isinstance(mapped(wrong).error, NodeOutputError)
+
+
+@each("hook", ["of", "surrounds", "around", "run", "event", "shown"])
+def test_a_stop_elsewhere_than_in_admit_says_so(hook: str, play: Play) -> None:
+    def stops(self: Layer, *given: object, **more: object) -> None:
+        raise Stop("enough")
+
+    layer: Layer = type("Wrong", (Layer,), {hook: stops})()
+    with pytest.raises(Stop, match=r"outside of `Layer.admit`, where alone it stops the run \(enough\)"):
+        play(graph_of().compile(layers=[layer]), {"n": 1}).raise_error()
+
+
+class Replaces(Layer):
+    def around(self, call: Call, inner: Any) -> Any:
+        output = yield from inner(call)
+        return output._replace(patch={"doubled": 9})
+
+
+class Assigns(Layer):
+    def around(self, call: Call, inner: Any) -> Any:
+        output = yield from inner(call)
+        output.patch["doubled"] = 9
+        return output
+
+
+@each(
+    "kind, error, place",
+    [(*row, place) for row in [(Replaces, TypeError), (Assigns, ImmutableError)] for place in PLACES],
+)
+def test_a_patch_without_the_state_that_it_makes_is_not_committed(
+    kind: type[Layer], error: type[Exception], place: Any, play: Play
+) -> None:
+    """A run would go on with one value, and a resume of it with another."""
+    run = play(program_of(at(place, kind)()), {"n": 1})
+    assert isinstance(run.error, error)
+    assert [commit.node for commit in run.commits] == [START]
+
+
+def test_an_event_and_a_block_of_a_layer_are_checked(play: Play) -> None:
+    class Odd(Layer):
+        def event(self, event: Any) -> Any:
+            return "text"
+
+    class Breaks(Layer):
+        def event(self, event: Any) -> Any:
+            raise LookupError("from the layer")
+
+    class NoBlock(Layer):
+        def run(self, run: Any) -> Any:
+            yield
+
+    with pytest.raises(TypeError, match=r"Odd\.event returned 'text': return an event, or None"):
+        play(program_of(Odd()), {"n": 1})
+    with pytest.raises(LookupError) as broken:
+        play(program_of(Breaks()), {"n": 1})
+    assert broken.value.__notes__ == ["in Breaks.event, which got RunStarted"]
+    error = play(program_of(NoBlock()), {"n": 1}).error
+    assert isinstance(error, TypeError)
+    assert re.match("NoBlock.run gave .*, and no block: put @contextmanager on it", str(error))
 
 
 # --- layers that raise

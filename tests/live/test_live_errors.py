@@ -50,6 +50,8 @@ WRONG: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda ctx: ctx.post("code", {}), NodeOutputError, "not among its writes"),
     (lambda ctx: ctx.live("done"), InputError, "not among its reads"),
     (lambda ctx: ctx.live("task"), InputError, "which is not live"),
+    (lambda ctx: ctx.live("notes", timeout="5"), InputError, r"ctx.live\('notes', timeout='5'\): give seconds"),
+    (lambda ctx: ctx.live("notes", timeout=-1), InputError, "timeout=-1"),
     (blocks, AttemptError, "write `async for` in an async node"),
 ]
 
