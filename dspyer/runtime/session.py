@@ -519,10 +519,9 @@ class Session:
 
     def hand_over(self) -> None:
         """Keeps what is committed, and nothing from here on: the run goes on in a thread that is left running."""
-        with self.together.lock:
-            self.keep_commits()
-            if self.kept is not None:
-                self.kept.handed_over = True
+        self.keep_commits()
+        if self.kept is not None:
+            self.kept.handed_over = True
 
     def end(self) -> SessionEnd:
         """Publishes the end of the run, and returns how it ended.

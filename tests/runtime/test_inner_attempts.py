@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import dspy
 import pytest
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Send, live, reducers
-from dspyer.errors import StoreError
+from dspyer.errors import AttemptOverError, NodeTimeoutError, StoreError
 from dspyer.events import Committed
 from dspyer.stores import SQLite
 from dspyer.testing import ScriptedLM, no_pauses
@@ -298,6 +298,68 @@ def test_after_a_timeout_an_inner_graph_continues_with_all_posts(
     assert ran.status == "completed", ran.error
     assert ran.state["notes"] == ["first", "attempt 1", "attempt 2"]
     assert calls == {"first": 1, "hangs": 2}
+
+
+@ROWS[1]
+def test_a_post_that_comes_too_late_is_neither_stored_nor_read(
+    mode: str, stored: bool, tmp_path: Path, time_is_over: TimeIsOver
+) -> None:
+    """It was begun in time: the field's own check has taken too long."""
+    go_on, ended = threading.Event(), threading.Event()
+    calls: list[str] = []
+    refused: list[str] = []
+
+    def checked(note: str) -> str:
+        if note == "attempt 1":
+            time_is_over()
+            go_on.wait(20)
+        return note
+
+    class Notes(BaseModel):
+        notes: Annotated[list[Annotated[str, AfterValidator(checked)]], reducers.append, live] = []
+
+    def post(ctx: Context) -> None:
+        calls.append("post")
+        if len(calls) > 1:
+            ctx.post("notes", "attempt 2")
+            go_on.set()
+            assert ended.wait(20)
+        else:
+            try:
+                ctx.post("notes", "attempt 1")
+            except AttemptOverError:
+                refused.append("attempt 1")
+            finally:
+                ended.set()
+
+    inner = Graph(Notes, name="Inner").add_node("post", post, writes=["notes"])
+    inner.add_path(START, "post", END)
+    graph = Graph(Notes, name="Outer").add_node("inner", inner.compile(), retry=ANY, timeout=0.1)
+    ran = run(graph.add_path(START, "inner", END), mode, stored, tmp_path)
+    assert ran.status == "completed", ran.error
+    assert (ran.state["notes"], calls, refused) == (["attempt 2"], ["post", "post"], ["attempt 1"])
+
+
+@pytest.mark.parametrize("what", ["a policy", "what answers"])
+def test_a_timeout_does_not_wait_for_code_between_two_nodes(what: str, time_is_over: TimeIsOver) -> None:
+    go_on = threading.Event()
+    ended: list[str] = []
+
+    def hangs(asked: Any) -> Any:
+        time_is_over()
+        go_on.wait(20)
+        ended.append(what)
+        return 1 if what == "a policy" else True
+
+    inner = Graph(name="Inner", merge={"y": hangs}).add_node("a", lambda: {"y": 1}, writes=["y"])
+    inner.add_node("b", lambda: {"y": 2} if what == "a policy" else {}, writes=["y"])
+    inner.add_node("c", lambda: {"z": 1}, writes=["z"]).add_edge(START, ["a", "b"])
+    inner.add_edge(["a", "b"], "c").add_edge("c", END)
+    asks: dict[str, Any] = {} if what == "a policy" else {"interrupt_after": ["a"], "answers": hangs}
+    graph = Graph(name="Outer").add_node("inner", inner.compile(**asks), timeout=0.1).add_path(START, "inner", END)
+    error = graph.compile().run({}).error
+    assert (ended, type(error)) == ([], NodeTimeoutError)
+    go_on.set()
 
 
 @ROWS[0]
