@@ -340,6 +340,27 @@ def test_a_post_that_comes_too_late_is_neither_stored_nor_read(
     assert (ran.state["notes"], calls, refused) == (["attempt 2"], ["post", "post"], ["attempt 1"])
 
 
+@pytest.mark.parametrize("where", ["alone", "in a graph"])
+def test_a_graph_that_ends_in_the_moment_of_the_timeout_has_timed_out(where: str, time_is_over: TimeIsOver) -> None:
+    """The limit stops it before its task is cancelled: that is no cancellation of the run."""
+    calls: list[str] = []
+
+    async def first() -> None:
+        calls.append("first")
+        if len(calls) == 1:
+            time_is_over()
+            await asyncio.sleep(0)  # the limit ends here, and the cancellation comes in the next round of the loop
+
+    inner = Graph(name="Inner").add_node("first", first, writes=[])
+    inner.add_node("second", lambda: calls.append("second"), writes=[]).add_path(START, "first", "second", END)
+    graph = Graph(name="Outer").add_node("inner", inner.compile(), retry=ANY, timeout=0.1)
+    graph.add_path(START, "inner", END)
+    if where == "in a graph":
+        graph = Graph(name="Around").add_node("outer", graph.compile()).add_path(START, "outer", END)
+    ran = asyncio.run(graph.compile().arun({}))
+    assert (ran.status, calls) == ("completed", ["first", "second"])
+
+
 @pytest.mark.parametrize("what", ["a policy", "what answers"])
 def test_a_timeout_does_not_wait_for_code_between_two_nodes(what: str, time_is_over: TimeIsOver) -> None:
     go_on = threading.Event()
