@@ -17,7 +17,8 @@ from pydantic import AfterValidator, BaseModel
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Send, live, reducers
 from dspyer.errors import AttemptOverError, NodeTimeoutError, StoreError
 from dspyer.events import Committed
-from dspyer.stores import SQLite
+from dspyer.stores import Memory, SQLite
+from dspyer.stores.base import Change
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.timeouts import TimeIsOver
 
@@ -267,6 +268,56 @@ def test_after_a_timeout_finished_nodes_are_not_called_again(
     time_is_over.wait_for_workers(2)
     if stored:
         assert stored_commits(tmp_path) == 6
+
+
+def test_after_a_timeout_async_code_counts_that_was_done_in_time(time_is_over: TimeIsOver) -> None:
+    """The run has not looked at it yet, since its store was slow. Beside it, sync code is left running."""
+    calls: Counter[str] = Counter()
+    go_on = threading.Event()
+
+    class Slow(Memory):
+        def write_now(self, change: Change) -> bool:
+            return False
+
+        def write(self, change: Change) -> int:
+            if calls["first"] and not go.is_set():
+                loop.call_soon_threadsafe(go.set)
+                asyncio.run_coroutine_threadsafe(rounds(), loop).result()  # `second` returns
+                time_is_over()
+                asyncio.run_coroutine_threadsafe(rounds(), loop).result()  # `hangs` is left running
+            return super().write(change)
+
+    async def rounds() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def first() -> None:
+        calls["first"] += 1
+
+    async def second() -> None:
+        calls["second"] += 1
+        await go.wait()
+
+    def hangs() -> None:
+        calls["hangs"] += 1
+        if calls["hangs"] == 1:
+            go_on.wait(20)
+
+    async def arun() -> Run:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        return await graph.compile(store=Slow()).thread("t").arun({})
+
+    go, loop = asyncio.Event(), asyncio.new_event_loop()
+    loop.close()
+    inner = Graph(name="Inner")
+    for node in (hangs, second, first):
+        inner.add_node(node.__name__, node, writes=[]).add_path(START, node.__name__, END)
+    graph = Graph(name="Outer").add_node("inner", inner.compile(), retry=ANY, timeout=0.1).add_path(START, "inner", END)
+    ran = asyncio.run(arun())
+    go_on.set()
+    assert ran.status == "completed", ran.error
+    assert calls == {"first": 1, "second": 1, "hangs": 2}
 
 
 @ROWS[1]
