@@ -281,10 +281,10 @@ def test_after_a_timeout_async_code_counts_that_was_done_in_time(time_is_over: T
 
         def write(self, change: Change) -> int:
             if calls["first"] and not go.is_set():
-                loop.call_soon_threadsafe(go.set)
-                asyncio.run_coroutine_threadsafe(rounds(), loop).result()  # `second` returns
+                loops[0].call_soon_threadsafe(go.set)
+                asyncio.run_coroutine_threadsafe(rounds(), loops[0]).result()  # `second` returns
                 time_is_over()
-                asyncio.run_coroutine_threadsafe(rounds(), loop).result()  # `hangs` is left running
+                asyncio.run_coroutine_threadsafe(rounds(), loops[0]).result()  # `hangs` is left running
             return super().write(change)
 
     async def rounds() -> None:
@@ -304,12 +304,11 @@ def test_after_a_timeout_async_code_counts_that_was_done_in_time(time_is_over: T
             go_on.wait(20)
 
     async def arun() -> Run:
-        nonlocal loop
-        loop = asyncio.get_running_loop()
+        loops.append(asyncio.get_running_loop())
         return await graph.compile(store=Slow()).thread("t").arun({})
 
-    go, loop = asyncio.Event(), asyncio.new_event_loop()
-    loop.close()
+    go = asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
     inner = Graph(name="Inner")
     for node in (hangs, second, first):
         inner.add_node(node.__name__, node, writes=[]).add_path(START, node.__name__, END)
