@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import is_
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, cast
@@ -250,17 +251,17 @@ def redacted_policies(policies: Policies, redaction: Redaction) -> Policies:
 def _redacted_policy(policy: Policy, redaction: Redaction) -> Policy:
     if not policy.built_in:
         return policy
+    return Policy(policy.name, partial(_decide_redacted, policy, redaction), built_in=True)
 
-    def decide(conflict: Conflict) -> Any:
-        try:
-            return policy.decide(conflict)
-        except MergeConflictError:
-            base, left, right = (
-                redaction.at(conflict.path, side) for side in (conflict.base, conflict.left, conflict.right)
-            )
-            return raise_(replace(conflict, base=base, left=left, right=right))
 
-    return Policy(policy.name, decide, built_in=True)
+def _decide_redacted(policy: Policy, redaction: Redaction, conflict: Conflict) -> Any:
+    try:
+        return policy.decide(conflict)
+    except MergeConflictError:
+        base, left, right = (
+            redaction.at(conflict.path, side) for side in (conflict.base, conflict.left, conflict.right)
+        )
+        return raise_(replace(conflict, base=base, left=left, right=right))
 
 
 # --- texts without a path

@@ -13,7 +13,7 @@ commit of a node the numbers of its posts and how far it has read.
 
 One lock per run, `Together.lock`, guards the buffer, the waiters and the choice of what begins, as in a monitor (Hoare
 1974). It is reentrant, since an observer that is called under it may stop the run, and it is never held while a node
-works or waits. The journal's lock is taken inside of it, never around it.
+works or waits. The locks of the journal and of a time limit are taken inside of it, never around it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from dataclasses import field as made
 from typing import Any, ClassVar
 
-from dspyer.errors import AttemptError, AttemptOverError, InputError, MergeConflictError
+from dspyer.errors import AttemptError, InputError, MergeConflictError
 from dspyer.events import BranchPath, Commit, Exchange, Heard, LiveConflict, Posted
 from dspyer.layers.layer import Inner, Layer, Place
 from dspyer.layers.live_buffer import LiveBuffer, ReaderCursor, digest_of, single_updates
@@ -43,7 +43,6 @@ from dspyer.scheduler.release_order import ReleaseOrder, WaitingReader
 from dspyer.scheduler.run_state import Branch, Execution, RunState
 from dspyer.scheduler.schedule import plan
 from dspyer.state import ImmutableState
-from dspyer.stopping import OVER
 from dspyer.values.persistent import PersistentMap
 
 
@@ -177,8 +176,6 @@ class LivePosts(Layer):
 
     def _add(self, attempt: Attempt, cursor: ReaderCursor, field: str, name: str, update: Any) -> None:
         run: Any = attempt.host
-        if run.handed_over:
-            raise AttemptOverError(f"{attempt.who}: {OVER}")
         buffer, execution = self.buffer, cursor.execution
         if name in buffer.posts_of.get(execution, ()):  # an earlier attempt has posted it
             return
@@ -186,12 +183,13 @@ class LivePosts(Layer):
         if unread:
             self._report_conflict(attempt, field, unread)
         now = time.time()
-        buffer.seq += 1  # not used again, also if the write fails: it may have taken effect
-        post = RecordedPost(buffer.seq, field, attempt.node, execution, name, update, over)
-        if run.records.journal is not None:  # before a reader can see it: what was read must survive a crash
-            header = PostHeader(execution, run.ids.scope, post.node, field, post.seq, name, post.over, now)
-            run.records.journal.write([post_row(header, update)])
-        update = buffer.add(post)
+        with nullcontext() if run.limit is None else run.limit.writing():  # else the next attempt would not know it
+            buffer.seq += 1  # not used again, also if the write fails: it may have taken effect
+            post = RecordedPost(buffer.seq, field, attempt.node, execution, name, update, over)
+            if run.records.journal is not None:  # before a reader can see it: what was read must survive a crash
+                header = PostHeader(execution, run.ids.scope, post.node, field, post.seq, name, post.over, now)
+                run.records.journal.write([post_row(header, update)])
+            update = buffer.add(post)
         reducer = self.schema.reducer(field)
         how = "replace" if reducer is None else reducer.name
         run.publish(

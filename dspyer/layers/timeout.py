@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, NamedTuple
 
 from dspyer import clock
+from dspyer.blocking import cancellation_count
 from dspyer.dspy_module.executing import execute_apart
 from dspyer.dspy_module.request_gate import gated
 from dspyer.dspy_module.tracing import recording_apart
@@ -86,11 +87,16 @@ class Timed(NamedTuple):
         _raise_if_over(attempt, limit)
         found: Any = None
         cause: Exception | None = None
+        before = cancellation_count()
         with _limited(limit):
             try:
                 # The limit ends before the cancellation: what the attempt does from there on does not count.
                 async with clock.timeout(limit.ends, "timeout", limit.end):
                     found = await self.step.acall(call)
+            except asyncio.CancelledError:
+                # The limit may have ended a run inside before the cancellation came: no one else has cancelled this.
+                if limit.signal.reason is None or cancellation_count() > before:
+                    raise
             except Exception as error:
                 if limit.signal.reason is None:
                     raise

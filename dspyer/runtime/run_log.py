@@ -162,7 +162,6 @@ class KeptCommits:
     """What a run inside a node has committed, kept for the next attempt of the node.
 
     Attributes:
-        handed_over: whether that attempt has got it already: the node timed out, and this run goes on in a thread.
         posts: its posts to live fields, by arrival number.
     """
 
@@ -174,7 +173,6 @@ class KeptCommits:
         nodes: Mapping[str, Node],
         attempts: tuple[int, ...],
     ) -> None:
-        self.handed_over = False
         self.posts = start.kept.posts
         self._before, self._known = start.kept, len(start.run.log)  # what earlier attempts have committed
         self._records, self._scope, self._attempts = records, ids.scope, attempts

@@ -92,6 +92,8 @@ class MergeOnFinish:
                 journal.write(
                     [end_row("failed", None, [(Failure.of(error, node=f"join:{thread}"), error)])], flush=True
                 )
+        finally:
+            del run, lock  # the traceback of an error refers to this frame
 
     def _merge(self, run_end: Point, patience: float) -> Iterator[float]:
         """Merge the run that ends at a row, as soon as no run owns the thread; yields the pauses between attempts."""

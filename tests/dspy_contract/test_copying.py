@@ -232,7 +232,7 @@ class AskTwice(dspy.Signature):
 
 def importable() -> Any:
     graph = Graph(name="Importable").add_node("clean", clean, writes=["text"]).add_node("label", dspy.Predict(AskTwice))
-    return graph.add_path(START, "clean", "label", END).compile()
+    return graph.add_path(START, "clean", "label", END).compile(redact=["question"])
 
 
 @pytest.mark.parametrize("pickler", [pickle, cloudpickle], ids=["pickle", "cloudpickle"])

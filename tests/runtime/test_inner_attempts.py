@@ -12,12 +12,13 @@ from typing import Annotated, Any
 
 import dspy
 import pytest
-from pydantic import BaseModel
+from pydantic import AfterValidator, BaseModel
 
 from dspyer import END, START, CompiledGraph, Context, Graph, Retry, Run, Send, live, reducers
-from dspyer.errors import StoreError
+from dspyer.errors import AttemptOverError, NodeTimeoutError, StoreError
 from dspyer.events import Committed
-from dspyer.stores import SQLite
+from dspyer.stores import Memory, SQLite
+from dspyer.stores.base import Change
 from dspyer.testing import ScriptedLM, no_pauses
 from tests.timeouts import TimeIsOver
 
@@ -269,6 +270,55 @@ def test_after_a_timeout_finished_nodes_are_not_called_again(
         assert stored_commits(tmp_path) == 6
 
 
+def test_after_a_timeout_async_code_counts_that_was_done_in_time(time_is_over: TimeIsOver) -> None:
+    """The run has not looked at it yet, since its store was slow. Beside it, sync code is left running."""
+    calls: Counter[str] = Counter()
+    go_on = threading.Event()
+
+    class Slow(Memory):
+        def write_now(self, change: Change) -> bool:
+            return False
+
+        def write(self, change: Change) -> int:
+            if calls["first"] and not go.is_set():
+                loops[0].call_soon_threadsafe(go.set)
+                asyncio.run_coroutine_threadsafe(rounds(), loops[0]).result()  # `second` returns
+                time_is_over()
+                asyncio.run_coroutine_threadsafe(rounds(), loops[0]).result()  # `hangs` is left running
+            return super().write(change)
+
+    async def rounds() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    async def first() -> None:
+        calls["first"] += 1
+
+    async def second() -> None:
+        calls["second"] += 1
+        await go.wait()
+
+    def hangs() -> None:
+        calls["hangs"] += 1
+        if calls["hangs"] == 1:
+            go_on.wait(20)
+
+    async def arun() -> Run:
+        loops.append(asyncio.get_running_loop())
+        return await graph.compile(store=Slow()).thread("t").arun({})
+
+    go = asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+    inner = Graph(name="Inner")
+    for node in (hangs, second, first):
+        inner.add_node(node.__name__, node, writes=[]).add_path(START, node.__name__, END)
+    graph = Graph(name="Outer").add_node("inner", inner.compile(), retry=ANY, timeout=0.1).add_path(START, "inner", END)
+    ran = asyncio.run(arun())
+    go_on.set()
+    assert ran.status == "completed", ran.error
+    assert calls == {"first": 1, "second": 1, "hangs": 2}
+
+
 @ROWS[1]
 def test_after_a_timeout_an_inner_graph_continues_with_all_posts(
     mode: str, stored: bool, tmp_path: Path, time_is_over: TimeIsOver
@@ -298,6 +348,89 @@ def test_after_a_timeout_an_inner_graph_continues_with_all_posts(
     assert ran.status == "completed", ran.error
     assert ran.state["notes"] == ["first", "attempt 1", "attempt 2"]
     assert calls == {"first": 1, "hangs": 2}
+
+
+@ROWS[1]
+def test_a_post_that_comes_too_late_is_neither_stored_nor_read(
+    mode: str, stored: bool, tmp_path: Path, time_is_over: TimeIsOver
+) -> None:
+    """It was begun in time: the field's own check has taken too long."""
+    go_on, ended = threading.Event(), threading.Event()
+    calls: list[str] = []
+    refused: list[str] = []
+
+    def checked(note: str) -> str:
+        if note == "attempt 1":
+            time_is_over()
+            go_on.wait(20)
+        return note
+
+    class Notes(BaseModel):
+        notes: Annotated[list[Annotated[str, AfterValidator(checked)]], reducers.append, live] = []
+
+    def post(ctx: Context) -> None:
+        calls.append("post")
+        if len(calls) > 1:
+            ctx.post("notes", "attempt 2")
+            go_on.set()
+            assert ended.wait(20)
+        else:
+            try:
+                ctx.post("notes", "attempt 1")
+            except AttemptOverError:
+                refused.append("attempt 1")
+            finally:
+                ended.set()
+
+    inner = Graph(Notes, name="Inner").add_node("post", post, writes=["notes"])
+    inner.add_path(START, "post", END)
+    graph = Graph(Notes, name="Outer").add_node("inner", inner.compile(), retry=ANY, timeout=0.1)
+    ran = run(graph.add_path(START, "inner", END), mode, stored, tmp_path)
+    assert ran.status == "completed", ran.error
+    assert (ran.state["notes"], calls, refused) == (["attempt 2"], ["post", "post"], ["attempt 1"])
+
+
+@pytest.mark.parametrize("where", ["alone", "in a graph"])
+def test_a_graph_that_ends_in_the_moment_of_the_timeout_has_timed_out(where: str, time_is_over: TimeIsOver) -> None:
+    """The limit stops it before its task is cancelled: that is no cancellation of the run."""
+    calls: list[str] = []
+
+    async def first() -> None:
+        calls.append("first")
+        if len(calls) == 1:
+            time_is_over()
+            await asyncio.sleep(0)  # the limit ends here, and the cancellation comes in the next round of the loop
+
+    inner = Graph(name="Inner").add_node("first", first, writes=[])
+    inner.add_node("second", lambda: calls.append("second"), writes=[]).add_path(START, "first", "second", END)
+    graph = Graph(name="Outer").add_node("inner", inner.compile(), retry=ANY, timeout=0.1)
+    graph.add_path(START, "inner", END)
+    if where == "in a graph":
+        graph = Graph(name="Around").add_node("outer", graph.compile()).add_path(START, "outer", END)
+    ran = asyncio.run(graph.compile().arun({}))
+    assert (ran.status, calls) == ("completed", ["first", "second"])
+
+
+@pytest.mark.parametrize("what", ["a policy", "what answers"])
+def test_a_timeout_does_not_wait_for_code_between_two_nodes(what: str, time_is_over: TimeIsOver) -> None:
+    go_on = threading.Event()
+    ended: list[str] = []
+
+    def hangs(asked: Any) -> Any:
+        time_is_over()
+        go_on.wait(20)
+        ended.append(what)
+        return 1 if what == "a policy" else True
+
+    inner = Graph(name="Inner", merge={"y": hangs}).add_node("a", lambda: {"y": 1}, writes=["y"])
+    inner.add_node("b", lambda: {"y": 2} if what == "a policy" else {}, writes=["y"])
+    inner.add_node("c", lambda: {"z": 1}, writes=["z"]).add_edge(START, ["a", "b"])
+    inner.add_edge(["a", "b"], "c").add_edge("c", END)
+    asks: dict[str, Any] = {} if what == "a policy" else {"interrupt_after": ["a"], "answers": hangs}
+    graph = Graph(name="Outer").add_node("inner", inner.compile(**asks), timeout=0.1).add_path(START, "inner", END)
+    error = graph.compile().run({}).error
+    assert (ended, type(error)) == ([], NodeTimeoutError)
+    go_on.set()
 
 
 @ROWS[0]
