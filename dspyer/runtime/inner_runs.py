@@ -60,7 +60,7 @@ def request_inside(
         around=Around(around.events, attempt.node, attempt.index),
         scope=scope if key is None else (*scope[:-1], f"{scope[-1]}[{_escaped(key)}]"),
         attempts=(*(() if around.inside is None else around.inside.attempts), attempt.number),
-        keeps_commits=around.kept is not None or retried,
+        keeps_commits=retried or (around.inside is not None and around.inside.keeps_commits),
         own_inputs=key is not None,
         valid=valid,
         label=around.run_start.label,

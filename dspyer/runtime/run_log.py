@@ -21,7 +21,7 @@ from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.lm_calls import NO_CALLS
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, commit_row, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
-from dspyer.runtime.run_start import RunIds, RunStart
+from dspyer.runtime.run_start import Inside, RunIds, RunStart
 from dspyer.scheduler.run_state import RunState, path_of_id
 from dspyer.stores.base import Row
 from dspyer.values.freezing import same
@@ -159,10 +159,11 @@ class RunLog:
 
 
 class KeptCommits:
-    """What a run inside a node has committed, kept for the next attempt of the node.
+    """What a run inside a node has committed, kept for the next attempt of the node, if there may be one.
 
     Attributes:
         posts: its posts to live fields, by arrival number.
+        handed_over: whether that attempt has got it: the run goes on in a thread, and nothing counts any more.
     """
 
     def __init__(
@@ -171,20 +172,25 @@ class KeptCommits:
         records: ExecutionRecords,
         ids: RunIds,
         nodes: Mapping[str, Node],
-        attempts: tuple[int, ...],
+        inside: Inside,
     ) -> None:
         self.posts = start.kept.posts
+        self.handed_over = False
         self._before, self._known = start.kept, len(start.run.log)  # what earlier attempts have committed
-        self._records, self._scope, self._attempts = records, ids.scope, attempts
+        self._records, self._inside = records, inside
         self._commits = CommitRows(start, records, ids, nodes)
 
     def keep(self, run: RunState, traces: Mapping[str, Steps]) -> None:
         """Keeps what a run has committed."""
+        if self.handed_over or not self._inside.keeps_commits:
+            return
         rows = [row.numbered(seq) for seq, row in enumerate(self._commits.since(self._known, run))]
         committed = {entry.commit.id for entry in run.log}
         # Of the trials of a node that has not committed, those that have ended are not made again.
         found = {name: steps for name, steps in list(traces.items()) if name in committed or "[" in name}
-        self._records.kept[self._scope] = KeptRun(self._attempts, (*self._before.rows, *rows), found, self.posts)
+        self._records.kept[self._inside.scope] = KeptRun(
+            self._inside.attempts, (*self._before.rows, *rows), found, self.posts
+        )
 
 
 def _item_results(commit: Commit, node: Node | None, records: ExecutionRecords, execution: str) -> MapItems | None:

@@ -130,8 +130,7 @@ class Session(AttemptHost):
         answer: answers questions as they are asked.
         records: the results of effects, answers and items of a map, of earlier attempts too; with the journal.
         log: what it has still to write; None for a run that is not stored.
-        kept: what has been committed, for another attempt of the node around the run; None if there may be none.
-        handed_over: whether that attempt has got it: the run goes on in a thread, and nothing counts any more.
+        kept: what has been committed, for another attempt of the node around the run; None for an outermost run.
         notes: what its executions leave beside their commits.
         events: keeps and publishes its events.
         layers: the layers around its nodes.
@@ -170,10 +169,7 @@ class Session(AttemptHost):
         self.log = (
             None if records.journal is None else RunLog(run_start, records, records.journal, self.ids, graph.nodes)
         )
-        self.kept = None
-        if inside is not None and inside.keeps_commits:
-            self.kept = KeptCommits(run_start, records, self.ids, graph.nodes, inside.attempts)
-        self.handed_over = False
+        self.kept = None if inside is None else KeptCommits(run_start, records, self.ids, graph.nodes, inside)
         self.notes = ExecutionNotes(run_start.kept.traces)
         self._fields: Fields | None = None
         self._to_restart = list(run_start.run.running._data.values())
@@ -275,7 +271,7 @@ class Session(AttemptHost):
     def finish(self, execution: Execution, outcome: Transition | BaseException, steps: Steps) -> None:
         """Passes the outcome of an execution to the scheduler, which commits it or records the failure."""
         self.together.doing.pop(execution.id, None)
-        if (self.log is not None and self.log.error is not None) or self.handed_over:
+        if (self.log is not None and self.log.error is not None) or (self.kept is not None and self.kept.handed_over):
             return  # nothing can be written any more, or would count, so nothing more is committed
         if isinstance(outcome, ConcurrentRunError) and self.log is not None and self.log.journal.broken is not None:
             # An effect or a post was refused, as the commit would have been: no failure.
@@ -504,13 +500,14 @@ class Session(AttemptHost):
 
     def keep_commits(self) -> None:
         """Keeps what a run inside a node has committed, for the next attempt of the node."""
-        if self.kept is not None and not self.handed_over:
+        if self.kept is not None:
             self.kept.keep(self.run if self.log is None else self.log.run, self.notes.traces)
 
     def hand_over(self) -> None:
         """Keeps what is committed, and nothing from here on: the run goes on in a thread that is left running."""
         self.keep_commits()
-        self.handed_over = True
+        assert self.kept is not None  # a node is around the run: it has timed out
+        self.kept.handed_over = True
 
     def end(self) -> SessionEnd:
         """Publishes the end of the run, and returns how it ended.
