@@ -212,8 +212,8 @@ class Layer:
     def event(self, event: Event) -> Event | None:
         """Called with each event before any reader sees it; returns what they see, None for nothing.
 
-        The event is as `redact` of the graph shows it. Events of runs inside of nodes are among those of the runs
-        around them. May be called from any thread.
+        The event is as `redact` of the graph shows it: what a graph around it redacts is hidden in the run around.
+        Events of runs inside of nodes are among those of the runs around them. May be called from any thread.
 
         Example:
             >>> from dspyer import END, START, Graph
