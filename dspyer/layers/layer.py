@@ -192,7 +192,7 @@ class Layer:
         """Called before an execution begins.
 
         Raises:
-            Stop: to stop the run: what runs is finished, and a resume calls the node.
+            Stop: to stop the outermost run: what runs is finished, and a resume calls the node.
             Interrupt: to ask first.
             Exception: to fail the node.
 

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from dspyer.dspy_module.tracing import append_to_trace
-from dspyer.errors import Interrupt, RouteError, always_raised, list_names
+from dspyer.errors import Interrupt, RouteError, RunStoppedError, always_raised, list_names
 from dspyer.graph.spec import check_send
 from dspyer.layers.layer import Layer, Stop, of_part
 from dspyer.nodes.attempt import Attempt
@@ -104,11 +104,12 @@ def _call(session: Session, execution: Execution, state: ImmutableState) -> Call
 
 
 def _admit(session: Session, layer: Layer, call: Call) -> None:
-    """Asks a layer whether an execution may begin. If it stops the run, the execution is left open."""
+    """Asks a layer whether an execution may begin. If it stops the outermost run, the execution is left open."""
     try:
         layer.admit(call)
     except Stop as stop:
-        session.stop(str(stop) or f"{type(layer).__name__} has stopped it")
+        reason = str(stop) or f"{type(layer).__name__} has stopped it"
+        session.outermost.stop(reason, RunStoppedError("", reason))  # with an error: what runs is finished
         raise asyncio.CancelledError from None
 
 

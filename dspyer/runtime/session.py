@@ -142,6 +142,7 @@ class Session:
         layers: the layers around its nodes.
         together: what its executions know of each other, and of its slots.
         stop_signal: says whether the run is to stop, and why.
+        outermost: the one of the outermost run.
         failed: stops what runs inside of nodes, once a branch has failed.
         began: when it began, by the wall clock and by the performance counter, in seconds.
     """
@@ -170,6 +171,7 @@ class Session:
         self.answer = answer
         self.together = Together(request.options.live)
         self.stop_signal = request.stop_signal
+        self.outermost = request.stop_signal if inside is None or inside.around is None else inside.around.stop_signal
         self.failed = StopSignal()
         self.records = records = request.records or ExecutionRecords()
         self.log = (
