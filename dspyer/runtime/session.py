@@ -142,7 +142,6 @@ class Session:
         layers: the layers around its nodes.
         together: what its executions know of each other, and of its slots.
         stop_signal: says whether the run is to stop, and why.
-        outermost: the one of the outermost run.
         failed: stops what runs inside of nodes, once a branch has failed.
         began: when it began, by the wall clock and by the performance counter, in seconds.
     """
@@ -171,7 +170,6 @@ class Session:
         self.answer = answer
         self.together = Together(request.options.live)
         self.stop_signal = request.stop_signal
-        self.outermost = request.stop_signal if inside is None or inside.around is None else inside.around.stop_signal
         self.failed = StopSignal()
         self.records = records = request.records or ExecutionRecords()
         self.log = (
@@ -367,6 +365,12 @@ class Session:
         if self.stop_signal.reason is None:
             return True
         return isinstance(self.stop_signal.error, RunStoppedError) and only_end_is_left(self.run)
+
+    @property
+    def outermost(self) -> StopSignal:
+        """The signal that stops the outermost run."""
+        around = None if self.inside is None else self.inside.around
+        return self.stop_signal if around is None else around.stop_signal
 
     def stop(self, reason: str) -> None:
         """Stops the run: no further execution starts. May be called from any thread."""
