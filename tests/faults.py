@@ -536,8 +536,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="third_attempt_loses_inner_commits",
         file="dspyer/runtime/run_log.py",
-        old="KeptRun(self._inside.attempts, (*self._before.rows, *rows), found, self.posts)",
-        new="KeptRun(self._inside.attempts, (*rows,), found, self.posts)",
+        old="self._inside.attempts, (*self._before.rows, *rows), found, self.posts",
+        new="self._inside.attempts, (*rows,), found, self.posts",
         loss="the third attempt of a subgraph forgets what the first one committed: nodes are called and paid for again",
         tests=("tests/runtime/test_inner_attempts.py", "tests/runtime"),
     ),

@@ -353,9 +353,12 @@ class Redactor:
             self.learn_value(path, failure)
 
     def commit(self, commit: Commit) -> Commit:
-        """The redacted form of a commit: its values by path, and the texts of its failures."""
-        shown = self.redaction.commit(commit)
-        return shown._replace(failure=self.redact(shown.failure), failed_attempts=self.redact(shown.failed_attempts))
+        """The redacted form of a commit, as its event shows it: its values by path, and then all texts in it."""
+        return cast(Commit, self.redact(self.redaction.commit(commit)))
+
+    def conflict(self, found: MergedConflict) -> MergedConflict:
+        """The redacted form of a conflict, as its event shows it."""
+        return cast(MergedConflict, self.redact(self.redaction.conflict(found)))
 
     def redact(self, value: Any) -> Any:
         """The redacted form of a text, or of any object with texts in it; the same object if nothing is hidden."""

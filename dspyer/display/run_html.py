@@ -143,8 +143,7 @@ class RunWriter:
         return self._states.of(ImmutableState(sent_to(log, parents, path)))
 
     def _conflict(self, conflict: MergedConflict) -> Any:
-        shown = conflict if self._redactor is None else self._redactor.redaction.conflict(conflict)
-        return self._hide(shown.to_dict())
+        return (conflict if self._redactor is None else self._redactor.conflict(conflict)).to_dict()
 
     def _call(self, call: LMCall) -> Any:
         kept = call if self._keeps_texts else call._replace(messages=None, response=None)

@@ -204,7 +204,7 @@ class Layer:
         """Called before an execution begins.
 
         Raises:
-            Stop: to stop the run: what runs is finished, and a resume calls the node.
+            Stop: to stop the outermost run: what runs is finished, and a resume calls the node.
             Interrupt: to ask first, `call.context.interrupt(key, question)`; the answer is what that returns.
             Exception: to fail the node.
 
@@ -224,8 +224,8 @@ class Layer:
     def event(self, event: Event) -> Event | None:
         """Called with each event before any reader sees it; returns what they see, None for nothing.
 
-        The event is as `redact` of the graph shows it. Events of runs inside of nodes are among those of the runs
-        around them. May be called from any thread.
+        The event is as `redact` of the graph shows it: what a graph around it redacts is hidden in the run around.
+        Events of runs inside of nodes are among those of the runs around them. May be called from any thread.
 
         Example:
             >>> from dspyer import END, START, Graph

@@ -1,17 +1,21 @@
-"""The status, failures, token usage and open questions of a thread, from its last rows alone: no state is computed."""
+"""The status, failures, token usage and open questions of a thread, from its last rows: no state is computed.
+
+Only what hides values of a thread, where its program redacts some, reads all of its rows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 from dspyer.display.redaction import Redaction, Redactor
 from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.persistence.execution_records import ExecutionRecords
 from dspyer.persistence.leases import is_alive
-from dspyer.persistence.reader import HistoryReader, ending_row, newest_rows
-from dspyer.persistence.rows import CommitHeader, RowKind
+from dspyer.persistence.reader import HistoryReader, ending_row, newest_rows, read_runs
+from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, read_commit_content
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, Store
 
@@ -54,15 +58,34 @@ def last_end(store: Store, at: Point) -> Row | None:
     return ending_row(row for _, row in newest_rows(store, at))
 
 
-def shown_questions(
+def thread_redactor(
     reader: HistoryReader, thread: str, redaction: Redaction | None, load: Callable[[], ImmutableState]
+) -> Redactor | None:
+    """What hides values of a thread where it is read: it knows all that its runs have written, also inside of nodes.
+
+    `load` gives the state of the thread: a pruned history has not written all that is in it.
+    """
+    row = reader.store.thread(thread)
+    if redaction is None or row is None or row.head is None:
+        return None
+    redactor = Redactor(redaction, dict(load().raw_items()))
+    for run in read_runs(reader.store, [row.head], row.root):
+        for written in run.rows:
+            if written.kind in (RowKind.OPEN, RowKind.POST, *COMMITS):
+                with suppress(Exception):  # what cannot be read is shown nowhere
+                    content = read_commit_content(written.content, reader.fetch, reader.decode)
+                    for field, update in (content.patch or {}).items():
+                        redactor.learn_update(field, update)
+    return redactor
+
+
+def shown_questions(
+    reader: HistoryReader, thread: str, redactor: Callable[[], Redactor | None]
 ) -> tuple[Question, ...]:
-    """The open questions, without the values of the state that are hidden; `load` returns that state."""
+    """The open questions, without what `redactor` hides; it is made only if there are some."""
     questions = open_questions(reader, thread)
-    if not questions or redaction is None:
-        return questions
-    redacted: tuple[Question, ...] = Redactor(redaction, dict(load().raw_items())).redact(questions)
-    return redacted
+    hiding = redactor() if questions else None
+    return questions if hiding is None else cast("tuple[Question, ...]", hiding.redact(questions))
 
 
 def open_questions(reader: HistoryReader, thread: str) -> tuple[Question, ...]:

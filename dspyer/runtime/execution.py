@@ -16,13 +16,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from dspyer.dspy_module.tracing import append_to_trace
-from dspyer.errors import Interrupt, RouteError, always_raised, brief, list_names
+from dspyer.errors import Interrupt, RouteError, RunStoppedError, always_raised, brief, list_names
 from dspyer.graph.spec import check_send
 from dspyer.layers.layer import Layer, Stop, of_part
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Decision, Output, Reply, Runner, Send, StartRule
-from dspyer.nodes.outputs import folded, given
+from dspyer.nodes.outputs import folded, given, permitted
 from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, SealedPatch, diff_value
 from dspyer.reducers import Updates
@@ -80,7 +80,10 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
 
 def output_of(call: Call, reply: Reply) -> Output:
     """What an execution makes of the reply of its node: one patch of what it posted and returned, validated."""
-    schema = call.runner.session.graph.topology.schema
+    graph = call.runner.session.graph
+    schema, node = graph.topology.schema, graph.nodes[call.node]
+    if (writes := node.may_give) is not None and not reply.updates.keys() <= writes:  # a layer may reply anything
+        permitted(reply.updates, {name: name for name in sorted(writes)}, node.who)
     updates = given(call, reply.updates, schema)
     patch, after = folded(call, updates, schema, reply.whole)
     return Output(patch, after, reply.goto, None, False, None, call, updates, reply.completions)
@@ -109,11 +112,12 @@ def _call(session: Session, execution: Execution, state: ImmutableState) -> Call
 
 
 def _admit(session: Session, layer: Layer, call: Call) -> None:
-    """Asks a layer whether an execution may begin. If it stops the run, the execution is left open."""
+    """Asks a layer whether an execution may begin. If it stops the outermost run, the execution is left open."""
     try:
         found: object = layer.admit(call)  # type: ignore[func-returns-value]  # what a user's method returns
     except Stop as stop:
-        session.stop(stop.reason or f"{type(layer).__name__} has stopped it")
+        reason = stop.reason or f"{type(layer).__name__} has stopped it"
+        session.outermost.stop(reason, RunStoppedError("", reason))  # with an error: what runs is finished
         raise asyncio.CancelledError from None
     if found is not None:
         raise TypeError(

@@ -57,7 +57,7 @@ def request_inside(
     retried = any(isinstance(layer, Retry) for layer in around.layers.of(attempt.node))
     scope = tuple(attempt.local_id.split("/"))
     inside = Inside(
-        around=Around(around.events, attempt.node, attempt.index),
+        around=Around(around.events, attempt.node, attempt.index, around.outermost),
         scope=scope if key is None else (*scope[:-1], f"{scope[-1]}[{_escaped(key)}]"),
         attempts=(*(() if around.inside is None else around.inside.attempts), attempt.number),
         keeps_commits=retried or (around.inside is not None and around.inside.keeps_commits),

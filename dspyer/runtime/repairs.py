@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import dspy
 
-from dspyer.display.redaction import Redaction, Redactor
+from dspyer.display.redaction import Redactor
 from dspyer.nodes.check import PROBLEMS, CheckedCommit, FinderNode, Repair
 from dspyer.nodes.node import Node
 from dspyer.patch import DELETE, Replace
@@ -68,7 +68,7 @@ def log_rejection(check: FinderNode, transition: Transition, redact: Callable[[s
         logger.info("check %r refused %s, a correction follows: %s", check.name, check.what, problems)
 
 
-def repairs_in(logged: Sequence[LoggedChecks], redaction: Redaction | None) -> list[dspy.Example]:
+def repairs_in(logged: Sequence[LoggedChecks], redactor: Redactor | None) -> list[dspy.Example]:
     """The repairs in the graphs of a run: those of one graph in the order of its commits, outer graphs first."""
     found: list[dspy.Example] = []
     for one in sorted(logged, key=lambda one: [_natural(execution) for execution in one.scope]):
@@ -78,7 +78,7 @@ def repairs_in(logged: Sequence[LoggedChecks], redaction: Redaction | None) -> l
                 continue
             if _is_empty(commit.patch.get(check.into)):
                 repair = check.repair_in(one.commits, index, one.nodes)
-                found += [] if repair is None else [_example(repair, commit.id, check.into, redaction)]
+                found += [] if repair is None else [_example(repair, commit.id, check.into, redactor)]
     return found
 
 
@@ -93,8 +93,8 @@ def _is_empty(update: Any) -> bool:
     return value is not None and value is not DELETE and not len(value)
 
 
-def _example(repair: Repair, commit: str, into: str, redaction: Redaction | None) -> dspy.Example:
-    shown = _Shown(redaction, repair.reads, repair.writes)
+def _example(repair: Repair, commit: str, into: str, redactor: Redactor | None) -> dspy.Example:
+    shown = _Shown(redactor, repair.reads, repair.writes)
     values = {
         PROBLEMS: [shown.problems(into, found) for found in repair.problems],
         "rejected": [shown.outputs(one) for one in repair.rejected],
@@ -108,8 +108,8 @@ def _example(repair: Repair, commit: str, into: str, redaction: Redaction | None
 class _Shown:
     """Plain values of an example, without what `compile(redact=...)` hides: by path, and in texts that repeat it."""
 
-    def __init__(self, redaction: Redaction | None, reads: Mapping[str, str], writes: Mapping[str, str]) -> None:
-        self._redactor = None if redaction is None else Redactor(redaction, {})
+    def __init__(self, redactor: Redactor | None, reads: Mapping[str, str], writes: Mapping[str, str]) -> None:
+        self._redactor = redactor
         self._reads = reads
         self._writes = writes
 

@@ -109,7 +109,6 @@ class Run:
         self.commits: tuple[Commit, ...] = tuple([entry.commit for entry in self._entries])
         self._head = len([commit for commit in self.commits if commit.version is not None]) - 1
         self._graph = session.graph
-        self._redaction = session.graph.redaction
         self._redactor = redacted(session).own
         self._begin = session.inputs
         self._logged_checks: list[LoggedChecks] = session.logged_checks()
@@ -398,7 +397,7 @@ class Run:
             >>> repair.question, repair.answer, repair.problems, repair.rejected
             ('2 + 2?', '4', [['too long']], [{'answer': 'four'}])
         """
-        return repairs_in(self._logged_checks, self._redaction)
+        return repairs_in(self._logged_checks, self._redactor)
 
     def report(self) -> str:
         """The run as text for a terminal: commits in canonical order, branches side by side, conflicts, errors.
@@ -486,7 +485,7 @@ class Run:
             lm_calls=calls if self._recorded else None,
             usage=self.usage,
             unknown=[*unknown, *(earlier if before else [])],
-            shown=None if self._redaction is None else self.shown,
+            shown=None if self._redactor is None else self.shown,
             begin=self._begin,
         )
 
@@ -613,8 +612,8 @@ class Run:
         """The commits and where the run ended, for reports and pictures: without what `compile(redact=...)` hides."""
         conflicts = {entry.commit.id: entry.conflicts for entry in self._entries if entry.conflicts}
         failures: Sequence[FailedBranch] = self._failures
-        if self._redaction is not None:
-            hide = self._redaction.conflict
+        if self._redactor is not None:
+            hide = self._redactor.conflict
             conflicts = {commit: tuple(map(hide, found)) for commit, found in conflicts.items()}
             failures = [failure._replace(conflicts=tuple(map(hide, failure.conflicts))) for failure in failures]
         failed = [

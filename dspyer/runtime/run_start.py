@@ -13,7 +13,7 @@ from dspyer.persistence.rows import NewRow
 from dspyer.runtime.session_views import EarlierCommits
 from dspyer.scheduler.run_state import RunState
 from dspyer.state import ImmutableState
-from dspyer.stopping import TimeLimit
+from dspyer.stopping import StopSignal, TimeLimit
 
 if TYPE_CHECKING:
     from dspyer.runtime.session_events import SessionEvents
@@ -96,11 +96,13 @@ class Around(NamedTuple):
         events: the events of the run around it.
         node: the name of the node.
         item: the index of the item of a map in which it is; None for another node.
+        stop_signal: stops the outermost run.
     """
 
     events: SessionEvents
     node: str
     item: int | None
+    stop_signal: StopSignal
 
 
 _NOTHING: Mapping[Any, Any] = {}  # not a `MappingProxyType`: a worker gets it

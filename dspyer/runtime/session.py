@@ -358,6 +358,12 @@ class Session(AttemptHost):
             return True
         return isinstance(self.stop_signal.error, RunStoppedError) and only_end_is_left(self.run)
 
+    @property
+    def outermost(self) -> StopSignal:
+        """The signal that stops the outermost run."""
+        around = None if self.inside is None else self.inside.around
+        return self.stop_signal if around is None else around.stop_signal
+
     def stop(self, reason: str) -> None:
         """Stops the run: no further execution starts. May be called from any thread."""
         self.stop_signal.stop(reason)

@@ -22,7 +22,7 @@ from secrets import token_hex
 from typing import Any, NamedTuple
 
 from dspyer.archive.archived_thread import ArchivedThread
-from dspyer.display.redaction import HIDDEN, Redaction
+from dspyer.display.redaction import HIDDEN, Redactor
 from dspyer.errors import ConcurrentRunError, DspyerError, StateError, StoreError, ThreadError
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.execution_records import check_row
@@ -47,13 +47,13 @@ ShowRow = Callable[[Row], Any]
 
 
 def export(
-    reader: HistoryReader, row: ThreadRow, path: str | os.PathLike[str], redaction: Redaction | None = None
+    reader: HistoryReader, row: ThreadRow, path: str | os.PathLike[str], redactor: Redactor | None = None
 ) -> str:
     """Write all that a thread reaches to a file, which is replaced once the new one is complete; return the digest.
 
-    With a redaction it is an export for people, which cannot be loaded.
+    With a redactor it is an export for people, which cannot be loaded.
     """
-    shown = None if redaction is None else partial(_shown_row, redaction, reader)
+    shown = None if redactor is None else partial(_shown_row, redactor, reader)
     digest = blake2b(digest_size=16)
     target = Path(path)
     if target.is_dir():
@@ -133,11 +133,11 @@ def _bytes_line(data: bytes) -> dict[str, str]:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def _shown_row(redaction: Redaction, reader: HistoryReader, row: Row) -> Any:
-    """The content of a row as a redacted export shows it: patches by their paths, of all else only that it exists."""
+def _shown_row(redactor: Redactor, reader: HistoryReader, row: Row) -> Any:
+    """The content of a row as a redacted export shows it: patches as events do, of all else only that it exists."""
     if row.kind in (RowKind.OPEN, *COMMITS):
         written = read_commit_content(row.content, reader.fetch, reader.decode)
-        patch = None if written.patch is None else redaction.patch(written.patch)
+        patch = None if written.patch is None else redactor.redact(redactor.redaction.patch(written.patch))
         return encode_commit_content(CommitContent(patch, lm_calls=tuple(usage_alone(row))))
     if row.kind == RowKind.LM_CALL:
         return usage_alone(row)

@@ -6,7 +6,7 @@ from typing import Any
 
 import dspy
 
-from dspyer.graph.spec import GraphSpec
+from dspyer.display.redaction import Redactor
 from dspyer.nodes.check import CheckedCommit
 from dspyer.nodes.node import Node
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
@@ -14,15 +14,14 @@ from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, read_commit_
 from dspyer.runtime.repairs import LoggedChecks, repairs_in
 
 
-def stored_repairs(program: Any, reader: HistoryReader, thread: str) -> list[dspy.Example]:
+def stored_repairs(program: Any, reader: HistoryReader, thread: str, redactor: Redactor | None) -> list[dspy.Example]:
     """The repairs in the runs of a thread, run by run."""
     row = reader.store.thread(thread)
     found: list[dspy.Example] = []
     if row is not None and row.head is not None:
         for run in read_runs(reader.store, [row.head], row.root):
             if row.root is None or run.points[-1] != row.root:
-                graph: GraphSpec = program.graph
-                found += repairs_in(_logged(program, reader, run), graph.redaction)
+                found += repairs_in(_logged(program, reader, run), redactor)
     return found
 
 

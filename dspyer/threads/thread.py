@@ -52,9 +52,8 @@ class Thread:
         self.name = name
         self._program = program
         self._store = store
-        self._redaction = program.graph.redaction
         parts = thread_parts(program, store, name)
-        self._reader, self._thread_reader, self._starter, self._merger, self._player = parts
+        self._reader, self._thread_reader, self._redactor, self._starter, self._merger, self._player = parts
 
     # --- run
 
@@ -340,7 +339,7 @@ class Thread:
     @property
     def questions(self) -> tuple[Question, ...]:
         """The questions of the last run that have no answer."""
-        return shown_questions(self._reader, self.name, self._redaction, lambda: self._starter.readable_head().state)
+        return shown_questions(self._reader, self.name, self._redactor)
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -394,7 +393,7 @@ class Thread:
             >>> graph.compile(store=":memory:").thread("t-42").repairs()
             []
         """
-        return stored_repairs(self._program, self._reader, self.name)
+        return stored_repairs(self._program, self._reader, self.name, self._redactor())
 
     def stats(self) -> Stats:
         """How reliable each node was, over all runs, as `run.stats()`. Reads the whole history.
@@ -405,7 +404,8 @@ class Thread:
             >>> graph.compile(store=":memory:").thread("t-42").stats().to_dict()["nodes"]
             []
         """
-        return stats_of_history(self._program.graph, self.history(), self.failures, self._thread_reader.runs())
+        commits, runs = self.history(), self._thread_reader.runs()
+        return stats_of_history(self._program.graph, self._redactor(), commits, self.failures, runs)
 
     def history(
         self,
@@ -754,7 +754,7 @@ class Thread:
     def export(self, path: str | os.PathLike[str]) -> str:
         """Writes the thread to a file of JSON lines (runs, rows, large values), and returns the digest of the lines.
 
-        With `compile(redact=...)` the file cannot be loaded: patches are redacted by their paths; answers, effects,
+        With `compile(redact=...)` the file cannot be loaded: patches are redacted as in events; answers, effects,
         results of single items and texts of errors are left out.
 
         Args:
@@ -771,7 +771,7 @@ class Thread:
             >>> t.run({"n": 1}).status, len(t.export(os.path.join(tempfile.mkdtemp(), "t-42.jsonl")))
             ('completed', 32)
         """
-        return export(self._reader, existing_row(self._reader.store, self.name, take_over=True), path, self._redaction)
+        return export(self._reader, existing_row(self._reader.store, self.name, take_over=True), path, self._redactor())
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Makes this thread from a file that `export` has written, in this store or another one.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+from dspyer.display.redaction import Redactor
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.reader import HistoryReader
+from dspyer.persistence.status import thread_redactor
 from dspyer.persistence.time_travel import ThreadReader, check_thread_name
 from dspyer.stores.base import Store
 from dspyer.stores.memory import Memory
@@ -23,6 +27,7 @@ class ThreadParts(NamedTuple):
 
     rows: HistoryReader
     history: ThreadReader
+    redactor: Callable[[], Redactor | None]
     starter: RunStarter
     merger: ThreadMerger
     player: RunPlayer
@@ -39,4 +44,5 @@ def thread_parts(program: ThreadProgram, store: Store, name: str) -> ThreadParts
     starter = RunStarter(graph, reader, name, fingerprint, history.cache.up_to, recent_indexes(program))
     merger = ThreadMerger(starter, history)
     player = RunPlayer(program, starter, history, MergeOnFinish(starter, merger))
-    return ThreadParts(reader, history, starter, merger, player)
+    redactor = partial(thread_redactor, reader, name, graph.redaction, lambda: starter.load_head().state)
+    return ThreadParts(reader, history, redactor, starter, merger, player)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dspyer.archive.stored_records import stored_stats
+from dspyer.display.redaction import Redactor
 from dspyer.display.stats import Stats
 from dspyer.events import Commit
 from dspyer.failure import Failure
@@ -15,11 +16,12 @@ from dspyer.runtime.run_stats import counted_parts
 
 def stats_of_history(
     graph: GraphSpec,
+    redactor: Redactor | None,
     commits: Sequence[Commit],
     failures: Sequence[Failure],
     runs: Sequence[RunRows],
 ) -> Stats:
     """The figures of the nodes of a thread: its commits, oldest first, the failures of its last run, and its rows."""
-    shown = None if graph.redaction is None else [graph.redaction.commit(commit) for commit in commits]
+    shown = None if redactor is None else list(map(redactor.commit, commits))
     parts = counted_parts(graph.nodes, graph.topology.schema)
     return stored_stats(tuple(graph.nodes), parts["checks"], parts["maps"], commits, failures, runs, shown=shown)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -108,6 +109,55 @@ def test_a_layer_stops_the_run_before_an_execution_and_a_resume_calls_it() -> No
     assert isinstance(stopped.error, RunStoppedError)
     assert stopped.error.reason == "twice is enough"
     assert counting().compile(store=store).thread("t").resume().state["n"] == 5
+
+
+@pytest.mark.parametrize("kind", ["graph", "call", "map"])
+def test_a_layer_inside_a_node_stops_the_run_around_it_too(kind: str, play: Play) -> None:
+    gate = Gate(0, Stop("closed"))
+    inner = graph_of(layers=[gate])
+    graph = Graph(name="Outer")
+    inputs: dict[str, Any] = {"n": 1}
+    if kind == "graph":
+        graph.add_node("inner", inner)
+    elif kind == "map":
+        graph.add_map("inner", inner, over="numbers", item="n", into="all")
+        inputs = {"numbers": [1, 2]}
+    else:
+
+        def ask(n: int, part: Any, ctx: Context) -> dict[str, Any]:
+            return {"doubled": ctx.call(part, {"n": n}).doubled}
+
+        graph.add_node("inner", ask, modules={"part": inner}, writes=["doubled"])
+    graph.add_node("last", lambda: {"end": True}, writes=["end"]).add_path(START, "inner", "last", END)
+    run = play(graph.compile(), inputs)
+    assert (run.status, [commit.node for commit in run.commits]) == ("stopped", ["START"])
+    assert isinstance(run.error, RunStoppedError)
+    assert run.error.reason == "closed"
+    thread = graph.compile(store=":memory:").thread("t")
+    assert thread.run(inputs).status == "stopped"
+    gate.left = 3
+    assert thread.resume().status == "completed"
+
+
+def test_an_async_node_beside_a_layer_that_stops_the_run_is_finished() -> None:
+    stopped = asyncio.Event()
+
+    class Closed(Layer):
+        def admit(self, call: Call) -> None:
+            stopped.set()
+            raise Stop("closed")
+
+    async def beside() -> dict[str, Any]:
+        await stopped.wait()
+        await asyncio.to_thread(int)  # a cancellation would come here
+        return {"beside": True}
+
+    graph = Graph().add_node("beside", beside, writes=["beside"])
+    graph.add_node("first", lambda: {"first": True}, writes=["first"])
+    graph.add_node("then", lambda first: {"then": first}, writes=["then"], layers=[Closed()])
+    graph.add_edge(START, ["beside", "first"]).add_edge("first", "then").add_edge(["beside", "then"], END)
+    run = asyncio.run(graph.compile().arun({}))
+    assert (run.status, sorted(commit.node for commit in run.commits)) == ("stopped", ["START", "beside", "first"])
 
 
 def test_what_a_layer_raises_before_an_execution_fails_its_node(play: Play) -> None:

@@ -93,6 +93,32 @@ def test_a_bad_reply_is_the_failure_of_the_node(reply: Any, error: type[Exceptio
     assert good.compile(store=store).thread("t").resume().state["doubled"] == 2
 
 
+class Adds(Layer):
+    """Adds a field to what the node replies."""
+
+    def around(self, call: Call, inner: Any) -> Any:
+        return (yield from inner(replies(call, lambda reply: Reply({**reply.updates, "log": ["added"]}))))
+
+
+@each("layer, called", [(Replies(Reply({"doubled": 2, "log": ["added"]})), 0), (Adds(), 1)])
+@each("writes, status", [(["doubled"], "failed"), (["doubled", "log"], "completed"), (None, "completed")])
+def test_a_layer_replies_only_what_its_node_writes(
+    layer: Layer, called: int, writes: list[str] | None, status: str, play: Play
+) -> None:
+    calls: list[int] = []
+
+    def work(n: int) -> dict[str, int]:
+        calls.append(n)
+        return {"doubled": 2 * n}
+
+    graph = Graph(State).add_node("work", work, writes=writes, layers=[layer]).add_path(START, "work", END)
+    run = play(graph.compile(), {"n": 1})
+    assert (run.status, len(calls)) == (status, called)
+    if status == "failed":
+        assert isinstance(run.error, NodeOutputError)
+        assert "'log', which it does not write" in str(run.error)
+
+
 class Twice(Layer):
     """Calls the node twice; the second output counts."""
 

@@ -1,0 +1,100 @@
+"""A copy of a value that `compile(redact=...)` hides is hidden too, wherever a run or a thread is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from dspyer import END, START, CompiledGraph, Context, Graph, live, reducers
+
+SECRET = "SECRET-123"
+
+
+class State(BaseModel):
+    q: str = ""
+    token: str = ""
+    info: dict[str, Any] = {}
+    n: int = 0
+    problems: list[str] = []
+
+
+def copying() -> CompiledGraph:
+    """A program that writes a hidden value to fields that are not hidden, and whose check quotes it."""
+
+    def find(q: str, token: str) -> list[str]:
+        return [f"{token} is in it"] if token in q else []
+
+    graph = Graph(State, inputs=["token"])
+    graph.add_node("copy", lambda token: {"q": f"<{token}>", "info": {"token": token}}, writes=["q", "info"])
+    graph.add_check("check", find, of="copy", fix=lambda q: {"q": ""})
+    return graph.add_path(START, "copy", END).compile(redact="token", store=":memory:")
+
+
+def test_a_copy_of_a_hidden_value_is_hidden_wherever_a_run_or_a_thread_is_shown(tmp_path: Path) -> None:
+    thread = copying().thread("t")
+    run = thread.run({"token": SECRET})
+    assert run.status == "completed"
+    thread.export(tmp_path / "t.jsonl")
+    run.to_html(tmp_path / "run.html")
+    shown = {
+        "events": repr(run.events),
+        "shown": repr(run.shown),
+        "report": run.report(),
+        "picture": run.to_svg(),
+        "lanes": str(run.lanes()),
+        "stats": str(run.stats()),
+        "repairs": repr(run.repairs()),
+        "page": (tmp_path / "run.html").read_text(),
+        "export": (tmp_path / "t.jsonl").read_text(),
+        "stats of the thread": str(thread.stats()),
+        "repairs of the thread": repr(thread.repairs()),
+    }
+    assert [name for name, text in shown.items() if SECRET in text] == []
+    assert "<[redacted]>" in shown["report"]
+    assert "[redacted] is in it" in shown["stats of the thread"]
+
+
+def asking(*, parallel: bool = False) -> Graph:
+    graph = Graph(State, inputs=["q"])
+    graph.add_node("write", lambda: {"token": SECRET}, writes=["token"])
+    graph.add_node("ask", ask_for, writes=["info"])
+    graph.add_edge("write", "ask").add_edge("ask", END)
+    if not parallel:
+        return graph.add_edge(START, "write")
+    graph.add_node("beside", lambda: {"n": 1}, writes=["n"])
+    return graph.add_edge(START, ["write", "beside"]).add_edge("beside", END)
+
+
+def ask_for(token: str, ctx: Context) -> dict[str, Any]:
+    return {"info": {"said": ctx.interrupt("sure", f"Send {token}?")}}
+
+
+@pytest.mark.parametrize("where", ["a branch", "overwritten", "inside", "a post"])
+def test_the_questions_of_a_thread_hide_what_those_of_its_run_hide(where: str) -> None:
+    if where == "a branch":
+        graph = asking(parallel=True)
+    elif where == "inside":
+        graph = Graph(name="Outer").add_node("inner", asking(), writes=["info"])
+        graph.add_path(START, "inner", END)
+    elif where == "overwritten":
+        graph = Graph(State, inputs=["q"]).add_node("write", lambda: {"token": SECRET}, writes=["token"])
+        graph.add_node("clear", lambda token: {"token": "", "q": token}, writes=["token", "q"])
+        graph.add_interrupt("ask", question="Send {q}?", answer=None)
+        graph.add_path(START, "write", "clear", "ask", END)
+    else:
+
+        class Posts(BaseModel):
+            token: Annotated[list[str], reducers.append, live] = []
+
+        def post(ctx: Context) -> None:
+            ctx.post("token", SECRET)
+            ctx.interrupt("sure", f"Send {SECRET}?")
+
+        graph = Graph(Posts).add_node("post", post, writes=["token"]).add_path(START, "post", END)
+    thread = graph.compile(redact="token", store=":memory:").thread("t")
+    run = thread.run({})
+    assert [question.text for question in run.questions] == ["Send [redacted]?"]
+    assert thread.questions == run.questions
