@@ -22,7 +22,7 @@ from dspyer.layers.layer import Layer, Stop, of_part
 from dspyer.nodes.attempt import Attempt
 from dspyer.nodes.context import Context
 from dspyer.nodes.node import Call, Decision, Output, Reply, Runner, Send, StartRule
-from dspyer.nodes.outputs import folded, given, permitted
+from dspyer.nodes.outputs import folded, given
 from dspyer.nodes.steps import Script
 from dspyer.patch import DELETE, Replace, SealedPatch, diff_value
 from dspyer.reducers import Updates
@@ -80,10 +80,7 @@ def _node_script(session: Session, execution: Execution) -> Script[Transition]:
 
 def output_of(call: Call, reply: Reply) -> Output:
     """What an execution makes of the reply of its node: one patch of what it posted and returned, validated."""
-    graph = call.runner.session.graph
-    schema, node = graph.topology.schema, graph.nodes[call.node]
-    if (writes := node.may_give) is not None and not reply.updates.keys() <= writes:  # a layer may reply anything
-        permitted(reply.updates, {name: name for name in sorted(writes)}, node.who)
+    schema = call.runner.session.graph.topology.schema
     updates = given(call, reply.updates, schema)
     patch, after = folded(call, updates, schema, reply.whole)
     return Output(patch, after, reply.goto, None, False, None, call, updates, reply.completions)

@@ -116,7 +116,7 @@ def test_a_layer_replies_only_what_its_node_writes(
     assert (run.status, len(calls)) == (status, called)
     if status == "failed":
         assert isinstance(run.error, NodeOutputError)
-        assert "'log', which it does not write" in str(run.error)
+        assert "a layer replied 'log' for node 'work', whose writes are 'doubled'" in str(run.error)
 
 
 class Twice(Layer):
