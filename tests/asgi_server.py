@@ -31,6 +31,12 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         self.listens.set()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):  # whose response did not end in time: uvicorn leaves it
+            connection.transport.abort()
+        await asyncio.sleep(0)  # the loop closes them now, and ends then
+
 
 @contextmanager
 def served(app: Any, port: int = 0, lifespan: Literal["on", "off"] = "off") -> Iterator[str]:
