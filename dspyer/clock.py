@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
@@ -51,7 +52,8 @@ class FakeClock:
     def __init__(self, stands: bool) -> None:
         self.pauses: list[float] = []
         self.skips_pauses = False
-        self._stands_at = time.monotonic() if stands else None
+        # In whole 2**-20 s: sums with whole, half or quarter seconds are exact then, as tests compare them.
+        self._stands_at = math.ceil(time.monotonic() * 2**20) / 2**20 if stands else None
         self._ahead = 0.0
         self._alarms: set[Alarm] = set()
         self._changed = Condition()
