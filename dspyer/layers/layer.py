@@ -449,9 +449,7 @@ class RunLayers:
     @property
     def at_each_step(self) -> bool:
         """Whether one of those around all nodes has something to do there."""
-        return bool(self.around) and any(
-            type(one).around is not Layer.around or type(one).admit is not Layer.admit for one in self.around
-        )
+        return any(type(one).around is not Layer.around or type(one).admit is not Layer.admit for one in self.around)
 
     def shown(self, value: Any, failure: Failure | None = None, *, ends: bool = False) -> Any:
         """What is shown of a value that is no event of the run yet (`Layer.shown`)."""

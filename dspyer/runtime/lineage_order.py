@@ -118,8 +118,6 @@ class LostSteps(NamedTuple):
 
 def trace_of(run: RunState, graph: GraphSpec, traces: Mapping[str, Steps]) -> list[Any]:
     """The trace in lineage order, whichever node finished first; a failed node's steps follow its branch."""
-    if not traces:
-        return []
     last = len(run.log) - 1
     rejected = rejected_in(run, graph.rejecting)
     never_forked = run.ended and run.log[last].commit.id == execution_id((), last)

@@ -124,7 +124,7 @@ class ProgramCall:
     def close(self, session: Session) -> None:
         """Appends the trace to the caller's trace, also when a node has failed."""
         request = self.request
-        trace = session.trace(session.run, whole=request.inside is not None) if session.notes.traces else ()
+        trace = session.trace(session.run, whole=request.inside is not None)
         if trace:
             accepted_only = self._program._accepted_only
             append_to_trace([step for step in trace if not is_rejected(step[0])] if accepted_only else trace)

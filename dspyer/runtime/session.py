@@ -609,8 +609,10 @@ class Session(AttemptHost):
 
         For the run around it, the trace is `whole`: with the steps that are only counted.
         """
+        if not self.notes.traces:
+            return []
         found = trace_of(run, self.graph, self.notes.traces)
-        return found if whole or not found else [step for step in found if not is_apart(step[0])]
+        return found if whole else [step for step in found if not is_apart(step[0])]
 
     def trace_steps(self, run: RunState) -> list[TraceStep]:
         """All steps of the DSPy trace, in the order of `trace`, each with what became of it."""
