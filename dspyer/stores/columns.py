@@ -1,19 +1,40 @@
-"""How the SQL stores write values into columns: JSON as UTF-8 bytes, and back.
+"""How the SQL stores write values into columns: JSON as UTF-8 bytes, bodies of rows in zlib, and back.
 
 Bytes, not the databases' own text and JSON types: PostgreSQL's `text` refuses the character 0 and its `jsonb` rewrites
 numbers, and neither database takes the lone surrogates that a model may return.
+
+The *body* of an entry or a snapshot is zlib over three lines: the header as JSON, the ids of the blobs of the content
+with commas, and the bytes of the content (JSON, unless the store encrypts). No line break occurs in the first two.
+A body without content has one line. Entries are short and alike, so the compressor begins with a preset dictionary
+(RFC 1950, section 2.2): `zlib.decompressobj(zdict=DICTIONARY).decompress(body)` reads any of them.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
-from dspyer.stores.base import Owner, Point
-from dspyer.stores.content import Content
+from dspyer.errors import StateError, brief
+from dspyer.stores.base import END, Owner, Point, Row, ending_of
+from dspyer.stores.content import MAX_JSON_BYTES, Content
 
 _json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+DICTIONARY = (
+    b'"attempt":2,"cached":true,"calls":[1,0],"live":{"step":1,"visit":1,"settled":false,"parents":[0],"scope":["trunk:'
+    b'"],"to":["END"],"status":"completed","digest":"","execution":"trunk:2","key":""}\n\n{"patch":{"messages":{"role":'
+    b'"assistant","content":"\n\n{"lm_calls":[{"reason":"{"id":"trunk:1","node":"","to":["],"at":1790000000,"took":1}'
+    b'\n\n{"patch":{"'
+)
+"""What bodies often hold, the most frequent last. A part of the format: another text is another version of it."""
+
+MAX_BODY = MAX_JSON_BYTES + (1 << 20)
+"""Bytes of a body at most: those of a content, and of a header with the ids of its blobs."""
+
+_SHORT = 1024
+"""Bytes up to which a body is compressed with the least memory: allocating the usual 256 KB takes 60 µs."""
 
 
 def encode_json(value: Any) -> bytes:
@@ -51,3 +72,62 @@ def decode_owner(data: bytes | str | None) -> Owner | None:
 def decode_content(data: bytes | None, refs: Iterable[str]) -> Content | None:
     """The content of two columns: its bytes, and the ids of the blobs that they refer to."""
     return None if data is None else Content.stored(data, refs)
+
+
+# --- bodies
+
+DAMAGED = "damaged"
+"""The one key of the header of a row whose body cannot be read; its value says why."""
+
+
+def encode_body(header: Any, content: Content | None) -> bytes:
+    """The body of an entry or a snapshot: its header and its content in one column."""
+    text = encode_json(header)
+    if content is not None:
+        data = content.data
+        text = b"%b\n%b\n%b" % (text, ",".join(content.refs).encode(), data)
+    window, memory = (9, 1) if len(text) <= _SHORT else (15, 8)
+    packer = zlib.compressobj(6, zlib.DEFLATED, window, memory, zlib.Z_DEFAULT_STRATEGY, DICTIONARY)
+    return packer.compress(text) + packer.flush()
+
+
+def decode_body(body: bytes) -> tuple[Any, Content | None]:
+    """The header and the content of a body.
+
+    A damaged body has the header `{DAMAGED: why}` and no content: the reader of this row names it, and the other rows
+    stay readable.
+    """
+    try:
+        unpacker = zlib.decompressobj(zdict=DICTIONARY)
+        text = unpacker.decompress(body, MAX_BODY + 1)  # a zip bomb is recognized without being decompressed
+        if len(text) > MAX_BODY:
+            raise StateError(f"it holds more than the {MAX_BODY:,} bytes that are read at most")
+        if not unpacker.eof:
+            raise StateError("it is truncated")
+        header, *rest = text.split(b"\n", 2)
+        content = None
+        if rest:
+            refs, data = rest
+            content = Content.stored(data, refs.decode().split(",") if refs else ())
+        return json.loads(header), content
+    except (zlib.error, ValueError, RecursionError, StateError) as error:
+        return {DAMAGED: f"its body {brief(body)} cannot be read: {error}"}, None
+
+
+# --- the column `ended` of a run
+
+
+def encode_ended(row: Row) -> bytes:
+    """How a run ended, by its last row of the kind `"end"`: its status, its number and its header, in three lines."""
+    return b"%b\n%d\n%b" % (encode_text(ending_of(row)), row.seq, encode_json(row.header))
+
+
+def decode_ended(ended: bytes) -> tuple[str, Row]:
+    """The status with which a run ended, and its row of the kind `"end"`, without content."""
+    status, seq, header = ended.split(b"\n", 2)
+    return decode_text(status), Row(int(seq), END, json.loads(header))
+
+
+def ended_range(status: str) -> tuple[bytes, bytes]:
+    """The columns of the runs that ended with a status: those from the first one on, and below the second one."""
+    return encode_text(status) + b"\n", encode_text(status) + b"\x0b"
