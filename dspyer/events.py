@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple, TypeGuard, Union, get_args, get_o
 
 from dspyer.errors import StateError, brief, error_text
 from dspyer.failure import Failure
+from dspyer.ids import id_prefix
 from dspyer.patch import DELETE, encode_update
 from dspyer.values import json as encoding
 from dspyer.values.freezing import freeze
@@ -159,8 +160,7 @@ class Question(NamedTuple):
     @property
     def id(self) -> str:
         """Its name among all questions of a thread, of run, execution and key: `"t-42.1/trunk:3/approve"`."""
-        place = f"{self.run}/{self.execution}" if self.run else self.execution
-        return f"{place}/{self.key}"
+        return id_prefix(self.run, self.execution) + self.key
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""

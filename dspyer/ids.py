@@ -6,7 +6,7 @@ its index there, then, in brackets, parts: an item of a map, a trial of a search
 called program. A commit has the id of the execution that made it; one that no node made is `trunk:3+1`.
 
 The name of a thread may hold any character, so that labels do too: ids are read from the right. The label of a run is
-the name of its thread, a point and a number (`run_label`), and nothing with such an end can be an execution.
+the name of its thread, a point and a number (`label_of`), and nothing with such an end can be an execution.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ _OWN = re.compile(
 )
 _KEY = re.compile(r"\[([^][]*)\]")
 _DIGITS = re.compile(r"([0-9]+)")
+FIRST = "trunk:0"
+"""The id of the first commit of a run."""
+
 _ESCAPES = str.maketrans({char: quote(char, safe="") for char in "%/[]"})
 
 
@@ -64,7 +67,7 @@ class Address:
         return cls(run, scope, () if path is None else tuple(map(int, path.split("."))), int(index), part)
 
     def __str__(self) -> str:
-        return prefix(self.run, *self.scope) + self.own
+        return id_prefix(self.run, *self.scope) + self.own
 
     @property
     def own(self) -> str:
@@ -103,30 +106,30 @@ def path_text(path: tuple[int, ...]) -> str:
 
 def execution_id(path: tuple[int, ...], index: int) -> str:
     """The id of the commit number `index` of a branch path, and of the execution that makes it."""
-    return f"{path_text(path)}:{index}"
+    return f"{path_text(path)}:{index}" if path else f"trunk:{index}"  # made at each step of a run
 
 
-def part_of(execution: str, key: object) -> str:
+def part_id(execution: str, key: object) -> str:
     """The id of a part of an execution: `"trunk:2[0]"`. In a key, slashes and brackets are escaped."""
     return f"{execution}[{str(key).translate(_ESCAPES)}]"
 
 
-def join(*names: str) -> str:
+def full_id(*names: str) -> str:
     """The id made of the label of a run, executions around and an id inside of them; names that are empty are left out.
 
     Example:
-        >>> join("t-42.1", "trunk:2[0]", "trunk:1"), join("", "trunk:1")
+        >>> full_id("t-42.1", "trunk:2[0]", "trunk:1"), full_id("", "trunk:1")
         ('t-42.1/trunk:2[0]/trunk:1', 'trunk:1')
     """
     return "/".join([name for name in names if name])
 
 
-def prefix(*names: str) -> str:
+def id_prefix(*names: str) -> str:
     """What the ids begin with that are in a run, or inside of executions; "" for none."""
     return "/".join([*[name for name in names if name], ""])
 
 
-def run_label(thread: str, number: int | str) -> str:
+def label_of(thread: str, number: int | str) -> str:
     """The label of a run, with which the ids of its commits begin: `"t-42.3"`."""
     return f"{thread}.{number}"
 
@@ -136,32 +139,32 @@ def thread_of(label: str) -> str:
     return label.rpartition(".")[0]
 
 
-def whole(execution: str) -> str:
+def whole_execution(execution: str) -> str:
     """The id of the node's execution of which another one may be a part: `"trunk:2"` of `"trunk:2[0]"`."""
     return execution.removesuffix(Address.parse(execution).part) if execution.endswith("]") else execution
 
 
-def outermost(execution: str) -> str:
+def outermost_execution(execution: str) -> str:
     """The id of the execution in the run's own graph that contains another one, or is it.
 
     Example:
-        >>> outermost("trunk:2[0]/trunk:1"), outermost("t-42.1/trunk:2[0]"), outermost("trunk:3")
-        ('trunk:2', 't-42.1/trunk:2', 'trunk:3')
+        >>> outermost_execution("trunk:2[0]/trunk:1"), outermost_execution("t-42.1/trunk:2[0]")
+        ('trunk:2', 't-42.1/trunk:2')
     """
     if "/" not in execution:
-        return whole(execution)
+        return whole_execution(execution)
     found = Address.parse(execution)
-    return join(found.run, whole(found.inside[0]))
+    return full_id(found.run, whole_execution(found.inside[0]))
 
 
-def branch_of(execution: str) -> tuple[int, ...]:
+def path_of_id(execution: str) -> tuple[int, ...]:
     """The branch path in an id: that of the execution in the run's own graph; `()` for `""`.
 
     Example:
-        >>> branch_of("1.0:2"), branch_of("1.0:2[0]/trunk:1"), branch_of("trunk:3")
+        >>> path_of_id("1.0:2"), path_of_id("1.0:2[0]/trunk:1"), path_of_id("trunk:3")
         ((1, 0), (1, 0), ())
     """
-    return Address.parse(outermost(execution)).path
+    return Address.parse(outermost_execution(execution)).path
 
 
 def is_within(execution: str, outer: str) -> bool:
@@ -174,7 +177,7 @@ def is_within(execution: str, outer: str) -> bool:
     return execution == outer or execution.startswith((f"{outer}/", f"{outer}["))
 
 
-def natural(execution: str) -> list[tuple[int, str]]:
+def id_order(execution: str) -> list[tuple[int, str]]:
     """A key that sorts `trunk:2` before `trunk:10`."""
     # Every second part is a number. `isdigit` would take a superscript for one.
     return [(int(part), "") if place % 2 else (-1, part) for place, part in enumerate(_DIGITS.split(execution))]

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dspyer.ids import Address, branch_of, is_within, natural, outermost, part_of, run_label, thread_of, whole
+from dspyer.ids import (
+    Address,
+    id_order,
+    is_within,
+    label_of,
+    outermost_execution,
+    part_id,
+    path_of_id,
+    thread_of,
+    whole_execution,
+)
 
 # What the name of a thread, or a key, holds at worst: what ids themselves are made of.
 HOSTILE = st.lists(
@@ -20,10 +30,10 @@ PATHS = st.lists(NUMBERS, max_size=3).map(tuple)
 PARTS = st.one_of(
     st.integers(1, 12).map("+{}".format),
     st.lists(st.one_of(st.integers(0, 12), HOSTILE), max_size=2).map(
-        lambda keys: "".join(part_of("", key) for key in keys)
+        lambda keys: "".join(part_id("", key) for key in keys)
     ),
 )
-LABELS = st.builds(run_label, HOSTILE, st.one_of(st.integers(1, 12), st.integers(0, 2**32 - 1).map("{:08x}".format)))
+LABELS = st.builds(label_of, HOSTILE, st.one_of(st.integers(1, 12), st.integers(0, 2**32 - 1).map("{:08x}".format)))
 OWN = st.builds(Address, path=PATHS, index=NUMBERS, part=PARTS)
 ADDRESSES = st.builds(
     lambda run, around, last: Address(run, tuple(map(str, around)), last.path, last.index, last.part),
@@ -39,7 +49,7 @@ ADDRESSES = st.builds(
 def test_what_is_written_is_read(address: Address) -> None:
     text = str(address)
     assert Address.parse(text) == address
-    for outer in [whole(text), *([outermost(text)] if address.index >= 0 else [])]:
+    for outer in [whole_execution(text), *([outermost_execution(text)] if address.index >= 0 else [])]:
         assert is_within(text, outer)
         assert Address.parse(outer).is_commit or address.index < 0
         assert Address.parse(outer).run == address.run
@@ -52,15 +62,15 @@ def test_every_text_is_read(text: str) -> None:
 
 @given(HOSTILE, st.integers(1, 12))
 def test_a_label_names_its_thread(thread: str, number: int) -> None:
-    assert thread_of(run_label(thread, number)) == thread
+    assert thread_of(label_of(thread, number)) == thread
 
 
 @given(OWN, st.lists(HOSTILE, min_size=1, max_size=3))
 def test_keys_are_read_as_they_were_given(execution: Address, keys: list[str]) -> None:
     text = str(execution) if execution.is_commit and not execution.change else "trunk:0"
     for key in keys:
-        assert is_within(part_of(text, key), text)
-        text = part_of(text, key)
+        assert is_within(part_id(text, key), text)
+        text = part_id(text, key)
     assert Address.parse(text).keys == keys
     assert not Address.parse(text).is_commit
 
@@ -91,9 +101,9 @@ def test_forms(text: str, address: Address, commit: bool) -> None:
 def test_manual_commits_are_counted() -> None:
     first = Address.parse("t.1/trunk:3").changed()
     assert (str(first), str(first.changed())) == ("t.1/trunk:3+1", "t.1/trunk:3+2")
-    assert branch_of("1.0:3+2") == (1, 0)
+    assert path_of_id("1.0:3+2") == (1, 0)
 
 
 def test_numbers_are_sorted_by_their_size() -> None:
     given = ["t1²3.1/trunk:10", "t1²3.1/trunk:2", "t1²3.1/1.0:2"]
-    assert sorted(given, key=natural) == [given[2], given[1], given[0]]
+    assert sorted(given, key=id_order) == [given[2], given[1], given[0]]

@@ -25,6 +25,7 @@ from dspyer.display.timeline import Timeline
 from dspyer.errors import ThreadError
 from dspyer.events import Commit, LMCall, MergedConflict, Posted, Update, record_dict
 from dspyer.failure import Failure
+from dspyer.ids import full_id
 from dspyer.persistence.history_parts import runs_back
 from dspyer.persistence.leases import is_alive
 from dspyer.persistence.lm_call_reader import calls_by_commit
@@ -231,7 +232,7 @@ class ArchivedThread:
             LookupError: if the run has not ended there.
         """
         info, stopped = self._stopped(run)
-        found = stopped.get(name) or stopped.get(f"{run_label(self._listed(info.run_id).run)}/{name}")
+        found = stopped.get(name) or stopped.get(full_id(run_label(self._listed(info.run_id).run), name))
         if found is None:
             raise LookupError(f"the run {info.run_id!r} has not ended at {name!r}: see info.failure and info.questions")
         return self._execution(found, info)

@@ -10,6 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 from dspyer.errors import StoreError
 from dspyer.events import Question, record_dict
 from dspyer.failure import Failure
+from dspyer.ids import full_id
 from dspyer.persistence.leases import MARK, is_alive, is_marked_alive
 from dspyer.persistence.lm_usage import sum_usage, total_cost
 from dspyer.persistence.reader import HistoryReader, read_run
@@ -149,7 +150,7 @@ def failures_of_run(store: Store, listed: ListedRun) -> tuple[Failure, ...]:
     """The failures with which a run ended. Their executions have the label of the run in front, as ids of commits."""
     found = failures_in(store, listed.ends[-1]) if listed.status and listed.ends else ()
     label = run_label(listed.run)
-    return tuple([one.model_copy(update={"execution": f"{label}/{one.execution}"}) for one in found])
+    return tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in found])
 
 
 def current_status(store: Store, listed: ListedRun) -> tuple[ListedRun, str]:

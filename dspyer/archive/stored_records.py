@@ -9,12 +9,12 @@ from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display.stats import Checked, FinalFailure, Mapped, Stats, count_stats, parent_of
 from dspyer.events import Commit, MergedConflict, Posted, record_dict
 from dspyer.failure import Failure
+from dspyer.ids import full_id, path_of_id
 from dspyer.patch import update_size
 from dspyer.persistence.history import CommitListing
 from dspyer.persistence.lm_call_reader import stored_calls, stored_usage, unrecorded
 from dspyer.persistence.reader import HistoryReader, RunRows
 from dspyer.persistence.rows import PostHeader, RowKind, read_commit_content, run_label
-from dspyer.scheduler.run_state import path_of_id
 
 UNKNOWN = (
     "of a process that was killed, LM calls are known as far as it had written them",
@@ -45,7 +45,7 @@ def stored_posts(reader: HistoryReader, run: RunRows, graph: StoredGraph | None)
             continue
         update = (read_commit_content(row.content, reader.fetch, reader.decode).patch or {})[header.field]
         name, how = header.execution, reducers.get(header.field) or "replace"
-        execution = f"{run.labels.get(point.run, run_label(run.run))}/{name}"
+        execution = full_id(run.labels.get(point.run, run_label(run.run)), name)
         size, seq = update_size(update), header.seq
         found[seq] = Posted(header.field, header.node, path_of_id(name), execution, seq, size, update, how, header.time)
     return [found[seq] for seq in sorted(found)]

@@ -15,7 +15,7 @@ from dspyer.display.amounts import duration_text, elapsed_text
 from dspyer.display.run_rows import DisplayRow, leaves_of
 from dspyer.display.svg import SMALL, document, draw_text, escape, fmt, shorten, text_width
 from dspyer.events import BranchPath, record_dict
-from dspyer.scheduler.run_state import path_text
+from dspyer.ids import path_text
 
 DRAWN = 500
 """Bars that a picture has at most: the first and the last half of them."""

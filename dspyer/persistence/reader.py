@@ -23,6 +23,7 @@ from pydantic import create_model
 
 from dspyer.errors import StoreError
 from dspyer.events import Commit
+from dspyer.ids import FIRST, outermost_execution
 from dspyer.patch import seal
 from dspyer.persistence.rows import (
     COMMITS,
@@ -40,7 +41,6 @@ from dspyer.persistence.rows import (
 from dspyer.reducers import BUILT_IN, Reducer, built_in
 from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LogEntry
-from dspyer.scheduler.run_state import outermost_execution
 from dspyer.schema.fields import STARTS, Field, read_model
 from dspyer.schema.limits import Limit
 from dspyer.schema.schema import Schema
@@ -440,7 +440,7 @@ class HistoryReader:
     ) -> LogEntry:
         """Return the manual commit of an open row whose run was not resumed yet: it has no commit row."""
         patch = content.patch or {}
-        header = _with_creation_time(CommitHeader("trunk:0", node, 0, 1, True, (), None, (), 0, 0), rows)
+        header = _with_creation_time(CommitHeader(FIRST, node, 0, 1, True, (), None, (), 0, 0), rows)
         after = self.schema.replay(before, patch, content.made)
         commit = self.schema.with_sizes(self._commit(header, content, (), []), before, (patch,), after)
         return LogEntry(commit, after, (), _NO_COUNTS)

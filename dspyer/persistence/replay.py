@@ -18,6 +18,7 @@ from typing import Any
 
 from dspyer.errors import ChangedGraphError
 from dspyer.events import Commit
+from dspyer.ids import Address
 from dspyer.patch import seal
 from dspyer.persistence.rows import CommitContent, CommitHeader, Decode, RowKind, attempts_of, read_commit_content
 from dspyer.scheduler.join import RecordedResolutions
@@ -160,14 +161,13 @@ def update_commit(
 
     It takes no index of its own. So the ids of later executions stay the same, and with them their recorded effects.
     """
-    before, _, count = branch.id.partition("+")
-    number = int(count or 0) + 1
+    change = Address.parse(branch.id).changed()
     return Commit(
-        f"{before}+{number}",
+        str(change),
         version,
         author,
         branch.path,
-        number,
+        change.change,
         branch.step + 1,
         seal(patch),
         (branch.id,),

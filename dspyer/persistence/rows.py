@@ -50,9 +50,9 @@ from typing import Any, Final, NamedTuple
 from dspyer.errors import StoreError, brief
 from dspyer.events import BranchPath, Commit, Exchange, Question
 from dspyer.failure import Failure
+from dspyer.ids import path_of_id
 from dspyer.patch import SealedPatch, decode_update, encode_update
 from dspyer.scheduler.lineage import LogEntry, Resolution
-from dspyer.scheduler.run_state import path_of_id
 from dspyer.schema.schema import NOTHING_MADE
 from dspyer.stores.base import Row, RunRow
 from dspyer.stores.content import Content, Fetch

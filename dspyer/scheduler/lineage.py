@@ -16,6 +16,7 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 from dspyer.events import BranchPath, Commit, MergedConflict
+from dspyer.ids import Address
 from dspyer.patch import DELETE
 from dspyer.policies import Conflict
 from dspyer.reducers import Updates
@@ -273,7 +274,7 @@ UPDATE_AUTHOR = "update"
 
 def is_manual(commit: Commit) -> bool:
     """Whether no node made a commit: `t.update` did, and its id is that of the commit before it, `trunk:3+1`."""
-    return "+" in commit.id
+    return "+" in commit.id and Address.parse(commit.id).change > 0
 
 
 def lineage_counts(log: Log, head: int) -> LineageCounts:

@@ -29,6 +29,7 @@ from dspyer.events import (
     NodeStarted,
 )
 from dspyer.failure import Failure
+from dspyer.ids import execution_id, path_text
 from dspyer.patch import seal
 from dspyer.scheduler.join import Join, JoinFailedError, PolicyLookup, RecordedResolutions
 from dspyer.scheduler.lineage import NO_CALLS, LogEntry, ancestry, extra_counts, is_manual
@@ -46,9 +47,7 @@ from dspyer.scheduler.run_state import (
     Transition,
     active_branches,
     collapse_forks,
-    execution_id,
     path_of,
-    path_text,
 )
 from dspyer.scheduler.topology import END, START, Topology
 from dspyer.state import ImmutableState
@@ -118,7 +117,7 @@ def begin(
         return _new(RunState, done), None, events
     path, counted = branch.path, branch.counts._data.get
     visit, number = counted(node, 0) + 1, counted(path, 0)
-    commit_id = execution_id(path, number) if path else f"trunk:{number}"
+    commit_id = execution_id(path, number)
     if node != START:
         if branch.step >= topology.max_steps and (limit := limit_error(topology, branch, node)) is not None:
             failure = FailedBranch(path, node, commit_id, limit, (branch,), position)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from dspyer.errors import ThreadError
 from dspyer.events import Commit, MergedConflict
 from dspyer.graph.declarations import checked_policies
+from dspyer.ids import FIRST
 from dspyer.patch import DELETE, Replace, diff_value, each_update, resets
 from dspyer.persistence.history import History
 from dspyer.persistence.rows import CommitContent, RowKind, end_row, manual_commit_row
@@ -133,9 +134,7 @@ class ThreadMerger:
         header = starter.run_header(head, version, starter.next_label(head))
         if has_base:
             header["base"] = True
-        commit = Commit(
-            "trunk:0", version, f"join:{name}", (), 1, 0, merged.patch, (), route=(END,), started=time.time()
-        )
+        commit = Commit(FIRST, version, f"join:{name}", (), 1, 0, merged.patch, (), route=(END,), started=time.time())
         made = starter.graph.topology.schema.made(head.state, merged.state, merged.patch)
         content = CommitContent(merged.patch, resolutions=merged.resolutions, made=made)
         rows = [manual_commit_row(RowKind.MERGE, commit, content), end_row("completed", state_digest(merged.state), ())]
