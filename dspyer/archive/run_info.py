@@ -8,13 +8,14 @@ from time import time
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from dspyer.errors import StoreError
-from dspyer.events import Question, record_dict
+from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.persistence.leases import MARK, is_alive, is_marked_alive
 from dspyer.persistence.lm_usage import sum_usage, total_cost
 from dspyer.persistence.reader import HistoryReader, read_run
 from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
 from dspyer.persistence.status import failures_in, questions_at
+from dspyer.record_codec import encode
 from dspyer.scheduler.topology import START
 from dspyer.stores.base import ListedRun, Point, RunQuery, Store
 
@@ -56,7 +57,7 @@ class RunInfo(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; times as ISO 8601, in UTC."""
-        return record_dict(self)
+        return encode(self)
 
 
 class Page(Sequence[T], Generic[T]):
