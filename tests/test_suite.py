@@ -65,6 +65,7 @@ INTERNAL: dict[str, str] = {
     "stores/test_plans.py": "plans of writes and deletions: wrong ones leave rows for ever",
     "stores/test_postgres.py": "connections, and what stays on a server",
     "stores/test_sqlite.py": "checkpoints, locks and versions of tables",
+    "test_ids.py": "ids under names of threads that look like ids",
     "threads/test_leases.py": "leases of processes that hang or were forked",
     "values/test_persistent.py": "persistent maps and vectors against dicts and lists",
     "values/test_values.py": "frozen values: what is copied, and when",
