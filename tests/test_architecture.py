@@ -17,8 +17,8 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # Imports point down only: a module may import from the groups above its own, and from its own group without a cycle.
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
-    {"errors", "hints", "blocking", "clock", "ctrl_c", "failure", "stopping", "event_queue", "worker_threads"},
-    {"values", "patch", "events"},
+    {"errors", "hints", "blocking", "clock", "ctrl_c", "failure", "ids", "stopping", "event_queue", "worker_threads"},
+    {"values", "patch", "events", "record_codec"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},
     {"scheduler"},
