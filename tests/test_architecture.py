@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).parent.parent / "dspyer"
 # A package is listed by its name and stands for all modules in it.
 LAYERS: list[set[str]] = [
     {"errors", "hints", "blocking", "clock", "ctrl_c", "failure", "ids", "stopping", "event_queue", "worker_threads"},
-    {"values", "patch", "events"},
+    {"values", "patch", "events", "record_codec"},
     {"policies", "message_list", "reducers"},
     {"state", "schema"},
     {"scheduler"},

@@ -8,7 +8,7 @@ from time import time
 from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from dspyer.errors import StoreError
-from dspyer.events import Question, record_dict
+from dspyer.events import Question
 from dspyer.failure import Failure
 from dspyer.ids import full_id
 from dspyer.persistence.leases import MARK, is_alive, is_marked_alive
@@ -16,8 +16,9 @@ from dspyer.persistence.lm_usage import sum_usage, total_cost
 from dspyer.persistence.reader import HistoryReader, read_run
 from dspyer.persistence.rows import COMMITS, CommitHeader, EndHeader, RowKind, run_label
 from dspyer.persistence.status import failures_in, questions_at
+from dspyer.record_codec import encode
 from dspyer.scheduler.topology import START
-from dspyer.stores.base import ListedRun, Point, RunQuery, Store
+from dspyer.stores.base import END, ListedRun, Point, RunQuery, Store
 
 T = TypeVar("T")
 
@@ -57,7 +58,7 @@ class RunInfo(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form; times as ISO 8601, in UTC."""
-        return record_dict(self)
+        return encode(self)
 
 
 class Page(Sequence[T], Generic[T]):
@@ -111,11 +112,13 @@ def run_info(reader: HistoryReader, listed: ListedRun) -> RunInfo:
 
     store = reader.store
     listed, status = current_status(store, listed)
-    thread, run, started, ending, last, ends = listed
+    thread, run, started, ending, last, _ = listed
     at = Point(run.id, last)
-    no_headers: list[EndHeader] = []
-    headers = read(lambda: [EndHeader.parse(row.header) for row in ends], no_headers)
-    if ending and not ends:
+    headers: list[EndHeader] = []
+    headers = read(
+        lambda: [EndHeader.parse(row.header) for row in store.rows(run.id, 0, last) if row.kind == END], headers
+    )
+    if ending and not headers:
         gaps.append(StoreError(f"the store {store.address!r} has no row of the end of run {run.id!r}: was it removed?"))
     end = headers[-1] if ending and headers else EndHeader(ending)
     usage = sum_usage(used for header in headers for used in (header.before, header.usage))
@@ -148,7 +151,8 @@ def unreadable(error: Exception) -> Failure:
 
 def failures_of_run(store: Store, listed: ListedRun) -> tuple[Failure, ...]:
     """The failures with which a run ended. Their executions have the label of the run in front, as ids of commits."""
-    found = failures_in(store, listed.ends[-1]) if listed.status and listed.ends else ()
+    end = listed.end
+    found = () if end is None else failures_in(store, *store.rows(listed.run.id, end.seq, end.seq))
     label = run_label(listed.run)
     return tuple([one.model_copy(update={"execution": full_id(label, one.execution)}) for one in found])
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dspyer.archive.stored_graph import StoredGraph
 from dspyer.display.stats import Checked, FinalFailure, Mapped, Stats, count_stats, parent_of
-from dspyer.events import Commit, MergedConflict, Posted, record_dict
+from dspyer.events import Commit, MergedConflict, Posted
 from dspyer.failure import Failure
 from dspyer.ids import full_id, path_of_id
 from dspyer.patch import update_size
@@ -15,6 +15,7 @@ from dspyer.persistence.history import CommitListing
 from dspyer.persistence.lm_call_reader import stored_calls, stored_usage, unrecorded
 from dspyer.persistence.reader import HistoryReader, RunRows
 from dspyer.persistence.rows import PostHeader, RowKind, read_commit_content, run_label
+from dspyer.record_codec import encode
 
 UNKNOWN = (
     "of a process that was killed, LM calls are known as far as it had written them",
@@ -30,7 +31,7 @@ class JoinConflict(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON form."""
-        return record_dict(self)
+        return encode(self)
 
 
 def stored_posts(reader: HistoryReader, run: RunRows, graph: StoredGraph | None) -> list[Posted]:

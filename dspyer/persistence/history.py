@@ -17,7 +17,6 @@ from dspyer.patch import Replace, seal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, UnreadablePatch, first_version, read_commit_content
 from dspyer.persistence.snapshots import latest_snapshot
-from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LineageCounts, LogEntry
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row
@@ -160,7 +159,7 @@ class History:
                 heads = [indexes[parent] for parent in entry.parents] or [head for head in before if head is not None]
                 index = len(self.log)
                 name = full_id(run_rows.labels.get(point.run, point.run), entry.commit.id)
-                self.log.append(self._in_log(entry, name, row, heads, indexes, run_rows))
+                self.log.append(self._in_log(entry, name, row, heads, indexes))
                 self.points.append(point)
                 self.steps.append(entry.commit.step)
                 self.settled.append(row.kind not in COMMITS or CommitHeader.parse(row.header).settled)
@@ -178,30 +177,18 @@ class History:
             parents, tuple(indexes), folded.last_settled + 1, trunk_index, folded.broken, fingerprints
         )
 
-    def _in_log(
-        self, entry: LogEntry, name: str, row: Row, heads: list[int], indexes: list[int], run_rows: RunRows
-    ) -> LogEntry:
+    def _in_log(self, entry: LogEntry, name: str, row: Row, heads: list[int], indexes: list[int]) -> LogEntry:
         """Return an entry of a run with ids and indexes of the whole log."""
         commit = entry.commit._replace(
             id=name,
             parents=tuple([self.log[head].commit.id for head in heads]),
             step=1 + max([self.log[head].commit.step for head in heads], default=-1),
         )
-        if row.kind == RowKind.MERGE and len(heads) > 1 and not run_rows.run.header.get("base"):
-            content = read_commit_content(row.content, self.reader.fetch, self.reader.decode)
-            node = commit.node.removeprefix("join:")
-            recorded = RecordedResolutions(content.resolutions, content.made)
-            join = Join(self.log, node, self.reader.schema, recorded, len(self.log))
-            merged = join.merge(heads, [self.log[head].state for head in heads])
-            return entry._replace(
-                commit=commit._replace(patch=merged.patch),
-                parents=tuple(heads),
-                winners=merged.winners,
-                conflicts=merged.conflicts,
-                resolutions=merged.resolutions,
-            )
         here = len(indexes)
         winners = {path: len(self.log) if at == here else indexes[at] for path, at in entry.winners.items()}
+        if row.kind == RowKind.MERGE and not isinstance(commit.patch, UnreadablePatch):
+            content = read_commit_content(row.content, self.reader.fetch, self.reader.decode)
+            winners = content.winner_indexes(self.log, entry.commit.id, len(self.log))
         return entry._replace(commit=commit, parents=tuple(heads), winners=winners)
 
     def _is_opening(self, row: Row, run_rows: RunRows) -> bool:

@@ -58,12 +58,13 @@ class CommitRows:
                 found += lm_calls.rows_inside(execution, packed)
                 calls = lm_calls.packed(execution, int(commit.started * 1_000), packed)
             is_first = commit.patch is self._first_patch  # the row of its start has it already
-            made, schema = {}, run.topology.schema
-            if schema.user_folded and entry.parents:  # a join may have changed each of these fields
-                written = commit.patch if len(entry.parents) == 1 else schema.user_folded
-                made = schema.made(run.log[entry.parents[0]].state, entry.state, written)
+            made, schema, joined = {}, run.topology.schema, len(entry.parents) > 1
+            if joined or (schema.user_folded and entry.parents):
+                before, written = run.log[entry.parents[0]].state, None if joined else commit.patch
+                made = schema.made(before, entry.state, written)
+            winners = {path: run.log[winner].commit.id for path, winner in entry.winners.items()}
             items = _item_results(commit, self._nodes.get(commit.node), self._records, execution)
-            found.append(commit_row(entry, index, self._ids.scope, made, is_first, items, *calls))
+            found.append(commit_row(entry, index, self._ids.scope, made, winners, is_first, items, *calls))
         return found
 
 

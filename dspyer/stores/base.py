@@ -12,7 +12,7 @@ interpret what it keeps: headers are JSON values, contents are bytes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
@@ -217,7 +217,7 @@ class ListedRun(NamedTuple):
         status: how it ended: the first value in the header of its last row of the kind `"end"`; `""` if there is none,
             or a row of the kind `"resume"` came after it.
         last: the number of its last row, or of the last one that the thread reaches; -1 without rows.
-        ends: its rows of the kind `"end"` up to that one.
+        end: the row of the kind `"end"` with which it ended, without its content; None where `status` is `""`.
     """
 
     thread: ThreadRow
@@ -225,7 +225,7 @@ class ListedRun(NamedTuple):
     started: float
     status: str
     last: int
-    ends: tuple[Row, ...]
+    end: Row | None
 
     @property
     def place(self) -> RunPlace:
@@ -235,10 +235,15 @@ class ListedRun(NamedTuple):
 
 def listed_run(thread: ThreadRow, run: RunRow, rows: Sequence[Row]) -> ListedRun:
     """Return a run as lists have it, from all its rows up to the last one that counts."""
-    ends = tuple([row for row in rows if row.kind == END])
-    resumed = any(row.kind == RESUME for row in rows if ends and row.seq > ends[-1].seq)
-    status = "" if resumed or not ends else ending_of(ends[-1])
-    return ListedRun(thread, run, start_of(run), status, rows[-1].seq if rows else -1, ends)
+    end = end_of(reversed(rows))
+    status = "" if end is None else ending_of(end)
+    return ListedRun(thread, run, start_of(run), status, rows[-1].seq if rows else -1, end)
+
+
+def end_of(newest_first: Iterable[Row]) -> Row | None:
+    """The row with which a run ended, without its content; None if it has not, or was resumed since."""
+    last = next((row for row in newest_first if row.kind in ENDINGS), None)
+    return None if last is None or last.kind == RESUME else last._replace(content=None)
 
 
 def ending_of(row: Row) -> str:

@@ -24,16 +24,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
 from dspyer.errors import StoreError
 from dspyer.stores.address import open_store
-from dspyer.stores.base import (
-    Change,
-    ListedRun,
-    Point,
-    Row,
-    RunQuery,
-    Snapshot,
-    Store,
-    StoreAround,
-)
+from dspyer.stores.base import Change, Point, Row, Snapshot, Store, StoreAround
 from dspyer.stores.content import Content, Fetch
 
 VARIABLE = "DSPYER_STORE_KEY"
@@ -100,22 +91,12 @@ class Encrypted(StoreAround):
     def write_now(self, change: Change) -> bool:
         return self.store.write_now(self._encrypted(change))
 
-    def list_runs(self, query: RunQuery) -> list[ListedRun]:
-        return [
-            listed._replace(ends=tuple(self._decrypted_rows(listed.run.id, listed.ends)))
-            for listed in self.store.list_runs(query)
-        ]
-
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
-        return self._decrypted_rows(run, self.store.rows(run, first, last))
-
-    def _decrypted_rows(self, run: str, rows: Iterable[Row]) -> list[Row]:
-        """Rows whose contents are decrypted when they are read."""
         return [
             row
             if row.content is None
             else row._replace(content=self._decrypting(row.content, _location(run, row.seq, "row")))
-            for row in rows
+            for row in self.store.rows(run, first, last)
         ]
 
     def blobs(self, ids: Collection[str]) -> dict[str, bytes]:

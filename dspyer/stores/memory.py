@@ -207,7 +207,7 @@ class Memory(Store):
     def _copied(self, listed: ListedRun) -> ListedRun:
         """A run of a list that shares nothing mutable with the store."""
         thread = self.thread(listed.thread.name) or listed.thread
-        return listed._replace(thread=thread, run=_copy_run(listed.run), ends=tuple(map(_copy_row, listed.ends)))
+        return listed._replace(thread=thread, run=_copy_run(listed.run), end=listed.end and _copy_row(listed.end))
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         with self._lock:

@@ -9,7 +9,6 @@ from psycopg import sql
 
 from dspyer.stores.base import END, ListedRun, Row, RunQuery, RunRow, ThreadRow, is_listed
 from dspyer.stores.columns import (
-    decode_content,
     decode_json,
     decode_owner,
     decode_point,
@@ -29,7 +28,7 @@ _LISTED = f"""
     FROM {{s}}.run AS run JOIN {{s}}.thread AS thread ON JOINED
     WHERE CHOSEN ORDER BY run.started DESC, run.id DESC, thread.name DESC LIMIT %(limit)b"""
 _ENDS = f"""
-    SELECT entry.run, entry.seq, entry.head, entry.data, entry.blob_ids
+    SELECT entry.run, entry.seq, entry.head
     FROM unnest(%b::text[]) AS wanted (run) JOIN {{s}}.entry AS entry ON entry.run = wanted.run AND kind = '{END}'
     ORDER BY entry.seq"""
 
@@ -89,9 +88,8 @@ def _listed(
 ) -> list[ListedRun]:
     ends: dict[str, list[Row]] = {}
     runs = list({columns[0] for columns in found})
-    for run, seq, head, data, refs in connection.execute(statement(_ENDS), [runs], binary=True) if runs else ():
-        row = Row(seq, END, tuple(decode_json(head)), decode_content(data, refs or ()))
-        ends.setdefault(run, []).append(row)
+    for run, seq, head in connection.execute(statement(_ENDS), [runs], binary=True) if runs else ():
+        ends.setdefault(run, []).append(Row(seq, END, tuple(decode_json(head))))
     listed = []
     for run_id, own_thread, parents, header, started, ended, last_seq, name, *of_thread in found:
         head_run, head_seq, epoch, owner, lease, root_run, root_seq, made = of_thread
@@ -103,6 +101,7 @@ def _listed(
             last = head_seq
             marks = connection.execute(statement(LAST_ENDING), (run_id, last), binary=True)
             status = next((ending_column(*mark) for mark in marks), None)
-        counted = tuple([row for row in ends.get(run_id, ()) if row.seq <= last])
-        listed.append(ListedRun(thread, run, started, "" if status is None else decode_text(status), last, counted))
+        before = [row for row in ends.get(run_id, ()) if row.seq <= last and status is not None]
+        ended = before[-1] if before else None
+        listed.append(ListedRun(thread, run, started, "" if status is None else decode_text(status), last, ended))
     return listed

@@ -7,7 +7,6 @@ from typing import Any
 
 from dspyer.stores.base import END, ListedRun, Point, Row, RunQuery, RunRow, ThreadRow, is_listed
 from dspyer.stores.columns import (
-    decode_content,
     decode_json,
     decode_owner,
     decode_point,
@@ -15,7 +14,7 @@ from dspyer.stores.columns import (
     decode_text,
     encode_text,
 )
-from dspyer.stores.sqlite_tables import MASK, SHIFT, ending_in, pack_id, unpack_id, unpack_refs
+from dspyer.stores.sqlite_tables import MASK, SHIFT, ending_in, pack_id, unpack_id
 
 _RANGE = f"BETWEEN run.key << {SHIFT} AND (run.key << {SHIFT}) + {MASK}"
 _LAST = f"(SELECT max(entry.id) FROM entry WHERE entry.id {_RANGE})"
@@ -27,7 +26,7 @@ _LISTED = f"""
     FROM run CROSS JOIN thread ON %s
     LEFT JOIN run AS head ON head.key = head_run LEFT JOIN run AS root ON root.key = root_run
     WHERE %s ORDER BY run.started DESC, run.id DESC, thread.name DESC LIMIT ?"""
-_ENDS = f"SELECT id, head, content, refs FROM entry WHERE id BETWEEN ? AND ? AND kind = '{END}' ORDER BY id"
+_END = f"SELECT id, head FROM entry WHERE id BETWEEN ? AND ? AND kind = '{END}' ORDER BY id DESC LIMIT 1"
 
 
 def list_runs(connection: sqlite3.Connection, query: RunQuery, now: float) -> list[ListedRun]:
@@ -82,11 +81,11 @@ def _listed(connection: sqlite3.Connection, columns: tuple[Any, ...], is_last: b
     if is_last and last != head_seq:  # the thread reaches a part of the run
         last = head_seq
         ended = ending_in(connection, key, last)
-    ends = [
-        Row(row_id & MASK, END, tuple(decode_json(head)) if head else (), decode_content(data, unpack_refs(refs)))
-        for row_id, head, data, refs in connection.execute(_ENDS, (key << SHIFT, (key << SHIFT) + max(last, 0)))
-    ]
-    return ListedRun(thread, run, started, "" if ended is None else decode_text(ended), last, tuple(ends))
+    end = None
+    if ended is not None:
+        for row_id, head in connection.execute(_END, (key << SHIFT, (key << SHIFT) + max(last, 0))):
+            end = Row(row_id & MASK, END, tuple(decode_json(head)) if head else ())
+    return ListedRun(thread, run, started, "" if ended is None else decode_text(ended), last, end)
 
 
 def _point(run: bytes | str | None, seq: int | None) -> Point | None:

@@ -330,7 +330,11 @@ class WritesAndReturnsFalse(Memory):
 class ListsResumedRunsAsEnded(Memory):
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
         found = super().list_runs(query)
-        return [one._replace(status=str(one.ends[-1].header[0])) if one.ends else one for one in found]
+        ends = [[row for row in self.rows(one.run.id, 0, one.last) if row.kind == "end"] for one in found]
+        return [
+            one._replace(status=str(rows[-1].header[0]), end=rows[-1]) if rows else one
+            for one, rows in zip(found, ends, strict=True)
+        ]
 
 
 class ForgetsWhereAPageEnded(Memory):
