@@ -36,7 +36,6 @@ from dspyer import END, START, Archive, CompiledGraph, Graph, reducers
 from dspyer.stores import Store, open_store
 from dspyer.stores.postgres import Postgres
 from dspyer.stores.postgres_server import split_address
-from dspyer.stores.sqlite_tables import SHIFT
 from tests.stores import postgres_server
 
 COMMITS = 20
@@ -138,27 +137,17 @@ def measure_writers(pool: Executor, address: str, count: int, seconds: float, in
 
 FILL_SQLITE = (
     (
-        "INSERT INTO run (key, id, thread, parents, header, started, graph, ended) "
-        "SELECT {base} + n, randomblob(16), printf('other %09d', n), parents, header, started - n, graph, ended "
-        "FROM run, numbers WHERE key = {key}"
+        "INSERT INTO run SELECT printf('other %09d', n), printf('other %09d', n), parents, header, graph, started - n, "
+        "ended FROM run, numbers WHERE id = :run"
     ),
     (
-        "INSERT INTO thread (name, fencing, runs, head_run, head_seq) "
-        "SELECT printf('other %09d', n), fencing, runs, {base} + n, head_seq "
-        "FROM thread, numbers WHERE head_run = {key}"
+        "INSERT INTO thread (name, fencing, head_run, head_seq, lease_until, runs) "
+        "SELECT printf('other %09d', n), fencing, printf('other %09d', n), head_seq, lease_until, runs "
+        "FROM thread, numbers WHERE head_run = :run"
     ),
-    (
-        "INSERT INTO entry SELECT ({base} + n) << {shift} | (id & 4294967295), kind, head, content, refs "
-        "FROM numbers, entry WHERE id BETWEEN {key} << {shift} AND ({key} << {shift}) + 4294967295"
-    ),
-    (
-        "INSERT INTO ref SELECT blob, ({base} + n) << {shift} | (place & 4294967295) "
-        "FROM ref CROSS JOIN numbers WHERE place BETWEEN {key} << {shift} AND ({key} << {shift}) + 4294967295"
-    ),
-    (
-        "INSERT INTO snapshot SELECT ({base} + n) << {shift} | (id & 4294967295), content, refs "
-        "FROM numbers, snapshot WHERE id BETWEEN {key} << {shift} AND ({key} << {shift}) + 4294967295"
-    ),
+    "INSERT INTO entry SELECT printf('other %09d', n), seq, kind, body FROM numbers, entry WHERE run = :run",
+    "INSERT INTO ref SELECT blob, printf('other %09d', n), seq FROM ref CROSS JOIN numbers WHERE run = :run",
+    "INSERT INTO snapshot SELECT printf('other %09d', n), seq, body FROM numbers, snapshot WHERE run = :run",
 )
 FILL_POSTGRES = (
     (
@@ -207,13 +196,10 @@ def fill(address: str, count: int) -> None:
 
 
 def _fill_file(connection: sqlite3.Connection, run: str, first: int, last: int) -> None:
-    (key,) = connection.execute("SELECT key FROM run WHERE id = ?", (bytes.fromhex(run),)).fetchone()
-    (base,) = connection.execute("SELECT max(key) FROM run").fetchone()
     numbers = f"WITH RECURSIVE numbers (n) AS (VALUES ({first}) UNION ALL SELECT n + 1 FROM numbers WHERE n < {last})"
     for statement in FILL_SQLITE:
         insert, _, select = statement.partition("SELECT")
-        text = f"{insert} {numbers} SELECT {select}"
-        connection.execute(text.format(base=base - first + 1, key=key, shift=SHIFT))
+        connection.execute(f"{insert} {numbers} SELECT {select}", {"run": run})
 
 
 @dataclass(frozen=True)

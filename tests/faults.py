@@ -568,8 +568,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         name="replaced_snapshot_loses_blobs",
         file="dspyer/stores/sqlite.py",
-        old="gone = [name for name in unpack_refs(before[0]) if name not in kept]",
-        new="gone = list(unpack_refs(before[0]))",
+        old="if ref[0] not in kept]",
+        new="]",
         loss="a snapshot that replaces one at the same row loses the large values that both have",
         tests=("tests/stores/test_conformance.py", "tests/stores", "tests/threads"),
     ),

@@ -12,6 +12,7 @@ A body without content has one line. Entries are short and alike, so the compres
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from collections.abc import Iterable
 from typing import Any
@@ -74,6 +75,19 @@ def decode_content(data: bytes | None, refs: Iterable[str]) -> Content | None:
     return None if data is None else Content.stored(data, refs)
 
 
+BLOB_ID = re.compile("(?:[0-9a-f]{2})+")
+"""The ids of blobs that can be columns."""
+
+
+def encode_blob_id(name: str) -> bytes:
+    """The id of a blob as the bytes of its hexadecimal digits; `bytes.hex` reads it."""
+    if not BLOB_ID.fullmatch(name):
+        raise ValueError(
+            f"{brief(name)} is no id of a blob, which has hexadecimal digits in pairs: nothing was written"
+        )
+    return bytes.fromhex(name)
+
+
 # --- bodies
 
 DAMAGED = "damaged"
@@ -110,7 +124,7 @@ def decode_body(body: bytes) -> tuple[Any, Content | None]:
             refs, data = rest
             content = Content.stored(data, refs.decode().split(",") if refs else ())
         return json.loads(header), content
-    except (zlib.error, ValueError, RecursionError, StateError) as error:
+    except (zlib.error, TypeError, ValueError, RecursionError, StateError) as error:  # TypeError: SQLite may hold text
         return {DAMAGED: f"its body {brief(body)} cannot be read: {error}"}, None
 
 

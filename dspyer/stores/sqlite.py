@@ -1,15 +1,14 @@
 """A store in one SQLite file, for many threads and processes of one machine.
 
-`dspyer.stores.sqlite_file` has the connections, the log and the tables; here is what is read and written in them. All
-functions below the class work within the transaction of their caller.
+`dspyer.stores.sqlite_file` has the connections and the log, `dspyer.stores.sqlite_opening` the tables; here is what is
+read and written in them. All functions below the class work within the transaction of their caller.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,9 +27,26 @@ from dspyer.stores.base import (
     Snapshot,
     Store,
     ThreadRow,
+    end_of,
+    is_listed,
     start_of,
 )
-from dspyer.stores.columns import decode_content, decode_json, decode_owner, decode_point, decode_points, encode_json
+from dspyer.stores.columns import (
+    BLOB_ID,
+    DAMAGED,
+    decode_body,
+    decode_ended,
+    decode_json,
+    decode_owner,
+    decode_point,
+    decode_points,
+    encode_blob_id,
+    encode_body,
+    encode_ended,
+    encode_json,
+    encode_text,
+    ended_range,
+)
 from dspyer.stores.content import Content
 from dspyer.stores.reachability import (
     DeletionPlan,
@@ -40,25 +56,15 @@ from dspyer.stores.reachability import (
     plan_deletion,
     relevant_subgraph,
 )
-from dspyer.stores.sqlite_file import ConnectionOpener, FileConnections
-from dspyer.stores.sqlite_lists import list_runs
-from dspyer.stores.sqlite_reading import ReadOnlyFile
-from dspyer.stores.sqlite_tables import (
-    MASK,
-    SHIFT,
-    ending_column,
-    ending_in,
-    graph_of,
-    location,
-    pack_id,
-    pack_refs,
-    unpack_id,
-    unpack_refs,
-)
-from dspyer.stores.writes import CurrentRows, WritePlan, check_epochs, plan_write
+from dspyer.stores.sqlite_file import FileConnections
+from dspyer.stores.sqlite_opening import ConnectionOpener, ReadOnlyFile
+from dspyer.stores.writes import CurrentRows, as_read, check_epochs, plan_write, thread_after
 
 PATIENCE = 15.0
 """Seconds that a call waits for a lock: half of a lease, so that the lease of a waiting owner does not expire."""
+
+MAX_SEQ = (1 << 63) - 1
+"""The greatest number that a row can have: that of an integer in SQLite."""
 
 
 class SQLite(Store):
@@ -116,20 +122,19 @@ class SQLite(Store):
         return make, (self.address,)
 
     def write(self, change: Change) -> int:
-        encoded = encode_change(change)
-        return self._connections.write(partial(self._write, change, encoded), change.flush, encoded.size)
+        return self._connections.write(partial(self._write, change, EncodedChange.of(change)), change.flush)
 
     def write_now(self, change: Change) -> bool:
-        encoded = encode_change(change)
-        return self._connections.write_now(partial(self._write, change, encoded), change.flush, encoded.size)
+        return self._connections.write_now(partial(self._write, change, EncodedChange.of(change)), change.flush)
 
-    def _write(self, change: Change, encoded: SQLiteChange, connection: sqlite3.Connection) -> int:
+    def _write(self, change: Change, encoded: EncodedChange, connection: sqlite3.Connection) -> int:
         if change.flush:  # not for each write: a flush is rare, and takes longer than this look at the file
             self._opener.check_same_file()
         return write(connection, change, encoded, self._clock())
 
     def thread(self, name: str) -> ThreadRow | None:
-        return self._connections.read(lambda connection: read_thread(connection, name, self._clock()))
+        found = self._connections.read(lambda connection: connection.execute(_THREAD, (name,)).fetchone())
+        return None if found is None else as_read(_thread_row(*found), self._clock())
 
     def threads(self, after: str = "", limit: int | None = None) -> list[str]:
         values = after, -1 if limit is None else limit  # a negative limit of SQLite's is none
@@ -140,7 +145,10 @@ class SQLite(Store):
         return self._connections.read(lambda connection: read_run(connection, run))
 
     def runs(self, thread: str) -> list[RunRow]:
-        return self._connections.read(lambda connection: read_runs(connection, thread))
+        if not thread:  # runs of no thread belong to deleted ones
+            return []
+        found = self._connections.read(lambda connection: connection.execute(_RUNS, (thread,)).fetchall())
+        return [_run_row(*columns) for columns in found]
 
     def list_runs(self, query: RunQuery) -> list[ListedRun]:
         return self._connections.read(lambda connection: list_runs(connection, query, self._clock()))
@@ -185,321 +193,309 @@ class SQLite(Store):
 
 # --- writing
 
-Refs = bytes | str | None
-"""The column `refs`: ids of blobs."""
+_LAST = "(SELECT max(seq) FROM entry WHERE run = :rows_of)"
 
-EncodedRow = tuple[str, bytes | None, bytes | None, Refs]
-"""The columns of a row after its id: kind, header, content and refs."""
+# All that a write must know, in one statement.
+_CURRENT = f"""
+    SELECT largest, {_LAST}, EXISTS (SELECT 1 FROM run WHERE id = :rows_of), EXISTS (SELECT 1 FROM run WHERE id = :run),
+    thread.* FROM fence LEFT JOIN thread ON name = :thread"""
 
-_LAST_ROW = f"""(SELECT max(entry.id) FROM entry WHERE entry.id BETWEEN key << {SHIFT} AND (key << {SHIFT}) + {MASK})"""
-
-_KEY_AND_LAST = f"SELECT key, {_LAST_ROW} FROM run WHERE id = ?"
-
-# All that an append must know, in one statement.
-_APPEND = f"SELECT fencing, key, head_run, {_LAST_ROW} FROM thread, run WHERE name = ? AND run.id = ?"
-
-_INSERT_BLOBS = "INSERT OR IGNORE INTO blob (id, data) VALUES (?, ?)"
-
-COMMON_KIND = "commit"
-"""The kind of most rows: it is stored as the empty text, which takes no space."""
+# The next row of a run, if the thread has the epoch of the change.
+_APPEND = """
+    INSERT INTO entry SELECT ?1, ?2, ?3, ?4 FROM thread WHERE name = ?5 AND fencing = ?6
+    AND (SELECT max(seq) FROM entry WHERE run = ?1) = ?2 - 1"""
+_INSERT_ROW = "INSERT INTO entry VALUES (?, ?, ?, ?)"
+_INSERT_BLOBS = "INSERT OR IGNORE INTO blob VALUES (?, ?)"
+_INSERT_THREAD = "INSERT OR REPLACE INTO thread VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 
-class SQLiteChange(NamedTuple):
+class EncodedChange(NamedTuple):
     """The columns of a change, encoded before the write lock is taken.
 
     Attributes:
-        rows: by number.
-        snapshot: its content and refs.
+        bodies: the bodies of its rows by number.
+        snapshot: the body of its snapshot.
         blobs: ids and bytes.
-        size: bytes of all contents.
-        ends: whether one of the rows is the end of the run, or a resume after it.
     """
 
-    rows: dict[int, EncodedRow]
-    snapshot: tuple[bytes, Refs] | None
-    blobs: list[tuple[bytes | str, bytes]]
-    size: int
-    ends: bool
+    bodies: Mapping[int, bytes]
+    snapshot: bytes | None
+    blobs: Sequence[tuple[bytes, bytes]]
+
+    @classmethod
+    def of(cls, change: Change) -> EncodedChange:
+        """Encode a change."""
+        bodies = {row.seq: encode_body(row.header, row.content) for row in change.rows}
+        contents = [row.content for row in change.rows if row.content is not None]
+        snapshot = None
+        if change.snapshot is not None:
+            contents.append(change.snapshot.content)
+            snapshot = encode_body({}, change.snapshot.content)
+        blobs = [(encode_blob_id(name), blob) for one in contents if one.refs for name, blob in one.blobs.items()]
+        return cls(bodies, snapshot, blobs)
 
 
-def encode_change(change: Change) -> SQLiteChange:
-    rows: dict[int, EncodedRow] = {}
-    blobs: list[tuple[bytes | str, bytes]] = []
-    size = 0
-    ends = False
-    for row in change.rows:
-        ends = ends or row.kind in ENDINGS
-        data, refs = (None, None) if row.content is None else _encode_content(row.content, blobs)
-        kind = "" if row.kind == COMMON_KIND else row.kind
-        rows[row.seq] = (kind, encode_json(row.header) if row.header else None, data, refs)
-        size += len(data or b"")
-    snapshot = None if change.snapshot is None else _encode_content(change.snapshot.content, blobs)
-    size += len(snapshot[0]) if snapshot else 0
-    return SQLiteChange(rows, snapshot, blobs, size + sum(len(blob) for _, blob in blobs), ends)
-
-
-def _encode_content(content: Content, blobs: list[tuple[bytes | str, bytes]]) -> tuple[bytes, Refs]:
-    """The columns of a content; its blobs are added to `blobs`."""
-    data, refs = content.data, content.refs
-    if refs:
-        blobs.extend((pack_id(name), blob) for name, blob in content.blobs.items())
-    return data, pack_refs(refs)
-
-
-def write(connection: sqlite3.Connection, change: Change, encoded: SQLiteChange, now: float) -> int:
+def write(connection: sqlite3.Connection, change: Change, encoded: EncodedChange, now: float) -> int:
     """Write what is new of a change; return the epoch of its thread afterwards, 0 without one."""
-    if change.head is not None and change.head.run == change.rows_of and _append(connection, change, encoded):
+    if _append(connection, change, encoded):
         return change.epoch
-    key, last = _key_and_last(connection, change.rows_of) if change.rows else (None, None)
-    current = _current_rows(connection, change, last, now)
+    current = _current_rows(connection, change)
     plan = plan_write(change, current)
     if plan is None:
         return current.thread.epoch if current.thread is not None else 0
+    _check_runs(connection, change)
     if plan.new_run and change.run is not None:
-        new_key = _insert_run(connection, change.run, start_of(change.run))
-        key = new_key if change.run.id == change.rows_of else key
-    if encoded.blobs:
-        connection.executemany(_INSERT_BLOBS, encoded.blobs)
-    if key is not None:
-        for row in plan.rows:
-            _insert_row(connection, key << SHIFT | row.seq, encoded.rows[row.seq])
-        if encoded.ends:
-            _write_ending(connection, key, plan.rows)
+        _insert_run(connection, change.run)
+    connection.executemany(_INSERT_BLOBS, encoded.blobs)
+    for row in plan.rows:
+        connection.execute(_INSERT_ROW, (change.rows_of, row.seq, row.kind, encoded.bodies[row.seq]))
+    _note_rows(connection, change.rows_of, plan.rows)
     if change.snapshot is not None and encoded.snapshot is not None:
-        at = change.snapshot.at
-        _insert_snapshot(connection, _key(connection, at.run) << SHIFT | at.seq, *encoded.snapshot)
+        _write_snapshot(connection, change.snapshot, encoded.snapshot)
     if not change.thread:
         return 0
-    _write_thread(connection, change, current.thread is None, plan, key, now)
+    connection.execute(_INSERT_THREAD, _thread_columns(thread_after(change, current.thread, plan, now)))
     return plan.epoch
 
 
 _NONE_OF_SIX = (None,) * 6
 
 
-def _append(connection: sqlite3.Connection, change: Change, encoded: SQLiteChange) -> bool:
-    """Append the next rows of a run for the thread's owner; False, without a change, for any other change.
+def _append(connection: sqlite3.Connection, change: Change, encoded: EncodedChange) -> bool:
+    """Append the next row of a run for the thread's owner; False, without a change, for any other change.
 
-    This is nearly every write of a run, and takes three statements.
+    This is nearly every write of a run, and takes two statements.
     """
     name, epoch, next_epoch, owner, lease, head, root, run, rows_of, rows, snapshot, _, runs = change
-    if (next_epoch, owner, lease, root, run, snapshot) != _NONE_OF_SIX or head is None or not rows or runs:
+    if (next_epoch, owner, lease, root, run, snapshot) != _NONE_OF_SIX or head is None or len(rows) != 1 or runs:
         return False
-    found = connection.execute(_APPEND, (name, pack_id(rows_of))).fetchone()
-    if found is None or found[0] != epoch:
-        return False
-    _, key, head_run, last = found
-    row_id = key << SHIFT if last is None else last + 1
-    number = row_id & MASK
-    if [row.seq for row in rows] != list(range(number, number + len(rows))):
-        return False
+    row, body = rows[0], encoded.bodies[rows[0].seq]
+    try:
+        if not connection.execute(_APPEND, (rows_of, row.seq, row.kind, body, name, epoch)).rowcount:
+            return False
+    except sqlite3.IntegrityError:
+        return False  # the row is there already: the statement has changed nothing
+    # Naming `head_run` would write its index too, even with the same value.
+    moved = connection.execute(
+        "UPDATE thread SET head_seq = ? WHERE name = ? AND head_run = ?", (head.seq, name, head.run)
+    )
+    if not moved.rowcount:
+        _check_runs(connection, change)
+        connection.execute("UPDATE thread SET head_run = ?, head_seq = ? WHERE name = ?", (*head, name))
     if encoded.blobs:
         connection.executemany(_INSERT_BLOBS, encoded.blobs)
-    for row in rows:
-        _insert_row(connection, row_id, encoded.rows[row.seq])
-        row_id += 1
-    if encoded.ends:
-        _write_ending(connection, key, rows)
-    if head_run == key:  # naming `head_run` would write its index too, even with the same value
-        connection.execute("UPDATE thread SET head_seq = ? WHERE name = ?", (head.seq, name))
-    else:
-        connection.execute("UPDATE thread SET head_run = ?, head_seq = ? WHERE name = ?", (key, head.seq, name))
+    _note_rows(connection, rows_of, rows)
     return True
 
 
-def _current_rows(connection: sqlite3.Connection, change: Change, last: int | None, now: float) -> CurrentRows:
-    """What `plan_write` must know; of a thread with the epoch of the change, only that is read."""
-    thread, max_deleted_epoch = None, 0
-    if change.thread:
-        row = connection.execute("SELECT fencing FROM thread WHERE name = ?", (change.thread,)).fetchone()
-        if row is not None and row[0] == change.epoch:
-            thread = ThreadRow(change.thread, None, change.epoch)
-        elif row is not None:
-            thread = read_thread(connection, change.thread, now)
-        elif not change.epoch:
-            (max_deleted_epoch,) = connection.execute("SELECT largest FROM fence").fetchone()
-    run = None if change.run is None else read_run(connection, change.run.id)
+def _current_rows(connection: sqlite3.Connection, change: Change) -> CurrentRows:
+    """What `plan_write` must know."""
+    run = "" if change.run is None else change.run.id
+    values = {"rows_of": change.rows_of, "run": run, "thread": change.thread}
+    largest, last, has_rows_of, has_run, *columns = connection.execute(_CURRENT, values).fetchone()
+    thread = None if columns[0] is None else _thread_row(*columns)
+    stored = read_run(connection, run) if has_run else None
+    last = (-1 if last is None else last) if has_rows_of else None
     if last is None or not change.rows or change.rows[0].seq > last:
-        return CurrentRows(thread, run, last, max_deleted_epoch=max_deleted_epoch)
-    first, end = change.rows[0].seq, change.rows[-1].seq
-    return CurrentRows(thread, run, last, read_rows(connection, change.rows_of, first, end), max_deleted_epoch)
+        return CurrentRows(thread, stored, last, max_deleted_epoch=largest)
+    rows = read_rows(connection, change.rows_of, change.rows[0].seq, change.rows[-1].seq)
+    return CurrentRows(thread, stored, last, rows, largest)
 
 
-def _insert_run(connection: sqlite3.Connection, run: RunRow, started: float) -> int | None:
-    parents = encode_json(run.parents) if run.parents else None
-    columns = pack_id(run.id), run.thread or None, parents, encode_json(dict(run.header)), started, graph_of(run)
-    statement = "INSERT INTO run (id, thread, parents, header, started, graph) VALUES (?, ?, ?, ?, ?, ?)"
-    key = connection.execute(statement, columns).lastrowid
-    for parent in run.parents:
-        connection.execute("INSERT OR IGNORE INTO link VALUES (?, ?)", (pack_id(parent.run), key))
-    return key
+def _check_runs(connection: sqlite3.Connection, change: Change) -> None:
+    """Refuse a head, root or snapshot of a missing run."""
+    known = (change.run.id if change.run else None, change.rows_of if change.rows else None)
+    for point in (change.head, change.root, change.snapshot.at if change.snapshot else None):
+        if point is not None and point.run not in known and read_run(connection, point.run) is None:
+            raise ValueError(f"run {point.run!r} does not exist: nothing was written. Create it with Change(run=...)")
 
 
-def _write_ending(connection: sqlite3.Connection, key: int, rows: Sequence[Row]) -> None:
-    """Write how the run ended into its columns, if the rows say so."""
+def _insert_run(connection: sqlite3.Connection, run: RunRow) -> None:
+    header, parents, graph = dict(run.header), encode_json(run.parents), run.header.get("graph")
+    name = encode_text(graph) if isinstance(graph, str) else None
+    columns = run.id, run.thread, parents, encode_json(header), name, start_of(run)
+    connection.execute("INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, NULL)", columns)
+    links = [(parent.run, run.id) for parent in run.parents]
+    connection.executemany("INSERT OR IGNORE INTO link VALUES (?, ?)", links)
+
+
+def _note_rows(connection: sqlite3.Connection, run: str, rows: Sequence[Row]) -> None:
+    """Note which blobs rows refer to, and how their run ended if they say so."""
+    for row in rows:
+        if row.content is not None and row.content.refs:
+            _insert_refs(connection, row.content, run, row.seq)
     last = next((row for row in reversed(rows) if row.kind in ENDINGS), None)
     if last is not None:
-        connection.execute("UPDATE run SET ended = ? WHERE key = ?", (ending_column(last), key))
+        _write_ended(connection, run, end_of([last]))
 
 
-def _insert_row(connection: sqlite3.Connection, row_id: int, columns: EncodedRow) -> None:
-    connection.execute("INSERT INTO entry VALUES (?, ?, ?, ?, ?)", (row_id, *columns))
-    if columns[3] is not None:
-        _insert_refs(connection, location(row_id, "entry"), columns[3])
+def _write_ended(connection: sqlite3.Connection, run: str, end: Row | None) -> None:
+    ended = None if end is None else encode_ended(end)
+    connection.execute("UPDATE run SET ended = ? WHERE id = ?", (ended, run))
 
 
-def _insert_snapshot(connection: sqlite3.Connection, row_id: int, data: bytes, refs: Refs) -> None:
+def _write_snapshot(connection: sqlite3.Connection, snapshot: Snapshot, body: bytes) -> None:
     """Insert or replace a snapshot, and delete the blobs that only the replaced one referred to."""
-    before = connection.execute("SELECT refs FROM snapshot WHERE id = ?", (row_id,)).fetchone()
-    connection.execute("INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?)", (row_id, data, refs))
-    at, kept = location(row_id, "snapshot"), unpack_refs(refs)
-    if before is not None:
-        gone = [name for name in unpack_refs(before[0]) if name not in kept]
-        _delete_refs(connection, [(at, pack_refs(gone))])
-    _insert_refs(connection, at, refs)
+    (run, seq), content = snapshot
+    if not connection.execute("INSERT OR IGNORE INTO snapshot VALUES (?, ?, ?)", (run, seq, body)).rowcount:
+        kept = {encode_blob_id(name) for name in content.refs}
+        _delete_refs(connection, [ref for ref in _refs_in(connection, "snapshot", run, seq, seq) if ref[0] not in kept])
+        connection.execute("UPDATE snapshot SET body = ? WHERE run = ? AND seq = ?", (body, run, seq))
+    _insert_refs(connection, content, run, -1 - seq)
 
 
-def _insert_refs(connection: sqlite3.Connection, at: int, refs: Refs) -> None:
-    pairs = [(pack_id(name), at) for name in unpack_refs(refs)]
-    connection.executemany("INSERT OR IGNORE INTO ref VALUES (?, ?)", pairs)
+Ref = tuple[bytes, str, int]
+"""A row of the table `ref`: the id of a blob, and the place that refers to it."""
 
 
-def _write_thread(
-    connection: sqlite3.Connection, change: Change, new: bool, plan: WritePlan, key: int | None, now: float
-) -> None:
-    """Insert or update the row of a thread; `key` is that of the run `rows_of`."""
-    values = _thread_columns(connection, change, key, now)
-    if new:
-        values |= {"name": change.thread, "fencing": plan.epoch, "runs": plan.new_run + change.runs}
-        names, marks = ", ".join(values), ", ".join("?" * len(values))
-        connection.execute(f"INSERT INTO thread ({names}) VALUES ({marks})", tuple(values.values()))
-        return
-    if plan.epoch != change.epoch:
-        values["fencing"] = plan.epoch
-    settings = [f"{name} = ?" for name in values]
-    if plan.new_run or change.runs:
-        settings.append(f"runs = runs + {plan.new_run + change.runs:d}")
-    if settings:
-        statement = f"UPDATE thread SET {', '.join(settings)} WHERE name = ?"
-        connection.execute(statement, (*values.values(), change.thread))
-
-
-def _thread_columns(connection: sqlite3.Connection, change: Change, key: int | None, now: float) -> dict[str, Any]:
-    """The changed columns of a thread, except for its epoch and its count of runs."""
-    values: dict[str, Any] = {}
-    if change.head is not None:
-        known = key is not None and change.head.run == change.rows_of
-        values["head_run"] = key if known else _key(connection, change.head.run)
-        values["head_seq"] = change.head.seq
-    if change.root is not None:
-        values["root_run"], values["root_seq"] = _key(connection, change.root.run), change.root.seq
-    if change.lease is not None and change.lease <= 0:
-        values["owner"] = values["ends"] = None
-    elif change.lease is not None:
-        values["ends"] = now + change.lease
-        if change.owner is not None:
-            values["owner"] = json.dumps(change.owner)
-    return values
-
-
-def _key(connection: sqlite3.Connection, run: str) -> int:
-    row = connection.execute("SELECT key FROM run WHERE id = ?", (pack_id(run),)).fetchone()
-    if row is None:
-        raise ValueError(f"run {run!r} does not exist: nothing was written. Create it with Change(run=...)")
-    return int(row[0])
-
-
-def _key_and_last(connection: sqlite3.Connection, run: str) -> tuple[int | None, int | None]:
-    """The key of a run and the number of its last row, -1 if it has none; two None if there is no such run."""
-    row = connection.execute(_KEY_AND_LAST, (pack_id(run),)).fetchone()
-    if row is None:
-        return None, None
-    key, last = row
-    return key, -1 if last is None else last & MASK
+def _insert_refs(connection: sqlite3.Connection, content: Content, run: str, place: int) -> None:
+    """Note the references of a content: `place` is the number of an entry, or -1 minus that of a snapshot."""
+    refs: list[Ref] = [(encode_blob_id(name), run, place) for name in content.refs]
+    connection.executemany("INSERT OR IGNORE INTO ref VALUES (?, ?, ?)", refs)
 
 
 # --- reading
 
-_THREAD = """
-    SELECT head.id, head_seq, fencing, owner, ends, root.id, root_seq, runs FROM thread
-    LEFT JOIN run AS head ON head.key = head_run LEFT JOIN run AS root ON root.key = root_run WHERE name = ?"""
-
+_THREAD = "SELECT * FROM thread WHERE name = ?"
 _NAMES = "SELECT name FROM thread WHERE name > ? ORDER BY name LIMIT ?"
-
-# CROSS JOIN keeps SQLite from reordering the tables: first the one run, then its range of rows.
-_ROWS = f"""
-    SELECT entry.id, kind, head, content, refs FROM run CROSS JOIN entry
-    ON entry.id BETWEEN (key << {SHIFT}) + ? AND (key << {SHIFT}) + ? WHERE run.id = ? ORDER BY entry.id"""
-_SNAPSHOT = f"""
-    SELECT snapshot.id, content, refs FROM run CROSS JOIN snapshot
-    ON snapshot.id BETWEEN key << {SHIFT} AND (key << {SHIFT}) + ? WHERE run.id = ?
-    ORDER BY snapshot.id DESC LIMIT 1"""
-
-
-def read_thread(connection: sqlite3.Connection, name: str, now: float) -> ThreadRow | None:
-    row = connection.execute(_THREAD, (name,)).fetchone()
-    if row is None:
-        return None
-    head, head_seq, epoch, owner, lease_end, root, root_seq, runs = row
-    lease = 0.0 if lease_end is None else lease_end - now
-    return ThreadRow(name, _point(head, head_seq), epoch, decode_owner(owner), lease, _point(root, root_seq), runs)
+_RUN = "SELECT id, thread, parents, header FROM run"
+_RUNS = f"{_RUN} WHERE thread = ? ORDER BY rowid"  # in the order of their creation
+_ROWS = "SELECT seq, kind, body FROM entry WHERE run = ? AND seq BETWEEN ? AND ? ORDER BY seq"
+_SNAPSHOT = "SELECT seq, body FROM snapshot WHERE run = ? AND seq <= ? ORDER BY seq DESC LIMIT 1"
+_ENDINGS = "SELECT seq, kind, body FROM entry WHERE run = ? AND seq <= ? AND kind IN (?, ?) ORDER BY seq DESC LIMIT 1"
 
 
 def read_run(connection: sqlite3.Connection, run: str) -> RunRow | None:
-    found = connection.execute("SELECT id, thread, parents, header FROM run WHERE id = ?", (pack_id(run),)).fetchone()
+    found = connection.execute(f"{_RUN} WHERE id = ?", (run,)).fetchone()
     return None if found is None else _run_row(*found)
 
 
-def read_runs(connection: sqlite3.Connection, thread: str) -> list[RunRow]:
-    found = connection.execute("SELECT id, thread, parents, header FROM run WHERE thread = ? ORDER BY key", (thread,))
-    return [_run_row(*columns) for columns in found]
-
-
 def read_rows(connection: sqlite3.Connection, run: str, first: int, last: int | None) -> list[Row]:
-    end = MASK if last is None else min(last, MASK)
-    found = connection.execute(_ROWS, (max(first, 0), end, pack_id(run))).fetchall()
-    return [
-        Row(
-            row_id & MASK,
-            kind or COMMON_KIND,
-            tuple(decode_json(header)) if header else (),
-            decode_content(data, unpack_refs(refs)),
-        )
-        for row_id, kind, header, data, refs in found
-    ]
+    end = MAX_SEQ if last is None else min(last, MAX_SEQ)
+    found = connection.execute(_ROWS, (run, max(first, 0), end)).fetchall()
+    return [_row(*columns) for columns in found]
+
+
+def read_end(connection: sqlite3.Connection, run: str, last: int = MAX_SEQ) -> Row | None:
+    """The row with which a run ended, by its rows up to `last`."""
+    found = connection.execute(_ENDINGS, (run, last, *ENDINGS)).fetchall()
+    return end_of([_row(*columns) for columns in found])
 
 
 def read_snapshot(connection: sqlite3.Connection, at: Point) -> Snapshot | None:
-    found = connection.execute(_SNAPSHOT, (min(at.seq, MASK), pack_id(at.run))).fetchone()
-    content = decode_content(found[1], unpack_refs(found[2])) if found else None
-    return Snapshot(Point(at.run, found[0] & MASK), content) if content is not None else None
+    found = connection.execute(_SNAPSHOT, (at.run, min(at.seq, MAX_SEQ))).fetchone()
+    if found is None:
+        return None
+    _, content = decode_body(found[1])
+    # Of a damaged one, an empty content: whoever reads it is told that it is none.
+    return Snapshot(Point(at.run, found[0]), Content.stored(b"") if content is None else content)
 
 
 def read_blobs(connection: sqlite3.Connection, ids: Collection[str]) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
-    for name in ids:
-        row = connection.execute("SELECT data FROM blob WHERE id = ?", (pack_id(name),)).fetchone()
-        if row is not None:
-            found[name] = row[0]
+    for name in filter(BLOB_ID.fullmatch, ids):
+        for (body,) in connection.execute("SELECT body FROM blob WHERE id = ?", (encode_blob_id(name),)):
+            found[name] = body
     return found
 
 
-def _run_row(name: bytes | str, thread: str | None, parents: bytes | None, header: bytes) -> RunRow:
-    return RunRow(unpack_id(name), thread or "", decode_points(parents), decode_json(header))
+def _row(seq: int, kind: str, body: bytes) -> Row:
+    header, content = decode_body(body)
+    return Row(seq, kind, _header(header), content)
 
 
-def _point(run: bytes | str | None, seq: int | None) -> Point | None:
-    return None if run is None else decode_point(unpack_id(run), seq)
+def _header(header: Any) -> Any:
+    return tuple(header) if isinstance(header, list) else header
+
+
+def _run_row(run: str, thread: str, parents: bytes, header: bytes) -> RunRow:
+    return RunRow(run, thread, decode_points(parents), decode_json(header))
+
+
+def _thread_row(*columns: Any) -> ThreadRow:
+    """The row of a thread from its columns; its lease is the time at which it expires."""
+    name, epoch, head, head_seq, root, root_seq, owner, lease_until, runs = columns
+    bounds = decode_point(head, head_seq), decode_point(root, root_seq)
+    return ThreadRow(name, bounds[0], epoch, decode_owner(owner), lease_until, bounds[1], runs)
+
+
+def _thread_columns(thread: ThreadRow) -> tuple[Any, ...]:
+    name, head, epoch, owner, lease, root, runs = thread
+    owned = None if owner is None else encode_json(owner)
+    return name, epoch, *(head or (None, None)), *(root or (None, None)), owned, lease, runs
+
+
+# --- lists of runs
+
+_LAST_OF_RUN = "(SELECT max(seq) FROM entry WHERE entry.run = run.id)"
+
+# CROSS JOIN: the runs come first, in the order of the list, so that reading ends with the last one that is wanted.
+_LISTED = f"""
+    SELECT run.id, run.thread, parents, header, run.started, run.ended, {_LAST_OF_RUN}, thread.*
+    FROM run CROSS JOIN thread ON %s
+    WHERE %s ORDER BY run.started DESC, run.id DESC, thread.name DESC LIMIT ?"""
+
+
+def list_runs(connection: sqlite3.Connection, query: RunQuery, now: float) -> list[ListedRun]:
+    """The runs that a query asks for."""
+    found: list[ListedRun] = []
+    while len(found) < query.limit:
+        statement, values = _list_statement(query)
+        batch = [_listed(connection, columns, query.last, now) for columns in connection.execute(statement, values)]
+        found += [listed for listed in batch if is_listed(listed, query._replace(after=None))]
+        if len(batch) < query.limit:
+            break
+        query = query._replace(after=batch[-1].place)
+    return found[: query.limit]
+
+
+def _list_statement(query: RunQuery) -> tuple[str, list[Any]]:
+    """The statement of a query, and its values. It may find runs that the query does not ask for."""
+    terms: list[str] = []
+    values: list[Any] = []
+    if query.statuses is not None:
+        ended = [ended_range(status) for status in sorted(query.statuses) if status]
+        chosen = ["run.ended >= ? AND run.ended < ?"] * len(ended)
+        chosen += ["run.ended IS NULL"] * ("" in query.statuses)
+        chosen += [f"head_seq <> {_LAST_OF_RUN}"] * query.last  # a copy of a part of a run: see `_listed`
+        terms.append(f"({' OR '.join(chosen) or 'false'})")
+        values += [bound for bounds in ended for bound in bounds]
+    for term, value in (
+        ("thread.name = ?", query.thread),
+        ("run.id = ?", query.run),
+        ("run.graph = ?", None if query.graph is None else encode_text(query.graph)),
+        ("run.started >= ?", query.since),
+        ("run.started < ?", query.until),
+    ):
+        if value is not None:
+            terms.append(term)
+            values.append(value)
+    if query.after is not None:
+        terms.append("(run.started, run.id, thread.name) < (?, ?, ?) AND run.started <= ?")
+        values += [*query.after, query.after.started]
+    join = "thread.head_run = run.id" if query.last else "thread.name = run.thread"
+    return _LISTED % (join, " AND ".join(terms) or "true"), [*values, query.limit]
+
+
+def _listed(connection: sqlite3.Connection, columns: tuple[Any, ...], is_last: bool, now: float) -> ListedRun:
+    run_id, own_thread, parents, header, started, ended, last, *of_thread = columns
+    thread, run = as_read(_thread_row(*of_thread), now), _run_row(run_id, own_thread, parents, header)
+    last = -1 if last is None else last
+    if is_last and thread.head is not None and last != thread.head.seq:  # the thread reaches a part of the run
+        last = thread.head.seq
+        end = read_end(connection, run_id, last)
+        ended = None if end is None else encode_ended(end)
+    status, row = ("", None) if ended is None else decode_ended(ended)
+    row = row and row._replace(header=_header(row.header))
+    return ListedRun(thread, run, started, status, last, row)
 
 
 # --- deletion
 
 Plan = Callable[[Mapping[str, ThreadBounds], Mapping[str, RunSummary]], DeletionPlan]
 
-_BOUNDS = """
-    SELECT name, head.id, head_seq, root.id, root_seq FROM thread
-    LEFT JOIN run AS head ON head.key = head_run LEFT JOIN run AS root ON root.key = root_run"""
-_SUMMARY = f"SELECT key, id, thread, parents, {_LAST_ROW} FROM run"
+_BOUNDS = "SELECT name, head_run, head_seq, root_run, root_seq FROM thread"
+_SUMMARY = f"SELECT id, thread, parents, coalesce({_LAST_OF_RUN}, -1) FROM run"
 
 
 def delete_threads(connection: sqlite3.Connection, gone: Collection[str], epochs: Mapping[str, int]) -> DeletionReport:
@@ -513,95 +509,100 @@ def delete_threads(connection: sqlite3.Connection, gone: Collection[str], epochs
 def delete_planned(connection: sqlite3.Connection, names: Collection[str], plan_for: Plan) -> DeletionReport:
     """Delete what `plan_for` plans for the threads and runs around `names`, or for the whole store without names."""
     references = SQLiteReferences(connection)
-    threads, runs = relevant_subgraph(references, names) if names else references.whole()
-    plan, keys = plan_for(threads, runs), references.keys
-    connection.executemany("DELETE FROM thread WHERE name = ?", [(name,) for name in plan.threads])
-    spans = [(keys[run] << SHIFT, (keys[run] << SHIFT) + MASK) for run in plan.runs]
-    spans += [((keys[span.run] << SHIFT) + span.first, (keys[span.run] << SHIFT) + span.last) for span in plan.rows]
-    links = [(pack_id(parent.run), keys[run]) for run in plan.runs for parent in runs[run].parents]
-    rows = _delete_spans(connection, spans)
+    plan = plan_for(*(relevant_subgraph(references, names) if names else references.whole()))
+    spans = [*[(run, 0, MAX_SEQ) for run in plan.runs], *plan.rows]
+    rows = sum(_delete_span(connection, "entry", *span) for span in spans)
+    for span in spans:
+        _delete_span(connection, "snapshot", *span)
     for run in {span.run for span in plan.rows}:  # the end of a run may be among the deleted rows
-        connection.execute("UPDATE run SET ended = ? WHERE key = ?", (ending_in(connection, keys[run]), keys[run]))
-    connection.executemany("DELETE FROM link WHERE parent = ? AND child = ?", links)
-    connection.executemany("DELETE FROM run WHERE key = ?", [(keys[run],) for run in plan.runs])
-    connection.executemany("UPDATE run SET thread = NULL WHERE key = ?", [(keys[run],) for run in plan.orphans])
+        _write_ended(connection, run, read_end(connection, run))
+    for statement, ids in (
+        ("DELETE FROM thread WHERE name = ?", plan.threads),
+        ("DELETE FROM link WHERE child = ?", plan.runs),
+        ("DELETE FROM run WHERE id = ?", plan.runs),
+        ("UPDATE run SET thread = '' WHERE id = ?", plan.orphans),
+    ):
+        connection.executemany(statement, [(name,) for name in ids])
     return DeletionReport(plan.threads, len(plan.runs), rows, plan.kept)
 
 
 def delete_snapshots(connection: sqlite3.Connection) -> None:
     """Delete the snapshots that are not at the root of a thread."""
     found = connection.execute(
-        f"SELECT id FROM snapshot WHERE id NOT IN "
-        f"(SELECT (root_run << {SHIFT}) + root_seq FROM thread WHERE root_run IS NOT NULL)"
+        "SELECT run, seq FROM snapshot "
+        "WHERE NOT EXISTS (SELECT 1 FROM thread WHERE (root_run, root_seq) = (snapshot.run, seq))"
     ).fetchall()
-    _delete_spans(connection, [(row_id, row_id) for (row_id,) in found], ("snapshot",))
+    for run, seq in found:
+        _delete_span(connection, "snapshot", run, seq, seq)
 
 
 class SQLiteReferences:
-    """The references between threads and runs, as `relevant_subgraph` asks for them.
-
-    Attributes:
-        keys: the keys of the runs that were asked for.
-    """
+    """The references between threads and runs, as `relevant_subgraph` asks for them."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
-        self.keys: dict[str, int] = {}
         self._execute = connection.execute
 
     def bounds(self, thread: str) -> ThreadBounds | None:
         return next((bounds for _, bounds in self._bounds(f"{_BOUNDS} WHERE name = ?", thread)), None)
 
     def summary(self, run: str) -> RunSummary | None:
-        return next((summary for _, summary in self._summaries(f"{_SUMMARY} WHERE id = ?", pack_id(run))), None)
+        return next((summary for _, summary in self._summaries(f"{_SUMMARY} WHERE id = ?", run)), None)
 
     def runs_of(self, thread: str) -> list[str]:
-        return [unpack_id(run) for (run,) in self._execute("SELECT id FROM run WHERE thread = ?", (thread,))]
+        return self._names("SELECT id FROM run WHERE thread = ?", thread)
 
     def children(self, run: str) -> list[str]:
-        found = self._execute("SELECT id FROM link JOIN run ON key = child WHERE parent = ?", (pack_id(run),))
-        return [unpack_id(child) for (child,) in found]
+        return self._names("SELECT child FROM link WHERE parent = ?", run)
 
     def threads_at(self, run: str) -> list[str]:
-        key = self.keys.get(run)
-        return [name for (name,) in self._execute("SELECT name FROM thread WHERE head_run = ?", (key,))]
+        return self._names("SELECT name FROM thread WHERE head_run = ?", run)
 
     def whole(self) -> tuple[dict[str, ThreadBounds], dict[str, RunSummary]]:
         """All threads and runs."""
         return dict(self._bounds(_BOUNDS)), dict(self._summaries(_SUMMARY))
 
-    def _bounds(self, statement: str, *values: object) -> Iterable[tuple[str, ThreadBounds]]:
-        for name, head, head_seq, root, root_seq in self._execute(statement, values):
-            yield name, ThreadBounds(_point(head, head_seq), _point(root, root_seq))
+    def _names(self, statement: str, name: str) -> list[str]:
+        return [found for (found,) in self._execute(statement, (name,))]
 
-    def _summaries(self, statement: str, *values: object) -> Iterable[tuple[str, RunSummary]]:
-        for key, stored, thread, parents, last in self._execute(statement, values):
-            name = unpack_id(stored)
-            self.keys[name] = key
-            yield name, RunSummary(thread or "", decode_points(parents), -1 if last is None else last & MASK)
+    def _bounds(self, statement: str, *values: str) -> Iterator[tuple[str, ThreadBounds]]:
+        for name, *ends in self._execute(statement, values):
+            yield name, ThreadBounds(decode_point(*ends[:2]), decode_point(*ends[2:]))
 
-
-def _delete_spans(
-    connection: sqlite3.Connection, spans: Iterable[tuple[int, int]], tables: tuple[str, ...] = ("entry", "snapshot")
-) -> int:
-    """Delete spans of rows with their snapshots and unused blobs; return how many rows there were."""
-    rows = 0
-    for table in tables:
-        refs: list[tuple[int, Refs]] = []
-        for span in spans:
-            found = f"SELECT id, refs FROM {table} WHERE id BETWEEN ? AND ? AND refs IS NOT NULL"
-            refs += [(location(row_id, table), names) for row_id, names in connection.execute(found, span)]
-            deleted = connection.execute(f"DELETE FROM {table} WHERE id BETWEEN ? AND ?", span).rowcount
-            rows += deleted if table == "entry" else 0
-        _delete_refs(connection, refs)
-    return rows
+    def _summaries(self, statement: str, *values: str) -> Iterator[tuple[str, RunSummary]]:
+        for run, thread, parents, last in self._execute(statement, values):
+            yield run, RunSummary(thread, decode_points(parents), last)
 
 
-def _delete_refs(connection: sqlite3.Connection, found: Iterable[tuple[int, Refs]]) -> None:
-    """Delete the references at some locations, and the blobs that have no other reference."""
-    pairs = [(pack_id(name), at) for at, refs in found for name in unpack_refs(refs)]
-    connection.executemany("DELETE FROM ref WHERE blob = ? AND place = ?", pairs)
-    statement = "DELETE FROM blob WHERE id = ? AND NOT EXISTS (SELECT 1 FROM ref WHERE blob = ?)"
-    connection.executemany(statement, [(name, name) for name in {name for name, _ in pairs}])
+def _delete_span(connection: sqlite3.Connection, table: str, run: str, first: int, last: int) -> int:
+    """Delete a span of rows or snapshots with the blobs that only they refer to; return how many there were."""
+    refs = _refs_in(connection, table, run, first, last)
+    gone = connection.execute(f"DELETE FROM {table} WHERE run = ? AND seq BETWEEN ? AND ?", (run, first, last))
+    _delete_refs(connection, refs)
+    return gone.rowcount
+
+
+def _refs_in(connection: sqlite3.Connection, table: str, run: str, first: int, last: int) -> list[Ref]:
+    """The references of a span of rows or snapshots, as their bodies say.
+
+    The table of references is in the order of the blobs. It is searched only for a damaged body, which says nothing.
+    """
+    refs: list[Ref] = []
+    statement = f"SELECT seq, body FROM {table} WHERE run = ? AND seq BETWEEN ? AND ?"
+    for seq, body in connection.execute(statement, (run, first, last)):
+        header, content = decode_body(body)
+        place = seq if table == "entry" else -1 - seq
+        if content is not None:
+            refs += [(encode_blob_id(name), run, place) for name in filter(BLOB_ID.fullmatch, content.refs)]
+        elif isinstance(header, dict) and DAMAGED in header:
+            refs += connection.execute("SELECT * FROM ref WHERE run = ? AND seq = ?", (run, place))
+    return refs
+
+
+def _delete_refs(connection: sqlite3.Connection, refs: Collection[Ref]) -> None:
+    """Delete references, and the blobs that have no other one."""
+    connection.executemany("DELETE FROM ref WHERE blob = ? AND run = ? AND seq = ?", refs)
+    statement = "DELETE FROM blob WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM ref WHERE blob = ?1)"
+    connection.executemany(statement, [(blob,) for blob in {blob for blob, _, _ in refs}])
 
 
 def _epochs(connection: sqlite3.Connection, names: Iterable[str]) -> dict[str, int]:

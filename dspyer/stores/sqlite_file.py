@@ -6,18 +6,17 @@ How SQLite is used, and why:
   the older state, and one writer at a time holds the write lock of the file. `synchronous=NORMAL`: a commit is in the
   operating system's memory when it returns, so the end of this process loses nothing; a change with `flush` sets FULL
   for its transaction and waits for the disk.
-- *Checkpoints* copy the log back into the file, so that the log can start again from its beginning. By default the
-  commit that makes the log too long does this and pays for it. Here, a thread of its own does (`wal_autocheckpoint=0`).
-  SQLite before 3.51.3 can lose a commit if a checkpoint starts on a log that is already copied as a whole while another
-  connection commits. So checkpoints of all processes run one after the other, under a lock on the log file, and each
-  one first writes a page, so that there is always something to copy.
+- *Checkpoints* copy the log back into the file, so that the log can start again from its beginning. The commit that
+  makes the log too long does this, and pays for it: SQLite does so itself (`wal_autocheckpoint`), from 3.51.3 on.
+  SQLite before that can lose a commit if a checkpoint starts on a log that is already copied as a whole while another
+  connection commits. There, the checkpoints of all processes run one after the other, under a lock on the log file, and
+  each one first writes a page, so that there is always something to copy. Whoever finds a log that is too long empties
+  it: a process that was killed may have left it.
 - *Connections*: each thread has its own. A connection whose thread has ended is used by the next new thread.
 - *Fork*: SQLite's locks are POSIX locks, which belong to one process, while its memory of them would be copied into the
   child: using an inherited connection there can damage the file (https://sqlite.org/howtocorrupt.html). So before a
   fork all connections are closed, as soon as each is idle, and both processes open new ones when they need them.
-- *Lock order*: `checkpoint_lock`, then `write_lock`, then the lock of a thread's connection, then that of the pool.
-  The exception is a commit that starts a checkpoint: it holds other locks when it tries `checkpoint_lock`, and does not
-  wait for it.
+- *Lock order*: `write_lock`, then the lock of a thread's connection, then that of the pool.
 """
 
 from __future__ import annotations
@@ -29,30 +28,29 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from dspyer.clock import now
 from dspyer.ctrl_c import at_fork, gives_up, held_back
 from dspyer.errors import StoreError
-from dspyer.stores.sqlite_tables import APPLICATION, application_and_version, check_version, create_tables
+from dspyer.stores.sqlite_opening import (
+    APPLICATION,
+    CHECKPOINTS_ITSELF,
+    LOG_PAGES,
+    ConnectionOpener,
+    StoreClosedError,
+    T,
+    Work,
+    is_busy,
+)
 
 if sys.platform != "win32":
     import fcntl
 
-T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], T]
-
-LOG_LIMIT = 2 * 1024 * 1024
-"""Bytes of the log at which a checkpoint starts. Commits continue meanwhile, so the log becomes a little longer."""
-
-KEPT_LOG = 3 * 1024 * 1024
-"""Bytes to which a checkpoint cuts the log file: space for the next commits that need not be allocated again."""
-
-COMMIT_SIZE = 8 * 1024
-"""Bytes that a commit usually adds to the log, besides its contents: two pages."""
+LOG_LIMIT = LOG_PAGES * 4096
+"""Bytes of the log from which a commit empties it, where SQLite does not."""
 
 ERASE_PATIENCE = 1.0
 """Seconds that a deletion waits for readers before it leaves the deleted bytes in the log."""
@@ -86,10 +84,8 @@ class FileConnections:
         self.pool = Pool()
         # Writers of this process wait here, in turn, and not at the lock of the file, where they would poll.
         self.write_lock = threading.Lock()
-        self.checkpoint_lock = threading.Lock()
-        self._log_growth = 0
         self._has_written = False
-        self._erase_pending = False
+        self._next_checkpoint = LOG_LIMIT
 
     def read(self, work: Work[T]) -> T:
         """Call `work`, which only reads, with the connection of this thread. A file that is not there is not made."""
@@ -99,23 +95,23 @@ class FileConnections:
                 return work(empty)
         return self._retry(work)
 
-    def write(self, work: Work[T], flush: bool = False, size: int = 0) -> T:
+    def write(self, work: Work[T], flush: bool = False) -> T:
         """Call `work` in a transaction, which is committed unless `work` raises.
 
         `work` is called again if another process held the write lock. With `flush` the commit is on the disk at the
-        end. `size` is about how many bytes it writes.
+        end.
         """
         with self._only_writer():
-            return self._retry(lambda connection: self._transaction(connection, work, flush, size))
+            return self._retry(lambda connection: self._transaction(connection, work, flush))
 
-    def write_now(self, work: Work[object], flush: bool = False, size: int = 0) -> bool:
+    def write_now(self, work: Work[object], flush: bool = False) -> bool:
         """Do the same, but return False, without a change, where `write` would wait."""
         if not self.write_lock.acquire(blocking=False):
             return False
         try:
             held = self._connection_of_thread()
             with held.lock:
-                self._transaction(self._opened(held), work, flush, size)
+                self._transaction(self._opened(held), work, flush)
         except sqlite3.OperationalError as error:
             if is_busy(error):
                 return False
@@ -136,13 +132,10 @@ class FileConnections:
         A reader that began before the deletion needs the log. It is waited for, but only for `ERASE_PATIENCE`; after
         that, the next checkpoint empties the log.
         """
-        with self.checkpoint_lock:
-            self._erase_pending = True
-            for _ in _backoff(ERASE_PATIENCE):
-                with self._only_writer():
-                    if self._checkpoint("TRUNCATE") and self._log_is_empty():
-                        self._erase_pending = False
-                        return True
+        for _ in _backoff(ERASE_PATIENCE):
+            with self._only_writer():
+                if self._retry(self._checkpoint):
+                    return True
         logger.warning(
             "what was deleted from %s is still in its log, %s, since another program reads the file; it goes when the "
             "log is emptied next: vacuum() and close() do that",
@@ -156,9 +149,9 @@ class FileConnections:
         if self.closed:
             return
         with held_back():
-            with self.checkpoint_lock, self.write_lock:
+            with self.write_lock:
                 if self._has_written:
-                    self._checkpoint("TRUNCATE")
+                    self._retry(self._checkpoint)
                 self.closed = True
             with _all_idle([self.pool]):
                 self.pool.close()
@@ -200,7 +193,7 @@ class FileConnections:
                     )
                     raise
 
-    def _transaction(self, connection: sqlite3.Connection, work: Work[T], flush: bool, size: int) -> T:
+    def _transaction(self, connection: sqlite3.Connection, work: Work[T], flush: bool) -> T:
         if flush:
             connection.execute("PRAGMA synchronous=FULL")
         try:
@@ -214,7 +207,8 @@ class FileConnections:
             if flush:
                 connection.execute("PRAGMA synchronous=NORMAL")
         self._has_written = True
-        self._count_log(COMMIT_SIZE + size)
+        if not CHECKPOINTS_ITSELF:
+            self._limit_log(connection)
         return done
 
     def _connection_of_thread(self) -> ThreadConnection:
@@ -239,51 +233,34 @@ class FileConnections:
 
     # --- the log
 
-    def _count_log(self, size: int) -> None:
-        """Count the bytes that go to the log, and start a checkpoint once they are many."""
-        self._log_growth += size
-        if self._log_growth > LOG_LIMIT and self.checkpoint_lock.acquire(blocking=False):
-            self._log_growth = 0
-            try:
-                threading.Thread(target=self._checkpoint_in_thread, name="dspyer-checkpoint", daemon=True).start()
-            except RuntimeError:  # the interpreter is shutting down and starts no thread; close() empties the log
-                self.checkpoint_lock.release()
+    def _limit_log(self, connection: sqlite3.Connection) -> None:
+        """Empty the log after a commit that has made it too long. The commit stands, whatever comes of this.
 
-    def _checkpoint_in_thread(self) -> None:
-        """Copy most of the log while others commit, then the short rest with the writers of this process held up.
-
-        PASSIVE waits for no reader or writer. RESTART and TRUNCATE copy everything, so that the next commit starts the
-        log from its beginning; with busy readers they fail, and are tried again.
+        While a reader needs the log, it is tried again each time that the log has grown by a part of its limit.
         """
+        size = self._log_size()
+        if size > max(self._next_checkpoint, LOG_LIMIT):
+            try:
+                self._checkpoint(connection)
+            except (sqlite3.Error, OSError):
+                logger.warning("the log of %s could not be emptied and continues to grow", self.path, exc_info=True)
+            size = self._log_size()
+            self._next_checkpoint = size + LOG_LIMIT // 4
+        elif size <= LOG_LIMIT:
+            self._next_checkpoint = LOG_LIMIT
+
+    def _checkpoint(self, connection: sqlite3.Connection) -> bool:
+        """Run a checkpoint, unless another process runs one; return whether the log is empty then."""
+        with _lock_checkpoints(self.log) as alone:
+            if alone:
+                checkpoint(connection)
+        return not self._log_size()
+
+    def _log_size(self) -> int:
         try:
-            self._checkpoint("PASSIVE")
-            for _ in _backoff(1.0):
-                with self.write_lock:
-                    if self._checkpoint("TRUNCATE" if self._erase_pending else "RESTART"):
-                        self._erase_pending = self._erase_pending and not self._log_is_empty()
-                        return
-        except StoreClosedError:
-            return
-        except sqlite3.Error:
-            logger.warning("the log of %s could not be emptied and continues to grow", self.path, exc_info=True)
-        finally:
-            self.checkpoint_lock.release()
-
-    def _checkpoint(self, mode: str) -> bool:
-        """Run a checkpoint; True if the whole log was copied, or another process is copying it."""
-
-        def work(connection: sqlite3.Connection) -> bool:
-            with _lock_checkpoints(self.log) as alone:
-                return not alone or checkpoint(connection, mode)
-
-        return self._retry(work)
-
-    def _log_is_empty(self) -> bool:
-        """Whether the log file is empty; a checkpoint of another process may have kept it."""
-        try:
-            return not self.log.stat().st_size
+            return self.log.stat().st_size
         except FileNotFoundError:
-            return True
+            return 0
 
 
 class ThreadConnection:
@@ -353,27 +330,16 @@ class Pool:
             self.close()
 
 
-class StoreClosedError(StoreError):
-    """The store is closed."""
-
-
-def is_busy(error: sqlite3.Error) -> bool:
-    """Whether SQLite refused because another connection holds a lock."""
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY  # the low byte: there are extended codes of it
-
-
-def checkpoint(connection: sqlite3.Connection, mode: str) -> bool:
-    """Copy the log into the file, as far as readers allow; return whether all of it was copied."""
+def checkpoint(connection: sqlite3.Connection) -> None:
+    """Copy the log into the file, and empty it if all of it was copied: readers may still need it."""
     try:
         # Writes a page, so that the log has something that is not copied yet: see the module docstring.
         connection.execute(f"PRAGMA application_id={APPLICATION}")
     except sqlite3.OperationalError as error:
         if is_busy(error):
-            return False
+            return
         raise
-    busy, *_ = connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
-    return not busy
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
 @contextmanager
@@ -465,167 +431,3 @@ def _after_fork_in_child() -> None:
 
 
 at_fork(_after_fork_in_child, _before_fork, _HELD_FOR_FORK.close)
-
-
-# --- opening the file
-
-
-class ConnectionOpener:
-    """Opens connections to a file; the first one checks the file and makes its tables."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._first_seen: tuple[int, int] | None = None
-
-    def empty_tables(self) -> sqlite3.Connection | None:
-        """Tables in memory, to be read while there is no file: the first write creates it. None if there is one."""
-        if self._first_seen is not None or self.path.exists():
-            return None
-        check_path(self.path)
-        connection = sqlite3.connect(":memory:", isolation_level=None)
-        create_tables(connection, self.path)
-        return connection
-
-    def __call__(self) -> sqlite3.Connection:
-        """Open a connection that may be used by any thread, waits for no lock and begins no transaction itself.
-
-        Raise `StoreError` if the file is not a store, has tables of another version, or was removed or replaced.
-        """
-        if self._first_seen is None:
-            check_path(self.path)
-            check_file(self.path)
-        else:
-            self.check_same_file()
-        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
-        try:
-            self._set_up(connection)
-        except BaseException:
-            connection.close()
-            raise
-        self._first_seen = self._first_seen or _identity(self.path)
-        return connection
-
-    def check_same_file(self) -> None:
-        """Raise if the file was removed or replaced since it was opened: writes to it would be lost.
-
-        An open connection keeps working on a removed file, which no other process can open any more.
-        """
-        found = _identity(self.path)
-        if found != self._first_seen:
-            what = "was removed" if found is None else "is another file than before"
-            raise StoreError(
-                f"the store {str(self.path)!r} {what}, while this program had it open: nothing more is written to it. "
-                "Put the file back if it was moved, or compile the program again to use the file that is there now"
-            )
-
-    def _set_up(self, connection: sqlite3.Connection) -> None:
-        (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
-        if mode != "wal":
-            raise StoreError(f"{str(self.path)!r} cannot have a write-ahead log (mode {mode!r}): use another disk")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute("PRAGMA secure_delete=ON")  # deleted rows are overwritten with zeros
-        connection.execute("PRAGMA wal_autocheckpoint=0")
-        connection.execute(f"PRAGMA journal_size_limit={KEPT_LOG}")
-        create_tables(connection, self.path)
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode, which identify a file under any name; None if there is none."""
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-MOUNTS = Path("/proc/self/mounts")
-
-NETWORK_FILE_SYSTEMS = {
-    "afs",
-    "beegfs",
-    "ceph",
-    "cifs",
-    "davfs",
-    "fuse.ceph",
-    "fuse.davfs",
-    "fuse.glusterfs",
-    "fuse.gcsfuse",
-    "fuse.s3fs",
-    "fuse.sshfs",
-    "gfs2",
-    "glusterfs",
-    "lustre",
-    "ncpfs",
-    "nfs",
-    "nfs4",
-    "smb3",
-    "smbfs",
-}
-"""File systems that several machines may share, where SQLite's locks and shared memory do not work."""
-
-
-def check_path(path: Path, mounts: Path = MOUNTS) -> None:
-    """Raise `StoreError` if the folder of a file does not exist, or is on a network file system."""
-    if not path.parent.is_dir():
-        raise StoreError(f"no folder {str(path.parent)!r} for the store {path.name!r}: make it first")
-    if path.is_dir():
-        raise StoreError(f"{str(path)!r} is a folder: name a file in it, such as {str(path / 'runs.db')!r}")
-    kind = file_system(path, mounts)
-    if kind in NETWORK_FILE_SYSTEMS:
-        raise StoreError(
-            f"{str(path)!r} is on a network file system ({kind}), on which SQLite loses data: use a local disk, or "
-            "PostgreSQL for several machines (store='postgresql://...')"
-        )
-
-
-def file_system(path: Path, mounts: Path = MOUNTS) -> str:
-    """The kind of file system that a path is on; `""` where the system does not list them."""
-    try:
-        lines = mounts.read_bytes().splitlines()
-    except OSError:
-        return ""
-    place = os.fsencode(os.path.realpath(path))
-    best, kind = b"", b""
-    for line in lines:
-        _, point, system, *_ = line.split(b" ")
-        # The kernel writes blanks, tabs and backslashes of a mount point as octal numbers.
-        point = point.replace(b"\\040", b" ").replace(b"\\011", b"\t").replace(b"\\134", b"\\")
-        inside = place == point or place.startswith(point.rstrip(b"/") + b"/")
-        if inside and len(point) >= len(best):  # the innermost mount; of two at one place, the later one
-            best, kind = point, system
-    return kind.decode()
-
-
-def check_file(path: Path) -> None:
-    """Raise `StoreError` if a file is not a store, or one of another version; nothing in it is changed."""
-    if not path.exists() or not path.stat().st_size:
-        return
-    try:
-        application, version, tables = _contents(path, "ro")
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
-            raise
-        # A process was killed while it made the file. Only a connection that may write can undo its transaction.
-        application, version, tables = _contents(path, "rw")
-    if application == APPLICATION:
-        check_version(path, version)
-    elif application or version or tables:
-        raise StoreError(
-            f"{str(path)!r} is a SQLite file of something else than dspyer: nothing was changed. Name another file."
-        )
-
-
-def _contents(path: Path, mode: str) -> tuple[int, int, int]:
-    """The application id and version of a SQLite file, and its number of tables; `StoreError` for any other file."""
-    connection = sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, timeout=5)
-    try:
-        connection.execute("BEGIN")  # one snapshot for all three reads: another process may be making the file
-        application, version = application_and_version(connection)
-        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_NOTADB:
-            raise
-        raise StoreError(f"{str(path)!r} is no SQLite file: nothing was changed. Name another file.") from error
-    finally:
-        connection.close()
-    return application, version, tables

@@ -67,6 +67,24 @@ def plan_write(change: Change, current: CurrentRows) -> WritePlan | None:
     return WritePlan(_next_epoch(change, current.max_deleted_epoch), new_run, _new_rows(change, current))
 
 
+def thread_after(change: Change, thread: ThreadRow | None, plan: WritePlan, now: float) -> ThreadRow:
+    """The row of a thread after a change, and `lease` of both rows by the store's clock: when it expires.
+
+    That of a thread without owner is the time at which it was released, or made.
+    """
+    found = thread or ThreadRow(change.thread, None, plan.epoch, lease=now)
+    owner, lease = found.owner, found.lease
+    if change.lease is not None:
+        owner, lease = (None, now) if change.lease <= 0 else (change.owner or owner, now + change.lease)
+    head, root = change.head or found.head, change.root or found.root
+    return ThreadRow(change.thread, head, plan.epoch, owner, lease, root, found.runs + plan.new_run + change.runs)
+
+
+def as_read(thread: ThreadRow, now: float) -> ThreadRow:
+    """The row of a thread, of which the store keeps when its lease expires, as callers get it: with the seconds."""
+    return thread._replace(lease=0.0 if thread.owner is None else thread.lease - now)
+
+
 def check_epochs(current: Mapping[str, int], required: Mapping[str, int]) -> None:
     """Refuse a deletion if a thread was claimed since the caller read its epoch.
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from dspyer.stores import SQLite
+from dspyer.stores.columns import decode_body, encode_body
+from dspyer.stores.content import Content
 from dspyer.stores.encrypted import Encrypted
 from tests.cli.conftest import Command, names_of_commands
 from tests.cli.orders import GRAPH, graph
@@ -146,10 +148,11 @@ def test_a_locked_file_can_be_read(stored: Command) -> None:
 
 
 def test_of_a_damaged_thread_the_structure_is_listed(stored: Command) -> None:
+    where = "run = (SELECT id FROM run WHERE thread = 't-2') AND seq = 2"
     with sqlite3.connect("runs.db") as connection:
-        connection.execute(
-            "UPDATE entry SET content = 'no JSON' WHERE id = (SELECT key << 32 | 2 FROM run WHERE thread = 't-2')"
-        )
+        ((body,),) = connection.execute(f"SELECT body FROM entry WHERE {where}")
+        damaged = encode_body(decode_body(body)[0], Content.stored(b"no JSON"))
+        connection.execute(f"UPDATE entry SET body = ? WHERE {where}", (damaged,))
     connection.close()
     log, shown = stored("log", "t-2"), stored("show", "t-2")
     assert (log.code, shown.code) == (5, 5)

@@ -24,6 +24,8 @@ from dspyer.persistence.snapshots import AT_END, EVERY, latest_snapshot
 from dspyer.persistence.time_travel import ThreadReader
 from dspyer.stores import Memory, SQLite, Store, open_store
 from dspyer.stores.base import Point, Row
+from dspyer.stores.columns import encode_body
+from dspyer.stores.content import Content
 from dspyer.values.json import decode
 from tests.persistence.counting import Counting
 from tests.persistence.kinds import CALLS, INPUTS, KINDS
@@ -533,7 +535,7 @@ def test_an_unreadable_snapshot_is_skipped(tmp_path: Path, caplog: pytest.LogCap
             if data is None:
                 file.execute("DELETE FROM blob")
             else:
-                file.execute("UPDATE snapshot SET content = ?, refs = NULL", (data,))
+                file.execute("UPDATE snapshot SET body = ?", (encode_body({}, Content.stored(data)),))
             file.commit()
             file.close()
             assert seen(program) == wanted, damage

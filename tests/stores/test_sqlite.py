@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha512
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,12 @@ import pytest
 
 from dspyer.errors import ConcurrentRunError, StoreError
 from dspyer.persistence.leases import LEASE
-from dspyer.stores import SQLite, sqlite_file, sqlite_tables
+from dspyer.stores import SQLite, sqlite_opening
 from dspyer.stores import postgres_server as postgres_connections
 from dspyer.stores import sqlite_file as sqlite_connections
 from dspyer.stores.base import Change, Point
 from dspyer.stores.sqlite import PATIENCE
-from dspyer.stores.sqlite_file import FileConnections, checkpoint
+from dspyer.stores.sqlite_file import LOG_LIMIT, FileConnections, checkpoint
 from tests.stores.kit import OWNER, append, begin, content, numbers, row, run, snapshot
 
 
@@ -224,50 +226,91 @@ def big(seq: int) -> Change:
     return append("t", "r", seq, f"{seq:06}" * 60_000)
 
 
-def checkpoint_thread(monkeypatch: pytest.MonkeyPatch) -> list[threading.Thread]:
-    """The threads that empty logs, as they are made."""
-    made: list[threading.Thread] = []
-
-    class Watched(threading.Thread):
-        def start(self) -> None:
-            made.append(self)
-            super().start()
-
-    monkeypatch.setattr(threading, "Thread", Watched)
-    return made
+def log_size(path: Path) -> int:
+    return Path(f"{path}-wal").stat().st_size
 
 
-def test_a_background_thread_checkpoints_the_log(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = checkpoint_thread(monkeypatch)
-    begin(store, "t", "r", 1)
-    for seq in range(1, 41):  # 14 MB
-        store.write(big(seq))
-        while made and made[-1].is_alive():
-            made[-1].join()
-    assert 4 <= len(made) <= 8
-    assert Path(f"{path}-wal").stat().st_size <= sqlite_connections.KEPT_LOG + 1024 * 1024
-    assert path.stat().st_size > 10_000_000
-    store.close()
+LONGEST = 2 * LOG_LIMIT
+"""Bytes of a log at most: SQLite's log has twice the size of the limit once a commit follows one that was too long."""
+
+
+@pytest.mark.parametrize("by_itself", [False, True], ids=["here", "by SQLite"])
+def test_the_commit_that_makes_the_log_too_long_empties_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, by_itself: bool
+) -> None:
+    """SQLite itself does so from 3.51.3 on; the one that runs here may do it for a single process."""
+    monkeypatch.setattr(sqlite_opening, "CHECKPOINTS_ITSELF", by_itself)
+    monkeypatch.setattr(sqlite_connections, "CHECKPOINTS_ITSELF", by_itself)
+    with SQLite(path) as store:
+        begin(store, "t", "r", 1)
+        sizes = []
+        for seq in range(1, 41):  # 14 MB
+            assert store.write_now(big(seq)) if seq % 2 else store.write(big(seq))
+            sizes.append(log_size(path))
+        assert max(sizes) <= LONGEST
+        assert path.stat().st_size > 10_000_000
     assert not Path(f"{path}-wal").exists()
     with SQLite(path) as again:
         assert numbers(again, "r") == list(range(41))
 
 
-def test_checkpoints_run_while_a_reader_is_active(store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = checkpoint_thread(monkeypatch)
+def test_the_log_that_a_killed_process_left_is_emptied(path: Path, tmp_path: Path) -> None:
+    """Each of many processes may be killed before it has written much: the next one counts what it finds."""
+    with SQLite(path) as store:
+        begin(store, "t", "r", 1)
+        for seq in range(1, 6):
+            store.write(big(seq))
+        left = path.read_bytes(), Path(f"{path}-wal").read_bytes()
+    killed = tmp_path / "killed.db"
+    killed.write_bytes(left[0])
+    Path(f"{killed}-wal").write_bytes(left[1])
+    assert LOG_LIMIT / 2 < log_size(killed) < LOG_LIMIT
+    with SQLite(killed) as store:
+        store.write(big(6))
+        assert log_size(killed) == 0
+        assert numbers(store, "r") == list(range(7))
+
+
+def test_a_log_that_a_reader_needs_is_emptied_once_it_has_ended(store: SQLite, path: Path) -> None:
     begin(store, "t", "r", 1)
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
     assert reader.execute("SELECT count(*) FROM entry").fetchone() == (1,)
-    for seq in range(1, 15):
+    tried: list[int] = []
+    connections(store).write(
+        lambda connection: connection.set_trace_callback(
+            lambda text: tried.append(log_size(path)) if "wal_checkpoint" in text else None
+        )
+    )
+    for seq in range(1, 21):
         store.write(big(seq))
-    for thread in made:
-        thread.join()
-    assert made
+    assert log_size(path) > LONGEST
     assert reader.execute("SELECT count(*) FROM entry").fetchone() == (1,)
+    assert all(later - earlier > LOG_LIMIT / 4 for earlier, later in pairwise(tried))  # not at each commit
+    assert len(tried) > 3
     reader.execute("COMMIT")
-    assert reader.execute("SELECT count(*) FROM entry").fetchone() == (15,)
+    assert reader.execute("SELECT count(*) FROM entry").fetchone() == (21,)
     reader.close()
+    for seq in range(21, 24):
+        store.write(big(seq))
+    assert log_size(path) <= LOG_LIMIT
+
+
+def test_a_checkpoint_that_fails_is_told_and_leaves_the_commit(
+    store: SQLite, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_: sqlite3.Connection) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    begin(store, "t", "r", 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite_connections, "checkpoint", full)
+        for seq in range(1, 8):
+            assert store.write_now(big(seq))
+    assert "could not be emptied" in caplog.text
+    assert numbers(store, "r") == list(range(8))
+    store.write(append("t", "r", 8, "x" * LOG_LIMIT))
+    assert log_size(path) == 0
 
 
 def test_checkpoints_of_processes_exclude_each_other(
@@ -275,20 +318,15 @@ def test_checkpoints_of_processes_exclude_each_other(
 ) -> None:
     """While another process has the lock, no checkpoint runs."""
     begin(store, "t", "r", 1)
-    modes: list[str] = []
-
-    def noted(_: sqlite3.Connection, mode: str) -> bool:
-        modes.append(mode)
-        return True
-
-    monkeypatch.setattr(sqlite_connections, "checkpoint", noted)
+    done: list[sqlite3.Connection] = []
+    monkeypatch.setattr(sqlite_connections, "checkpoint", done.append)
     monkeypatch.setattr(sqlite_connections, "ERASE_PATIENCE", 0.0)
     with sqlite_connections._lock_checkpoints(Path(f"{path}-wal")) as alone:
         assert alone
         connections(store).erase()
-        assert modes == []
+        assert done == []
     connections(store).erase()
-    assert modes == ["TRUNCATE"]
+    assert len(done) == 1
 
 
 def test_a_checkpoint_writes_first(store: SQLite, path: Path) -> None:
@@ -296,17 +334,15 @@ def test_a_checkpoint_writes_first(store: SQLite, path: Path) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     seen: list[str] = []
     connection.set_trace_callback(seen.append)
-    assert checkpoint(connection, "PASSIVE")
-    assert [text.split("=")[0] for text in seen] == ["PRAGMA application_id", "PRAGMA wal_checkpoint(PASSIVE)"]
-    size = Path(f"{path}-wal").stat().st_size
-    assert checkpoint(connection, "PASSIVE")
-    assert Path(f"{path}-wal").stat().st_size == size  # the second one began the log anew
+    checkpoint(connection)
+    assert [text.split("=")[0] for text in seen] == ["PRAGMA application_id", "PRAGMA wal_checkpoint(TRUNCATE)"]
+    assert log_size(path) == 0
     connection.close()
 
 
-def test_commits_run_no_checkpoint(store: SQLite) -> None:
-    level = connections(store).write(lambda connection: connection.execute("PRAGMA wal_autocheckpoint").fetchone())
-    assert level == (0,)
+def test_sqlite_checkpoints_itself_where_it_is_safe(store: SQLite) -> None:
+    (pages,) = connections(store).write(lambda connection: connection.execute("PRAGMA wal_autocheckpoint").fetchone())
+    assert pages == (512 if sqlite3.sqlite_version_info >= (3, 51, 3) else 0)
 
 
 def test_close_removes_the_log(store: SQLite, path: Path) -> None:
@@ -362,12 +398,24 @@ def test_vacuum_shrinks_the_file(store: SQLite, path: Path) -> None:
     assert path.stat().st_size < before / 20
 
 
-SECRET = b"a secret text"
+SECRET = " ".join(sha512(bytes([number])).hexdigest() for number in range(3))
+"""A text that is still unlike any other one when it is compressed."""
+
+BODIES = "SELECT body FROM entry UNION ALL SELECT body FROM snapshot UNION ALL SELECT body FROM blob"
 
 
-def secrets(path: Path) -> dict[str, int]:
-    """How often the secret is in each of the files of a store."""
-    return {found.name: found.read_bytes().count(SECRET) for found in sorted(path.parent.iterdir())}
+def bodies(path: Path) -> set[bytes]:
+    """The middle of each body in a store, where a secret shows."""
+    connection = sqlite3.connect(path)
+    found = {body[len(body) // 2 :][:24] for (body,) in connection.execute(BODIES)}
+    connection.close()
+    return found
+
+
+def traces(path: Path, secrets: set[bytes]) -> dict[str, int]:
+    """How often secrets are in each of the files of a store."""
+    files = {found.name: found.read_bytes() for found in sorted(path.parent.iterdir())}
+    return {name: sum(data.count(secret) for secret in secrets) for name, data in files.items()}
 
 
 @pytest.mark.parametrize("how", ["delete", "delete_unreachable"])
@@ -376,19 +424,21 @@ def test_deleted_values_are_erased_from_file_and_log(tmp_path: Path, how: str) -
     for length in (1, 100, 30_000):
         path = tmp_path / str(length) / "runs.db"
         path.parent.mkdir()
-        text = SECRET.decode() + " again" * length
+        text = SECRET + " again" * length
         with SQLite(path) as store:
             head = begin(store, "t", "r", 2)
+            before = bodies(path)
             store.write(append("t", "r", 2, text))
             store.write(Change("t", 1, snapshot=snapshot("r", 2, text)))
+            secrets = bodies(path) - before
             begin(store, "u", "s", 1)
-            assert sum(secrets(path).values()), length
+            assert sum(traces(path, secrets).values()) >= 2, length
             if how == "delete":
                 assert store.delete(["t"]).erased, length
             else:
                 begin(store, "t", "again", 1, head, epoch=1)
                 assert store.delete_unreachable("t").erased, length
-            assert not sum(secrets(path).values()), secrets(path)
+            assert not sum(traces(path, secrets).values()), traces(path, secrets)
 
 
 def test_a_reader_delays_the_erasure_of_the_log(
@@ -397,16 +447,18 @@ def test_a_reader_delays_the_erasure_of_the_log(
     """The report and a warning say so; the log is emptied once the reader has ended."""
     monkeypatch.setattr(sqlite_connections, "ERASE_PATIENCE", 0.0)
     begin(store, "t", "r", 2)
-    store.write(append("t", "r", 2, SECRET.decode()))
+    before = bodies(path)
+    store.write(append("t", "r", 2, SECRET))
+    secrets = bodies(path) - before
     reader = sqlite3.connect(path, isolation_level=None)
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM entry").fetchall()
     assert store.delete(["t"]).erased is False
     assert "still in its log" in caplog.text
-    assert sum(secrets(path).values())
+    assert sum(traces(path, secrets).values())
     reader.close()
     store.vacuum()
-    assert not sum(secrets(path).values())
+    assert not sum(traces(path, secrets).values())
 
 
 def test_vacuum_erases_copies_of_moved_rows(store: SQLite, path: Path) -> None:
@@ -415,11 +467,14 @@ def test_vacuum_erases_copies_of_moved_rows(store: SQLite, path: Path) -> None:
         begin(store, f"t{number}", f"r{number}", 1)
     for seq in range(1, 40):
         for number in range(12):
-            text = "x" * (37 * seq * (number + 1) % 900) + (SECRET.decode() if number % 3 == 0 else "")
+            text = "x" * (37 * seq * (number + 1) % 900) + f"{seq}{number}{SECRET * (number % 3 == 0)}"
             store.write(append(f"t{number}", f"r{number}", seq, text))
+    before = bodies(path)
     store.delete([f"t{number}" for number in range(0, 12, 3)])
+    secrets = before - bodies(path)
+    assert len(secrets) > 39
     store.vacuum()
-    assert not sum(secrets(path).values())
+    assert not sum(traces(path, secrets).values())
     assert all(len(store.rows(f"r{number}")) == 40 for number in (1, 2, 4))
 
 
@@ -443,17 +498,27 @@ def of_version(path: Path, version: int) -> None:
     with SQLite(path) as made:
         begin(made, "t", "r", 1)
     other = sqlite3.connect(path)
-    other.execute(f"PRAGMA user_version={version}")
+    other.execute("UPDATE version SET number = ?", (version,))
+    other.commit()
+    other.close()
+
+
+def of_an_earlier_format(path: Path) -> None:
+    """The version was in the header of the file."""
+    of_version(path, 3)
+    other = sqlite3.connect(path)
+    other.execute("DROP TABLE version")
+    other.execute("PRAGMA user_version=3")
     other.close()
 
 
 OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another file": (lambda path: path.write_bytes(b"cats and dogs" * 1000), "is no SQLite file"),
     "a short file": (lambda path: path.write_bytes(b"cat"), "is no SQLite file"),
-    "another's tables": (lambda path: foreign(path, "DELETE"), "of something else than dspyer"),
-    "with a log": (lambda path: foreign(path, "WAL"), "of something else than dspyer"),
-    "a later version": (lambda path: of_version(path, 99), "has version 99, and this dspyer knows version 3"),
-    "an earlier version": (lambda path: of_version(path, 2), "has version 2, and this dspyer knows version 3"),
+    "another's tables": (lambda path: foreign(path, "DELETE"), "is no store of dspyer"),
+    "with a log": (lambda path: foreign(path, "WAL"), "is no store of dspyer"),
+    "a later version": (lambda path: of_version(path, 99), "has version 99, and this dspyer knows version 4"),
+    "an earlier version": (of_an_earlier_format, "has version 3, and this dspyer knows version 4"),
     "a folder": (lambda path: path.mkdir(), "is a folder"),
 }
 
@@ -495,7 +560,7 @@ def test_an_empty_file_becomes_a_store(path: Path) -> None:
 
 def test_tables_that_cannot_be_made_are_rolled_back(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(sqlite_tables, "TABLES", f"{sqlite_tables.TABLES}; CREATE TABLE thread (name)")
+        patched.setattr(sqlite_opening, "TABLES", f"{sqlite_opening.TABLES}; CREATE TABLE thread (name)")
         with pytest.raises(sqlite3.OperationalError, match="already exists"):
             begin(SQLite(path), "t", "r", 1)
     with SQLite(path) as store:
@@ -515,40 +580,40 @@ def test_network_file_systems_are_recognized(path: Path) -> None:
     listed = path.with_name("mounts")
     for mounts, kind in MOUNTS:
         listed.write_text(mounts.format(folder=str(path.parent).replace(" ", "\\040")))
-        assert sqlite_file.file_system(path, listed) == kind, mounts
-        if kind in sqlite_file.NETWORK_FILE_SYSTEMS:
+        assert sqlite_opening.file_system(path, listed) == kind, mounts
+        if kind in sqlite_opening.NETWORK_FILE_SYSTEMS:
             with pytest.raises(StoreError) as caught:
-                sqlite_file.check_path(path, listed)
+                sqlite_opening.check_path(path, listed)
             assert f"network file system ({kind})" in str(caught.value)
         else:
-            sqlite_file.check_path(path, listed)
+            sqlite_opening.check_path(path, listed)
 
 
 def test_systems_without_a_mount_list(path: Path) -> None:
-    assert sqlite_file.file_system(path, path / "none") == ""
+    assert sqlite_opening.file_system(path, path / "none") == ""
 
 
 def test_the_file_is_small(path: Path) -> None:
     with SQLite(path) as store:
-        begin(store, "t", "0" * 31 + "a", 1)
+        begin(store, "t", "0" * 15 + "a", 1)
         for seq in range(1, 2_000):
-            store.write(append("t", "0" * 31 + "a", seq, {"role": "user", "content": f"{seq:064}"}))
+            store.write(append("t", "0" * 15 + "a", seq, {"role": "user", "content": f"{seq:064}"}))
     assert path.stat().st_size <= 1.65 * 2_000 * len(content({"role": "user", "content": "0" * 64}).data)
 
 
 def test_two_processes_create_the_file_at_once(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sqlite3.connect(path).execute("PRAGMA journal_mode=WAL").connection.close()
     assert path.stat().st_size
-    marks = sqlite_tables.application_and_version
+    is_store = sqlite_opening.is_store
 
-    def slow(connection: sqlite3.Connection) -> tuple[int, int]:
-        monkeypatch.setattr(sqlite_tables, "application_and_version", marks)
-        found = marks(connection)
+    def slow(connection: sqlite3.Connection, path: Path) -> bool:
+        monkeypatch.setattr(sqlite_opening, "is_store", is_store)
+        found = is_store(connection, path)
         with SQLite(path) as other:
             begin(other, "t", "r", 1)
         return found
 
-    monkeypatch.setattr(sqlite_tables, "application_and_version", slow)
+    monkeypatch.setattr(sqlite_opening, "is_store", slow)
     with SQLite(path) as store:
         assert store.threads() == ["t"]
 

@@ -1,0 +1,357 @@
+"""Opening the file of an SQLite store: its tables and their version, and what is refused.
+
+A file that is only read is opened so that nothing is created or changed. SQLite itself makes two files next to a file
+with a write-ahead log, even for a connection that may not write. So:
+
+- While other programs have the file open, both are there, and a read-only connection uses them (`mode=ro`).
+- Otherwise all of the data is in the file, which is read without locks (`immutable=1`). Another program may open it at
+  that moment; it changes the file itself only when it copies its log back. So the file must be the same before and
+  after each read, or else the read is done again.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from threading import RLock
+from typing import NoReturn, TypeVar
+
+from dspyer.errors import StoreError
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+APPLICATION = 0x64737079
+"""The application id in the header of the file, which marks it as a store: the bytes of "dspy" in ASCII."""
+
+VERSION = 4
+"""The version of the tables."""
+
+TABLES = f"""
+CREATE TABLE version (number INTEGER NOT NULL);
+INSERT INTO version VALUES ({VERSION});
+CREATE TABLE fence (largest INTEGER NOT NULL);
+INSERT INTO fence VALUES (0);
+CREATE TABLE thread (
+    name TEXT PRIMARY KEY NOT NULL, fencing INTEGER NOT NULL, head_run TEXT, head_seq INTEGER, root_run TEXT,
+    root_seq INTEGER, owner BLOB, lease_until REAL NOT NULL, runs INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE INDEX thread_head ON thread (head_run);
+CREATE TABLE run (
+    id TEXT PRIMARY KEY NOT NULL, thread TEXT NOT NULL, parents BLOB NOT NULL, header BLOB NOT NULL, graph BLOB,
+    started REAL NOT NULL, ended BLOB
+);
+CREATE INDEX run_thread ON run (thread);
+CREATE INDEX run_started ON run (started, id);
+CREATE TABLE link (parent TEXT, child TEXT, PRIMARY KEY (parent, child)) WITHOUT ROWID;
+CREATE INDEX link_child ON link (child);
+CREATE TABLE entry (
+    run TEXT, seq INTEGER, kind TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (run, seq)
+) WITHOUT ROWID;
+CREATE TABLE snapshot (run TEXT, seq INTEGER, body BLOB NOT NULL, PRIMARY KEY (run, seq)) WITHOUT ROWID;
+CREATE TABLE blob (id BLOB PRIMARY KEY NOT NULL, body BLOB NOT NULL);
+CREATE TABLE ref (blob BLOB, run TEXT, seq INTEGER, PRIMARY KEY (blob, run, seq)) WITHOUT ROWID
+"""
+"""The tables: a run is a row of `run` and rows of `entry`, whose bodies `dspyer.stores.columns` describes.
+
+`fencing` is the epoch of a thread, and `fence` the largest of those that were deleted. `lease_until` is when the lease
+expires, or when the thread was released. `link` has the parents of runs, and `ref` the uses of blobs (`seq` is that of
+an entry, or -1 minus that of a snapshot), so that a deletion searches nothing. `ended` is null until a run has ended.
+"""
+
+LOG_PAGES = 512
+"""Pages of 4 KB in the log at which it is copied into the file: 2 MB."""
+
+CHECKPOINTS_ITSELF = sqlite3.sqlite_version_info >= (3, 51, 3)
+"""Whether SQLite may do that itself: see `dspyer.stores.sqlite_file`."""
+
+
+class StoreClosedError(StoreError):
+    """The store is closed."""
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Whether SQLite refused because another connection holds a lock."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == sqlite3.SQLITE_BUSY  # the low byte: there are extended codes of it
+
+
+def is_store(connection: sqlite3.Connection, path: Path) -> bool:
+    """Whether a file has the tables of a store; False for an empty one.
+
+    Raise `StoreError` for the file of something else, or of another version of dspyer. The tables are read first: they
+    come with the application id, in one transaction, and another process may be making them.
+    """
+    try:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        if not tables and application in (0, APPLICATION):
+            return False
+        if application != APPLICATION:
+            raise StoreError(
+                f"{str(path)!r} is no store of dspyer, but another SQLite file: nothing was changed. Name another file."
+            )
+        # Before there was a table for it, the version was in the header of the file.
+        number = "SELECT max(number) FROM version" if "version" in tables else "PRAGMA user_version"
+        (version,) = connection.execute(number).fetchone()
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_NOTADB:
+            raise
+        raise StoreError(f"{str(path)!r} is no SQLite file: nothing was changed. Name another file.") from error
+    if version != VERSION:
+        raise StoreError(
+            f"the store {str(path)!r} has version {version}, and this dspyer knows version {VERSION}: use the dspyer "
+            "that wrote it, or another file"
+        )
+    return True
+
+
+def create_tables(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables in one transaction; only read if they are there."""
+    if is_store(connection, path):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if not is_store(connection, path):  # again: another process may have been faster
+            for statement in TABLES.split(";"):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id={APPLICATION}")
+            connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def check_file(path: Path) -> None:
+    """Raise `StoreError` if a file is not a store, or one of another version; nothing in it is changed."""
+    if not path.exists() or not path.stat().st_size:
+        return
+    try:
+        _check(path, "ro")
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+            raise
+        # A process was killed while it made the file. Only a connection that may write can undo its transaction.
+        _check(path, "rw")
+
+
+def _check(path: Path, mode: str) -> None:
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode={mode}", uri=True, timeout=5)) as connection:
+        is_store(connection, path)
+
+
+class ConnectionOpener:
+    """Opens connections to a file; the first one checks the file and makes its tables."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._first_seen: tuple[int, int] | None = None
+
+    def empty_tables(self) -> sqlite3.Connection | None:
+        """Tables in memory, to be read while there is no file: the first write creates it. None if there is one."""
+        if self._first_seen is not None or self.path.exists():
+            return None
+        check_path(self.path)
+        connection = sqlite3.connect(":memory:", isolation_level=None)
+        create_tables(connection, self.path)
+        return connection
+
+    def __call__(self) -> sqlite3.Connection:
+        """Open a connection that may be used by any thread, waits for no lock and begins no transaction itself.
+
+        Raise `StoreError` if the file is not a store, has tables of another version, or was removed or replaced.
+        """
+        if self._first_seen is None:
+            check_path(self.path)
+            check_file(self.path)
+        else:
+            self.check_same_file()
+        connection = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        try:
+            self._set_up(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._first_seen = self._first_seen or _identity(self.path)
+        return connection
+
+    def check_same_file(self) -> None:
+        """Raise if the file was removed or replaced since it was opened: writes to it would be lost.
+
+        An open connection keeps working on a removed file, which no other process can open any more.
+        """
+        found = _identity(self.path)
+        if found != self._first_seen:
+            what = "was removed" if found is None else "is another file than before"
+            raise StoreError(
+                f"the store {str(self.path)!r} {what}, while this program had it open: nothing more is written to it. "
+                "Put the file back if it was moved, or compile the program again to use the file that is there now"
+            )
+
+    def _set_up(self, connection: sqlite3.Connection) -> None:
+        (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+        if mode != "wal":
+            raise StoreError(f"{str(self.path)!r} cannot have a write-ahead log (mode {mode!r}): use another disk")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA secure_delete=ON")  # deleted rows are overwritten with zeros
+        connection.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES if CHECKPOINTS_ITSELF else 0}")
+        connection.execute(f"PRAGMA journal_size_limit={LOG_PAGES * 4096}")  # what a checkpoint leaves of a longer log
+        create_tables(connection, self.path)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode, which identify a file under any name; None if there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+# --- where a file may be
+
+MOUNTS = Path("/proc/self/mounts")
+
+_SHARED = (
+    "afs beegfs ceph cifs davfs fuse.ceph fuse.davfs fuse.glusterfs fuse.gcsfuse fuse.s3fs fuse.sshfs gfs2 glusterfs "
+    "lustre ncpfs nfs nfs4 smb3 smbfs"
+)
+NETWORK_FILE_SYSTEMS = frozenset(_SHARED.split())
+"""File systems that several machines may share, where SQLite's locks and shared memory do not work."""
+
+
+def check_path(path: Path, mounts: Path = MOUNTS) -> None:
+    """Raise `StoreError` if the folder of a file does not exist, or is on a network file system."""
+    if not path.parent.is_dir():
+        raise StoreError(f"no folder {str(path.parent)!r} for the store {path.name!r}: make it first")
+    if path.is_dir():
+        raise StoreError(f"{str(path)!r} is a folder: name a file in it, such as {str(path / 'runs.db')!r}")
+    kind = file_system(path, mounts)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise StoreError(
+            f"{str(path)!r} is on a network file system ({kind}), on which SQLite loses data: use a local disk, or "
+            "PostgreSQL for several machines (store='postgresql://...')"
+        )
+
+
+def file_system(path: Path, mounts: Path = MOUNTS) -> str:
+    """The kind of file system that a path is on; `""` where the system does not list them."""
+    try:
+        lines = mounts.read_bytes().splitlines()
+    except OSError:
+        return ""
+    place = os.fsencode(os.path.realpath(path))
+    best, kind = b"", b""
+    for line in lines:
+        _, point, system, *_ = line.split(b" ")
+        # The kernel writes blanks, tabs and backslashes of a mount point as octal numbers.
+        point = point.replace(b"\\040", b" ").replace(b"\\011", b"\t").replace(b"\\134", b"\\")
+        inside = place == point or place.startswith(point.rstrip(b"/") + b"/")
+        if inside and len(point) >= len(best):  # the innermost mount; of two at one place, the later one
+            best, kind = point, system
+    return kind.decode()
+
+
+# --- files that are only read
+
+FileFacts = tuple[int, int, int, bool]
+"""Inode, size and time of the last change of a file, and whether a log is next to it."""
+
+ATTEMPTS = 20
+"""How often a read is done again because the file was changed meanwhile."""
+
+
+class ReadOnlyFile:
+    """The connection of this process to a file that it only reads. Its methods are those of `FileConnections`.
+
+    Attributes:
+        path: the file.
+        closed: whether `close` was called.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.closed = False
+        self._lock = RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._facts: FileFacts | None = None
+
+    def read(self, work: Work[T]) -> T:
+        """Call `work`, which only reads."""
+        with self._lock:
+            for attempt in range(ATTEMPTS):
+                facts = self._open()
+                try:
+                    found = work(self._connection)  # type: ignore[arg-type]
+                except sqlite3.DatabaseError as error:
+                    if attempt == ATTEMPTS - 1 or not (is_busy(error) or self._facts_now() != facts):
+                        raise
+                else:
+                    if facts[3] or self._facts_now()[:3] == facts[:3]:
+                        return found
+                self._close()
+        raise StoreError(f"the store {str(self.path)!r} is changed all the time by another program: try again")
+
+    def refuse(self, *_: object) -> NoReturn:
+        """Refuse a write."""
+        raise StoreError(
+            f"the store {str(self.path)!r} was opened for reading only: open_store(path) opens it to write"
+        )
+
+    write = write_now = exclusively = erase = refuse
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self.closed = True
+            self._close()
+
+    def _open(self) -> FileFacts:
+        """Open the file, or open it again if it has changed in a way that the connection cannot see."""
+        if self.closed:
+            raise StoreClosedError(f"the store {str(self.path)!r} is closed: open it again")
+        facts = self._facts_now()
+        same = self._facts is not None and facts[0] == self._facts[0] and facts[3] == self._facts[3]
+        if self._connection is not None and same and (facts[3] or facts == self._facts):
+            return facts
+        self._close()
+        connection = sqlite3.connect(
+            self._address(facts[3]), uri=True, timeout=5, check_same_thread=False, isolation_level=None
+        )
+        try:
+            if not is_store(connection, self.path):
+                raise StoreError(f"{str(self.path)!r} is no store of dspyer: name the file of a store")
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._facts = connection, facts
+        return facts
+
+    def _address(self, has_log: bool) -> str:
+        if has_log and not self.path.with_name(f"{self.path.name}-shm").exists():
+            raise StoreError(
+                f"the store {str(self.path)!r} has a log, {self.path.name}-wal, which was not copied back into it, and "
+                "reading it would write files: open the store once to write, open_store(path).threads(), or take the "
+                "copy of a store that was closed"
+            )
+        return f"{self.path.as_uri()}?mode=ro" + ("" if has_log else "&immutable=1")
+
+    def _facts_now(self) -> FileFacts:
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            raise StoreError(f"there is no file {str(self.path)!r}: name the file of a store") from None
+        if self.path.is_dir():
+            raise StoreError(f"{str(self.path)!r} is a folder: name the file of a store in it")
+        log_size = 0
+        with suppress(FileNotFoundError):
+            log_size = self.path.with_name(f"{self.path.name}-wal").stat().st_size
+        return found.st_ino, found.st_size, found.st_mtime_ns, log_size > 0
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
