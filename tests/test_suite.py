@@ -62,6 +62,7 @@ INTERNAL: dict[str, str] = {
     "scheduler/test_joins.py": "laws of joins over random graphs",
     "scheduler/test_schedule.py": "laws of the ready queue, loops and lineage",
     "stores/test_connection_limit.py": "who waits for a connection, and how long",
+    "stores/test_large_stores.py": "rows of 20,000 threads, which a store would write for too long",
     "stores/test_plans.py": "plans of writes and deletions: wrong ones leave rows for ever",
     "stores/test_postgres.py": "connections, and what stays on a server",
     "stores/test_sqlite.py": "checkpoints, locks and versions of tables",
