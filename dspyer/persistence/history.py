@@ -16,6 +16,7 @@ from dspyer.patch import Replace, seal
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind, UnreadablePatch, first_version, read_commit_content
 from dspyer.persistence.snapshots import latest_snapshot
+from dspyer.record_codec import changed
 from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LineageCounts, LogEntry
 from dspyer.state import ImmutableState
@@ -167,7 +168,7 @@ class History:
             elif entry.commit.route != self.log[index].commit.route:
                 # A manual commit that was read before its run was resumed: its route was not known then.
                 known, now = self.log[index], entry.commit
-                found = known.commit._replace(route=now.route, reason=now.reason)
+                found = changed(known.commit, route=now.route, reason=now.reason)
                 self.log[index] = known._replace(commit=found, sends=entry.sends)
                 self.settled[index] = row.kind not in COMMITS or CommitHeader.parse(row.header).settled
             indexes.append(index)
@@ -181,7 +182,8 @@ class History:
         self, entry: LogEntry, name: str, row: Row, heads: list[int], indexes: list[int], run_rows: RunRows
     ) -> LogEntry:
         """Return an entry of a run with ids and indexes of the whole log."""
-        commit = entry.commit._replace(
+        commit = changed(
+            entry.commit,
             id=name,
             parents=tuple([self.log[head].commit.id for head in heads]),
             step=1 + max([self.log[head].commit.step for head in heads], default=-1),
@@ -193,7 +195,7 @@ class History:
             join = Join(self.log, node, self.reader.schema, recorded, len(self.log))
             merged = join.merge(heads, [self.log[head].state for head in heads])
             return entry._replace(
-                commit=commit._replace(patch=merged.patch),
+                commit=changed(commit, patch=merged.patch),
                 parents=tuple(heads),
                 winners=merged.winners,
                 conflicts=merged.conflicts,
@@ -246,7 +248,7 @@ def inner_commits(reader: HistoryReader, run_rows: RunRows, scope: tuple[str, ..
         parents = before if header.parents is None else header.parents
         name = "/".join((run_rows.labels.get(point.run, point.run), *header.scope, header.id))
         content = read_commit_content(row.content, reader.fetch, reader.decode)
-        siblings.append(reader.commit(header, content, [siblings[parent].id for parent in parents])._replace(id=name))
+        siblings.append(changed(reader.commit(header, content, [siblings[parent].id for parent in parents]), id=name))
     return [
         commit
         for inner in sorted(commits, key=lambda inner: [(len(name), name) for name in inner])  # item 2 before item 10
@@ -309,7 +311,7 @@ class CommitListing:
             self._by_id.setdefault(commit.id, len(self.commits))
             self.log_indexes.append(log_index)
             self.runs.append(at)
-            self.commits.append(commit._replace(version=version, step=history.steps[log_index]))
+            self.commits.append(changed(commit, version=version, step=history.steps[log_index]))
 
     @property
     def next_version(self) -> int:

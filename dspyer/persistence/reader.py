@@ -37,6 +37,7 @@ from dspyer.persistence.rows import (
     read_commit_content,
     run_label,
 )
+from dspyer.record_codec import changed
 from dspyer.reducers import BUILT_IN, Reducer, built_in
 from dspyer.scheduler.join import Join, RecordedResolutions
 from dspyer.scheduler.lineage import LogEntry
@@ -457,7 +458,7 @@ class HistoryReader:
         node = header.node.removeprefix("join:")
         join = Join(log, node, schema, RecordedResolutions(content.resolutions, content.made), len(log))
         merged = join.merge(parents, [log[parent].state for parent in parents])
-        commit = self._commit(header, content, parents, log)._replace(patch=merged.patch)
+        commit = changed(self._commit(header, content, parents, log), patch=merged.patch)
         commit = join.with_sizes(commit, merged)
         return LogEntry(commit, merged.state, parents, _NO_COUNTS, merged.winners, merged.conflicts, merged.resolutions)
 

@@ -176,7 +176,7 @@ class Session(AttemptHost):
         self.events = SessionEvents(request.queue, request.options.keeps_events, inside, self.ids, self.log)
         self.layers = self.events.layers = RunLayers(layers, self)
         shapes = graph.topology.schema.field_shapes
-        self.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, self.ids.scope))
+        self.publish(RunStarted(run_start.run_id, graph.topology.name, shapes, scope=self.ids.scope))
 
     # --- where it is
 
@@ -524,7 +524,7 @@ class Session(AttemptHost):
         duration = time.perf_counter() - self.began[1]
         self._show_failures()
         status = self.status
-        self.publish(RunEnded(self.ids.run_id, status, self.ids.scope))
+        self.publish(RunEnded(self.ids.run_id, status, scope=self.ids.scope))
         error, questions = self.layers.shown(self.error(), ends=True), self.layers.shown(self.questions(), ends=True)
         ended = SessionEnd(self, self.run, status, error, questions, self.events.kept, duration)
         self.notes.trial_error = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from inspect import formatannotation
 from types import MappingProxyType
 from typing import Any, NoReturn
@@ -306,9 +307,9 @@ class Schema:
     def with_sizes(self, commit: Commit, before: ImmutableState, patches: Patches, after: ImmutableState) -> Commit:
         """Return a commit with its `sizes` and `size`; `patches` is its patch, or those of the branches of a join."""
         if self.limited_fields:
-            commit = commit._replace(sizes=self.sizes({name: None for patch in patches for name in patch}, after))
+            commit = replace(commit, sizes=self.sizes({name: None for patch in patches for name in patch}, after))
         if self.state_limit is not None:
-            commit = commit._replace(size=state_size_after(before, patches, after, self._reducers))
+            commit = replace(commit, size=state_size_after(before, patches, after, self._reducers))
         return commit
 
     def excess(self, before: ImmutableState, patches: Patches, after: ImmutableState) -> str:
