@@ -134,6 +134,10 @@ class SessionEvents:
             if type(event) in _AT_WILL:
                 self.queue.wait_for_room()
 
+    def heard(self) -> bool:
+        """Whether anybody hears the events of each step now: a stream, `run.events`, a layer, or a watcher."""
+        return not self._unheard or bool(self.layers.events or _watchers)
+
     def publish_once_written(self, events: list[Event]) -> None:
         """Publishes events of the scheduler; of a stored run, after the rows that they report are written."""
         if self._log is not None:
@@ -142,7 +146,7 @@ class SessionEvents:
                 self.layers.shown(event)  # an error that is published before the next write may name what is hidden
             return
         for event in events:
-            if not self._unheard or self.layers.events or _watchers or type(event) is ConflictFound:
+            if type(event) is ConflictFound or self.heard():
                 self.publish(event)
 
 
