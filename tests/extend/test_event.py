@@ -5,24 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import pickle
-from typing import Any, NamedTuple
+import time
+from dataclasses import dataclass
+from typing import Any
 
 from dspyer import END, START, Graph
-from dspyer.events import event_dict
-from dspyer.extend import Call, Layer
+from dspyer.extend import Call, Event, Layer
 from tests.rows import each
 
 
-class Seen(NamedTuple):
+@dataclass(frozen=True)
+class Seen(Event):
     """What a layer has seen."""
 
     node: str
     execution: str
     text: str
-    scope: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        return event_dict(self)
 
 
 class Watching(Layer):
@@ -43,6 +41,7 @@ def program(**options: Any) -> Any:
 def test_it_is_in_the_events_of_the_run_with_its_place() -> None:
     run = program().run({"text": "hey"})
     shown = [event.to_dict() for event in run.events if isinstance(event, Seen)]
+    assert all(time.time() - 60 < one.pop("at") <= time.time() for one in shown)
     assert shown == [
         {"event": "Seen", "node": "shout", "execution": "trunk:1/trunk:1", "text": "hey", "scope": ["trunk:1"]},
         {"event": "Seen", "node": "part", "execution": "trunk:1", "text": "hey", "scope": []},
