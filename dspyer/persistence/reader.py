@@ -38,7 +38,6 @@ from dspyer.persistence.rows import (
     read_commit_content,
     run_label,
 )
-from dspyer.record_codec import changed
 from dspyer.reducers import BUILT_IN, Reducer, built_in
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.schema.fields import STARTS, Field, read_model
