@@ -103,10 +103,13 @@ def retried(colour: str) -> Any:
     async def ashout(text: str) -> dict[str, str]:
         return shout(text)
 
+    def length(text: str) -> int:
+        return len(text)
+
     layers = [Measuring()]
     inner = Graph(name="Inner").add_node("shout", ashout if colour == "async" else shout, retry=2, layers=layers)
     graph = Graph(inputs=["text", "words"]).add_node("part", inner.add_path(START, "shout", END).compile())
-    graph.add_map("each", lambda text: len(text), over="words", item="text", into="lengths", layers=layers)
+    graph.add_map("each", length, over="words", item="text", into="lengths", layers=layers)
     return graph.add_path(START, "part", "each", END).compile()
 
 
