@@ -108,6 +108,8 @@ class SessionEvents:
         """Keeps an event and passes it on. May be called from any thread; a node that emits may wait here."""
         if self._limit is not None and self._limit.left_running:
             return
+        if type(event) is not ConflictFound and not self.heard():
+            return
         event = stamped(event, self._scope, time())
         for layer in self.layers.events:
             try:
@@ -146,8 +148,7 @@ class SessionEvents:
                 self.layers.shown(event)  # an error that is published before the next write may name what is hidden
             return
         for event in events:
-            if type(event) is ConflictFound or self.heard():
-                self.publish(event)
+            self.publish(event)
 
 
 def log_conflict(conflict: MergedConflict) -> None:
