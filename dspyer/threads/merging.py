@@ -19,8 +19,7 @@ from dspyer.events import Commit, MergedConflict
 from dspyer.graph.declarations import checked_policies
 from dspyer.patch import DELETE, Replace, diff_value, each_update, resets
 from dspyer.persistence.history import History
-from dspyer.persistence.rows import CommitContent, RowKind, end_row, manual_commit_row
-from dspyer.persistence.snapshots import state_digest
+from dspyer.persistence.rows import CommitContent, RowKind, manual_commit_row
 from dspyer.persistence.time_travel import HistoryCache, Moment, ThreadReader
 from dspyer.policies import Conflict, Policies
 from dspyer.reducers import Updates
@@ -31,7 +30,7 @@ from dspyer.scheduler.topology import END
 from dspyer.schema.schema import Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, RunRow, Store, ThreadRow
-from dspyer.threads.changes import ManualCommit, write_manual_commit
+from dspyer.threads.changes import ManualCommit, completed, write_manual_commit
 from dspyer.threads.start import RunStarter, ThreadHead
 from dspyer.values.freezing import same
 
@@ -138,7 +137,7 @@ class ThreadMerger:
         )
         made = starter.graph.topology.schema.made(head.state, merged.state, merged.patch)
         content = CommitContent(merged.patch, resolutions=merged.resolutions, made=made)
-        rows = [manual_commit_row(RowKind.MERGE, commit, content), end_row("completed", state_digest(merged.state), ())]
+        rows = completed(starter, manual_commit_row(RowKind.MERGE, commit, content))
         return ManualCommit(RunRow(token_hex(16), starter.thread, heads, header), rows)
 
     def log_conflicts(self, merged: MergeResult) -> None:

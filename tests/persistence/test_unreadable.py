@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, CompiledGraph, Graph, Thread, reducers
 from dspyer.errors import StoreError
+from dspyer.persistence.heads import Heads
 from dspyer.reducers import Reducer
 from dspyer.stores import SQLite
 from dspyer.stores.base import Point, Row, Snapshot
@@ -87,6 +88,7 @@ def spoiled(tmp_path: Path) -> Callable[[Callable[[Spoiled], None]], Thread]:
         for q in "ab":
             assert graph(store).thread("t").run({"q": q}).status == "completed"
         spoil(store)
+        Heads.of(store).forget()
         return graph(store).thread("t")
 
     return make
