@@ -12,7 +12,7 @@ from collections import OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
-from dspyer.persistence.snapshots import Tail
+from dspyer.persistence.snapshots import SinceSnapshot
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Store, ThreadRow
 
@@ -42,7 +42,7 @@ class Head(NamedTuple):
     last_run: RunRows
     state: ImmutableState
     next_version: int
-    tail: Tail
+    tail: SinceSnapshot
 
 
 class Heads:

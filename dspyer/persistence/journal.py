@@ -25,7 +25,7 @@ from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestio
 from dspyer.persistence.checked_store import CheckedStore
 from dspyer.persistence.row_digest import RowDigest
 from dspyer.persistence.rows import NewRow, RowKind
-from dspyer.persistence.snapshots import SnapshotContent, SnapshotState, Tail
+from dspyer.persistence.snapshots import SinceSnapshot, SnapshotContent, SnapshotState
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store
 from dspyer.worker_threads import run_in_thread
 
@@ -74,7 +74,7 @@ class Journal:
     def __init__(
         self, store: Store, thread: str, epoch: int, run: str, seq: int, durability: Durability = "sync"
     ) -> None:
-        self.tail = Tail()
+        self.tail = SinceSnapshot()
         self.store = store if isinstance(store, CheckedStore) else CheckedStore(store)
         self.thread = thread
         self.epoch = epoch
@@ -91,7 +91,7 @@ class Journal:
         self.run_row: RunRow | None = None
         self._digest = RowDigest()
 
-    def continue_after(self, run: RunRow, rows: Sequence[Row], before: Sequence[Row], tail: Tail) -> None:
+    def continue_after(self, run: RunRow, rows: Sequence[Row], before: Sequence[Row], tail: SinceSnapshot) -> None:
         """Take over a run whose rows so far are those `before`, and then the first ones of this process.
 
         `tail` is what was written since the last snapshot, without the first rows.
@@ -201,7 +201,7 @@ class Journal:
         if state is not None and rows:
             content = SnapshotContent(state)
             snapshot = Snapshot(Point(self.run, self.seq - 1), content)
-            self.tail = Tail(snapshot=content.size if self._encodes else 0)
+            self.tail = SinceSnapshot(snapshot=content.size if self._encodes else 0)
         pending = self._pending
         if pending is not None:  # Ctrl-C broke it off, or it is of an `awrite` whose store has to wait: one transaction
             rows = [*pending.rows, *rows]

@@ -30,7 +30,7 @@ from dspyer.persistence.rows import (
     first_version,
     run_label,
 )
-from dspyer.persistence.snapshots import LoadedSnapshot, Tail, latest_snapshot
+from dspyer.persistence.snapshots import LoadedSnapshot, SinceSnapshot, latest_snapshot
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
 from dspyer.stores.content import Content
@@ -53,7 +53,7 @@ class RecoveredState(NamedTuple):
     state: ImmutableState
     next_version: int
     last_run: RunRows
-    tail: Tail
+    tail: SinceSnapshot
     broken: str = ""
     last_good: Point | None = None
     segments: tuple[LogSegment, ...] = ()
@@ -83,7 +83,7 @@ def recover_state(reader: HistoryReader, at: Point) -> RecoveredState:
     run_rows, folded, _, snapshot_index = segments[-1]
     last_index = folded.last_settled + (snapshot_index or 0)
     next_version = first_version(run_rows.run) + last_index + 1
-    tail = Tail(snapshot=0 if snapshot is None else snapshot.size)
+    tail = SinceSnapshot(snapshot=0 if snapshot is None else snapshot.size)
     for part in parts:
         tail = tail.with_rows(part.rows)
     if folded.broken:

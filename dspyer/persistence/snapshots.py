@@ -1,8 +1,8 @@
 """Snapshots: the state of a run at one of its rows, so that recovery folds only the log behind it.
 
 A snapshot is one body: the JSON of the state, with long texts and bytes as blobs. It is taken when a single branch is
-active and enough was written since the last one (`Tail`). It is a cache: a missing or unreadable one costs time, and
-nothing else. `recovery` reads the log from the last snapshot on.
+active and enough was written since the last one (`SinceSnapshot`). It is a cache: a missing or unreadable one costs
+time, and nothing else. `recovery` reads the log from the last snapshot on.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _dump = json.JSONEncoder(ensure_ascii=False, allow_nan=False, check_circular=Fal
 _UNREADABLE = (LookupError, ValueError, TypeError, AttributeError, zlib.error, StateError)
 
 
-class Tail(NamedTuple):
+class SinceSnapshot(NamedTuple):
     """What was written since the last snapshot: it decides whether the next one is due.
 
     Attributes:
@@ -62,7 +62,7 @@ class Tail(NamedTuple):
     size: int = 0
     snapshot: int = 0
 
-    def with_rows(self, rows: Sequence[Row]) -> Tail:
+    def with_rows(self, rows: Sequence[Row]) -> SinceSnapshot:
         """Return it with some rows more."""
         count, size, snapshot = self
         for row in rows:
@@ -70,7 +70,7 @@ class Tail(NamedTuple):
                 content = row.content
                 count += 1
                 size += ROW if content is None or not content.is_encoded else ROW + len(content.data)
-        return Tail(count, size, snapshot)
+        return SinceSnapshot(count, size, snapshot)
 
     def snapshot_is_due(self, more: int, ended: bool = False) -> bool:
         """Return whether to take a snapshot with so many rows more, which may end the run."""

@@ -39,7 +39,7 @@ from dspyer.persistence.rows import (
     open_row,
     resume_row,
 )
-from dspyer.persistence.snapshots import Tail
+from dspyer.persistence.snapshots import SinceSnapshot
 from dspyer.persistence.status import resumes_without_progress
 from dspyer.runtime.request import Request
 from dspyer.runtime.run_start import RunStart
@@ -82,7 +82,7 @@ class ThreadHead(NamedTuple):
     last_run: RunRows | None
     state: ImmutableState
     next_version: int
-    tail: Tail = Tail()
+    tail: SinceSnapshot = SinceSnapshot()
     broken: str = ""
     last_readable: Point | None = None
 

@@ -13,7 +13,6 @@ from dspyer import END, START, CompiledGraph, Context, Graph, reducers
 from dspyer.errors import StoreError
 from dspyer.stores import Memory, SQLite
 from dspyer.stores.base import Point, Row, Snapshot, Store
-from dspyer.stores.content import Content
 from tests.persistence.kinds import INPUTS, KINDS
 
 
@@ -132,12 +131,15 @@ class Altered(SQLite):
 
     def rows(self, run: str, first: int = 0, last: int | None = None) -> list[Row]:
         found = super().rows(run, first, last)
-        return [row._replace(content=altered(row.content)) for row in found] if self.alter else found
+        return [altered(row) for row in found] if self.alter else found
 
 
-def altered(content: Content | None) -> Content | None:
-    """A content with another answer."""
-    return content and Content.stored(re.sub(rb'"answer":"[^"]*"', b'"answer":"forged"', content.data), content.refs)
+def altered(row: Row) -> Row:
+    """A row with another answer."""
+    if row.content is None:
+        return row
+    data = re.sub(rb'"answer":"[^"]*"', b'"answer":"forged"', row.content.data)
+    return row._replace(content=row.content.stored(data, row.content.refs))
 
 
 def test_replay_names_the_first_state_that_differs(tmp_path: Path) -> None:
