@@ -558,12 +558,12 @@ FAULTS: tuple[Fault, ...] = (
         tests=("tests/threads/test_merge_on_finish.py", "tests/threads"),
     ),
     Fault(
-        name="stale_chunk_of_mapping",
-        file="dspyer/persistence/snapshots.py",
-        old="return all(old[1] is new[1] and old[0] == new[0] for",
-        new="return all(old[0] == new[0] for",
-        loss="a changed value in a large mapping is missing in later snapshots: a reopened thread has the old value",
-        tests=("tests/persistence/test_codec.py", "tests/persistence"),
+        name="stale_head",
+        file="dspyer/persistence/heads.py",
+        old="(found.at, found.epoch) != (row.head, row.epoch) or found",
+        new="found",
+        loss="a run begins with the state that this process has left, not with what another process has written since",
+        tests=("tests/threads/test_heads.py", "tests/threads"),
     ),
     Fault(
         name="replaced_snapshot_loses_blobs",

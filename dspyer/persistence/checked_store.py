@@ -11,6 +11,7 @@ from typing import Any
 
 from dspyer.ctrl_c import held_back
 from dspyer.errors import DspyerError, StoreError
+from dspyer.persistence.heads import Heads
 from dspyer.stores.base import Change, Store, StoreAround
 
 CheckChange = Callable[[Change], None]
@@ -23,22 +24,30 @@ class CheckedStore(StoreAround):
     Args:
         store: the store.
         check: raises for a change that must not be written; None for no check.
+
+    Attributes:
+        heads: what this process remembers of the threads of the store. A failure or a deletion forgets all of it.
     """
 
     def __init__(self, store: Store, check: CheckChange | None = None) -> None:
         super().__init__(store)
         self.check = check
+        self.heads: Heads = store.heads if isinstance(store, CheckedStore) else Heads.of(store)
 
     def pass_on(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the store, and convert what it raises."""
+        if name in ("delete", "delete_unreachable"):
+            self.heads.forget()
         try:
             if self.check is not None and name in ("write", "write_now"):
                 self.check(args[0])
             with held_back():
                 return getattr(self.store, name)(*args, **kwargs)
         except DspyerError:
+            self.heads.forget()
             raise
         except Exception as error:
+            self.heads.forget()
             raise StoreError(
                 f"the store {self.store.address!r} failed: {type(error).__name__}: {error}. What was reported before "
                 "is kept; repair the store, then call resume() on the thread"

@@ -23,9 +23,10 @@ from typing import Literal, get_args
 
 from dspyer.errors import ConcurrentRunError, DspyerError, GraphError, suggestion, without_traceback
 from dspyer.persistence.checked_store import CheckedStore
-from dspyer.persistence.rows import NewRow, RowKind, counted
-from dspyer.persistence.snapshots import AT_END, EVERY, SnapshotEncoder, SnapshotState, new_snapshot
-from dspyer.stores.base import Change, Point, Row, Store
+from dspyer.persistence.row_digest import RowDigest
+from dspyer.persistence.rows import NewRow, RowKind
+from dspyer.persistence.snapshots import SinceSnapshot, SnapshotContent, SnapshotState
+from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store
 from dspyer.worker_threads import run_in_thread
 
 logger = logging.getLogger("dspyer")
@@ -63,8 +64,8 @@ class Journal:
         durability: whether each write is flushed to the disk.
 
     Attributes:
-        tail: number of rows since the last snapshot.
-        encoder: encodes snapshots; knows the chunks of earlier ones.
+        tail: what was written since the last snapshot.
+        run_row: the row of the run, once it has begun.
         broken: the error after which nothing is written any more: a failed write, or the loss of the thread.
         refused_row: the last row whose content cannot be stored. The store itself works, so later rows are written.
         lost: called when a renewal finds that the thread is lost, so that the run need not wait for its next write.
@@ -73,8 +74,7 @@ class Journal:
     def __init__(
         self, store: Store, thread: str, epoch: int, run: str, seq: int, durability: Durability = "sync"
     ) -> None:
-        self.tail = 0
-        self.encoder = SnapshotEncoder()
+        self.tail = SinceSnapshot()
         self.store = store if isinstance(store, CheckedStore) else CheckedStore(store)
         self.thread = thread
         self.epoch = epoch
@@ -88,19 +88,38 @@ class Journal:
         self._lock = Lock()
         self._released = not thread
         self._pending: Change | None = None  # accepted, and not in the store yet
+        self.run_row: RunRow | None = None
+        self._digest = RowDigest()
 
-    def continue_after(self, tail: int, encoder: SnapshotEncoder) -> None:
-        """Take over the number of rows since the last snapshot, and the encoder, from the runs before."""
-        self.tail, self.encoder = tail, encoder
+    def continue_after(self, run: RunRow, rows: Sequence[Row], before: Sequence[Row], tail: SinceSnapshot) -> None:
+        """Take over a run whose rows so far are those `before`, and then the first ones of this process.
+
+        `tail` is what was written since the last snapshot, without the first rows.
+        """
+        self.run_row, self.tail = run, tail.with_rows(rows)
+        if self._encodes:
+            self._digest.add((*before, *rows))
+
+    @property
+    def _encodes(self) -> bool:
+        """Whether the store encodes what it gets; one in memory keeps the values, which nobody can change there."""
+        return self.store.check is not None
+
+    def digest(self, new_rows: Sequence[NewRow]) -> str | None:
+        """Return the digest of what the run has written, with these rows, for its end; None for a store in memory.
+
+        Raises `StateError` like `write` if one of the rows cannot be stored.
+        """
+        if not self._encodes:
+            return None
+        rows = self._numbered(new_rows)
+        self._check(rows)
+        return self._digest.followed_by(rows)
 
     def set_epoch(self, epoch: int) -> None:
         """Write as the owner of the thread from now on, with this fencing token."""
         with self._lock:
             self.epoch = epoch
-
-    def snapshot_is_due(self, rows: int, ended: bool = False) -> bool:
-        """Return whether to take a snapshot with the next rows, which may end the run."""
-        return self.tail + rows >= (AT_END if ended else EVERY)
 
     # --- Writing
 
@@ -172,15 +191,17 @@ class Journal:
     ) -> None:
         """Number rows and add them to the pending change. The lock is held."""
         self.raise_if_broken()
-        seq = self.seq
-        rows = [row.numbered(seq + index) for index, row in enumerate(new_rows)]
+        rows = self._numbered(new_rows)
         self._check(rows)
-        self.seq = seq + len(rows)
-        self.tail += counted(rows)
+        self.seq += len(rows)
+        self.tail = self.tail.with_rows(rows)
+        if self._encodes:
+            self._digest.add(rows)
         snapshot = None
         if state is not None and rows:
-            snapshot = new_snapshot(Point(self.run, self.seq - 1), state, self.encoder)
-            self.tail = 0
+            content = SnapshotContent(state)
+            snapshot = Snapshot(Point(self.run, self.seq - 1), content)
+            self.tail = SinceSnapshot(snapshot=content.size if self._encodes else 0)
         pending = self._pending
         if pending is not None:  # Ctrl-C broke it off, or it is of an `awrite` whose store has to wait: one transaction
             rows = [*pending.rows, *rows]
@@ -195,6 +216,9 @@ class Journal:
         self._pending = Change(thread, self.epoch, None, None, lease, head, None, None, self.run, rows, snapshot, flush)
         if accepted is not None:
             accepted.append(True)
+
+    def _numbered(self, new_rows: Sequence[NewRow]) -> list[Row]:
+        return [row.numbered(seq) for seq, row in enumerate(new_rows, self.seq)]
 
     def _check(self, rows: Sequence[Row]) -> None:
         """Raise for rows that cannot be stored before any is numbered: the run can still write how it ended."""

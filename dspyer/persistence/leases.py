@@ -78,7 +78,12 @@ def _digest(*texts: str) -> str:
 
 def new_owner() -> Owner:
     """This process as the owner of one run."""
-    return Owner(socket.gethostname(), os.getpid(), _started(os.getpid()), token_hex(8))
+    return Owner(socket.gethostname(), os.getpid(), _own_start(os.getpid()), token_hex(8))
+
+
+@cache
+def _own_start(pid: int) -> str:
+    return _started(pid)
 
 
 def _started(pid: int) -> str:
@@ -226,3 +231,4 @@ class _Renewer:
 
 leases = Leases()
 at_fork(leases.forget)
+at_fork(_own_start.cache_clear)  # an ancestor may have had the process id of this one

@@ -26,13 +26,12 @@ from dspyer.persistence.rows import (
     CommitContent,
     CommitHeader,
     RowKind,
-    counted,
     encode_commit_content,
     fingerprint_id,
     first_version,
     run_label,
 )
-from dspyer.persistence.snapshots import LoadedSnapshot, SnapshotEncoder, latest_snapshot
+from dspyer.persistence.snapshots import LoadedSnapshot, SinceSnapshot, latest_snapshot
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, Row, RunRow, Store
 from dspyer.stores.content import Content
@@ -45,8 +44,7 @@ class RecoveredState(NamedTuple):
         state: the last state at which a single branch was active.
         next_version: the version of the next commit.
         last_run: the run of the row, as far as it was read.
-        tail: how many rows were read that count for the next snapshot.
-        encoder: knows the chunks of the snapshot.
+        tail: what was written since the last snapshot.
         broken: why a commit before the row cannot be read; "" if all can. State and version are those before it.
         last_good: the row of the last readable commit, if one is not readable; None for none.
         segments: what was read.
@@ -56,8 +54,7 @@ class RecoveredState(NamedTuple):
     state: ImmutableState
     next_version: int
     last_run: RunRows
-    tail: int
-    encoder: SnapshotEncoder
+    tail: SinceSnapshot
     broken: str = ""
     last_good: Point | None = None
     segments: tuple[LogSegment, ...] = ()
@@ -87,14 +84,15 @@ def recover_state(reader: HistoryReader, at: Point) -> RecoveredState:
     run_rows, folded, _, snapshot_index = segments[-1]
     last_index = folded.last_settled + (snapshot_index or 0)
     next_version = first_version(run_rows.run) + last_index + 1
-    encoder = SnapshotEncoder() if snapshot is None else snapshot.encoder
+    tail = SinceSnapshot(snapshot=0 if snapshot is None else snapshot.size)
+    for part in parts:
+        tail = tail.with_rows(part.rows)
     if folded.broken:
-        good, read = _last_good(run_rows, folded.last_settled, snapshot_index is not None), len(run_rows.rows)
-        return RecoveredState(folded.trunk_state, next_version, parts[-1], read, encoder, folded.broken, good)
-    tail = sum(counted(part.rows) for part in parts)
+        good = _last_good(run_rows, folded.last_settled, snapshot_index is not None)
+        return RecoveredState(folded.trunk_state, next_version, parts[-1], tail, folded.broken, good)
     begin = None if snapshot is None else snapshot.at
     return RecoveredState(
-        folded.trunk_state, next_version, parts[-1], tail, encoder, segments=tuple(segments), snapshot_at=begin
+        folded.trunk_state, next_version, parts[-1], tail, segments=tuple(segments), snapshot_at=begin
     )
 
 

@@ -32,8 +32,9 @@ from dspyer.persistence.history_parts import (
 from dspyer.persistence.lm_call_reader import lm_calls_of
 from dspyer.persistence.reader import HistoryReader, RunRows, read_runs
 from dspyer.persistence.recovery import recover_state
+from dspyer.persistence.row_digest import RowDigest
 from dspyer.persistence.rows import COMMITS, CommitHeader, RowKind
-from dspyer.persistence.snapshots import EVERY, latest_snapshot, state_digest
+from dspyer.persistence.snapshots import EVERY, latest_snapshot
 from dspyer.scheduler.lineage import (
     NOTHING_SENT,
     LogEntry,
@@ -240,9 +241,16 @@ class ThreadReader:
             index = of_run.log_indexes[snapshot.commit_index] if snapshot.commit_index >= 0 else of_run.trunk_index
             if index is not None and history.log[index].state != snapshot.state:
                 yield index, "in its snapshot (thread.resume() and thread.run() continue from that one)"
-        digests = {end.header[1] for end in run.rows if end.kind == RowKind.END and len(end.header) > 1} - {None}
-        if of_run.trunk_index is not None and digests and digests != {state_digest(history.state(of_run.trunk_index))}:
+        if not pruned and of_run.trunk_index is not None and any(map(self._was_changed, dict(run.points).items())):
             yield of_run.trunk_index, "that its run ended with"
+
+    def _was_changed(self, at: tuple[str, int]) -> bool:
+        """Whether the rows of a part of a run, up to one of them, are not those that an end has the digest of."""
+        rows = self._reader.store.rows(at[0], 0, at[1])
+        ends = [row for row in rows if row.kind == RowKind.END and len(row.header) > 1 and row.header[1]]
+        if rows[0].seq:
+            return False  # its beginning was pruned
+        return any(end.header[1] != RowDigest(rows[: end.seq]).followed_by(()) for end in ends)
 
     def commits_around(self, version: int | str) -> CommitListing:
         """The commits that hold a version or an id: those of the thread, or of an abandoned or rerun run of it."""

@@ -131,7 +131,7 @@ def _write_end(session: Session, log: RunLog) -> None:
     try:
         rows = session.end_rows(log)
         log.journal.write(rows, log.snapshot_state(session.run, rows), flush=True, release=True)
-        log.end_written = True
+        log.ended(session.run, rows[-1])
         if gives_up():  # nodes may be left running: nothing that they do counts any more
             log.journal.broken = RunStoppedError("", INTERRUPTED).told(session.graph.name, "Its end is written")
     except DspyerError as error:
@@ -258,7 +258,7 @@ async def _awrite_end(session: Session, log: RunLog) -> None:
     try:
         rows = session.end_rows(log)
         await log.journal.awrite(rows, log.snapshot_state(session.run, rows), flush=True, release=True)
-        log.end_written = True
+        log.ended(session.run, rows[-1])
     except DspyerError as error:
         session.write_failed(log, error)
 

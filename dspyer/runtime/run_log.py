@@ -17,14 +17,16 @@ from dspyer.ids import full_id, path_of_id, whole_execution
 from dspyer.nodes.map import map_fields_of
 from dspyer.nodes.node import Node
 from dspyer.persistence.execution_records import MISSING, ExecutionRecords, KeptRun
+from dspyer.persistence.heads import Head
 from dspyer.persistence.journal import Journal
 from dspyer.persistence.lm_call_log import LMCallLog
 from dspyer.persistence.lm_calls import NO_CALLS
+from dspyer.persistence.recovery import rows_of_part
 from dspyer.persistence.rows import COMMITS, CommitHeader, MapItems, NewRow, RowKind, commit_row, counted, end_row
 from dspyer.persistence.snapshots import SnapshotState
 from dspyer.runtime.run_start import Inside, RunIds, RunStart
 from dspyer.scheduler.run_state import RunState
-from dspyer.stores.base import Row
+from dspyer.stores.base import Point, Row
 from dspyer.values.freezing import same
 from dspyer.values.frozen import FrozenList
 
@@ -126,22 +128,32 @@ class RunLog:
 
     def end_rows(self, run: RunState, status: str, failures: Sequence[tuple[Failure, BaseException]]) -> list[NewRow]:
         """The last rows of the run."""
-        fingerprint = self.journal.encoder.digest(run.trunk_state) if run.ended else None
         rows = self.new_rows(run)
         if self._records.lm_calls is not None:
             rows += self._records.lm_calls.all_rows()
-        return [*rows, end_row(status, fingerprint, failures, usage_so_far(), len(run.log), self._records.used_before)]
+        digest = self.journal.digest(rows)
+        return [*rows, end_row(status, digest, failures, usage_so_far(), len(run.log), self._records.used_before)]
 
     def snapshot_state(self, run: RunState, rows: Sequence[NewRow]) -> SnapshotState | None:
         """The state to store as a snapshot with some rows; None if none is due, or the rows end inside a fork."""
         ended = rows[-1].kind == RowKind.END
-        if self._inside or not self.journal.snapshot_is_due(counted(rows), ended):
+        if self._inside or not self.journal.tail.snapshot_is_due(counted(rows), ended):
             return None
         index = len(run.log) - 1
         if ended:
             return SnapshotState(run.trunk_state, index) if run.ended else None
         alone = rows[-1].kind in COMMITS and run.log[index].commit.version is not None
         return SnapshotState(run.log[index].state, index) if alone else None
+
+    def ended(self, run: RunState, end: NewRow) -> None:
+        """Marks the end of the run as written; the head that it has made of its thread is remembered."""
+        self.end_written, journal = True, self.journal
+        if run.ended and journal.thread and journal.run_row is not None:
+            at = Point(journal.run, journal.seq - 1)
+            last_run, model = rows_of_part(journal.run_row, (end.numbered(at.seq),)), run.topology.schema.model
+            next_version = run.first + len(run.log)
+            head = Head(at, journal.epoch, model, last_run, run.trunk_state, next_version, journal.tail)
+            journal.store.heads.put(journal.thread, head)
 
     def written(self, run: RunState) -> list[Event]:
         """Marks a run as written; returns the events that waited for it."""

@@ -26,7 +26,7 @@ MAX_INLINE = 16 * 1024
 """The longest text or bytes that stay in their row; longer ones become blobs."""
 
 MAX_JSON_BYTES = 1 << 28
-"""Bytes of JSON of one content, or of one snapshot with all its pieces, at most: 256 MiB, not counting blobs."""
+"""Bytes of JSON of one content, or of one snapshot, at most: 256 MiB, not counting blobs."""
 
 MAX_VALUES = 4_000_000
 """Values in it at most: each takes about a hundred bytes of memory, however short its text is."""

@@ -17,6 +17,7 @@ from dspyer.errors import NodeOutputError, ThreadError, brief, suggestion
 from dspyer.events import Commit
 from dspyer.ids import FIRST, execution_id, full_id, outermost_execution
 from dspyer.persistence.history import CommitListing
+from dspyer.persistence.journal import Journal
 from dspyer.persistence.reader import (
     RowRange,
     RunRows,
@@ -38,7 +39,6 @@ from dspyer.persistence.rows import (
     open_row,
     resume_row,
 )
-from dspyer.persistence.snapshots import state_digest
 from dspyer.persistence.time_travel import ThreadReader
 from dspyer.scheduler.lineage import UPDATE_AUTHOR
 from dspyer.scheduler.run_state import Branch, active_branches
@@ -244,11 +244,14 @@ def one_commit_run(
     blob, first = starter.compatibility.graph_blobs, 0 if head is None else head.next_version
     before = ImmutableState() if head is None else head.state
     made = starter.graph.topology.schema.made(before, state, commit.patch)
-    rows = [
-        manual_commit_row(RowKind.UPDATE, commit, CommitContent(commit.patch, made=made), blob),
-        end_row("completed", state_digest(state), ()),
-    ]
+    rows = completed(starter, manual_commit_row(RowKind.UPDATE, commit, CommitContent(commit.patch, made=made), blob))
     return ManualCommit(RunRow(token_hex(16), starter.thread, parents, starter.run_header(head, first, label)), rows)
+
+
+def completed(starter: RunStarter, commit: NewRow) -> list[NewRow]:
+    """The rows of a completed run of one commit."""
+    digest = Journal(starter.store, starter.thread, 0, "", 0).digest([commit])
+    return [commit, end_row("completed", digest, ())]
 
 
 def commit_in_open_run(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dspyer.errors import ConcurrentRunError, ThreadError
 from dspyer.persistence.reader import HistoryReader, load_run
 from dspyer.persistence.rows import first_version
-from dspyer.persistence.snapshots import SnapshotEncoder, SnapshotState, check_snapshot, new_snapshot
+from dspyer.persistence.snapshots import SnapshotContent, SnapshotState, check_snapshot
 from dspyer.persistence.time_travel import ThreadReader
-from dspyer.stores.base import Change, DeletionReport, Store
+from dspyer.stores.base import Change, DeletionReport, Snapshot, Store
 from dspyer.threads.ownership import existing_row
 from dspyer.values.scalars import check_flags
 
@@ -50,7 +50,7 @@ def prune_thread(
         root = parents[0]
         first, first_of_parent = (first_version(load_run(store, point.run)) for point in (run_end, root))
         state = SnapshotState(history.state(history.runs[root].trunk_index), first - 1 - first_of_parent)
-        taken = new_snapshot(root, state, SnapshotEncoder())
+        taken = Snapshot(root, SnapshotContent(state))
         store.write(Change(thread, row.epoch, snapshot=taken, flush=True))
         if taken.content.is_encoded:  # a store in memory keeps the state itself
             check_snapshot(taken.content, reader.fetch, reader.decode)

@@ -31,7 +31,7 @@ from dspyer.persistence.leases import LEASE, leases, new_owner
 from dspyer.persistence.lm_calls import usage_alone
 from dspyer.persistence.reader import HistoryReader, cyclic_history
 from dspyer.persistence.rows import COMMITS, CommitContent, RowKind, encode_commit_content, read_commit_content
-from dspyer.persistence.snapshots import check_snapshot, chunk_id
+from dspyer.persistence.snapshots import check_snapshot
 from dspyer.persistence.time_travel import check_thread_name
 from dspyer.schema.schema import Schema
 from dspyer.stores.base import Change, Point, Row, RunRow, Snapshot, Store, ThreadRow
@@ -400,7 +400,6 @@ class _Lines:
         self._rows: list[Mapping[str, Any]] = []
         self._unseen_parents: set[str] = set()  # a run whose line comes after a child of it is an error
         self._values = VALUES
-        self._budget = ReadBudget()  # for the chunks of snapshots, together
         self._decode = encoding.decoder((), Opaque.of)
 
     def parsed(self, data: bytes) -> dict[str, Any]:
@@ -466,21 +465,12 @@ class _Lines:
         _require(not missing, f"it refers to large values that are not there: {missing}")
 
     def _add_blob(self, name: str, data: bytes) -> None:
-        if name != blob_id(data):
-            _require(name == _chunk_id(data, self._budget), f"large value {name!r} is another one than its id says")
+        _require(name == blob_id(data), f"large value {name!r} is another one than its id says")
         self._blobs[name] = data
 
     def _has(self, run: str, seq: int) -> bool:
         rows = self._runs[run][1] if run in self._runs else []
         return bool(rows) and rows[0]["row"] <= seq <= rows[-1]["row"]
-
-
-def _chunk_id(data: bytes, budget: ReadBudget) -> str:
-    """The id of a chunk of a snapshot, which is that of its uncompressed bytes; `""` for other bytes."""
-    try:
-        return chunk_id(budget.inflate(data))
-    except zlib.error:
-        return ""
 
 
 def _is_count(value: object) -> bool:

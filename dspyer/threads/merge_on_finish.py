@@ -22,12 +22,12 @@ from dspyer.persistence.journal import Journal
 from dspyer.persistence.leases import MARK, is_alive, leases, mark_of, new_owner
 from dspyer.persistence.reader import read_run
 from dspyer.persistence.rows import end_row
-from dspyer.persistence.snapshots import SnapshotState, new_snapshot
+from dspyer.persistence.snapshots import AT_END, SnapshotContent, SnapshotState
 from dspyer.runtime.request import Request
 from dspyer.runtime.run import Run
 from dspyer.scheduler.topology import END, START
 from dspyer.state import ImmutableState
-from dspyer.stores.base import Change, Point, ThreadRow
+from dspyer.stores.base import Change, Point, Snapshot, ThreadRow
 from dspyer.threads.changes import one_commit_run, write_manual_commit
 from dspyer.threads.merging import ThreadMerger
 from dspyer.threads.ownership import HandOver, OwnedRun, ThreadLock, busy, check_no_owner, pauses
@@ -57,8 +57,7 @@ class MergeOnFinish:
         run = first.run._replace(header={**first.run.header, MARK: mark_of(owner)})
         rows = [row.numbered(seq) for seq, row in enumerate(first.rows)]
         journal = Journal(starter.store, "", 0, run.id, len(rows), starter.graph.durability)
-        if head.encoder is not None:
-            journal.continue_after(head.rows_since_snapshot + len(rows), head.encoder)
+        journal.continue_after(run, rows, (), head.tail)
         # Nothing is renewed: it owns no thread. Readers in this process learn from it that the run is at work.
         leases.hold(owner.token, journal)
         try:
@@ -128,9 +127,9 @@ class MergeOnFinish:
             return
         commit = self._merger.merge_commit(head, (thread_end, run_end), merged, starter.thread)
         taken = None
-        if head.rows_since_snapshot >= SNAPSHOT_ROWS and head.encoder is not None:
+        if head.tail.rows >= SNAPSHOT_ROWS and head.tail.snapshot_is_due(AT_END, ended=True):
             at = Point(commit.run.id, len(commit.rows) - 1)
-            taken = new_snapshot(at, SnapshotState(merged.state, 0), head.encoder)
+            taken = Snapshot(at, SnapshotContent(SnapshotState(merged.state, 0)))
         write_manual_commit(store, head.row, commit, taken)
         self._merger.log_conflicts(merged)
 

@@ -20,8 +20,7 @@ from dspyer.graph.declarations import checked_policies
 from dspyer.ids import FIRST
 from dspyer.patch import DELETE, Replace, diff
 from dspyer.persistence.history import History
-from dspyer.persistence.rows import CommitContent, RowKind, end_row, frozen_conflicts, manual_commit_row
-from dspyer.persistence.snapshots import state_digest
+from dspyer.persistence.rows import CommitContent, RowKind, frozen_conflicts, manual_commit_row
 from dspyer.persistence.time_travel import HistoryCache, Moment, ThreadReader
 from dspyer.policies import Conflict, Policies
 from dspyer.runtime.session_events import log_conflict
@@ -31,7 +30,7 @@ from dspyer.scheduler.topology import END
 from dspyer.schema.schema import NOTHING_MADE, Schema
 from dspyer.state import ImmutableState
 from dspyer.stores.base import Point, RunRow, Store, ThreadRow
-from dspyer.threads.changes import ManualCommit, write_manual_commit
+from dspyer.threads.changes import ManualCommit, completed, write_manual_commit
 from dspyer.threads.start import RunStarter, ThreadHead
 from dspyer.values.refusals import KeyPath
 
@@ -131,7 +130,7 @@ class ThreadMerger:
         made = starter.graph.topology.schema.made(head.state, merged.state, None)
         conflicts = frozen_conflicts(merged.conflicts)
         content = CommitContent(merged.patch, made=made, conflicts=conflicts, winners=merged.winners)
-        rows = [manual_commit_row(RowKind.MERGE, commit, content), end_row("completed", state_digest(merged.state), ())]
+        rows = completed(starter, manual_commit_row(RowKind.MERGE, commit, content))
         return ManualCommit(RunRow(token_hex(16), starter.thread, heads, header), rows)
 
     def log_conflicts(self, merged: MergeResult) -> None:

@@ -27,7 +27,7 @@ from dspyer.persistence.leases import LEASE, MARK, is_alive, leases, new_owner
 from dspyer.persistence.lm_call_reader import usage_without_end
 from dspyer.persistence.lm_usage import sum_usage
 from dspyer.persistence.reader import HistoryReader, RunRows, read_run
-from dspyer.persistence.recovery import RecoveredState, recover_state
+from dspyer.persistence.recovery import recover_state
 from dspyer.persistence.replay import replay
 from dspyer.persistence.rows import (
     COMMITS,
@@ -40,7 +40,7 @@ from dspyer.persistence.rows import (
     open_row,
     resume_row,
 )
-from dspyer.persistence.snapshots import SnapshotEncoder
+from dspyer.persistence.snapshots import SinceSnapshot
 from dspyer.persistence.status import resumes_without_progress
 from dspyer.record_codec import changed
 from dspyer.runtime.request import Request
@@ -75,22 +75,18 @@ class ThreadHead(NamedTuple):
         last_run: the last run, as far as it was read; None for a thread without runs.
         state: the last state that all branches of that run shared.
         next_version: the version of the next commit.
-        rows_since_snapshot: how many rows were written since the last snapshot.
-        encoder: encodes the next snapshot; it knows which pieces of earlier states are stored.
+        tail: what was written since the last snapshot.
         broken: why the newest commits cannot be read; `""` if they can. State and version are those before them.
         last_readable: the row of the last commit that can be read, if `broken`.
-        recovered: what was read for it; None for a thread without runs.
     """
 
     row: ThreadRow
     last_run: RunRows | None
     state: ImmutableState
     next_version: int
-    rows_since_snapshot: int = 0
-    encoder: SnapshotEncoder | None = None
+    tail: SinceSnapshot = SinceSnapshot()
     broken: str = ""
     last_readable: Point | None = None
-    recovered: RecoveredState | None = None
 
     @property
     def open(self) -> bool:
@@ -197,8 +193,7 @@ class RunStarter:
             header["live"] = False
         run = RunRow(token_hex(16), self.thread, parents, header)
         run_state = start(self.graph.topology, head.state, head.next_version)
-        recovered = None if head.broken else head.recovered
-        earlier = self._earlier_runs(parents, head.state, head.next_version, head.row, recovered)
+        earlier = self._earlier_runs(parents, head.state, head.next_version, head.row)
         run_start = RunStart(run_state, patch, state, run.id, (label,), earlier)
         content = CommitContent(patch, made=schema.made(head.state, state, patch))
         rows = [open_row(START, content, graph_blobs=self.compatibility.graph_blobs)]
@@ -348,17 +343,12 @@ class RunStarter:
         return recover_state(self.reader, run.parents[0]).state, first
 
     def _earlier_runs(
-        self,
-        parents: tuple[Point, ...],
-        state: ImmutableState,
-        first: int,
-        row: ThreadRow | None,
-        recovered: RecoveredState | None = None,
+        self, parents: tuple[Point, ...], state: ImmutableState, first: int, row: ThreadRow | None
     ) -> EarlierRuns | None:
         """The history before a run, for its views; None for the first run of a thread."""
         if not parents or row is None:
             return None
-        previous = PreviousRuns(parents[0], row, state, first, recovered)
+        previous = PreviousRuns(parents[0], row, state, first)
         return EarlierRuns(self.graph, self.reader, self._list_commits, self._recent, previous)
 
     # --- rows of runs
@@ -425,22 +415,22 @@ class RunStarter:
 
     def load_head(self) -> ThreadHead:
         """The end of the thread's history."""
-        row = self.store.thread(self.thread) or ThreadRow(self.thread, None, 0)
-        return ThreadHead(row, None, ImmutableState(), 0) if row.head is None else self.head_at(row, row.head)
+        return self._head_of(self.store.thread(self.thread))
+
+    def _head_of(self, row: ThreadRow | None) -> ThreadHead:
+        """The end of a thread by its row: remembered, if this process has written it, else read."""
+        if row is None or row.head is None:
+            return ThreadHead(row or ThreadRow(self.thread, None, 0), None, ImmutableState(), 0)
+        known = self.store.heads.get(row, self.graph.topology.schema.model)
+        if known is None:
+            return self.head_at(row, row.head)
+        return ThreadHead(row, known.last_run, known.state, known.next_version, known.tail)
 
     def head_at(self, row: ThreadRow, at: Point) -> ThreadHead:
         """The head of a thread as if it ended at a row."""
         found = recover_state(self.reader, at)
         return ThreadHead(
-            row,
-            found.last_run,
-            found.state,
-            found.next_version,
-            found.tail,
-            found.encoder,
-            found.broken,
-            found.last_good,
-            found,
+            row, found.last_run, found.state, found.next_version, found.tail, found.broken, found.last_good
         )
 
     def readable_head(self) -> ThreadHead:
@@ -507,22 +497,17 @@ class RunStarter:
     def _load_free_head(self, remedy: str) -> ThreadHead:
         """The head of a thread without a live owner; raises `ConcurrentRunError` if it has one.
 
-        The head is loaded again if an owner wrote between the read of the thread's row and the read of its rows, and
-        then ended: else a run that has just finished would look as if it had crashed.
+        The row of the thread is read again if it names an owner that is not alive: that may have ended just after the
+        first read, and a run that has just finished would look as if it had crashed.
         """
-        while True:
-            row = self.store.thread(self.thread)
-            if row is not None and is_alive(row):
+        row = self.store.thread(self.thread)
+        while row is not None and row.owner is not None:
+            if is_alive(row):
                 raise busy(row, remedy)
-            head = self.load_head()
-            if head.row.owner is None:
-                return head
-            if is_alive(head.row):
-                raise busy(head.row, remedy)
-            now = self.store.thread(self.thread)
-            read = (head.row.head, head.row.epoch, head.row.owner)
-            if now is None or (now.head, now.epoch, now.owner) == read:
-                return head
+            before, row = row, self.store.thread(self.thread)
+            if row is None or (row.head, row.epoch, row.owner) == (before.head, before.epoch, before.owner):
+                break
+        return self._head_of(row)
 
     def replace_owner(self, row: ThreadRow, owner: Owner) -> Journal:
         """Make `owner` the owner of a thread that has one. The old one can write nothing more."""
@@ -536,7 +521,8 @@ class RunStarter:
         thread, run, seq = head.row, first.run, first.first_seq
         rows = [row.numbered(seq + index) for index, row in enumerate(first.rows)]
         journal = Journal(self.store, self.thread, 0, run.id, seq + len(rows), self.graph.durability)
-        journal.continue_after(head.rows_since_snapshot + len(rows), head.encoder or SnapshotEncoder())
+        earlier = self.store.rows(run.id, 0, seq - 1) if seq else ()
+        journal.continue_after(run, rows, earlier, head.tail)
         # The lease is held before the write makes the owner visible: another thread of this process that saw the owner
         # and no lease would take it for dead.
         leases.hold(owner.token, journal)

@@ -19,7 +19,7 @@ from dspyer.patch import DELETE
 from dspyer.persistence.history import CommitListing
 from dspyer.persistence.history_parts import LinearHistory, recovered_block, runs_back
 from dspyer.persistence.reader import HistoryReader
-from dspyer.persistence.recovery import RecoveredState, recover_state
+from dspyer.persistence.recovery import recover_state
 from dspyer.scheduler.lineage import LogEntry
 from dspyer.scheduler.provenance import FieldIndex, FieldIndexes, IndexedField, PriorHistory
 from dspyer.scheduler.topology import START
@@ -40,14 +40,12 @@ class PreviousRuns(NamedTuple):
         row: the row of the thread.
         state: the state at its end.
         first: how many commits it has, which is the version of the first commit of the run.
-        recovered: what was read to find the state, if it is known: then a view need not read it again.
     """
 
     head: Point
     row: ThreadRow
     state: ImmutableState
     first: int
-    recovered: RecoveredState | None = None
 
 
 class EarlierRuns:
@@ -70,7 +68,7 @@ class EarlierRuns:
         self._linear: LinearHistory | None = None
         self._was_read = False
         self._found: dict[str, PriorHistory] = {}
-        self._graphs = EarlierGraphs(reader, previous._replace(recovered=None))
+        self._graphs = EarlierGraphs(reader, previous)
 
     def __call__(self, field: str) -> PriorHistory:
         """The commits before the run, with the index of a field at the last of them; for `""`, without an index."""
@@ -94,9 +92,8 @@ class EarlierRuns:
 
     def _read_newest(self) -> LinearHistory | None:
         """The history back from its last row; None if its newest part is merged or cannot be read."""
-        head, row, recovered = self._previous.head, self._previous.row, self._previous.recovered
-        self._previous, root = self._previous._replace(recovered=None), row.root  # the block holds what it needs of it
-        block = recovered_block(self._reader, recovered or recover_state(self._reader, head), root)
+        root = self._previous.row.root
+        block = recovered_block(self._reader, recover_state(self._reader, self._previous.head), root)
         return None if block is None else LinearHistory(self._reader, block, root)
 
     def _index(self, field: str, log: EarlierLog) -> FieldIndex | None:

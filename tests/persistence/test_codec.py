@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
@@ -27,9 +27,11 @@ from dspyer.persistence.rows import (
     MapItems,
     encode_commit_content,
 )
-from dspyer.persistence.snapshots import CHUNK, SnapshotContent, SnapshotEncoder, SnapshotState, state_digest
+from dspyer.persistence.snapshots import SnapshotContent, SnapshotState, latest_snapshot
 from dspyer.schema.schema import Schema
-from dspyer.stores import content
+from dspyer.stores import Memory, content
+from dspyer.stores.base import Change, RunRow, Snapshot
+from dspyer.stores.base import Point as RowPoint
 from dspyer.stores.content import Content, ReadBudget, blob_id
 from dspyer.threads.graph_fingerprint import decoder, named_classes
 from dspyer.values import json as encoding
@@ -276,24 +278,6 @@ def test_json_that_is_too_deep_is_opaque() -> None:
 # --- snapshots
 
 
-@pytest.fixture
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dspyer.persistence.snapshots.CHUNK", 4)
-
-
-def stored(
-    state: ImmutableState, forms: SnapshotEncoder, blobs: dict[str, bytes]
-) -> tuple[ImmutableState, SnapshotEncoder]:
-    """A state there and back."""
-    made = SnapshotContent(SnapshotState(state, 0), forms)
-    blobs.update(made.blobs)
-    assert set(made.refs) <= set(blobs)
-    again = SnapshotEncoder()
-    _, _, form = json.loads(zlib.decompress(made.data))
-    found = {name: blobs[name] for name in made.refs}
-    return again.load(form, made.refs, lambda _: found, encoding.decode, ReadBudget()), again
-
-
 VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -311,38 +295,20 @@ VALUES = st.recursive(
 
 
 @pytest.mark.slow("a law over states of any values, of which drawing costs most")
-@pytest.mark.usefixtures("small_pieces")
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(states=st.lists(st.dictionaries(st.text(max_size=2), VALUES, max_size=8), min_size=1, max_size=4))
-def test_any_state_is_restored_with_the_same_digest(states: list[dict[str, Any]]) -> None:
-    forms, blobs = SnapshotEncoder(), dict[str, bytes]()
-    state = ImmutableState()
-    for patch in states:
-        state = ImmutableState({**dict(state.raw_items()), **patch})
-        back, again = stored(state, forms, blobs)
-        assert encoding.to_json(back) == encoding.to_json(state)
-        assert forms.digest(state) == again.digest(back) == state_digest(back) == state_digest(state)
-
-
-GROWING: dict[str, tuple[Callable[[int], Any], int]] = {
-    "a list that grows": (lambda n: [{"text": f"item {i}"} for i in range(3 * CHUNK + n)], 0),
-    "a mapping that grows": (lambda n: {f"k{i}": [i] for i in range(3 * CHUNK + n)}, 0),
-    "an item of the middle": (lambda n: [n if i == CHUNK else i for i in range(4 * CHUNK)], 1),
-    "a long text": (lambda n: "x" * 100_000, 0),
-    "long bytes": (lambda n: b"x" * 100_000, 0),
-    "a long text in a list": (lambda n: [n, "x" * 100_000], 0),
-}
-
-
-def test_chunks_are_stored_once() -> None:
-    for name, (value, fresh) in GROWING.items():
-        state = ImmutableState({"field": value(0), "deep": {"down": value(0)}})
-        forms, blobs = SnapshotEncoder(), dict[str, bytes]()
-        assert SnapshotContent(SnapshotState(state, 0), forms).blobs, name
-        changed = state.set("field", value(1))
-        assert len(SnapshotContent(SnapshotState(changed, 1), forms).blobs) == fresh, name
-        back, again = stored(changed, SnapshotEncoder(), blobs)
-        assert SnapshotContent(SnapshotState(back, 1), again).blobs == {}, name
+@given(state=st.dictionaries(st.text(max_size=2) | st.sampled_from(["$type", "é"]), VALUES, max_size=8))
+def test_any_state_is_restored_from_a_snapshot(state: dict[str, Any]) -> None:
+    for long in ({}, {"text": "x" * 20_000, "deep": [{"bytes": b"y" * 20_000}]}):
+        frozen_state = ImmutableState({**state, **long})
+        taken = SnapshotContent(SnapshotState(frozen_state, 7))
+        assert taken.size < 20_000 + len(repr(state)) * 20
+        assert len(taken.blobs) == 2 * bool(long)
+        with Memory() as store:
+            kept = Snapshot(RowPoint("r", 3), Content.stored(taken.data, taken.refs, taken.blobs))
+            store.write(Change(run=RunRow("r", "", (), {}), snapshot=kept))
+            loaded = latest_snapshot(store, RowPoint("r", 9), encoding.decode)
+            assert loaded is not None
+            assert (loaded.at, loaded.content.commit_index, loaded.size) == (RowPoint("r", 3), 7, taken.size)
+            assert encoding.to_json(loaded.content.state) == encoding.to_json(frozen_state)
 
 
 # --- limits

@@ -19,6 +19,7 @@ from pydantic import BaseModel
 
 from dspyer import END, START, Archive, CompiledGraph, Context, Graph, Thread, reducers
 from dspyer.errors import ThreadError
+from dspyer.persistence.heads import Heads
 from dspyer.persistence.reader import HistoryReader
 from dspyer.persistence.snapshots import AT_END, EVERY, latest_snapshot
 from dspyer.persistence.time_travel import ThreadReader
@@ -32,14 +33,15 @@ from tests.persistence.kinds import CALLS, INPUTS, KINDS
 from tests.persistence.pages import page_of
 from tests.rows import in_turn, sampled
 
-MODULES = ("dspyer.persistence.journal", "dspyer.persistence.history_parts")
+MODULES = ("dspyer.persistence.snapshots", "dspyer.persistence.history_parts")
 
 
 def take_snapshots(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     """Takes a snapshot every few rows, and reads in short pages."""
     for module in MODULES:
         monkeypatch.setattr(f"{module}.EVERY", every)
-    monkeypatch.setattr("dspyer.persistence.journal.AT_END", max(every // 2, 1))
+    monkeypatch.setattr("dspyer.persistence.snapshots.AT_END", max(every // 2, 1))
+    monkeypatch.setattr("dspyer.persistence.snapshots.ROW", 1_000_000)  # enough, however large the state is
     monkeypatch.setattr("dspyer.persistence.history_parts.PAGE", 2)
     monkeypatch.setattr("dspyer.persistence.reader.PAGE", 2)
 
@@ -447,10 +449,10 @@ def chatting(store: Store | None) -> CompiledGraph:
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes snapshots every few rows, with small pieces."""
-    monkeypatch.setattr("dspyer.persistence.journal.EVERY", 5)
-    monkeypatch.setattr("dspyer.persistence.journal.AT_END", 3)
-    monkeypatch.setattr("dspyer.persistence.snapshots.CHUNK", 4)
+    """Takes snapshots every few rows."""
+    monkeypatch.setattr("dspyer.persistence.snapshots.EVERY", 5)
+    monkeypatch.setattr("dspyer.persistence.snapshots.AT_END", 3)
+    monkeypatch.setattr("dspyer.persistence.snapshots.ROW", 1_000_000)  # enough, however large the state is
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -506,6 +508,7 @@ def test_few_rows_follow_a_snapshot(store: Store) -> None:
         return rows(run, first, last)
 
     store.rows = counted  # type: ignore[method-assign]
+    Heads.of(store).forget()
     assert program.thread("t").state["n"] == 60
     assert asked == [row.head.seq]
     for at in range(row.head.seq):
@@ -514,7 +517,6 @@ def test_few_rows_follow_a_snapshot(store: Store) -> None:
 
 
 UNREADABLE = {
-    "missing blob": None,
     "no zlib": b"?",
     "no JSON": zlib.compress(b"?"),
     "another version": zlib.compress(b'[99,0,{"n":1}]'),
@@ -532,12 +534,10 @@ def test_an_unreadable_snapshot_is_skipped(tmp_path: Path, caplog: pytest.LogCap
             program.thread("t").run({"more": 9})
             wanted = seen(program)
             file = sqlite3.connect(path)
-            if data is None:
-                file.execute("DELETE FROM blob")
-            else:
-                file.execute("UPDATE snapshot SET body = ?", (encode_body({}, Content.stored(data)),))
+            file.execute("UPDATE snapshot SET body = ?", (encode_body({}, Content.stored(data)),))
             file.commit()
             file.close()
+            Heads.of(store).forget()
             assert seen(program) == wanted, damage
             assert "is skipped" in caplog.text, damage
             program.thread("t").run({"more": 9})
@@ -545,7 +545,7 @@ def test_an_unreadable_snapshot_is_skipped(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_in_memory_nothing_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dspyer.persistence.journal.AT_END", 1)
+    monkeypatch.setattr("dspyer.persistence.snapshots.AT_END", 1)
     with open_store(":memory:") as store:
         program = chatting(store)
         t = program.thread("t")

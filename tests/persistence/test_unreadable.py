@@ -86,8 +86,9 @@ def spoiled(tmp_path: Path) -> Callable[[Callable[[Spoiled], None]], Thread]:
         store = Spoiled(tmp_path / "runs.db")
         for q in "ab":
             assert graph(store).thread("t").run({"q": q}).status == "completed"
-        spoil(store)
-        return graph(store).thread("t")
+        reopened = Spoiled(tmp_path / "runs.db")  # the first one's process remembers what it has written
+        spoil(reopened)
+        return graph(reopened).thread("t")
 
     return make
 

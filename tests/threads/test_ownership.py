@@ -151,7 +151,7 @@ def test_an_owner_counts_as_alive_from_its_first_write_on() -> None:
 
 
 class StoreWithRace(WatchedStore):
-    """Calls functions of the test around the second read of the thread's row by the main thread."""
+    """Calls functions of the test around the first read of the thread's row by the main thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +167,7 @@ class StoreWithRace(WatchedStore):
         ):
             return super().thread(name)
         self.count += 1
-        if self.count != 2:
+        if self.count != 1:
             return super().thread(name)
         self.before_read()
         found = super().thread(name)

@@ -311,8 +311,8 @@ def test_views_of_a_rerun_or_copy_name_the_commits_of_the_history(change: str) -
     assert [found[name] for name in history[1:]] == [history[:count] for count in range(1, 5)]
 
 
-def test_a_new_run_reads_the_state_of_its_thread_once() -> None:
-    """A view that looks back over earlier runs uses what was read to start the run: it reads nothing besides."""
+def test_a_new_run_reads_no_earlier_rows_unless_a_view_looks_back() -> None:
+    """This process has written the head of the thread. A view reads the runs since the last snapshot, each once."""
 
     def note(question: str, lines: list[str]) -> dict[str, Any]:
         return {"log": f"{question} after {len(lines)}"}
@@ -328,4 +328,5 @@ def test_a_new_run_reads_the_state_of_its_thread_once() -> None:
             counts.append(store.read)
     assert list(run.state["log"]) == ["default", "0 after 0", "1 after 1", "2 after 2"]
     whole, own = read.values()
-    assert whole == own
+    assert whole == [0, 0, 0]
+    assert own
