@@ -60,6 +60,7 @@ INTERNAL: dict[str, str] = {
     "scheduler/simulation.py": "runs of the scheduler alone, for the laws of joins and lineage",
     "scheduler/test_joins.py": "laws of joins over random graphs",
     "scheduler/test_schedule.py": "laws of the ready queue, loops and lineage",
+    "stores/bodies.py": "damaged rows, and many at once: no store writes them",
     "stores/test_connection_limit.py": "who waits for a connection, and how long",
     "stores/test_plans.py": "plans of writes and deletions: wrong ones leave rows for ever",
     "stores/test_postgres.py": "connections, and what stays on a server",
